@@ -1,0 +1,195 @@
+"""Counting votes: pure arithmetic, no I/O.
+
+Of N nodes, a quorum is ``q = N // 2 + 1``: two quorums always share a node. An
+attempt ends in one of four ways, tested in this order:
+
+===========  =====================================================
+won          at least q nodes granted
+held         at least q nodes name one and the same other token
+unreachable  fewer than q nodes either granted or named a holder
+contended    anything else: the votes are split, nobody won
+===========  =====================================================
+
+While nodes are still out, the verdict is *open* unless no answer of theirs can
+change it. Only *held* says that somebody has the lock; treating a split vote as
+"taken" makes every contender give up, and then nobody runs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Ballot", "Verdict", "Vote", "VoteKind", "quorum_of"]
+
+
+def quorum_of(nodes: int) -> int:
+    """Return the smallest majority of this many nodes: 1 of 1, 2 of 2, 2 of 3."""
+    return nodes // 2 + 1
+
+
+class VoteKind(enum.Enum):
+    """What one node said. The value is the word used in errors and tables."""
+
+    GRANTED = "granted"
+    TAKEN = "taken"
+    FREE = "free"
+    QUARANTINED = "quarantined"
+    UNSYNCED = "not yet synced"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One node's answer.
+
+    Attributes:
+        kind: What it said.
+        number: Its fence counter (granted), or the milliseconds that the lock
+            (taken) or the quarantine (quarantined) still lasts there.
+        value: The holder's value (taken): see ``core.lease.Holder``.
+        reason: Why there is no vote (refused, silent), for people.
+    """
+
+    kind: VoteKind
+    number: int = 0
+    value: str = ""
+    reason: str = ""
+
+    @property
+    def token(self) -> str:
+        """The token that the node names as the holder; empty if it names none."""
+        return self.value.partition("\n")[0]
+
+
+class Verdict(enum.Enum):
+    """How an attempt ended, or that it has not."""
+
+    OPEN = "open"
+    WON = "won"
+    HELD = "held"
+    UNREACHABLE = "unreachable"
+    CONTENDED = "contended"
+
+
+class Ballot:
+    """The votes of one attempt, one place per node, filled in any order.
+
+    Not thread-safe: whoever polls the nodes fills it.
+    """
+
+    __slots__ = ("_takers", "granted", "labels", "pending", "quorum", "votes")
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self.labels = labels
+        self.quorum = quorum_of(len(labels))
+        self.votes: list[Vote | None] = [None] * len(labels)
+        self.pending = len(labels)
+        self.granted = 0
+        self._takers: Counter[str] = Counter()
+
+    def cast(self, index: int, vote: Vote) -> None:
+        """Record the vote of one node. A second vote of a node is a mistake."""
+        if self.votes[index] is not None:
+            message = f"{self.labels[index]} has already voted in this ballot"
+            raise ValueError(message)
+        self.votes[index] = vote
+        self.pending -= 1
+        if vote.kind is VoteKind.GRANTED:
+            self.granted += 1
+        elif vote.kind is VoteKind.TAKEN:
+            self._takers[vote.token] += 1
+
+    @property
+    def taken(self) -> int:
+        """How many nodes name another holder, whoever it is."""
+        return sum(self._takers.values())
+
+    @property
+    def answered(self) -> int:
+        """How many nodes gave a vote that counts: granted, taken or free."""
+        counted = (VoteKind.GRANTED, VoteKind.TAKEN, VoteKind.FREE)
+        return sum(vote is not None and vote.kind in counted for vote in self.votes)
+
+    @property
+    def top_taker(self) -> tuple[str, int]:
+        """The token that most nodes name, and how many do."""
+        return max(self._takers.items(), key=lambda item: item[1], default=("", 0))
+
+    def verdict(self) -> Verdict:
+        """Return how it ended, or OPEN while an outstanding vote can change it."""
+        return self._verdict(self.pending)
+
+    def final_verdict(self) -> Verdict:
+        """Return how it ends if those who are silent stay silent."""
+        return self._verdict(0)
+
+    def _verdict(self, pending: int) -> Verdict:
+        quorum = self.quorum
+        if self.granted >= quorum:
+            return Verdict.WON
+        top = self.top_taker[1]
+        if top >= quorum:
+            return Verdict.HELD
+        voted = self.granted + self.taken
+        if voted + pending < quorum:
+            return Verdict.UNREACHABLE
+        if voted < quorum or (pending and max(self.granted, top) + pending >= quorum):
+            return Verdict.OPEN
+        return Verdict.CONTENDED
+
+    def holder_value(self) -> str:
+        """Return the value of the holder that most nodes name, or ``""``."""
+        token = self.top_taker[0]
+        for vote in self.votes:
+            if vote is not None and vote.kind is VoteKind.TAKEN and vote.token == token:
+                return vote.value
+        return ""
+
+    def indexes(self, kind: VoteKind) -> list[int]:
+        """Return the places of the nodes that voted this way, in node order."""
+        return [i for i, v in enumerate(self.votes) if v is not None and v.kind is kind]
+
+    def numbers(self, kind: VoteKind) -> list[int]:
+        """Return the numbers that came with the votes of this kind."""
+        return [v.number for v in self.votes if v is not None and v.kind is kind]
+
+    def votes_for(self, token: str) -> int:
+        """Return how many nodes name this token as the holder."""
+        return self._takers[token]
+
+    def quarantine_ms(self) -> int | None:
+        """Return after how long a majority may vote again, as far as nodes said.
+
+        None when no node is in quarantine, or waiting for them would not help.
+        """
+        missing = self.quorum - self.answered
+        waits = sorted(self.numbers(VoteKind.QUARANTINED))
+        return waits[missing - 1] if 0 < missing <= len(waits) else None
+
+    def reasons(self) -> str:
+        """Say in words why nodes gave no vote: ``"redis-b refused, ..."``."""
+        said = []
+        for label, vote in zip(self.labels, self.votes, strict=True):
+            if vote is None:
+                said.append(f"{label} did not answer in time")
+            elif vote.kind is VoteKind.QUARANTINED:
+                said.append(f"{label} is in quarantine for {vote.number / 1000:.1f} s")
+            elif vote.kind is VoteKind.UNSYNCED:
+                said.append(f"{label} has not recovered its fences yet")
+            elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
+                said.append(f"{label} {vote.reason}")
+        return ", ".join(said)
+
+    def __repr__(self) -> str:
+        votes = (
+            f"{label}={'?' if vote is None else vote.kind.value}"
+            for label, vote in zip(self.labels, self.votes, strict=True)
+        )
+        return f"<Ballot {' '.join(votes)}>"

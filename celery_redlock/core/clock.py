@@ -1,0 +1,51 @@
+"""The only place that reads time or sleeps.
+
+Every duration in the package is in seconds and every instant is monotonic,
+except where a name ends in ``_ms`` or ``_us`` (beside Lua) or says ``wall``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """What the core knows of time. Tests and the simulator bring their own."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed point; never goes back."""
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970. A hint for fences; no safety rests on it."""
+
+    def sleep(self, seconds: float) -> None:
+        """Pause the calling thread or greenlet."""
+
+
+# CLOCK_MONOTONIC stands still while a machine is suspended; the nodes' ttl does
+# not. A lease must not look valid to a laptop that slept through its end.
+_CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    __slots__ = ()
+
+    def monotonic(self) -> float:
+        """Seconds since boot, time asleep included where the system tells."""
+        return time.clock_gettime(_CLOCK_ID)
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970."""
+        return time.time_ns() // 1000
+
+    def sleep(self, seconds: float) -> None:
+        """Pause; cooperative under gevent and eventlet when they patched it."""
+        time.sleep(seconds)
+
+
+SYSTEM_CLOCK = SystemClock()

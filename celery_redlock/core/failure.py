@@ -1,0 +1,122 @@
+"""Say why a lock was not had, and how long to pause before the next try.
+
+Each message is a fact with numbers, what holds now, and the remedy.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.ballot import Ballot, Verdict, VoteKind
+from celery_redlock.core.lease import Holder
+from celery_redlock.errors import (
+    LockContended,
+    LockHeld,
+    LockUnavailable,
+    QuorumUnreachable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["delay_after", "failure_of", "ttl_left", "unreachable"]
+
+_MS = 1000
+_SHORTEST_DELAY, _LONGEST_DELAY = 0.002, 0.25  # seconds
+
+
+def failure_of(key: str, ballot: Ballot, *, node_timeout: float) -> LockUnavailable:
+    """Return the error for an attempt that ended with these votes."""
+    verdict = ballot.final_verdict()
+    if verdict is Verdict.HELD:
+        return _held(key, ballot)
+    if verdict is Verdict.UNREACHABLE:
+        return unreachable(key, ballot, node_timeout=node_timeout)
+    nodes = len(ballot.labels)
+    if verdict is Verdict.WON:
+        fact = (
+            f"The lock {key!r} was granted by {ballot.granted} of {nodes} nodes, but "
+            "its fence or its validity could not be confirmed in time"
+        )
+    else:
+        reasons = ballot.reasons()
+        fact = (
+            f"The votes for {key!r} were split: {ballot.granted} of {nodes} nodes "
+            f"granted it (need {ballot.quorum}), {ballot.taken} named others"
+            f"{f'; {reasons}' if reasons else ''}"
+        )
+    return LockContended(
+        f"{fact}. Nothing is locked; try again.", key=key, ballot=ballot
+    )
+
+
+def unreachable(key: str, ballot: Ballot, *, node_timeout: float) -> QuorumUnreachable:
+    """Return the error for too few votes, with who did not give one and why."""
+    wait_ms = ballot.quarantine_ms()
+    if wait_ms is not None:
+        remedy = (
+            f"They vote again by themselves in {wait_ms / _MS:.1f} s; on a brand-new "
+            "deployment, `celery -A proj redlock init` ends the wait"
+        )
+    elif _configurations(ballot):
+        remedy = (
+            f"Those nodes are set up for: {'; '.join(_configurations(ballot))}. Use "
+            "the same settings on all clients, or move the nodes to yours with "
+            "`celery -A proj redlock reconfigure`"
+        )
+    else:
+        remedy = "Run `celery -A proj redlock doctor`"
+    return QuorumUnreachable(
+        f"Only {ballot.answered} of {len(ballot.labels)} nodes gave a vote on {key!r} "
+        f"within {node_timeout:g} s (need {ballot.quorum}): {ballot.reasons()}. "
+        f"Nothing is locked. {remedy}.",
+        key=key,
+        ballot=ballot,
+        retry_after=None if wait_ms is None else wait_ms / _MS,
+    )
+
+
+def ttl_left(ballot: Ballot, token: str) -> float:
+    """Return the seconds until a majority no longer names this token.
+
+    It must be named by a majority now.
+    """
+    left = sorted(
+        vote.number
+        for vote in ballot.votes
+        if vote is not None and vote.kind is VoteKind.TAKEN and vote.token == token
+    )
+    return max(0, left[len(left) - ballot.quorum]) / _MS
+
+
+def delay_after(
+    failure: LockUnavailable, tries: int, *, ttl: float, took: float
+) -> float:
+    """Return a random pause in seconds before the next try.
+
+    It doubles with each, from about two round trips, so that contenders part;
+    up to a tenth of the ttl where somebody holds the lock.
+    """
+    held = failure.ballot is not None and failure.ballot.taken > 0
+    longest = min(ttl / 10, _LONGEST_DELAY) if held else _LONGEST_DELAY / 4
+    ceiling = min(longest, max(_SHORTEST_DELAY, 2 * took) * 2**tries)
+    return random.uniform(ceiling / 4, ceiling)  # noqa: S311  (no secret)
+
+
+def _held(key: str, ballot: Ballot) -> LockHeld:
+    token, votes = ballot.top_taker
+    holder, left = Holder.parse(ballot.holder_value()), ttl_left(ballot, token)
+    return LockHeld(
+        f"The lock {key!r} is held by {holder}, as {votes} of {len(ballot.labels)} "
+        f"nodes say, for {left:.1f} s more unless renewed. Nothing is locked by you.",
+        key=key,
+        ballot=ballot,
+        holder=holder,
+        retry_after=left,
+    )
+
+
+def _configurations(ballot: Ballot) -> Sequence[str]:
+    refused = (v for v in ballot.votes if v and v.kind is VoteKind.REFUSED and v.value)
+    return sorted({vote.value for vote in refused})

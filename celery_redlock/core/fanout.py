@@ -1,0 +1,249 @@
+"""Ask all nodes at once on one selector; stop at a verdict or the deadline.
+
+The packed command goes out to every node first and the replies are read after,
+so that N nodes cost little more than one. A call returns as soon as the question
+is settled or its time has run out; before silence is counted there is one more
+look at 0 ms, because the one that was late may have been this process itself.
+
+Nobody waits for a node that is *suspect* (late before), unless without it no
+majority can answer at all. Replies that come after their question was settled
+are drained at the next use and entered where they belong.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+from celery_redlock.core.ballot import quorum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.core.node import Node
+    from celery_redlock.core.question import Question
+    from celery_redlock.core.timing import Timing
+
+__all__ = ["Fanout", "Transport"]
+
+_GLANCE = 0.002  # seconds between two looks at a connection that is being made
+
+
+class Transport(Protocol):
+    """How questions reach the nodes: the seam at which tests replace the network.
+
+    Attributes:
+        labels: The names of the nodes, in the order of their votes.
+    """
+
+    labels: tuple[str, ...]
+
+    def send(self, *questions: Question) -> None:
+        """Put questions to all nodes, in this order; do not wait."""
+
+    def wait(self, *questions: Question, until: float) -> None:
+        """Return when all of them are settled, or at this instant."""
+
+    def ask(self, question: Question) -> None:
+        """Send one question and wait for it as long as nodes may take."""
+
+    def drain(self, until: float) -> None:
+        """Read what has come without waiting; give up a busy line at ``until``."""
+
+    @property
+    def owes(self) -> bool:
+        """Whether a node that is away has to be told something."""
+
+    def close(self) -> None:
+        """Close all connections. The next question opens them again."""
+
+
+_all_fanouts: weakref.WeakSet[Fanout] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for fanout in list(_all_fanouts):
+        fanout.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Fanout:
+    """The conversation with all nodes of one deployment.
+
+    Threads and greenlets may share it; one of them talks at a time. A forked
+    child starts anew with connections of its own.
+
+    Args:
+        nodes: The nodes, at least one.
+        clock: Reads time.
+        timing: How long a node may take to answer; and to be connected to, for
+            which is waited when fewer than a quorum are connected yet.
+        new_selector: Makes what waits for several nodes.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        *,
+        clock: Clock,
+        timing: Timing,
+        new_selector: Callable[[], selectors.BaseSelector] | None = None,
+    ) -> None:
+        self.labels = tuple(node.label for node in nodes)
+        self.nodes = nodes
+        self._clock = clock
+        self._timing = timing
+        self._new_selector = new_selector
+        self._turn = threading.Lock()
+        self._selector: selectors.BaseSelector | None = None
+        _all_fanouts.add(self)
+
+    @property
+    def owes(self) -> bool:
+        """Whether a node that is away has to be told something."""
+        return any(node.owes for node in self.nodes)
+
+    def ask(self, question: Question) -> None:
+        """Send one question and wait for it as long as nodes may take."""
+        with self._turn:
+            self._send((question,))
+            until = self._clock.monotonic() + self._patience()
+            self._wait((question,), until)
+
+    def send(self, *questions: Question) -> None:
+        """Put questions to all nodes, in this order; do not wait."""
+        with self._turn:
+            self._send(questions)
+
+    def wait(self, *questions: Question, until: float) -> None:
+        """Return when all of them are settled, or at this instant.
+
+        For threads with a deadline of their own: also the wait for one's turn
+        ends then.
+        """
+        left = max(0.0, until - self._clock.monotonic())
+        if self._turn.acquire(timeout=left):
+            try:
+                self._wait(questions, until)
+            finally:
+                self._turn.release()
+
+    def drain(self, until: float) -> None:
+        """Read what has come without waiting; give up a busy line at ``until``."""
+        self.wait(until=max(until, self._clock.monotonic()))
+
+    def forget(self) -> None:
+        """Start anew in a forked child, touching nothing of the parent's."""
+        selector, self._selector = self._selector, None
+        self._turn = threading.Lock()
+        if selector:
+            selector.close()
+        for node in self.nodes:
+            node.forget()
+
+    def close(self) -> None:
+        """Close all connections. The next question opens them again."""
+        with self._turn:
+            for node in self.nodes:
+                node.close()
+            selector, self._selector = self._selector, None
+            if selector:
+                selector.close()
+
+    # -- under the lock ------------------------------------------------------
+
+    def _send(self, questions: Sequence[Question]) -> None:
+        self._tend()
+        wanted = []
+        for question in questions:
+            # Asked here, in our turn: nothing can be sent between this and that.
+            if question.withdrawn is None or not question.withdrawn():
+                wanted.append(question)
+            else:
+                for index in range(len(self.nodes)):
+                    question.fail(index, "was not asked any more")
+        if wanted:
+            for index, node in enumerate(self.nodes):
+                node.send(wanted, index)
+
+    def _patience(self) -> float:
+        arriving = sum(node.is_arriving for node in self.nodes)
+        few = len(self.nodes) - arriving < quorum_of(len(self.nodes))
+        return self._timing.connect_timeout if few else self._timing.node_timeout
+
+    def _wait(self, questions: Sequence[Question], until: float) -> None:
+        unsettled = [q for q in questions if not q.is_settled()]
+        while unsettled and self._worth_waiting(unsettled):
+            left = until - self._clock.monotonic()
+            if left <= 0:
+                break
+            self._poll(left)
+            unsettled = [q for q in unsettled if not q.is_settled()]
+        else:
+            if questions:
+                return
+        self._poll(0.0)
+        if unsettled:
+            self._note_late(unsettled)
+
+    def _worth_waiting(self, questions: Sequence[Question]) -> bool:
+        for question in questions:
+            ballot = question.ballot
+            out = (i for i, vote in enumerate(ballot.votes) if vote is None)
+            if ballot.answered < ballot.quorum:
+                return True
+            if any(not self.nodes[index].suspect for index in out):
+                return True
+        return False
+
+    def _note_late(self, questions: Sequence[Question]) -> None:
+        for question in questions:
+            for index, vote in enumerate(question.ballot.votes):
+                if vote is None:
+                    self.nodes[index].overdue()
+
+    def _poll(self, timeout: float) -> None:
+        selector = self._selector
+        if selector is None or any(node.wants_tending for node in self.nodes):
+            selector = self._tend()
+            timeout = min(timeout, _GLANCE) if self._arriving() else timeout
+        for key, events in selector.select(timeout):
+            if events & selectors.EVENT_READ:
+                key.data.receive()
+            if events & selectors.EVENT_WRITE:
+                key.data.flush()
+
+    def _arriving(self) -> bool:
+        return any(node.is_arriving for node in self.nodes)
+
+    def _tend(self) -> selectors.BaseSelector:
+        selector = self._selector
+        if selector is None:
+            # Looked up late: gevent and eventlet replace it when they patch.
+            new = self._new_selector or selectors.DefaultSelector
+            selector = self._selector = new()
+        needy = [node for node in self.nodes if node.wants_tending]
+        if needy:
+            welcomed = sum(node.tend(selector) for node in needy)
+            if welcomed:
+                self._expose_twins()
+            for node in needy:
+                node.catch_up()
+        return selector
+
+    def _expose_twins(self) -> None:
+        """Take the vote from a node that is the same server as another one."""
+        seen: dict[str, str] = {}
+        for node in self.nodes:
+            if node.facts is None or not node.facts.run_id:
+                continue
+            first = seen.setdefault(node.facts.run_id, node.label)
+            if first != node.label:
+                node.disqualify(f"is the same server as {first}; list each one once")

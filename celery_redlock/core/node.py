@@ -1,0 +1,340 @@
+"""One master: its ordered conversation, and connecting in the background.
+
+::
+
+               ┌──────────────── backoff ────────────────┐
+               ▼                                         │
+    new ─► connecting ──handshake done──► ready ──lost──►┤
+               │                            │            │
+               └───────────failed───────────┼──────► down┘
+                                            │
+                         silent past its time: *suspect* (still ready)
+
+Commands travel on ONE connection in the order in which they were sent, so a
+release can never overtake the acquire or the renewal before it. A time-out does
+not close the connection: the late reply is read when it comes and ends up in the
+question that it answers. While a node is suspect it is asked and not waited for;
+once it has been silent for longer than it takes to connect, a second connection
+is tried in the background, and replaces the first if it gets through.
+
+Nothing here blocks. DNS, TCP, TLS, AUTH and the look at what kind of server it
+is happen in a thread of their own that ends when they are done.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.link import open_link, would_block
+from celery_redlock.core.wire import ErrorReply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.core.address import NodeAddress
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.core.link import Link, NodeFacts
+    from celery_redlock.core.question import Question
+    from celery_redlock.core.wire import ReplyReader
+
+__all__ = ["Node"]
+
+log = logging.getLogger("celery_redlock.node")
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 2.0
+_READ_SIZE = 65536
+_MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
+_SECOND_TELLING = 1.0  # seconds
+
+
+class Node:
+    """One master. Used under its fan-out's lock, except for the connecting."""
+
+    def __init__(
+        self, address: NodeAddress, *, clock: Clock, connect_timeout: float
+    ) -> None:
+        self.label = address.name
+        self.suspect = False
+        self.misfit = ""
+        self.pending: deque[tuple[Question, int]] = deque()
+        self._address = address
+        self._clock = clock
+        self._connect_timeout = connect_timeout
+        self._link: Link | None = None
+        self._selector: selectors.BaseSelector | None = None
+        self._out = bytearray()
+        self._torn = False
+        self._silent_since = 0.0
+        self._owed: list[tuple[float, int, Question, int]] = []
+        self._arrival: Link | str | None = None
+        self._connecting = False
+        self._failures = 0
+        self._retry_at = 0.0
+        self._down_because = ""
+        self._backlog: list[tuple[Question, int]] = []
+        self._said = ""
+
+    # -- what the fan-out asks ---------------------------------------------
+
+    @property
+    def facts(self) -> NodeFacts | None:
+        """What the server said of itself, while there is a connection."""
+        return self._link.facts if self._link else None
+
+    @property
+    def down_because(self) -> str:
+        """Why there is no connection; ``""`` while there is, or none was tried."""
+        return self._down_because
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a first connection is being made, which is worth waiting for."""
+        return self._connecting and not self._link and not self._failures
+
+    @property
+    def owes(self) -> bool:
+        """Whether something has to be told to this node when it is back."""
+        return bool(self._owed)
+
+    def send(self, questions: Sequence[Question], index: int) -> None:
+        """Put questions on the wire at once, or enter why that cannot be."""
+        if self._link and not self.misfit:
+            packed = [question.packed() for question in questions]
+            self._write([(question, index) for question in questions], packed)
+            return
+        for question in questions:
+            if self.misfit:
+                question.fail(index, self.misfit)
+            elif self.is_arriving:
+                self._backlog.append((question, index))
+            else:
+                self._fail(question, index, self._down_because or "is not connected")
+
+    @property
+    def wants_tending(self) -> bool:
+        """Whether ``tend`` has something to do."""
+        return (
+            self._link is None or self.suspect or self._torn or bool(self.misfit)
+        ) or bool(self._owed)
+
+    def tend(self, selector: selectors.BaseSelector) -> bool:
+        """Take a new connection or start one. Return whether one was taken."""
+        self._selector = selector
+        now = self._clock.monotonic()
+        if self._torn:
+            self._drop("had its connection closed after an interruption")
+        arrival, self._arrival = self._arrival, None
+        taken = arrival is not None and self._welcome(arrival)
+        hung = self.suspect and now - self._silent_since > self._connect_timeout
+        wanted = self._link is None or hung or bool(self.misfit)
+        if wanted and not self._connecting and now >= self._retry_at:
+            self._connecting = True
+            threading.Thread(
+                target=self._connect, name=f"redlock-connect-{self.label}", daemon=True
+            ).start()
+        return taken
+
+    def catch_up(self) -> None:
+        """Send what waited for the connection, and tell what is owed."""
+        if self._link is None:
+            return
+        backlog, self._backlog = self._backlog, []
+        for question, index in backlog:
+            self.send((question,), index)
+        if not self.misfit:
+            self._tell_owed(self._clock.monotonic())
+
+    def disqualify(self, misfit: str) -> None:
+        """Give this node no vote, and say why."""
+        if misfit and misfit != self._said:
+            log.error("Node %s %s. It does not vote.", self.label, misfit)
+            self._said = misfit
+        self.misfit = misfit
+
+    def receive(self) -> None:
+        """Read what has come, and enter it where it belongs. Never blocks."""
+        link = self._link
+        if link is None:
+            return
+        self._torn = True
+        try:
+            data = link.sock.recv(_READ_SIZE)
+            while data:
+                link.reader.feed(data)
+                if len(data) < _READ_SIZE and not hasattr(link.sock, "pending"):
+                    break
+                data = link.sock.recv(_READ_SIZE)
+        except OSError as error:
+            if not would_block(error):
+                self._drop(f"lost its connection: {error}")
+                return
+            data = b"."
+        if data:
+            self._deliver(link.reader)
+            self._torn = False
+        else:
+            self._drop("closed the connection")
+
+    def flush(self) -> None:
+        """Send on what the socket did not take before."""
+        if self._link is None:
+            return
+        self._torn = True
+        try:
+            del self._out[: self._link.sock.send(self._out)]
+        except OSError as error:
+            if not would_block(error):
+                self._drop(f"lost its connection: {error}")
+                return
+        if not self._out:
+            self._watch(selectors.EVENT_READ)
+        self._torn = False
+
+    def overdue(self) -> None:
+        """Note that an answer is late: ask on, but wait for it no more."""
+        if self._link and not self.suspect:
+            self.suspect = True
+            self._silent_since = self._clock.monotonic()
+            log.warning(
+                "Node %s is late; asking it without waiting for it.", self.label
+            )
+
+    def forget(self) -> None:
+        """Start anew in a forked child: the connection is the parent's."""
+        link, self._link = self._link, None
+        self.pending, self._backlog, self._owed = deque(), [], []
+        self._out, self._torn, self.suspect = bytearray(), False, False
+        self._arrival, self._connecting = None, False
+        self._failures, self._retry_at, self._down_because = 0, 0.0, ""
+        self.misfit = ""
+        if link:
+            link.disown()
+
+    def close(self) -> None:
+        """Close the connection. What was on its way is entered as failed."""
+        self._drop("was closed")
+
+    # -- the conversation --------------------------------------------------
+
+    def _write(self, asked: list[tuple[Question, int]], parts: list[bytes]) -> None:
+        link = self._link
+        if link is None:
+            return
+        packed = parts[0] if len(parts) == 1 else b"".join(parts)
+        # An asynchronous exception (a time limit, LockLost) may strike between
+        # any two of these lines; a connection left torn is never used again.
+        self._torn = True
+        self.pending.extend(asked)
+        if self._out:
+            self._out += packed
+        else:
+            try:
+                sent = link.sock.send(packed)
+            except OSError as error:
+                if not would_block(error):
+                    self._drop(f"lost its connection: {error}")
+                    return
+                sent = 0
+            if sent < len(packed):
+                self._out += packed[sent:]
+                self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
+        self._torn = False
+        if len(self._out) > _MOST_UNSENT:
+            self._drop("took nothing more from a full connection")
+
+    def _deliver(self, reader: ReplyReader) -> None:
+        while (reply := reader.gets()) is not False:
+            if not self.pending:
+                self._drop("spoke without being asked")
+                return
+            question, index = self.pending.popleft()
+            if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT"):
+                self._explain(question, index)
+            else:
+                question.answer(index, reply)
+        if not self.pending and self.suspect:
+            self.suspect, self._failures = False, 0
+            log.info("Node %s answers in time again.", self.label)
+
+    def _explain(self, question: Question, index: int) -> None:
+        """Send the script itself, unless that would overtake a later command."""
+        key = question.call[1][0]
+        if any(later.call[1][0] == key for later, _ in self.pending):
+            self._fail(question, index, "had forgotten its scripts")
+        else:
+            self._write([(question, index)], [question.packed_source()])
+
+    def _watch(self, events: int) -> None:
+        if self._link and self._selector:
+            self._selector.modify(self._link.sock, events, self)
+
+    def _drop(self, reason: str) -> None:
+        link, self._link = self._link, None
+        pending, self.pending = self.pending, deque()
+        self._out, self._torn, self.suspect = bytearray(), False, False
+        if link:
+            if self._selector:
+                self._selector.unregister(link.sock)
+            link.close()
+            log.info("Node %s %s.", self.label, reason)
+        self._down_because = reason
+        for question, index in pending:
+            self._fail(question, index, reason)
+
+    def _fail(self, question: Question, index: int, reason: str) -> None:
+        question.fail(index, reason)
+        if question.insist_until > self._clock.monotonic():
+            self._owed.append((0.0, 2, question, index))
+
+    def _tell_owed(self, now: float) -> None:
+        owed, self._owed = self._owed, []
+        for due, times, question, index in owed:
+            if question.insist_until <= now:
+                continue
+            if due > now:
+                self._owed.append((due, times, question, index))
+                continue
+            self.send((question.again(),), index)
+            if times > 1:
+                later = now + _SECOND_TELLING
+                self._owed.append((later, times - 1, question, index))
+
+    # -- connecting ----------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._arrival = open_link(self._address, self._connect_timeout)
+
+    def _welcome(self, arrival: Link | str) -> bool:
+        self._connecting = False
+        if isinstance(arrival, str):
+            if self._link is None:
+                self._down_because = arrival
+            if not self._failures:
+                log.warning("Node %s %s.", self.label, arrival)
+            wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._failures)
+            self._failures += 1
+            self._retry_at = self._clock.monotonic() + wait
+            backlog, self._backlog = self._backlog, []
+            for question, index in backlog:
+                self._fail(question, index, arrival)
+            return False
+        if self._link and self.suspect:
+            self.receive()  # it may have come round while the other was made
+        if self._link and not self.suspect and not self.misfit:
+            arrival.close()
+            return False
+        if self._link:
+            self._drop("was silent for too long and has been connected to anew")
+        if self._failures:
+            log.info("Node %s is connected again.", self.label)
+        self._link, self._failures, self._down_because = arrival, 0, ""
+        self.disqualify(arrival.facts.misfit)
+        pause = _LONGEST_BACKOFF if self.misfit else _FIRST_BACKOFF
+        self._retry_at = self._clock.monotonic() + pause
+        if self._selector:
+            self._selector.register(arrival.sock, selectors.EVENT_READ, self)
+        return True

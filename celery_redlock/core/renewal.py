@@ -1,0 +1,292 @@
+"""One thread per process keeps all leases alive and reports the lost.
+
+::
+
+    watch ──► renew at ttl/3 ──yes──► renew at ttl/3 after that ...
+                   │
+                   └─no─► again, sooner, until the validity ends ──► on_lost
+
+The end of validity is a local deadline: it is announced when it comes, whatever
+a renewal is waiting for, since nothing here blocks on a node. A renewal that a
+majority confirms after that is a loss all the same.
+
+For every lease exactly one of two things happens: ``forget`` returns True, or
+``on_lost`` is called. Callbacks run on the watchdog's thread and must be quick.
+
+State belongs to the watchdog's thread alone; others leave messages. What decides
+between ``forget`` and loss is who takes the lease out of one dict, which is
+atomic. (A lock would not do: a time limit may strike a task while it holds one.)
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.lease import LeaseState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.core.extension import Extension
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.redlock import Redlock
+
+__all__ = ["Watchdog"]
+
+log = logging.getLogger("celery_redlock.renewal")
+
+RENEW_AT = 1 / 3  # of the ttl
+_RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
+_MOST_AT_ONCE = 256  # renewals on the wire, so that others get in between
+_LOOK_AFTER_DEBTS = 0.25  # seconds
+
+
+class _Watch:
+    """A lease under watch, and when something has to be done about it."""
+
+    __slots__ = (
+        "lease",
+        "on_lost",
+        "on_renewed",
+        "planned_at",
+        "renew_at",
+        "renewing",
+    )
+
+    def __init__(
+        self,
+        lease: Lease,
+        on_lost: Callable[[Lease], None] | None,
+        on_renewed: Callable[[Lease, float], None] | None,
+        renew_at: float,
+    ) -> None:
+        self.lease = lease
+        self.on_lost = on_lost
+        self.on_renewed = on_renewed
+        self.renew_at = renew_at
+        self.renewing = False
+        self.planned_at = 0.0
+
+    @property
+    def due_at(self) -> float:
+        """The instant at which to look at it next."""
+        until = self.lease.until
+        return until if self.renewing else min(self.renew_at, until)
+
+
+class Watchdog:
+    """Renews leases in the background.
+
+    The thread starts with the first lease and can be stopped and started again;
+    a forked child starts with an empty watchdog, for the parent renews its own.
+
+    Args:
+        redlock: The service that the leases are from.
+    """
+
+    def __init__(self, redlock: Redlock) -> None:
+        self._redlock = redlock
+        self._clock = redlock.clock
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._watched: dict[str, _Watch] = {}
+        self._mailbox: queue.SimpleQueue[_Watch | None] = queue.SimpleQueue()
+        self._agenda: list[tuple[float, int, _Watch]] = []
+        self._counter = itertools.count()
+        self._in_flight: list[tuple[_Watch, Extension, float]] = []
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    # -- what holders call -----------------------------------------------------
+
+    def watch(
+        self,
+        lease: Lease,
+        *,
+        on_lost: Callable[[Lease], None] | None = None,
+        on_renewed: Callable[[Lease, float], None] | None = None,
+        renew: bool = True,
+    ) -> None:
+        """Keep the lease alive until ``forget``.
+
+        Args:
+            lease: A lease that is held.
+            on_lost: Called with the lease when its validity has ended.
+            on_renewed: Called with the lease and the seconds by which its
+                renewal was later than a third of the ttl.
+            renew: False only announces the end of its validity.
+        """
+        if self._pid != os.getpid():
+            self._reset()
+        renew_at = lease.started_at + lease.ttl * RENEW_AT if renew else float("inf")
+        watch = _Watch(lease, on_lost, on_renewed, renew_at)
+        self._mailbox.put(watch)
+        self._watched[lease.token] = watch
+        self.start()
+
+    def forget(self, lease: Lease) -> bool:
+        """Take the lease out of renewal.
+
+        Returns:
+            True if it was under watch; False if its loss has been announced, is
+            just being announced, or it never was.
+        """
+        return self._watched.pop(lease.token, None) is not None
+
+    def renew_now(self, lease: Lease) -> None:
+        """Renew the lease in the background without waiting for its time."""
+        watch = self._watched.get(lease.token)
+        if watch and not watch.renewing and watch.renew_at != float("inf"):
+            watch.renew_at = self._clock.monotonic()
+            self._mailbox.put(watch)
+
+    def start(self) -> None:
+        """Start the thread, if it is not running."""
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            self._stopping = False
+            self._thread = threading.Thread(
+                target=self._run, name="redlock-watchdog", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Leases that are watched are renewed no more."""
+        thread, self._thread = self._thread, None
+        if thread and thread.is_alive() and self._pid == os.getpid():
+            self._stopping = True
+            self._mailbox.put(None)
+            if thread is not threading.current_thread():
+                thread.join()
+
+    # -- the watchdog's thread ----------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            next_at = self.step()
+            timeout = None
+            if next_at is not None:
+                timeout = max(0.0, next_at - self._clock.monotonic())
+            try:
+                self._enter(self._mailbox.get(timeout=timeout))
+            except queue.Empty:
+                continue
+
+    def step(self) -> float | None:
+        """Do what is due. Return the instant of the next step; None if nothing is.
+
+        For tests and simulations, which call it instead of starting the thread.
+        """
+        while not self._mailbox.empty():
+            self._enter(self._mailbox.get())
+        self._look_at_due()
+        if self._in_flight:
+            self._listen()
+        if self._redlock.transport.owes:
+            self._redlock.transport.drain(self._clock.monotonic())
+        return self._next_at()
+
+    def _enter(self, watch: _Watch | None) -> None:
+        if watch is not None:
+            self._plan(watch)
+
+    def _plan(self, watch: _Watch) -> None:
+        watch.planned_at = watch.due_at
+        heapq.heappush(self._agenda, (watch.planned_at, next(self._counter), watch))
+
+    def _next_at(self) -> float | None:
+        instants = [until for _, _, until in self._in_flight]
+        if self._agenda:
+            instants.append(self._agenda[0][0])
+        if self._redlock.transport.owes:
+            instants.append(self._clock.monotonic() + _LOOK_AFTER_DEBTS)
+        return min(instants, default=None)
+
+    def _look_at_due(self) -> None:
+        now = self._clock.monotonic()
+        due: list[_Watch] = []
+        while self._agenda and self._agenda[0][0] <= now:
+            planned_at, _, watch = heapq.heappop(self._agenda)
+            if planned_at != watch.planned_at:
+                continue  # it has been planned anew since
+            if self._watched.get(watch.lease.token) is not watch:
+                continue
+            if now >= watch.lease.until:
+                self._announce_loss(watch)
+            elif watch.due_at > now:
+                self._plan(watch)  # renewed or hurried since it was planned
+            elif len(self._in_flight) + len(due) < _MOST_AT_ONCE:
+                due.append(watch)
+            else:
+                self._plan(watch)
+                break
+        self._send(due)
+
+    def _send(self, due: list[_Watch]) -> None:
+        if not due:
+            return
+        sent = []
+        for watch in due:
+            extension = self._redlock.begin_extension(watch.lease)
+            until = extension.started_at + self._redlock.timing.node_timeout
+            watch.renewing = True
+            self._plan(watch)
+            sent.append((watch, extension, until))
+        self._redlock.transport.send(*(extension.question for _, extension, _ in sent))
+        self._in_flight += sent
+
+    def _listen(self) -> None:
+        until = min(until for _, _, until in self._in_flight)
+        if self._agenda:
+            until = min(until, self._agenda[0][0])
+        questions = [extension.question for _, extension, _ in self._in_flight]
+        self._redlock.transport.wait(*questions, until=until)
+        now = self._clock.monotonic()
+        under_way, self._in_flight = self._in_flight, []
+        for watch, extension, deadline in under_way:
+            if self._watched.get(watch.lease.token) is not watch:
+                continue
+            again = extension.advance(out_of_time=now >= deadline)
+            if again is not None:
+                self._redlock.transport.send(again)
+            if extension.result is None:
+                end = now + self._redlock.timing.node_timeout if again else deadline
+                self._in_flight.append((watch, extension, end))
+            else:
+                self._conclude(watch, extension)
+
+    def _conclude(self, watch: _Watch, extension: Extension) -> None:
+        lease, planned_at = watch.lease, watch.renew_at
+        watch.renewing = False
+        if extension.result:
+            watch.renew_at = extension.started_at + lease.ttl * RENEW_AT
+            if watch.on_renewed:
+                watch.on_renewed(lease, max(0.0, extension.started_at - planned_at))
+        else:
+            watch.renew_at = self._clock.monotonic() + lease.ttl * _RETRY_AT
+            log.warning(
+                "The lock %r (fence %d) could not be renewed: %s. It is valid for "
+                "%.1f s more.",
+                lease.key,
+                lease.fence,
+                extension.question.ballot.reasons() or "a majority does not hold it",
+                lease.remaining(),
+            )
+        self._plan(watch)
+
+    def _announce_loss(self, watch: _Watch) -> None:
+        lease = watch.lease
+        if self._watched.pop(lease.token, None) is None:
+            return
+        lease.state = LeaseState.LOST
+        log.error("%s", lease.lost_error())
+        if watch.on_lost:
+            watch.on_lost(lease)

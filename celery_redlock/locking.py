@@ -1,0 +1,164 @@
+"""``with lock(redlock, key) as lease:`` acquire, renew, release, re-entrance.
+
+What one uses without Celery, and what the task is built on. The body never runs
+without the lock; while it runs the lock is renewed; when the lock is lost the
+holder is told (``on_lost``), and a body that then ends as if nothing had
+happened gets ``LockLost`` at the end of the block.
+
+Taking a key that this execution holds already is free: it yields the same lease
+and touches no network. An *execution* is one thread or greenlet inside one
+block: threads and greenlets that it starts copy its context and are others all
+the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+from celery_redlock.core.lease import Lease, LeaseState, new_base
+from celery_redlock.core.renewal import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.core.redlock import Redlock
+
+__all__ = ["current_lease", "held_lease", "lock"]
+
+
+class _Hold(NamedTuple):
+    """One entry of the stack of locks that an execution holds."""
+
+    redlock: Redlock
+    lease: Lease
+    execution: int
+
+
+_holds: contextvars.ContextVar[tuple[_Hold, ...]] = contextvars.ContextVar(
+    "celery_redlock_holds", default=()
+)
+_watchdogs: weakref.WeakKeyDictionary[Redlock, Watchdog] = weakref.WeakKeyDictionary()
+
+
+def watchdog_of(redlock: Redlock) -> Watchdog:
+    """Return the watchdog of this service in this process, made on first use."""
+    return _watchdogs.setdefault(redlock, Watchdog(redlock))
+
+
+def _own_holds() -> Iterator[_Hold]:
+    """Yield what this very thread or greenlet holds, innermost first."""
+    me = threading.get_ident()
+    for hold in reversed(_holds.get()):
+        if hold.execution == me and hold.lease.is_valid():
+            yield hold
+
+
+def current_lease(key: str | None = None) -> Lease | None:
+    """Return the innermost valid lease of this execution, or None outside.
+
+    Args:
+        key: Look for the lease of this key instead.
+    """
+    for hold in _own_holds():
+        if key is None or hold.lease.key == key:
+            return hold.lease
+    return None
+
+
+def held_lease(redlock: Redlock, key: str) -> Lease | None:
+    """Return the valid lease of this key that this execution has, if any."""
+    for hold in _own_holds():
+        if hold.redlock is redlock and hold.lease.key == key:
+            return hold.lease
+    return None
+
+
+@contextlib.contextmanager
+def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+    redlock: Redlock,
+    key: str,
+    *,
+    ttl: float | None = None,
+    wait: float = 0.0,
+    renew: bool = True,
+    hold_at_least: float = 0.0,
+    watchdog: Watchdog | None = None,
+    base: str | None = None,
+    facts: Holder | None = None,
+    on_acquired: Callable[[Lease], None] | None = None,
+    on_renewed: Callable[[Lease, float], None] | None = None,
+    on_lost: Callable[[Lease], None] | None = None,
+    on_released: Callable[[Lease], None] | None = None,
+) -> Iterator[Lease]:
+    """Hold the lock while the block runs.
+
+    Args:
+        redlock: The service to take it from.
+        key: The name to lock.
+        ttl: Seconds that nodes keep an unrenewed lock; the service's by default.
+        wait: Seconds to keep trying before giving up; 0 tries once.
+        renew: Keep it alive while the block runs. Without, the block must end
+            within the ttl.
+        hold_at_least: Seconds after the start for which the lock is kept, even
+            when the block ends sooner. At most the service's max_ttl.
+        watchdog: What renews it; one for this service and process by default.
+        base: First part of the token; see ``Redlock.acquire``.
+        facts: What others see of the holder; this process by default.
+        on_acquired: Called with the lease before the block runs.
+        on_renewed: Called in the watchdog's thread after each renewal, with the
+            lease and the seconds by which it was late.
+        on_lost: Called in the watchdog's thread when the validity has ended.
+        on_released: Called with the lease after the nodes were told.
+
+    Raises:
+        LockUnavailable: The lock could not be had; the block did not run.
+        LockLost: At the end of a block that did not raise, when the lock was
+            lost while it ran.
+    """
+    held = held_lease(redlock, key)
+    if held is not None:
+        yield held
+        return
+    watchdog = watchdog or watchdog_of(redlock)
+    base = base or new_base()
+    outer = _holds.get()
+    lease: Lease | None = None
+    try:
+        lease = redlock.acquire(key, ttl, wait, base=base, facts=facts)
+        _holds.set((*outer, _Hold(redlock, lease, threading.get_ident())))
+        watchdog.watch(lease, on_lost=on_lost, on_renewed=on_renewed, renew=renew)
+        if on_acquired:
+            on_acquired(lease)
+        yield lease
+        if lease.state is LeaseState.LOST or not lease.is_valid():
+            raise lease.lost_error()
+    finally:
+        _holds.set(outer)
+        if lease is not None:
+            watchdog.forget(lease)
+            keep = max(0.0, hold_at_least - lease.age()) if hold_at_least else 0.0
+            _shielded(redlock.release, lease, keep=keep)
+            if on_released:
+                on_released(lease)
+
+
+def _shielded(call: Callable[..., object], *args: object, **kwargs: object) -> None:
+    """Finish the call even if an exception is thrown into this thread meanwhile.
+
+    A soft time limit can land anywhere, so also here; it is raised again once
+    the nodes have been told. Twice is harmless.
+    """
+    late: Exception | None = None
+    for _ in range(3):
+        try:
+            call(*args, **kwargs)
+            break
+        except Exception as error:  # noqa: BLE001  (raised again below)
+            late = error
+    if late is not None:
+        raise late
