@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.core.lease import Lease, LeaseState, new_base
 from celery_redlock.core.renewal import Watchdog
+from celery_redlock.errors import RedlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,8 +129,13 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     base = base or new_base()
     outer = _holds.get()
     lease: Lease | None = None
+    refused = False
     try:
-        lease = redlock.acquire(key, ttl, wait, base=base, facts=facts)
+        try:
+            lease = redlock.acquire(key, ttl, wait, base=base, facts=facts)
+        except RedlockError:
+            refused = True
+            raise
         _holds.set((*outer, _Hold(redlock, lease, threading.get_ident())))
         watchdog.watch(lease, on_lost=on_lost, on_renewed=on_renewed, renew=renew)
         if on_acquired:
@@ -139,7 +145,10 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
             raise lease.lost_error()
     finally:
         _holds.set(outer)
-        if lease is not None:
+        if lease is None and not refused:
+            # Interrupted at some point between the grant and the assignment.
+            _shielded(redlock.release_base, key, base)
+        elif lease is not None:
             watchdog.forget(lease)
             keep = max(0.0, hold_at_least - lease.age()) if hold_at_least else 0.0
             _shielded(redlock.release, lease, keep=keep)

@@ -178,7 +178,7 @@ class Ballot:
         said = []
         for label, vote in zip(self.labels, self.votes, strict=True):
             if vote is None:
-                said.append(f"{label} did not answer in time")
+                said.append(f"{label} had not answered")
             elif vote.kind is VoteKind.QUARANTINED:
                 said.append(f"{label} is in quarantine for {vote.number / 1000:.1f} s")
             elif vote.kind is VoteKind.UNSYNCED:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.ballot import Ballot
     from celery_redlock.core.clock import Clock
+    from celery_redlock.core.fanout import Transport
     from celery_redlock.core.lease import Lease
 
 __all__ = ["Extension"]
@@ -87,6 +88,18 @@ class Extension:
             settle=granted_or_hopeless,
             withdrawn=self._is_over,
         )
+
+    def carry_through(self, transport: Transport, node_timeout: float) -> bool:
+        """Send, wait and restore until there is a result, and return it."""
+        transport.send(self.question)
+        until = self.started_at + node_timeout
+        while self.result is None:
+            transport.wait(self.question, until=until)
+            again = self.advance(out_of_time=self._clock.monotonic() >= until)
+            if again is not None:
+                transport.send(again)
+                until = self._clock.monotonic() + node_timeout
+        return self.result
 
     def advance(self, *, out_of_time: bool) -> Question | None:
         """Judge what has come. Return a question to be sent now, if there is one.

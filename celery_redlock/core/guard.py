@@ -95,6 +95,7 @@ class Guard:
         self._clock = clock
         self._next_recovery_at = 0.0
         self._silent_since: dict[str, float] = {}
+        self._last_ballot: Ballot | None = None
 
     @property
     def _keys(self) -> list[str]:
@@ -115,6 +116,16 @@ class Guard:
         counters = self._ask(scripts.COUNTERS, [self.config])
         back = sum(self._recover_node(i, ballot, counters) for i in unsynced)
         return back > 0
+
+    def consider(self, ballot: Ballot) -> None:
+        """Look after the unsynced nodes of a ballot that was won without them.
+
+        Also of the one before it: an early verdict does not wait for their
+        votes, but by now those have come in.
+        """
+        before, self._last_ballot = self._last_ballot, ballot
+        if not self.recover(ballot) and before is not None:
+            self.recover(before)
 
     def initialize(self) -> Ballot:
         """Let the nodes of a new deployment vote at once."""

@@ -29,6 +29,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.debts import Debts
 from celery_redlock.core.link import open_link, would_block
 from celery_redlock.core.wire import ErrorReply
 
@@ -48,7 +49,7 @@ log = logging.getLogger("celery_redlock.node")
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 2.0
 _READ_SIZE = 65536
 _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
-_SECOND_TELLING = 1.0  # seconds
+_GIVEN_UP_AFTER = 10.0  # seconds of silence
 
 
 class Node:
@@ -69,7 +70,7 @@ class Node:
         self._out = bytearray()
         self._torn = False
         self._silent_since = 0.0
-        self._owed: list[tuple[float, int, Question, int]] = []
+        self._debts = Debts()
         self._arrival: Link | str | None = None
         self._connecting = False
         self._failures = 0
@@ -86,11 +87,6 @@ class Node:
         return self._link.facts if self._link else None
 
     @property
-    def down_because(self) -> str:
-        """Why there is no connection; ``""`` while there is, or none was tried."""
-        return self._down_because
-
-    @property
     def is_arriving(self) -> bool:
         """Whether a first connection is being made, which is worth waiting for."""
         return self._connecting and not self._link and not self._failures
@@ -98,7 +94,7 @@ class Node:
     @property
     def owes(self) -> bool:
         """Whether something has to be told to this node when it is back."""
-        return bool(self._owed)
+        return bool(self._debts)
 
     def send(self, questions: Sequence[Question], index: int) -> None:
         """Put questions on the wire at once, or enter why that cannot be."""
@@ -117,9 +113,8 @@ class Node:
     @property
     def wants_tending(self) -> bool:
         """Whether ``tend`` has something to do."""
-        return (
-            self._link is None or self.suspect or self._torn or bool(self.misfit)
-        ) or bool(self._owed)
+        unwell = self._link is None or self.suspect or self._torn
+        return unwell or bool(self.misfit) or bool(self._debts)
 
     def tend(self, selector: selectors.BaseSelector) -> bool:
         """Take a new connection or start one. Return whether one was taken."""
@@ -129,7 +124,10 @@ class Node:
             self._drop("had its connection closed after an interruption")
         arrival, self._arrival = self._arrival, None
         taken = arrival is not None and self._welcome(arrival)
-        hung = self.suspect and now - self._silent_since > self._connect_timeout
+        silence = now - self._silent_since if self.suspect else 0.0
+        hung = silence > self._connect_timeout
+        if silence > max(_GIVEN_UP_AFTER, self._connect_timeout):
+            self._drop(f"has been silent for {silence:.0f} s")
         wanted = self._link is None or hung or bool(self.misfit)
         if wanted and not self._connecting and now >= self._retry_at:
             self._connecting = True
@@ -146,7 +144,8 @@ class Node:
         for question, index in backlog:
             self.send((question,), index)
         if not self.misfit:
-            self._tell_owed(self._clock.monotonic())
+            for question, index in self._debts.due(self._clock.monotonic()):
+                self.send((question,), index)
 
     def disqualify(self, misfit: str) -> None:
         """Give this node no vote, and say why."""
@@ -173,11 +172,14 @@ class Node:
                 self._drop(f"lost its connection: {error}")
                 return
             data = b"."
-        if data:
-            self._deliver(link.reader)
-            self._torn = False
-        else:
+        if not data:
             self._drop("closed the connection")
+            return
+        try:
+            self._deliver(link.reader)
+        except ErrorReply as error:
+            self._drop(f"does not speak the protocol of Redis: {error}")
+        self._torn = False
 
     def flush(self) -> None:
         """Send on what the socket did not take before."""
@@ -206,7 +208,7 @@ class Node:
     def forget(self) -> None:
         """Start anew in a forked child: the connection is the parent's."""
         link, self._link = self._link, None
-        self.pending, self._backlog, self._owed = deque(), [], []
+        self.pending, self._backlog, self._debts = deque(), [], Debts()
         self._out, self._torn, self.suspect = bytearray(), False, False
         self._arrival, self._connecting = None, False
         self._failures, self._retry_at, self._down_because = 0, 0.0, ""
@@ -287,21 +289,7 @@ class Node:
 
     def _fail(self, question: Question, index: int, reason: str) -> None:
         question.fail(index, reason)
-        if question.insist_until > self._clock.monotonic():
-            self._owed.append((0.0, 2, question, index))
-
-    def _tell_owed(self, now: float) -> None:
-        owed, self._owed = self._owed, []
-        for due, times, question, index in owed:
-            if question.insist_until <= now:
-                continue
-            if due > now:
-                self._owed.append((due, times, question, index))
-                continue
-            self.send((question.again(),), index)
-            if times > 1:
-                later = now + _SECOND_TELLING
-                self._owed.append((later, times - 1, question, index))
+        self._debts.owe(question, index, self._clock.monotonic())
 
     # -- connecting ----------------------------------------------------------
 

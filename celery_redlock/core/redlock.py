@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from celery_redlock.core.address import NodeAddress
-    from celery_redlock.core.extension import Extension
 
 __all__ = ["Redlock"]
 
@@ -70,8 +69,7 @@ class Redlock:
 
     Args:
         nodes: URLs, ``{"url": ..., "name": ...}`` or addresses; see
-            ``core.address.parse_node``. Odd numbers are best: 4 nodes survive
-            no more losses than 3.
+            ``core.address.parse_node``. 4 nodes survive no more losses than 3.
         ttl: Seconds for which nodes keep a lock that is not renewed.
         max_ttl: Seconds that no ttl may exceed: how long a node that lost its
             memory stays out of the vote. All clients must use the same.
@@ -87,6 +85,7 @@ class Redlock:
         labels: Their names.
         quorum: How many of them are a majority.
         timing: The durations, checked against each other.
+        commands: With which keys and arguments scripts are called here.
         guard: Looks after nodes that may not vote yet.
 
     Raises:
@@ -127,7 +126,7 @@ class Redlock:
             enabled=restart_guard,
         )
         self._fence = Fence(self.transport, self.guard.fence_key)
-        self._commands = Commands(
+        self.commands = Commands(
             self.labels, guard=self.guard, clock=clock, insist=self.timing.max_ttl
         )
 
@@ -185,7 +184,7 @@ class Redlock:
     def _attempt(
         self, key: str, ttl: float, token: str, facts: str
     ) -> Lease | LockUnavailable:
-        question = self._commands.acquire(key, ttl=ttl, token=token, facts=facts)
+        question = self.commands.acquire(key, ttl=ttl, token=token, facts=facts)
         ballot = question.ballot
         started_at = self.clock.monotonic()
         try:
@@ -193,11 +192,12 @@ class Redlock:
             if ballot.final_verdict() is Verdict.WON:
                 fence = self._fence.settle(
                     ballot,
-                    lock_key=self._commands.lock_key(key),
+                    lock_key=self.commands.lock_key(key),
                     token=token,
                     facts=facts,
                     stripe=stripe_of(key),
                 )
+                self.guard.consider(ballot)
                 until = started_at + ttl - drift_of(ttl)
                 if fence is not None and self.clock.monotonic() < until:
                     return Lease(
@@ -213,12 +213,12 @@ class Redlock:
                         confirm=self.confirm,
                     )
         except BaseException:
-            self.transport.send(self._commands.release(key, token))
+            self.transport.send(self.commands.release(key, token))
             raise
         failure = failure_of(key, ballot, node_timeout=self.timing.node_timeout)
         if ballot.granted or ballot.answered < len(self.labels):
             # Not waited for: whatever is sent next on a connection comes after it.
-            self.transport.send(self._commands.release(key, token))
+            self.transport.send(self.commands.release(key, token))
         return failure
 
     # -- extend ------------------------------------------------------------------
@@ -229,21 +229,8 @@ class Redlock:
         False leaves it as valid as it was before; it can be tried again until
         its validity ends. A lease that has ended is never resurrected.
         """
-        extension = self.begin_extension(lease)
-        self.transport.send(extension.question)
-        until = extension.started_at + self.timing.node_timeout
-        while extension.result is None:
-            self.transport.wait(extension.question, until=until)
-            late = self.clock.monotonic() >= until
-            again = extension.advance(out_of_time=late)
-            if again is not None:
-                self.transport.send(again)
-                until = self.clock.monotonic() + self.timing.node_timeout
-        return extension.result
-
-    def begin_extension(self, lease: Lease) -> Extension:
-        """Prepare a renewal for those who send many at once (the watchdog)."""
-        return self._commands.extension(lease)
+        extension = self.commands.extension(lease)
+        return extension.carry_through(self.transport, self.timing.node_timeout)
 
     # -- release -------------------------------------------------------------------
 
@@ -265,7 +252,7 @@ class Redlock:
         """
         if lease.state is LeaseState.HELD:
             lease.state = LeaseState.RELEASED
-        question = self._commands.release(lease.key, lease.token, keep=keep)
+        question = self.commands.release(lease.key, lease.token, keep=keep)
         self.transport.ask(question)
         return question.ballot.granted
 
@@ -275,7 +262,7 @@ class Redlock:
         For those who outlive the holder: the worker's main process frees the
         lock of a child that is gone. Returns as ``release`` does.
         """
-        question = self._commands.release(key, f"{base}.")
+        question = self.commands.release(key, f"{base}.")
         self.transport.ask(question)
         return question.ballot.granted
 
@@ -283,7 +270,7 @@ class Redlock:
 
     def inspect(self, key: str) -> Inspection:
         """Tell who holds the key now. Changes nothing and promises nothing."""
-        question = self._commands.inspect(key)
+        question = self.commands.inspect(key)
         self.transport.ask(question)
         ballot = question.ballot
         token, votes = ballot.top_taker
@@ -320,11 +307,11 @@ class Redlock:
         """
         base = new_base()
         key, token = f"check:{base}", new_token(base)
-        question = self._commands.acquire(
+        question = self.commands.acquire(
             key, ttl=self.timing.ttl, token=token, facts="", settle=by_everyone
         )
         self.transport.ask(question)
-        self.transport.send(self._commands.release(key, token))
+        self.transport.send(self.commands.release(key, token))
         self.guard.recover(question.ballot)
         return NodesReport(question.ballot)
 

@@ -235,7 +235,7 @@ class Watchdog:
             return
         sent = []
         for watch in due:
-            extension = self._redlock.begin_extension(watch.lease)
+            extension = self._redlock.commands.extension(watch.lease)
             until = extension.started_at + self._redlock.timing.node_timeout
             watch.renewing = True
             self._plan(watch)

@@ -13,7 +13,7 @@ __all__ = ["ErrorReply", "PythonReader", "ReplyReader", "new_reader", "pack"]
 
 
 class ErrorReply(Exception):  # noqa: N818  (Redis calls it an error reply)
-    """A node answered with an error. It is a value here, never raised."""
+    """A node answered with an error: a value. Raised where it speaks no Redis."""
 
 
 class ReplyReader(Protocol):
@@ -51,12 +51,15 @@ class PythonReader:
         stop = self._buffer.find(b"\r\n", start)
         if stop < 0:
             raise IndexError
-        kind, line = self._buffer[start : start + 1], self._buffer[start + 1 : stop]
+        kind = bytes(self._buffer[start : start + 1])
+        line = self._buffer[start + 1 : stop]
         stop += 2
         if kind == b"+":
             return bytes(line), stop
         if kind == b"-":
             return ErrorReply(line.decode(errors="replace")), stop
+        if kind not in (b":", b"$", b"*"):
+            raise ErrorReply(f"unknown type {kind!r}")
         size = int(line)
         if kind == b":":
             return size, stop

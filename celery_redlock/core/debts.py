@@ -1,0 +1,61 @@
+"""What a node that was away has to be told when it is back: releases.
+
+Told once when there is a connection again, and once more a second later: the
+node may still find an acquire or a renewal in the buffers of the connection that
+broke, and carry it out after the first telling. What remains even so ends by
+itself after one ttl.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.core.question import Question
+
+__all__ = ["Debts"]
+
+_SECOND_TELLING = 1.0  # seconds after the first
+
+
+class _Debt(NamedTuple):
+    question: Question
+    node: int
+    due_at: float
+    is_last: bool
+
+
+class Debts:
+    """Questions that insist on being heard, oldest first."""
+
+    __slots__ = ("_debts",)
+
+    def __init__(self) -> None:
+        self._debts: deque[_Debt] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._debts)
+
+    def owe(self, question: Question, index: int, now: float) -> None:
+        """Note that this question did not get through, unless it may be dropped."""
+        while self._debts and self._debts[0].question.insist_until <= now:
+            self._debts.popleft()
+        if question.insist_until > now:
+            self._debts.append(_Debt(question, index, now, is_last=False))
+
+    def due(self, now: float) -> Iterator[tuple[Question, int]]:
+        """Yield what is to be told now, as new questions."""
+        for _ in range(len(self._debts)):
+            debt = self._debts.popleft()
+            if debt.question.insist_until <= now:
+                continue
+            if debt.due_at > now:
+                self._debts.append(debt)
+                continue
+            if not debt.is_last:
+                later = now + _SECOND_TELLING
+                self._debts.append(debt._replace(due_at=later, is_last=True))
+            yield debt.question.again(), debt.node
