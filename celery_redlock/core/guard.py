@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.fanout import Transport
     from celery_redlock.core.timing import Timing
 
-__all__ = ["PROTOCOL", "Guard", "config_text"]
+__all__ = ["PROTOCOL", "Guard", "config_text", "greatest"]
 
 log = logging.getLogger("celery_redlock.guard")
 
@@ -154,7 +154,7 @@ class Guard:
         pairs: list[Any] = []
         for source in sources:
             pairs += counters.replies[source][1:]
-        answer = self._ask(scripts.SYNC, [run_id, int(floor), *_greatest(pairs)])
+        answer = self._ask(scripts.SYNC, [run_id, int(floor), *greatest(pairs)])
         vote = answer.ballot.votes[index]
         if vote is None or vote.kind is not VoteKind.GRANTED:
             return False
@@ -190,7 +190,7 @@ class Guard:
         return now - since > self._max_ttl
 
 
-def _greatest(pairs: list[Any]) -> list[Any]:
+def greatest(pairs: list[Any]) -> list[Any]:
     """Merge field, counter, field, counter, ... keeping the greatest counters."""
     merged: dict[bytes, int] = {}
     for field, counter in zip(pairs[::2], pairs[1::2], strict=True):

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 __all__ = [
     "ACQUIRE",
     "ALL_SCRIPTS",
+    "CLOSE",
     "COUNTERS",
     "EXTEND",
     "FREE",
@@ -41,6 +42,7 @@ __all__ = [
     "INITIALIZE",
     "INSPECT",
     "MISCONFIGURED",
+    "OPEN",
     "QUARANTINED",
     "RAISE_FENCE",
     "RELEASE",
@@ -235,6 +237,15 @@ return counters
 """,
 )
 
+_LIFT = """
+local function lift(field, number)
+  local counter = tonumber(redis.call('HGET', KEYS[1], field)) or 0
+  if counter < number then
+    redis.call('HSET', KEYS[1], field, string.format('%.0f', number))
+  end
+end
+"""
+
 SYNC = Script(
     "sync",
     f"""
@@ -248,12 +259,7 @@ if run_id ~= ARGV[1] then return {{5, run_id}} end
 if redis.call('HGET', KEYS[2], 'run_id') ~= run_id then return {{5, run_id}} end
 local left = redis.call('PTTL', KEYS[3])
 if left ~= -2 then return {{4, left}} end
-local function lift(field, number)
-  local counter = tonumber(redis.call('HGET', KEYS[1], field)) or 0
-  if counter < number then
-    redis.call('HSET', KEYS[1], field, string.format('%.0f', number))
-  end
-end
+{_LIFT}
 for i = 3, #ARGV, 2 do lift(ARGV[i], tonumber(ARGV[i + 1])) end
 if ARGV[2] == '1' then
   local now = redis.call('TIME')
@@ -270,25 +276,54 @@ INITIALIZE = Script(
 -- Let a node of a new deployment vote at once. Fences start at its TIME.
 -- KEYS  1 fence  2 meta  3 quarantine
 -- ARGV  1 config
-{_RUN_ID}
+{_RUN_ID}{_LIFT}
 local now = redis.call('TIME')
-local floor = now[1] * 1000000 + now[2]
-local before = tonumber(redis.call('HGET', KEYS[1], 'floor')) or 0
-redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', math.max(before, floor)))
+lift('floor', now[1] * 1000000 + now[2])
 redis.call('HSET', KEYS[2], 'config', ARGV[1], 'run_id', run_id, 'synced', run_id)
 redis.call('DEL', KEYS[3])
 return {{1, 0}}
 """,
 )
 
-ALL_SCRIPTS = (
-    ACQUIRE,
-    EXTEND,
-    RESTORE,
-    RAISE_FENCE,
-    RELEASE,
-    INSPECT,
-    COUNTERS,
-    SYNC,
-    INITIALIZE,
+CLOSE = Script(
+    "close",
+    """
+-- Take the node out of its configuration: it grants and renews no more.
+-- KEYS  1 fence  2 meta  3 quarantine
+-- ARGV  1 old config  2 config while closed  3 new config  4 quarantine_ms
+-- Returns QUARANTINED while old locks may live, FREE after that, GRANTED if the
+-- node has moved on to the new configuration already.
+local config = redis.call('HGET', KEYS[2], 'config')
+if config == ARGV[3] then return {1, 0} end
+if config and config ~= ARGV[1] and config ~= ARGV[2] then return {6, config} end
+local left = redis.call('PTTL', KEYS[3])
+if config ~= ARGV[2] then
+  redis.call('HSET', KEYS[2], 'config', ARGV[2])
+  left = math.max(left, tonumber(ARGV[4]))
+  redis.call('SET', KEYS[3], '', 'PX', left)
+end
+if left == -2 then return {3} end
+return {4, left}
+""",
 )
+
+OPEN = Script(
+    "open",
+    f"""
+-- Let the node vote at once under a new configuration, above these fences.
+-- KEYS  1 fence  2 meta  3 quarantine
+-- ARGV  1 old config  2 config while closed  3 new config
+--       4... field, counter, field, counter, ...
+{_RUN_ID}{_LIFT}
+local config = redis.call('HGET', KEYS[2], 'config')
+if config and config ~= ARGV[1] and config ~= ARGV[2] and config ~= ARGV[3] then
+  return {{6, config}}
+end
+for i = 4, #ARGV, 2 do lift(ARGV[i], tonumber(ARGV[i + 1])) end
+redis.call('HSET', KEYS[2], 'config', ARGV[3], 'run_id', run_id, 'synced', run_id)
+redis.call('DEL', KEYS[3])
+return {{1, 0}}
+""",
+)
+
+ALL_SCRIPTS = tuple(value for value in globals().values() if isinstance(value, Script))
