@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from celery_redlock.core.lease import Lease, LeaseState, new_base
+from celery_redlock.core.lease import Lease, new_base
 from celery_redlock.core.renewal import Watchdog
 from celery_redlock.errors import RedlockError
 
@@ -37,7 +38,7 @@ class _Hold(NamedTuple):
 
     redlock: Redlock
     lease: Lease
-    execution: int
+    execution: tuple[int, int]
 
 
 _holds: contextvars.ContextVar[tuple[_Hold, ...]] = contextvars.ContextVar(
@@ -51,9 +52,14 @@ def watchdog_of(redlock: Redlock) -> Watchdog:
     return _watchdogs.setdefault(redlock, Watchdog(redlock))
 
 
+def _execution() -> tuple[int, int]:
+    """Name this thread or greenlet; a forked child's thread has another name."""
+    return os.getpid(), threading.get_ident()
+
+
 def _own_holds() -> Iterator[_Hold]:
     """Yield what this very thread or greenlet holds, innermost first."""
-    me = threading.get_ident()
+    me = _execution()
     for hold in reversed(_holds.get()):
         if hold.execution == me and hold.lease.is_valid():
             yield hold
@@ -127,7 +133,7 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         return
     watchdog = watchdog or watchdog_of(redlock)
     base = base or new_base()
-    outer = _holds.get()
+    outer, me = _holds.get(), _execution()
     lease: Lease | None = None
     refused = False
     try:
@@ -136,16 +142,18 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         except RedlockError:
             refused = True
             raise
-        _holds.set((*outer, _Hold(redlock, lease, threading.get_ident())))
+        _holds.set((*outer, _Hold(redlock, lease, me)))
         watchdog.watch(lease, on_lost=on_lost, on_renewed=on_renewed, renew=renew)
         if on_acquired:
             on_acquired(lease)
         yield lease
-        if lease.state is LeaseState.LOST or not lease.is_valid():
+        if me == _execution() and not lease.is_valid():
             raise lease.lost_error()
     finally:
         _holds.set(outer)
-        if lease is None and not refused:
+        if me[0] != os.getpid():
+            pass  # a child was forked in the block: the lock is its parent's
+        elif lease is None and not refused:
             # Interrupted at some point between the grant and the assignment.
             _shielded(redlock.release_base, key, base)
         elif lease is not None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fanout", "Transport"]
 
+_IDLE = 0.5  # seconds after which connections are looked at before they are used
 _GLANCE = 0.002  # seconds between two looks at a connection that is being made
 
 
@@ -42,8 +43,11 @@ class Transport(Protocol):
 
     labels: tuple[str, ...]
 
-    def send(self, *questions: Question) -> None:
-        """Put questions to all nodes, in this order; do not wait."""
+    def send(self, *questions: Question, until: float | None = None) -> bool:
+        """Put questions to all nodes, in this order; do not wait for answers.
+
+        Returns False when others were still talking at that instant.
+        """
 
     def wait(self, *questions: Question, until: float) -> None:
         """Return when all of them are settled, or at this instant."""
@@ -103,6 +107,7 @@ class Fanout:
         self._new_selector = new_selector
         self._turn = threading.Lock()
         self._selector: selectors.BaseSelector | None = None
+        self._polled_at = 0.0
         _all_fanouts.add(self)
 
     @property
@@ -117,10 +122,28 @@ class Fanout:
             until = self._clock.monotonic() + self._patience()
             self._wait((question,), until)
 
-    def send(self, *questions: Question) -> None:
-        """Put questions to all nodes, in this order; do not wait."""
-        with self._turn:
+    def send(self, *questions: Question, until: float | None = None) -> bool:
+        """Put questions to all nodes, in this order; do not wait for answers.
+
+        Args:
+            questions: What to ask.
+            until: Instant at which to give up, sending nothing, because others
+                are still talking. For threads with a deadline of their own.
+
+        Returns:
+            Whether they were sent.
+        """
+        if until is None:
+            with self._turn:
+                self._send(questions)
+            return True
+        if not self._turn.acquire(timeout=max(0.0, until - self._clock.monotonic())):
+            return False
+        try:
             self._send(questions)
+        finally:
+            self._turn.release()
+        return True
 
     def wait(self, *questions: Question, until: float) -> None:
         """Return when all of them are settled, or at this instant.
@@ -160,6 +183,8 @@ class Fanout:
     # -- under the lock ------------------------------------------------------
 
     def _send(self, questions: Sequence[Question]) -> None:
+        if self._clock.monotonic() - self._polled_at > _IDLE:
+            self._poll(0.0)  # connections may have been closed meanwhile
         self._tend()
         wanted = []
         for question in questions:
@@ -210,6 +235,7 @@ class Fanout:
                     self.nodes[index].overdue()
 
     def _poll(self, timeout: float) -> None:
+        self._polled_at = self._clock.monotonic()
         selector = self._selector
         if selector is None or any(node.wants_tending for node in self.nodes):
             selector = self._tend()
@@ -231,19 +257,18 @@ class Fanout:
             selector = self._selector = new()
         needy = [node for node in self.nodes if node.wants_tending]
         if needy:
-            welcomed = sum(node.tend(selector) for node in needy)
-            if welcomed:
-                self._expose_twins()
+            for node in needy:
+                if node.tend(selector):
+                    self._expose_twin(node)
             for node in needy:
                 node.catch_up()
         return selector
 
-    def _expose_twins(self) -> None:
-        """Take the vote from a node that is the same server as another one."""
-        seen: dict[str, str] = {}
+    def _expose_twin(self, newcomer: Node) -> None:
+        """Give no vote to a node that is the same server as one that has voted."""
+        run_id = newcomer.facts.run_id if newcomer.facts else ""
         for node in self.nodes:
-            if node.facts is None or not node.facts.run_id:
-                continue
-            first = seen.setdefault(node.facts.run_id, node.label)
-            if first != node.label:
-                node.disqualify(f"is the same server as {first}; list each one once")
+            known = node.facts.run_id if node.facts and not node.misfit else ""
+            if run_id and run_id == known and node is not newcomer:
+                twin = f"is the same server as {node.label}; list each one once"
+                newcomer.disqualify(twin)

@@ -149,7 +149,9 @@ class Guard:
         sources = [i for i in counters.ballot.indexes(VoteKind.GRANTED) if i != index]
         enough = len(sources) >= self._needed
         floor = not enough and self._hopeless(label, counters.ballot)
-        if not enough and not floor:
+        if enough:
+            self._silent_since.pop(label, None)
+        elif not floor:
             return False
         pairs: list[Any] = []
         for source in sources:
@@ -158,7 +160,6 @@ class Guard:
         vote = answer.ballot.votes[index]
         if vote is None or vote.kind is not VoteKind.GRANTED:
             return False
-        self._silent_since.pop(label, None)
         if floor:
             log.warning(
                 "Node %s votes again, but too few others could tell it the fences "

@@ -45,6 +45,7 @@ RENEW_AT = 1 / 3  # of the ttl
 _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
 _MOST_AT_ONCE = 256  # renewals on the wire, so that others get in between
 _LOOK_AFTER_DEBTS = 0.25  # seconds
+_PAUSE_AFTER_ERROR = 0.1
 
 
 class _Watch:
@@ -105,6 +106,10 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._stopping = False
 
+    def _start_anew_after_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._reset()
+
     # -- what holders call -----------------------------------------------------
 
     def watch(
@@ -124,12 +129,11 @@ class Watchdog:
                 renewal was later than a third of the ttl.
             renew: False only announces the end of its validity.
         """
-        if self._pid != os.getpid():
-            self._reset()
+        self._start_anew_after_fork()
         renew_at = lease.started_at + lease.ttl * RENEW_AT if renew else float("inf")
         watch = _Watch(lease, on_lost, on_renewed, renew_at)
-        self._mailbox.put(watch)
         self._watched[lease.token] = watch
+        self._mailbox.put(watch)
         self.start()
 
     def forget(self, lease: Lease) -> bool:
@@ -139,10 +143,12 @@ class Watchdog:
             True if it was under watch; False if its loss has been announced, is
             just being announced, or it never was.
         """
+        self._start_anew_after_fork()
         return self._watched.pop(lease.token, None) is not None
 
     def renew_now(self, lease: Lease) -> None:
         """Renew the lease in the background without waiting for its time."""
+        self._start_anew_after_fork()
         watch = self._watched.get(lease.token)
         if watch and not watch.renewing and watch.renew_at != float("inf"):
             watch.renew_at = self._clock.monotonic()
@@ -150,6 +156,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Start the thread, if it is not running."""
+        self._start_anew_after_fork()
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._stopping = False
@@ -171,7 +178,12 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._stopping:
-            next_at = self.step()
+            try:
+                next_at = self.step()
+            except Exception:
+                # Others count on this thread: it must not end with one mistake.
+                log.exception("The watchdog met an error and goes on.")
+                next_at = self._clock.monotonic() + _PAUSE_AFTER_ERROR
             timeout = None
             if next_at is not None:
                 timeout = max(0.0, next_at - self._clock.monotonic())
@@ -240,8 +252,13 @@ class Watchdog:
             watch.renewing = True
             self._plan(watch)
             sent.append((watch, extension, until))
-        self._redlock.transport.send(*(extension.question for _, extension, _ in sent))
-        self._in_flight += sent
+        until = self._agenda[0][0]  # no loss is announced late for others' talking
+        questions = [extension.question for _, extension, _ in sent]
+        if self._redlock.transport.send(*questions, until=until):
+            self._in_flight += sent
+            return
+        for watch, _, _ in sent:
+            self._renew_later(watch)
 
     def _listen(self) -> None:
         until = min(until for _, _, until in self._in_flight)
@@ -256,7 +273,7 @@ class Watchdog:
                 continue
             again = extension.advance(out_of_time=now >= deadline)
             if again is not None:
-                self._redlock.transport.send(again)
+                self._redlock.transport.send(again, until=deadline)
             if extension.result is None:
                 end = now + self._redlock.timing.node_timeout if again else deadline
                 self._in_flight.append((watch, extension, end))
@@ -268,10 +285,12 @@ class Watchdog:
         watch.renewing = False
         if extension.result:
             watch.renew_at = extension.started_at + lease.ttl * RENEW_AT
+            self._plan(watch)
             if watch.on_renewed:
-                watch.on_renewed(lease, max(0.0, extension.started_at - planned_at))
+                lateness = max(0.0, extension.started_at - planned_at)
+                _tell(watch.on_renewed, lease, lateness)
         else:
-            watch.renew_at = self._clock.monotonic() + lease.ttl * _RETRY_AT
+            self._renew_later(watch)
             log.warning(
                 "The lock %r (fence %d) could not be renewed: %s. It is valid for "
                 "%.1f s more.",
@@ -280,6 +299,10 @@ class Watchdog:
                 extension.question.ballot.reasons() or "a majority does not hold it",
                 lease.remaining(),
             )
+
+    def _renew_later(self, watch: _Watch) -> None:
+        watch.renewing = False
+        watch.renew_at = self._clock.monotonic() + watch.lease.ttl * _RETRY_AT
         self._plan(watch)
 
     def _announce_loss(self, watch: _Watch) -> None:
@@ -289,4 +312,12 @@ class Watchdog:
         lease.state = LeaseState.LOST
         log.error("%s", lease.lost_error())
         if watch.on_lost:
-            watch.on_lost(lease)
+            _tell(watch.on_lost, lease)
+
+
+def _tell(callback: Callable[..., None], *facts: object) -> None:
+    """Call back; an error in there is its author's and ends nothing here."""
+    try:
+        callback(*facts)
+    except Exception:
+        log.exception("The callback %r raised an error.", callback)
