@@ -7,7 +7,9 @@ import signal
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from celery.states import PENDING, READY_STATES
 
 try:
     from rich.console import Console
@@ -21,9 +23,6 @@ from celery_redlock.demo.screen import Screen
 from celery_redlock.demo.stage import Stage, set_stage
 from celery_redlock.demo.tasks import import_catalogue, send_invoice
 from celery_redlock.errors import RedlockError
-
-if TYPE_CHECKING:
-    from celery.result import AsyncResult
 
 _ROUNDS, _INVOICES, _COPIES = 14, 4, 6
 _PACE = 0.8  # seconds from round to round
@@ -40,7 +39,7 @@ class Play:
         self.stage = stage
         self.screen = screen
         self.redlock = redlock
-        self.results: list[AsyncResult] = []
+        self.states: dict[str, str] = {}
         self.published: Counter[str] = Counter()
         self.lock_stayed: float | None = None
 
@@ -59,11 +58,18 @@ class Play:
             self._watch(until=time.monotonic() + _PACE)
         self.screen.say("The storm is over. Waiting for every call to have a result.")
         curtain = time.monotonic() + _CURTAIN
-        while time.monotonic() < curtain and not all(r.ready() for r in self.results):
+        while time.monotonic() < curtain and self.unready():
             self._watch(until=time.monotonic() + 0.25)
 
+    def unready(self) -> list[str]:
+        """Return the ids of calls that have no final result yet."""
+        open_ = [i for i, state in self.states.items() if state not in READY_STATES]
+        for task_id in open_:
+            self.states[task_id] = self.stage.state_of(task_id)
+        return [i for i in open_ if self.states[i] not in READY_STATES]
+
     def _publish(self, key: str, task: Any, *args: Any) -> None:
-        self.results.append(task.delay(*args))
+        self.states[task.delay(*args).id] = PENDING
         self.published[key] += 1
 
     def _storm(self, number: int) -> None:
@@ -120,7 +126,8 @@ class Play:
             events = self.stage.journal.events
             keys = {run.key for run in runs(events) if not run.ended}
             seen = {key: self.redlock.inspect(key) for key in keys}
-            self.screen.draw(events, self.published, seen, self.stage.nodes)
+            votes = self.redlock.check().ballot
+            self.screen.draw(events, self.published, seen, votes)
             if time.monotonic() >= until:
                 return
             time.sleep(min(0.1, max(0.0, until - time.monotonic())))
@@ -133,12 +140,12 @@ def _summary(play: Play, console: Console) -> bool:
     finished = {run.key for run in done if run.ended}
     lost = sorted(set(play.published) - finished)
     clashes = overlaps(done)
-    unready = [result for result in play.results if not result.ready()]
-    states = Counter(result.state for result in play.results)
+    unready = play.unready()
+    states = Counter(play.states.values())
     skips = sum(e["what"] == "skipped" for e in play.stage.journal.events)
     stayed = play.lock_stayed
     rows: list[tuple[str, str, bool | None]] = [
-        ("calls published", f"{len(play.results)} of {len(play.published)} jobs", None),
+        ("calls published", f"{len(play.states)} of {len(play.published)} jobs", None),
         ("bodies run", f"{len(done)}, {len(done) - len(finished)} of them again", None),
         ("duplicates skipped", f"{skips}, each told who held the lock", None),
         ("renewals", str(sum(run.renewals for run in done)), None),

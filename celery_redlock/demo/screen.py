@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from celery_redlock.core.ballot import Ballot
     from celery_redlock.core.lease import Inspection
     from celery_redlock.demo.journal import Event
-    from celery_redlock.devnodes import DevNodes
 
 __all__ = ["Screen"]
 
@@ -55,13 +55,13 @@ class Screen:
         events: list[Event],
         published: dict[str, int],
         seen: dict[str, Inspection],
-        nodes: DevNodes,
+        votes: Ballot,
     ) -> None:
         """Redraw everything."""
         self._live.update(
             Group(
                 self._calls(events, published, seen),
-                self._nodes(seen, nodes),
+                self._nodes(seen, votes),
                 Panel("\n".join(self._said), title="What is being done", height=8),
             )
         )
@@ -111,16 +111,20 @@ class Screen:
             marks.append("● " if taken else "○ ", "green" if taken else "red")
         return marks
 
-    def _nodes(self, seen: dict[str, Inspection], nodes: DevNodes) -> Table:
+    def _nodes(self, seen: dict[str, Inspection], votes: Ballot) -> Table:
         table = Table(title="Nodes", expand=True)
         locks = dict.fromkeys(self._labels, 0)
         for inspection in seen.values():
             for label, vote in zip(self._labels, inspection.ballot.votes, strict=True):
                 locks[label] += vote is not None and vote.kind is VoteKind.TAKEN
         cells = []
-        for label, node in zip(self._labels, nodes.nodes, strict=True):
+        for label, vote in zip(self._labels, votes.votes, strict=True):
             table.add_column(label, justify="center")
-            up = f"[green]up[/], {locks[label]} locks"
-            cells.append(up if node.is_running else "[red]killed[/]")
+            if vote is not None and vote.kind is VoteKind.GRANTED:
+                cells.append(f"[green]votes[/], holds {locks[label]} locks")
+            elif vote is not None and vote.kind is VoteKind.QUARANTINED:
+                cells.append(f"[yellow]in quarantine[/], {vote.number // 1000} s")
+            else:
+                cells.append("[red]is dead[/]")
         table.add_row(*cells)
         return table

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from celery import Celery
+
 from celery_redlock.demo.journal import JOURNAL, Journal
 from celery_redlock.demo.tasks import SETTINGS, app
 from celery_redlock.devnodes import DevNodes
@@ -34,12 +36,14 @@ class Stage:
 
     Attributes:
         nodes: The five nodes that vote.
+        results: An app to read results with.
         journal: What the bodies write down.
         workers: The processes of the workers.
     """
 
-    def __init__(self, nodes: DevNodes, folder: Path) -> None:
+    def __init__(self, nodes: DevNodes, broker: str, folder: Path) -> None:
         self.nodes = nodes
+        self.results = Celery("results", backend=broker, set_as_current=False)
         self.journal = Journal(folder / "journal")
         self.workers: list[subprocess.Popen[bytes]] = []
         self._folder = folder
@@ -76,6 +80,10 @@ class Stage:
             tails += [f"--- {log.name}", *lines[-20:]]
         return "\n".join(tails)
 
+    def state_of(self, task_id: str) -> str:
+        """Return the state of a call, as its result says."""
+        return str(self.results.backend.get_state(task_id))
+
     def stop_workers(self) -> None:
         """End the workers and their children, however they are."""
         for worker in self.workers:
@@ -101,7 +109,7 @@ def set_stage() -> Iterator[Stage]:
         DevNodes(5) as nodes,
         DevNodes(1, initialize=False) as broker,
     ):
-        stage = Stage(nodes, Path(folder))
+        stage = Stage(nodes, broker.urls[0], Path(folder))
         settings = {
             "broker_url": broker.urls[0],
             "result_backend": broker.urls[0],
@@ -111,7 +119,9 @@ def set_stage() -> Iterator[Stage]:
             "worker_prefetch_multiplier": 1,
             "broker_connection_retry_on_startup": True,
         }
-        app.conf.update(settings)
+        # Without its result backend here, whose listener would still try to reach
+        # the server when that is gone. Results are read from the side.
+        app.conf.update(settings | {"result_backend": "disabled://"})
         try:
             stage.start_workers(settings)
             yield stage

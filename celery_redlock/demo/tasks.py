@@ -24,13 +24,13 @@ app = Celery("demo", set_as_current=False)
 app.conf.update(json.loads(os.environ.get(SETTINGS, "{}")))
 
 
-@singleton_task(app=app, key="invoice:{number}", ttl=3)
+@singleton_task(app=app, name="send_invoice", key="invoice:{number}", ttl=3)
 def send_invoice(number: str, seconds: float) -> str:
     """Pretend to send an invoice. Its lock is short and renewed meanwhile."""
     return _work(f"invoice:{number}", seconds)
 
 
-@singleton_task(app=app, key="catalogue")
+@singleton_task(app=app, name="import_catalogue", key="catalogue")
 def import_catalogue(seconds: float) -> str:
     """Pretend to import the catalogue. Its ttl is the default of 30 seconds."""
     return _work("catalogue", seconds)
