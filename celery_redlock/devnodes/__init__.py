@@ -1,0 +1,143 @@
+"""N real redis-servers on loopback that you can pause, kill and restart.
+
+::
+
+    with DevNodes(5) as servers:
+        redlock = Redlock(servers.urls)
+        servers.nodes[0].kill()          # and see that nobody minds
+
+They are for trying things out and for tests. In production nodes belong on
+machines that do not fail together.
+
+Each server has a folder of its own, which goes with it, and remembers nothing of
+an earlier life unless it is asked to. They run in sessions of their own, so that
+Ctrl-C reaches the program that started them and not them. They end with `stop`,
+with the ``with`` block, and when the interpreter exits. On Linux the kernel ends
+them too when this process is killed, if they were started from its main thread
+(the kernel ties that promise to a thread); elsewhere they survive its SIGKILL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.devnodes.node import DevNode
+from celery_redlock.devnodes.server import (
+    ServerOptions,
+    find_redis_server,
+    redis_servers,
+)
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = [
+    "DevNode",
+    "DevNodes",
+    "ServerOptions",
+    "find_redis_server",
+    "redis_servers",
+]
+
+
+class DevNodes:
+    """Some redis-servers, to be used as nodes: a context manager.
+
+    Attributes:
+        nodes: The servers, in the order of their URLs.
+    """
+
+    def __init__(
+        self,
+        count: int = 5,
+        *,
+        binary: str | None = None,
+        max_ttl: float = 60.0,
+        initialize: bool = True,
+        options: ServerOptions | None = None,
+    ) -> None:
+        """Describe the servers. Nothing runs before `start`.
+
+        Args:
+            count: How many; 5 by default, of which 2 may fail.
+            binary: The redis-server to run; `find_redis_server` by default.
+            max_ttl: Seconds; the ``max_ttl`` of the `Redlock` that will use them.
+            initialize: Whether to declare them a new deployment once they run, so
+                that they need not wait out ``max_ttl`` before their first vote.
+            options: How each server is set up.
+
+        Raises:
+            ConfigurationError: ``count`` is less than 1.
+        """
+        if count < 1:
+            raise ConfigurationError(
+                f"{count} nodes cannot vote: DevNodes needs a count of at least 1. "
+                "No server was started."
+            )
+        self.nodes = [DevNode(binary=binary, options=options) for _ in range(count)]
+        self._max_ttl = max_ttl
+        self._initialize = initialize
+        self._owner: int | None = None
+
+    @property
+    def urls(self) -> list[str]:
+        """What to give to `Redlock` or ``redlock_nodes``."""
+        return [node.url for node in self.nodes]
+
+    def start(self) -> None:
+        """Start all servers, and return when all answer. Twice is as good as once.
+
+        Raises:
+            RedlockError: There is no redis-server, one did not come up, or they
+                could not be initialized. None of them is running.
+        """
+        if self._owner == os.getpid():
+            return
+        self._owner = os.getpid()
+        atexit.register(self.stop)
+        try:
+            for node in self.nodes:
+                node.launch()
+            for node in self.nodes:
+                node.start()
+            if self._initialize:
+                self._make_new_deployment()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all servers, paused or not. Twice is harmless; in a fork, nothing."""
+        if self._owner != os.getpid():
+            return
+        for node in self.nodes:
+            node.stop()
+        self._owner = None
+        atexit.unregister(self.stop)
+
+    def _make_new_deployment(self) -> None:
+        redlock = Redlock(
+            self.urls, ttl=min(30.0, self._max_ttl), max_ttl=self._max_ttl
+        )
+        try:
+            redlock.initialize()
+        finally:
+            redlock.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

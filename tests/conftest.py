@@ -1,0 +1,166 @@
+"""Real redis-servers for whoever asks, and nothing that outlives the session."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psutil
+import pytest
+
+from celery_redlock.devnodes import DevNodes, find_redis_server, redis_servers
+from celery_redlock.errors import RedlockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_LAST_CHANCE = 10.0  # seconds for a process to end that was told to
+
+
+def missing(what: str) -> NoReturn:
+    """Skip a test for what this machine lacks; fail where nothing may be lacking."""
+    if os.environ.get("CI"):
+        pytest.fail(what, pytrace=False)
+    pytest.skip(what)
+
+
+# -- Servers -------------------------------------------------------------------
+
+
+@functools.cache
+def _servers_by_version() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in redis_servers():
+        said = subprocess.run(  # noqa: S603  (a server that tests are about to run)
+            [path, "--version"], capture_output=True, text=True, check=True
+        ).stdout
+        found.setdefault(said.partition("v=")[2].partition(" ")[0], path)
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat a test that is marked ``every_server`` for each version there is."""
+    if metafunc.definition.get_closest_marker("every_server"):
+        servers = _servers_by_version() or {"no-server": ""}
+        metafunc.parametrize(
+            "redis_server",
+            servers.values(),
+            ids=servers.keys(),
+            indirect=True,
+            scope="session",
+        )
+
+
+@pytest.fixture(scope="session")
+def redis_server(request: pytest.FixtureRequest) -> str:
+    """Give the path of a redis-server; without one, skip here and fail in CI."""
+    try:
+        return getattr(request, "param", None) or find_redis_server()
+    except RedlockError as error:
+        missing(str(error))
+
+
+@pytest.fixture
+def start_nodes(redis_server: str) -> Iterator[Callable[..., DevNodes]]:
+    """Give a function that starts `DevNodes` for this test: break them at will."""
+    started: list[DevNodes] = []
+
+    def start(count: int = 5, **options: Any) -> DevNodes:
+        nodes = DevNodes(count, **{"binary": redis_server, **options})
+        started.append(nodes)
+        nodes.start()
+        return nodes
+
+    yield start
+    for nodes in started:
+        nodes.stop()
+
+
+@pytest.fixture
+def three_nodes(start_nodes: Callable[..., DevNodes]) -> DevNodes:
+    """Give three nodes for this test alone: break them at will."""
+    return start_nodes(3)
+
+
+@pytest.fixture
+def five_nodes(start_nodes: Callable[..., DevNodes]) -> DevNodes:
+    """Give five nodes for this test alone: break them at will."""
+    return start_nodes(5)
+
+
+@pytest.fixture(scope="session")
+def shared_nodes(redis_server: str) -> Iterator[DevNodes]:
+    """Give five nodes that all tests share: use `key`, and leave them as they are."""
+    with DevNodes(5, binary=redis_server) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """Give a key that no other test uses."""
+    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
+    return f"{name[:60]}-{secrets.token_hex(4)}"
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Give files with a certificate for 127.0.0.1, signed by itself, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        missing("openssl is not on PATH; it makes the certificate")
+    folder = tmp_path_factory.mktemp("certificate")
+    files = folder / "certificate.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    output = ["-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run(  # noqa: S603  (all words are ours)
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *subject, *output],
+        capture_output=True,
+        check=True,
+    )
+    return files
+
+
+# -- Nothing is left -----------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _every_process_ends() -> Iterator[None]:
+    """Fail the session if a process that it started, at whatever remove, is left."""
+    _adopt_orphans()
+    yield
+    deadline = time.monotonic() + _LAST_CHANCE
+    while (left := _descendants()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    said = [f"{process.pid}: {' '.join(process.cmdline())}" for process in left]
+    for process in left:
+        process.kill()
+    assert not left, "processes were left behind:\n" + "\n".join(said)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes whose parent ends, where the system can do it."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def _descendants() -> list[psutil.Process]:
+    """Return the living processes below this one that ought to have ended."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            # multiprocessing keeps one of these until the interpreter exits.
+            tracker = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and not tracker:
+                found.append(process)
+    return found
