@@ -1,0 +1,329 @@
+"""``redlock_*`` from ``app.conf``, validated once, unknown names refused.
+
+``Settings`` are an app's, ``LockOptions`` a task's; ``resolve`` brings them
+together. What is wrong is refused as early as it can be known: an option at
+decoration, a setting, and what does not go with one, when the app first needs it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.address import NodeAddress, parse_nodes
+from celery_redlock.core.timing import Timing, seconds_of
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.fingerprint import KeyRule, KeyTemplate, did_you_mean
+from celery_redlock.policies import (
+    ON_BACKEND_ERROR,
+    ON_CONFLICT,
+    ON_LOCK_LOST,
+    Conflict,
+    ConflictDecision,
+    Loss,
+    LossDecision,
+    Outage,
+    OutageDecision,
+    Policy,
+    PolicyOption,
+    Retry,
+    Wait,
+)
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+__all__ = ["LockOptions", "ResolvedOptions", "Settings"]
+
+_PREFIX = "redlock_"
+_WAIT_TIMEOUT = 10.0  # seconds
+_NEARLY = 0.8  # alike enough for a typing error, by difflib's measure
+_put = object.__setattr__  # in a frozen instance that is being made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """An app's settings, each called ``redlock_…`` in ``app.conf``.
+
+    Durations are given in seconds or as ``timedelta``.
+
+    Attributes:
+        nodes: URLs of independent Redis masters; see ``core.address.parse_node``.
+            The only one that must be set. The repr has no passwords.
+        ttl: For how long nodes keep a lock that is not renewed.
+        max_ttl: What no ttl may exceed; the same for all clients of the nodes.
+        node_timeout: What a node may take to answer.
+        connect_timeout: What a connection may take to be made.
+        prefix: Of all keys on the nodes.
+        restart_guard: Keep a node that lost its memory out of the vote.
+        on_backend_error: For tasks that do not say; see ``policies``.
+        eager: Take locks also where tasks run eagerly, in the caller's process.
+
+    Raises:
+        ConfigurationError: A value cannot be used. Names it, and the remedy.
+    """
+
+    nodes: tuple[NodeAddress, ...] = ()
+    ttl: float = 30.0
+    max_ttl: float = 60.0
+    node_timeout: float = 0.05
+    connect_timeout: float = 1.0
+    prefix: str = "redlock"
+    restart_guard: bool = True
+    on_backend_error: Any = "retry"
+    eager: bool = False
+
+    def __post_init__(self) -> None:
+        _put(self, "nodes", _read_nodes(self.nodes))
+        for name in ("ttl", "max_ttl", "node_timeout", "connect_timeout"):
+            _put(self, name, seconds_of(_PREFIX + name, getattr(self, name)))
+        with _naming("redlock_ttl"):
+            self.timing.checked(self.ttl)
+        prefix: Any = self.prefix
+        if not isinstance(prefix, str) or not re.fullmatch(r"\S+", prefix):
+            raise ConfigurationError(
+                f"redlock_prefix is {prefix!r}; it must be text without spaces."
+            )
+        for name in ("restart_guard", "eager"):
+            _check_flag(_PREFIX + name, getattr(self, name))
+        with _naming("redlock_on_backend_error"):
+            ON_BACKEND_ERROR.policy(self.on_backend_error)
+
+    @classmethod
+    def of(cls, conf: Mapping[str, Any]) -> Settings:
+        """Read them from an app's configuration; ``None`` counts as not set.
+
+        Raises:
+            ConfigurationError: A value cannot be used, a name does not exist, or
+                is spelt in a way that Celery does not read.
+        """
+        known = [field.name for field in fields(cls)]
+        found = ((name, conf.get(_PREFIX + name)) for name in known)
+        given = {name: value for name, value in found if value is not None}
+        namespace = getattr(conf, "prefix", None) or ""  # "CELERY_" with Django
+        for spelling in map(str, conf):
+            head, is_ours, name = spelling.lower().partition(_PREFIX)
+            if not is_ours or head not in ("", namespace.lower()):
+                continue
+            read = (_PREFIX + name, f"{namespace}{_PREFIX}{name}".upper())
+            if spelling in read[: 1 + bool(namespace)] and name not in known:
+                hint = did_you_mean(_PREFIX + name, [_PREFIX + n for n in known])
+                raise ConfigurationError(f"There is no setting {spelling}. {hint}")
+            if name in known and name not in given and conf.get(spelling) is not None:
+                raise ConfigurationError(
+                    f"{spelling} is set, but Celery does not read it in this spelling. "
+                    f"Write {read[bool(namespace)]}."
+                )
+        return cls(**given)
+
+    @property
+    def timing(self) -> Timing:
+        """The durations, as the core wants them."""
+        return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedOptions:
+    """All that a task's lock needs to know, with nothing left open.
+
+    The policies answer in full: no ``Retry`` without a countdown, no ``Wait``
+    without a timeout. Durations are in seconds.
+    """
+
+    on_conflict: Policy[Conflict, ConflictDecision]
+    on_lock_lost: Policy[Loss, LossDecision]
+    on_backend_error: Policy[Outage, OutageDecision]
+    ttl: float
+    renew: bool
+    hold_at_least: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockOptions:
+    """A task's lock options as they were written.
+
+    The same names in ``@singleton_task(...)``, in ``redlock={...}`` and here.
+    Durations are given in seconds or as ``timedelta``.
+
+    Attributes:
+        key: ``"sync:{user_id}"`` over the arguments, or a callable of them.
+        unique_on: Names of the arguments that make two calls the same; all.
+        on_conflict: When somebody else holds the lock; see ``policies``.
+        on_lock_lost: When the lock of the running body can no longer be proven.
+        on_backend_error: When too few nodes answer; ``redlock_on_backend_error``.
+        ttl: For how long nodes keep an unrenewed lock; ``redlock_ttl``.
+        renew: Renew it while the body runs.
+        hold_at_least: Keep it this long from the start, also when the body was
+            faster, against schedulers whose clocks differ; at most max_ttl.
+        wait_timeout: For ``wait``; 10 s.
+        retry_countdown: For ``retry``; by default random, ttl / 2 on average.
+
+    Raises:
+        ConfigurationError: A value cannot be used, or two do not go together.
+    """
+
+    key: str | Callable[..., str] | None = None
+    unique_on: Sequence[str] | None = None
+    on_conflict: Any = "skip"
+    on_lock_lost: Any = "abort"
+    on_backend_error: Any = None
+    ttl: float | None = None
+    renew: bool = True
+    hold_at_least: float = 0.0
+    wait_timeout: float | None = None
+    retry_countdown: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttl", "wait_timeout", "retry_countdown"):
+            if (value := getattr(self, name)) is not None:
+                _put(self, name, seconds_of(name, value))
+        hold = self.hold_at_least
+        _put(self, "hold_at_least", seconds_of("hold_at_least", hold) if hold else 0.0)
+        _check_flag("renew", self.renew)
+        ON_CONFLICT.policy(self.on_conflict)
+        ON_LOCK_LOST.policy(self.on_lock_lost)
+        if self.on_backend_error is not None:
+            ON_BACKEND_ERROR.policy(self.on_backend_error)
+        self._check_key()
+        waits = _may(Wait, self.on_conflict)
+        retries = _may(Retry, self.on_conflict) or _may(Retry, self.on_lock_lost)
+        for name, used in (("wait_timeout", waits), ("retry_countdown", retries)):
+            if getattr(self, name) is not None and not used:
+                raise ConfigurationError(
+                    f"{name} has no effect with on_conflict={self.on_conflict!r}."
+                    f" Leave it out, or write on_conflict={name.partition('_')[0]!r}."
+                )
+
+    def _check_key(self) -> None:
+        if isinstance(self.key, str):
+            KeyTemplate(self.key)
+        elif self.key is not None and not callable(self.key):
+            raise ConfigurationError(
+                f"key is {self.key!r}; it must be a template such as "
+                "'invoice:{invoice_id}' or a callable that returns the key."
+            )
+        names = self.unique_on if isinstance(self.unique_on, (list, tuple)) else [None]
+        if self.unique_on is not None and not all(isinstance(n, str) for n in names):
+            raise ConfigurationError(
+                f"unique_on is {self.unique_on!r}; it must be a list of argument names "
+                'such as ["user_id"].'
+            )
+        if self.unique_on is not None and self.key is not None:
+            raise ConfigurationError(
+                "key and unique_on both say which calls are the same. Leave one out."
+            )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> LockOptions:
+        """Read the ``redlock={...}`` of a task.
+
+        Raises:
+            ConfigurationError: A name does not exist, or a value cannot be used.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in sorted(options.keys() - set(known)):
+            hint = did_you_mean(name, known)
+            raise ConfigurationError(f"There is no lock option {name!r}. {hint}")
+        return cls(**options)
+
+    @classmethod
+    def split(
+        cls, arguments: Mapping[str, Any], *, foreign: Iterable[str] = ()
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Part a decorator's arguments into lock options and everything else.
+
+        Args:
+            arguments: What the decorator was given.
+            foreign: Names of somebody else's. What else is nearly an option counts
+                as one, for ``of`` to refuse: Celery takes any name as an attribute.
+        """
+        known = [field.name for field in fields(cls)]
+        near = {n for n in arguments if get_close_matches(n, known, 1, _NEARLY)}
+        ours = {name: arguments[name] for name in near - set(foreign)}
+        return ours, {n: value for n, value in arguments.items() if n not in ours}
+
+    def key_rule(self, task: str, signature: inspect.Signature) -> KeyRule:
+        """Return how calls of the task are reduced to keys, checked against it.
+
+        Raises:
+            ConfigurationError: An argument is named that the task does not have.
+        """
+        return KeyRule(task, signature, key=self.key, unique_on=self.unique_on)
+
+    def resolve(self, settings: Settings, task: str = "this task") -> ResolvedOptions:
+        """Fill in from the app's settings what was left open.
+
+        Raises:
+            ConfigurationError: The ttl or hold_at_least does not go with them.
+        """
+        with _naming(task):
+            ttl = settings.timing.checked(
+                settings.ttl if self.ttl is None else self.ttl
+            )
+            if self.hold_at_least > settings.max_ttl:
+                raise ConfigurationError(
+                    f"hold_at_least is {self.hold_at_least:g} s, above redlock_max_ttl "
+                    f"({settings.max_ttl:g} s): no lock lasts longer. Lower it."
+                )
+
+        def policy(option: PolicyOption[Any, Any], value: Any) -> Policy[Any, Any]:
+            ask = option.policy(value)
+
+            def answer(situation: Any) -> Any:
+                decision = ask(situation)
+                if decision == Wait():
+                    return Wait(self.wait_timeout or _WAIT_TIMEOUT)
+                jittered = ttl * random.uniform(0.25, 0.75)  # noqa: S311  (no secret)
+                countdown = self.retry_countdown or jittered
+                return Retry(countdown) if decision == Retry() else decision
+
+            return answer
+
+        outages = self.on_backend_error or settings.on_backend_error
+        return ResolvedOptions(
+            on_conflict=policy(ON_CONFLICT, self.on_conflict),
+            on_lock_lost=policy(ON_LOCK_LOST, self.on_lock_lost),
+            on_backend_error=policy(ON_BACKEND_ERROR, outages),
+            ttl=ttl,
+            renew=self.renew,
+            hold_at_least=self.hold_at_least,
+        )
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Put a name in front of what is wrong with it."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what}: {error}") from error.__cause__
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} is {value!r}; it must be True or False.")
+
+
+def _read_nodes(nodes: Any) -> tuple[NodeAddress, ...]:
+    if not isinstance(nodes, (list, tuple)) or not nodes:
+        # Do not show it: a text may be a URL with a password.
+        fact = f"is of type {type(nodes).__name__}" if nodes else "is not set"
+        raise ConfigurationError(
+            f"redlock_nodes {fact}. Nothing can be locked; set it to a list of URLs of "
+            'independent Redis masters, such as ["redis://a:6379/0", ...].'
+        )
+    with _naming("redlock_nodes"):
+        return parse_nodes(nodes)
+
+
+def _may(decide: type[Wait | Retry], policy: Any) -> bool:
+    if isinstance(policy, Mapping):
+        policy = policy["execute"]
+    word = decide.__name__.lower()
+    return policy == word or isinstance(policy, decide) or callable(policy)
