@@ -1,0 +1,94 @@
+"""Run a Celery task once at a time, held on a majority of independent Redis nodes.
+
+::
+
+    from celery_redlock import singleton_task
+
+    @singleton_task(key="invoice:{invoice_id}")
+    def send_invoice(invoice_id): ...
+
+What is imported from here is loaded when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_redlock.core.lease import Holder, Lease
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.decorator import singleton_task
+    from celery_redlock.errors import (
+        ConfigurationError,
+        DuplicateTask,
+        FingerprintError,
+        LeaseError,
+        LockCancelled,
+        LockContended,
+        LockHeld,
+        LockLost,
+        LockUnavailable,
+        NotHolder,
+        QuorumUnreachable,
+        RedlockError,
+        StaleFence,
+    )
+    from celery_redlock.locking import current_lease, lock
+    from celery_redlock.policies import Conflict
+    from celery_redlock.runtime import runtime_of
+    from celery_redlock.settings import LockOptions
+    from celery_redlock.task import SingletonTask
+
+__all__ = [
+    "ConfigurationError",
+    "Conflict",
+    "DuplicateTask",
+    "FingerprintError",
+    "Holder",
+    "Lease",
+    "LeaseError",
+    "LockCancelled",
+    "LockContended",
+    "LockHeld",
+    "LockLost",
+    "LockOptions",
+    "LockUnavailable",
+    "NotHolder",
+    "QuorumUnreachable",
+    "Redlock",
+    "RedlockError",
+    "SingletonTask",
+    "StaleFence",
+    "current_lease",
+    "lock",
+    "runtime_of",
+    "singleton_task",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Conflict": "policies",
+    "Holder": "core.lease",
+    "Lease": "core.lease",
+    "LockOptions": "settings",
+    "Redlock": "core.redlock",
+    "SingletonTask": "task",
+    "current_lease": "locking",
+    "lock": "locking",
+    "runtime_of": "runtime",
+    "singleton_task": "decorator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
+    value = globals()[name] = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

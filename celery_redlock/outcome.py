@@ -1,0 +1,122 @@
+"""Turn decisions into Celery's verbs: end one copy of a call, and lose nothing.
+
+=============  =================================================================
+end            how, and why not otherwise
+=============  =================================================================
+``skip``       the result is finished as REVOKED, with the chain after it and the
+               chord around it. A bare ``Ignore`` would leave whoever waits for
+               any of them waiting for ever; ``Reject`` looks like a failure.
+``drop``       ``Ignore``: the result belongs to another copy with the same id.
+``republish``  the same call again, by our own hand: ``Task.retry`` makes a publish
+               error a ``Reject``, and the job is gone.
+=============  =================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.app.task import get_actual_ignore_result
+from celery.exceptions import Ignore, TimeLimitExceeded
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+if TYPE_CHECKING:
+    from celery_redlock.envelope import Envelope
+
+__all__ = ["has_expired", "has_finished", "republish", "skip"]
+
+log = logging.getLogger("celery_redlock.outcome")
+
+
+def skip(task: Any, request: Any, error: Exception, **facts: Any) -> Ignore:
+    """Finish the result of a call that does not run: REVOKED, with the error in it.
+
+    Args:
+        task: The task.
+        request: Its request.
+        error: Why it does not run: what ``result.get()`` raises.
+        **facts: What the task-revoked event says besides.
+
+    Returns:
+        What to raise: it tells Celery that the result has been seen to.
+    """
+    if request.is_eager:
+        return Ignore(str(error))
+    ignored = get_actual_ignore_result(task, request)
+    task.backend.mark_as_failure(
+        request.id,
+        error,
+        request=request,
+        store_result=not ignored or task.store_errors_even_if_ignored,
+        call_errbacks=False,
+        state=states.REVOKED,
+    )
+    # Only here, in a worker, is Celery's own request class a cheap import.
+    from celery_redlock.request import Skipped  # noqa: PLC0415
+
+    return Skipped(str(error), facts)
+
+
+def republish(
+    task: Any,
+    request: Any,
+    arguments: tuple[Any, Any],
+    *,
+    countdown: float,
+    envelope: Envelope,
+) -> None:
+    """Publish the same call again: same id, same retries, same place in a canvas.
+
+    Args:
+        task: The task.
+        request: Its request.
+        arguments: The call's ``args`` and ``kwargs``, as they came.
+        countdown: Seconds until the copy may run.
+        envelope: What the copy says to us. A copy that may have a twin does not
+            expire: its expiry would end the result of the one that runs.
+
+    Raises:
+        Exception: Whatever the broker's transport raises. Nothing was sent.
+    """
+    args, kwargs = arguments
+    signature = task.signature_from_request(request, args, kwargs, countdown=countdown)
+    options = signature.options
+    options["headers"] = {**(options.get("headers") or {}), **envelope.header()}
+    if envelope.twin:
+        options["expires"] = None
+    signature.apply_async(add_to_parent=False)
+
+
+def has_finished(task: Any, request: Any) -> bool:
+    """Tell whether a stored result says that this task id has ended.
+
+    Where no result is kept, or it cannot be read, the answer is no: the call then
+    runs again, after the other copy, as it would without us.
+    """
+    if get_actual_ignore_result(task, request) or not task.backend.persistent:
+        return False
+    try:
+        meta = task.backend.get_task_meta(request.id, cache=False)
+    except NotImplementedError:  # there is no result backend
+        return False
+    except Exception:
+        # Each backend has errors of its own, and none of them may end the call.
+        log.exception("The result of %s could not be read.", request.id)
+        return False
+    requeued = (
+        isinstance(meta.get("result"), TimeLimitExceeded)
+        and task.acks_late
+        and not task.acks_on_timeout
+    )
+    return meta["status"] in states.READY_STATES and not requeued
+
+
+def has_expired(task: Any, request: Any) -> bool:
+    """Tell whether the time after which a call must not start has passed."""
+    if not request.expires:
+        return False
+    expires = maybe_make_aware(maybe_iso8601(request.expires), task.app.conf.timezone)
+    return bool(datetime.now(timezone.utc) > expires)

@@ -1,0 +1,174 @@
+"""The worker's main process: mints the token base, frees the lock of a dead child.
+
+::
+
+    main process                          child
+    ────────────                          ─────
+    message arrives, base is minted ────► takes the lock as base.attempt
+                                          renews it, releases it      (as a rule)
+    child is really gone (killed,
+    terminated, over its hard limit)
+    ──► release whatever attempt of base holds the key, then requeue the message
+
+A killed child frees its lock as soon as Celery notices, in 0 to 5 s, and not
+after a ttl. Celery announces a hard time limit while the child still runs: its
+lock is freed when the process has ended and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import Ignore, Terminated, WorkerLostError
+from celery.worker.request import Request
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.envelope import address
+from celery_redlock.runtime import runtime_of
+
+__all__ = ["RedlockRequest", "Skipped"]
+
+log = logging.getLogger("celery_redlock.request")
+
+_DIED = (WorkerLostError, Terminated, SystemExit)
+_LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
+
+
+class Skipped(Ignore):
+    """How a task tells its main process that it was skipped.
+
+    Args:
+        reason: Why, in words.
+        facts: What the event says besides: strings by name.
+    """
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the event says besides."""
+        return self.args[1] if len(self.args) > 1 else {}
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class RedlockRequest(Request):
+    """A request whose execution has a base, by which its lock can be freed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._redlock_base = address(self.request_dict)
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Free the lock of a child that is gone, before the message is requeued."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, Skipped):
+            self.send_event(
+                "task-revoked",
+                terminated=False,
+                signum=None,
+                expired=False,
+                **error.facts,
+            )
+        elif isinstance(error, _DIED):
+            self._free_lock()
+        return super().on_failure(exc_info, *args, **kwargs)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  (Celery's)
+        """Free the lock after a hard time limit, when the child has ended."""
+        super().on_timeout(soft, timeout)
+        if not soft:
+            self._free_lock()
+
+    def maybe_expire(self) -> Any:
+        """Leave it to the task whether a redelivered message has expired.
+
+        Its first copy may be running at this moment, and this one would end the
+        result that belongs to both.
+        """
+        if self.delivery_info.get("redelivered"):
+            return None
+        return super().maybe_expire()
+
+    def _free_lock(self) -> None:
+        pid = self.worker_pid
+        if pid is None or pid == os.getpid():
+            return  # never started, or ended in this very process
+        if _is_gone(pid):
+            self._release()
+        else:
+            threading.Thread(
+                target=self._release_when_gone,
+                args=(pid,),
+                name=f"redlock-wait-for-{pid}",
+                daemon=True,
+            ).start()
+
+    def _release_when_gone(self, pid: int) -> None:
+        give_up_at = SYSTEM_CLOCK.monotonic() + _LOOK_FOR
+        while not _is_gone(pid):
+            if SYSTEM_CLOCK.monotonic() > give_up_at:
+                log.warning(
+                    "Process %d still lives %g s after it was told to end; the lock "
+                    "of %s[%s] is left to it.",
+                    pid,
+                    _LOOK_FOR,
+                    self.name,
+                    self.id,
+                )
+                return
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+        self._release()
+
+    def _release(self) -> None:
+        try:
+            key = self.task.lock_key(*self.args, **self.kwargs)
+            redlock = runtime_of(self.app).redlock
+            freed = redlock.release_base(key, self._redlock_base)
+        except Exception:
+            # The key may come from a user's function, and this is the main process.
+            log.exception(
+                "The lock of %s[%s], whose process %s is gone, could not be freed; it "
+                "ends with its ttl.",
+                self.name,
+                self.id,
+                self.worker_pid,
+            )
+            return
+        if freed:
+            log.warning(
+                "Freed the lock %r of %s[%s] on %d nodes: its process %s is gone.",
+                key,
+                self.name,
+                self.id,
+                freed,
+                self.worker_pid,
+            )
+
+
+def _is_gone(pid: int) -> bool:
+    """Tell whether a child has ended, also while nobody has waited for it yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return Path("/proc/self").exists() or not _answers(pid)
+    except (OSError, IndexError):  # it went away while we looked
+        return True
+    return state in "ZX"
+
+
+def _answers(pid: int) -> bool:
+    """Ask where there is no /proc: the kernel knows the process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
