@@ -1,0 +1,1 @@
+"""A user's project: an app and its tasks. Runs in workers; imported by tests."""

@@ -1,0 +1,38 @@
+"""What the bodies of the tasks have in common."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from celery import current_task
+
+from tests.worker.harness.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STAGE = "PROJECT_STAGE"
+
+
+@cache
+def stage() -> Stage:
+    """Return the stage that the tests watch."""
+    return Stage(os.environ[STAGE])
+
+
+@contextmanager
+def recorded(key: str) -> Iterator[str]:
+    """Record a run of the current task; gives its id."""
+    task_id = str(current_task.request.id)
+    with stage().run(key, task_id):
+        yield task_id
+
+
+def hold(key: str) -> str:
+    """Run until the test opens the gate of this key; return the task's id."""
+    with recorded(key) as task_id:
+        stage().wait(key)
+    return task_id

@@ -1,0 +1,49 @@
+"""Receivers of the locks' signals: each notes what it was told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock import signals
+from tests.worker.project.body import stage
+
+if TYPE_CHECKING:
+    from celery_redlock import Lease
+    from celery_redlock.policies import Conflict
+
+
+def on_acquired(lease: Lease, task_id: str, **_: Any) -> None:
+    """Note that a lock was taken."""
+    stage().note(lease.key, "signal-acquired", task_id=task_id)
+
+
+def on_renewed(lease: Lease, task_id: str, **_: Any) -> None:
+    """Note that a lock was renewed."""
+    stage().note(lease.key, "signal-renewed", task_id=task_id)
+
+
+def on_lost(lease: Lease, task_id: str, **_: Any) -> None:
+    """Note that a lock was lost."""
+    stage().note(lease.key, "signal-lost", task_id=task_id)
+
+
+def on_released(lease: Lease, task_id: str, **_: Any) -> None:
+    """Note that a lock was given back."""
+    stage().note(lease.key, "signal-released", task_id=task_id)
+
+
+def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
+    """Note what was decided."""
+    stage().note(
+        conflict.key,
+        "signal-conflict",
+        task_id=conflict.task_id,
+        decision=type(decision).__name__,
+    )
+
+
+signals.lock_acquired.connect(on_acquired)
+signals.lock_renewed.connect(on_renewed)
+signals.lock_lost.connect(on_lost)
+signals.lock_released.connect(on_released)
+signals.lock_conflict.connect(on_conflict)

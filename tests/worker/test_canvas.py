@@ -1,0 +1,125 @@
+"""Chains, groups and chords end, whatever becomes of their members."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import chain, chord, group, states
+from celery.exceptions import ChordError
+
+from celery_redlock import DuplicateTask
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from celery.canvas import Signature
+
+    from tests.worker.harness.deployment import Deployment
+
+
+def sig(deployment: Deployment, name: str, *args: object) -> Signature:
+    """Return an immutable signature of a task."""
+    return deployment.task(name).si(*args)
+
+
+def test_chain_of_one_call_twice_runs_it_twice(prefork: Deployment, key: str) -> None:
+    """``chain(t, t)``: the lock is free before the tail is published."""
+    for number in range(15):
+        quick = sig(prefork, "quick", f"{key}-{number}")
+
+        result = chain(quick, quick)()
+
+        assert result.get(timeout=10) == result.id
+        assert len(prefork.stage.runs(f"{key}-{number}")) == 2
+        assert prefork.stage.overlaps(f"{key}-{number}") == []
+
+
+def test_chain_after_a_skipped_member_ends_as_revoked(
+    prefork: Deployment, key: str
+) -> None:
+    """A tail whose head was skipped does not run, and does not wait for ever."""
+    first = prefork.begin("job", key)
+
+    tail = chain(sig(prefork, "job", key), prefork.task("tail").s(key))()
+
+    with pytest.raises(DuplicateTask, match=first.id):
+        tail.get(timeout=10)
+    until(lambda: tail.state == states.REVOKED)
+    assert prefork.stage.runs(f"{key}-tail") == []
+
+
+def test_chain_whose_head_waits_for_the_lock_runs_to_its_end(
+    prefork: Deployment, key: str
+) -> None:
+    """Under ``retry`` a duplicate in a chain takes its tail with it."""
+    first = prefork.begin("job-retry", key)
+
+    tail = chain(sig(prefork, "job-retry", key), prefork.task("tail").s(key))()
+    until(lambda: tail.parent.state == states.RETRY)
+    prefork.stage.open(key)
+
+    assert tail.get(timeout=10) == tail.parent.id
+    assert first.get(timeout=10) == first.id
+
+
+def test_group_with_a_skipped_member_ends(prefork: Deployment, key: str) -> None:
+    """The members that ran have their results; the skipped one says why."""
+    first = prefork.begin("job", key)
+
+    skipped, other = group(
+        sig(prefork, "job", key), sig(prefork, "quick", f"{key}-other")
+    )()
+
+    with pytest.raises(DuplicateTask, match=first.id):
+        skipped.get(timeout=10)
+    assert other.get(timeout=10) == other.id
+
+
+def test_chord_with_equal_members_fails_under_skip(
+    prefork: Deployment, key: str
+) -> None:
+    """The body of a chord that lost a member is told so; it never hangs."""
+    header = [sig(prefork, "job", key), sig(prefork, "job", key)]
+
+    result = chord(header)(prefork.task("tail").s(key))
+    until(lambda: prefork.stage.running(key))
+    until(lambda: any(member.ready() for member in result.parent))
+    prefork.stage.open(key)
+
+    with pytest.raises(ChordError):
+        result.get(timeout=10)
+    assert result.state == states.FAILURE
+    assert prefork.stage.runs(f"{key}-tail") == []
+    assert len(prefork.stage.runs(key)) == 1
+
+
+def test_chord_with_a_skipped_chain_in_its_header_ends(
+    prefork: Deployment, key: str
+) -> None:
+    """A skip inside of a chain inside of a header reaches the chord's body."""
+    prefork.begin("job", key)
+    middle = chain(sig(prefork, "job", key), sig(prefork, "quick", f"{key}-inner"))
+
+    result = chord([middle, sig(prefork, "quick", f"{key}-other")])(
+        prefork.task("tail").s(key)
+    )
+
+    with pytest.raises(ChordError):
+        result.get(timeout=10)
+    assert prefork.stage.runs(f"{key}-tail") == []
+
+
+@pytest.mark.parametrize("name", ["job-retry", "job-wait"])
+def test_chord_with_equal_members_gives_both_results_where_they_wait(
+    prefork: Deployment, key: str, name: str
+) -> None:
+    """Under ``retry`` and ``wait`` equal members run one after the other."""
+    header = [sig(prefork, name, key), sig(prefork, name, key)]
+
+    result = chord(header)(prefork.task("tail").s(key))
+    until(lambda: prefork.stage.running(key))
+    prefork.stage.open(key)
+
+    assert sorted(result.get(timeout=20)) == sorted(m.id for m in result.parent)
+    assert len(prefork.stage.runs(key)) == 2
+    assert prefork.stage.overlaps(key) == []

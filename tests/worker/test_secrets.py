@@ -1,0 +1,72 @@
+"""Passwords of the lock nodes appear nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock import QuorumUnreachable
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.worker.harness.deployment import Deployment, Site
+    from tests.worker.harness.nodes import LockNodes
+
+SECRET = "correct-horse"
+
+
+@pytest.fixture(scope="module")
+def here(site: Site, frail_nodes: LockNodes) -> Iterator[Deployment]:
+    """Give a worker that talks of everything, with passwords in its settings."""
+    urls = [url.replace("//", f"//default:{SECRET}@") for url in frail_nodes.urls]
+    deployment = site.deploy(
+        frail_nodes, settings={"redlock_nodes": urls}, options=["-l", "DEBUG"]
+    )
+    yield deployment
+    deployment.teardown()
+
+
+def test_report_shows_no_password(here: Deployment) -> None:
+    """``celery report`` is what people paste into public trackers."""
+    worker = here.worker.container
+
+    report = subprocess.run(  # noqa: S603  (our own command)
+        [sys.executable, "-m", "celery", "-A", worker.app, "report"],
+        env={**os.environ, **worker.environment()},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert "redlock_nodes" in report
+    assert SECRET not in report
+
+
+def test_inspect_conf_shows_no_password(here: Deployment) -> None:
+    """A worker that is asked for its settings does not tell passwords."""
+    inspect = here.app.control.inspect([here.worker.container.node_name], timeout=5)
+
+    conf = until(inspect.conf)
+
+    assert "redlock_nodes" in json.dumps(conf)
+    assert SECRET not in json.dumps(conf)
+
+
+def test_logs_and_results_show_no_password(here: Deployment, key: str) -> None:
+    """Neither runs and conflicts nor nodes that are down bring a password to light."""
+    first = here.begin("job", key)
+    with here.nodes.majority_paused(), pytest.raises(QuorumUnreachable) as failure:
+        here.send("unreachable-raise", f"{key}-2").get(timeout=10)
+    here.stage.open(key)
+    assert first.get(timeout=10) == first.id
+
+    assert "unreachable-raise" in here.logs()
+    assert SECRET not in here.logs()
+    assert SECRET not in str(failure.value)
