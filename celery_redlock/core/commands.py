@@ -99,14 +99,21 @@ class Commands:
             drift=drift_of(lease.ttl),
         )
 
-    def release(self, key: str, prefix: str, *, keep: float = 0.0) -> Question:
-        """Let go of the lock whose token begins so, now or in ``keep`` seconds."""
+    def release(
+        self, key: str, prefix: str, *, keep: float = 0.0, since: float = 0.0
+    ) -> Question:
+        """Let go of the lock whose token begins so, now or in ``keep`` seconds.
+
+        A node that has been away since before ``since``, when the lock was first
+        asked for, has nothing to let go of and is not told when it is back.
+        """
         return Question(
             RELEASE,
             [self.lock_key(key)],
             [prefix, max(0, round(keep * _MS))],
             labels=self._labels,
             settle=by_majority,
+            insist_since=since,
             insist_until=self._clock.monotonic() + self._insist,
         )
 

@@ -8,7 +8,6 @@ itself after one ttl.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -29,33 +28,36 @@ class _Debt(NamedTuple):
 
 
 class Debts:
-    """Questions that insist on being heard, oldest first."""
+    """Questions that insist on being heard, each once, oldest first."""
 
     __slots__ = ("_debts",)
 
     def __init__(self) -> None:
-        self._debts: deque[_Debt] = deque()
+        self._debts: dict[tuple[object, ...], _Debt] = {}
 
     def __bool__(self) -> bool:
         return bool(self._debts)
 
-    def owe(self, question: Question, index: int, now: float) -> None:
+    def owe(self, question: Question, node: int, now: float) -> None:
         """Note that this question did not get through, unless it may be dropped."""
-        while self._debts and self._debts[0].question.insist_until <= now:
-            self._debts.popleft()
+        while self._debts:
+            name, oldest = next(iter(self._debts.items()))
+            if oldest.question.insist_until > now:
+                break
+            del self._debts[name]
         if question.insist_until > now:
-            self._debts.append(_Debt(question, index, now, is_last=False))
+            script, keys, args = question.call
+            name = (script.name, *keys, *args)
+            self._debts[name] = _Debt(question, node, now, is_last=False)
 
     def due(self, now: float) -> Iterator[tuple[Question, int]]:
         """Yield what is to be told now, as new questions."""
-        for _ in range(len(self._debts)):
-            debt = self._debts.popleft()
+        for name, debt in list(self._debts.items()):
             if debt.question.insist_until <= now:
-                continue
-            if debt.due_at > now:
-                self._debts.append(debt)
-                continue
-            if not debt.is_last:
-                later = now + _SECOND_TELLING
-                self._debts.append(debt._replace(due_at=later, is_last=True))
-            yield debt.question.again(), debt.node
+                del self._debts[name]
+            elif debt.due_at <= now:
+                del self._debts[name]
+                if not debt.is_last:
+                    later = now + _SECOND_TELLING
+                    self._debts[name] = debt._replace(due_at=later, is_last=True)
+                yield debt.question.again(), debt.node

@@ -17,8 +17,8 @@ question that it answers. While a node is suspect it is asked and not waited for
 once it has been silent for longer than it takes to connect, a second connection
 is tried in the background, and replaces the first if it gets through.
 
-Nothing here blocks. DNS, TCP, TLS, AUTH and the look at what kind of server it
-is happen in a thread of their own that ends when they are done.
+Nothing here blocks: connecting, up to a look at what kind of server it is, is done
+in a thread of its own that ends with it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.core.debts import Debts
 from celery_redlock.core.link import open_link, would_block
+from celery_redlock.core.question import Lesson, Question
 from celery_redlock.core.wire import ErrorReply
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from celery_redlock.core.address import NodeAddress
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.link import Link, NodeFacts
-    from celery_redlock.core.question import Question
     from celery_redlock.core.wire import ReplyReader
 
 __all__ = ["Node"]
@@ -48,6 +48,7 @@ log = logging.getLogger("celery_redlock.node")
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 2.0
 _READ_SIZE = 65536
+_READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
 
@@ -61,7 +62,7 @@ class Node:
         self.label = address.name
         self.suspect = False
         self.misfit = ""
-        self.pending: deque[tuple[Question, int]] = deque()
+        self.pending: deque[tuple[Question | Lesson, int]] = deque()
         self._address = address
         self._clock = clock
         self._connect_timeout = connect_timeout
@@ -70,6 +71,7 @@ class Node:
         self._out = bytearray()
         self._torn = False
         self._silent_since = 0.0
+        self._last_seen_at = 0.0
         self._debts = Debts()
         self._arrival: Link | str | None = None
         self._connecting = False
@@ -192,8 +194,8 @@ class Node:
             if not would_block(error):
                 self._drop(f"lost its connection: {error}")
                 return
-        if not self._out:
-            self._watch(selectors.EVENT_READ)
+        if not self._out and self._selector:
+            self._selector.modify(self._link.sock, selectors.EVENT_READ, self)
         self._torn = False
 
     def overdue(self) -> None:
@@ -222,7 +224,9 @@ class Node:
 
     # -- the conversation --------------------------------------------------
 
-    def _write(self, asked: list[tuple[Question, int]], parts: list[bytes]) -> None:
+    def _write(
+        self, asked: Sequence[tuple[Question | Lesson, int]], parts: list[bytes]
+    ) -> None:
         link = self._link
         if link is None:
             return
@@ -243,7 +247,8 @@ class Node:
                 sent = 0
             if sent < len(packed):
                 self._out += packed[sent:]
-                self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
+                if self._selector:
+                    self._selector.modify(link.sock, _READ_AND_WRITE, self)
         self._torn = False
         if len(self._out) > _MOST_UNSENT:
             self._drop("took nothing more from a full connection")
@@ -254,7 +259,9 @@ class Node:
                 self._drop("spoke without being asked")
                 return
             question, index = self.pending.popleft()
-            if isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT"):
+            if not isinstance(reply, ErrorReply) or isinstance(question, Lesson):
+                question.answer(index, reply)
+            elif str(reply).startswith("NOSCRIPT"):
                 self._explain(question, index)
             else:
                 question.answer(index, reply)
@@ -266,19 +273,18 @@ class Node:
         """Send the script itself, unless that would overtake a later command."""
         key = question.call[1][0]
         if any(later.call[1][0] == key for later, _ in self.pending):
+            lesson = Lesson(question.script)
+            self._write([(lesson, index)], [lesson.packed()])
             self._fail(question, index, "had forgotten its scripts")
         else:
             self._write([(question, index)], [question.packed_source()])
-
-    def _watch(self, events: int) -> None:
-        if self._link and self._selector:
-            self._selector.modify(self._link.sock, events, self)
 
     def _drop(self, reason: str) -> None:
         link, self._link = self._link, None
         pending, self.pending = self.pending, deque()
         self._out, self._torn, self.suspect = bytearray(), False, False
         if link:
+            self._last_seen_at = self._clock.monotonic()
             if self._selector:
                 self._selector.unregister(link.sock)
             link.close()
@@ -287,9 +293,11 @@ class Node:
         for question, index in pending:
             self._fail(question, index, reason)
 
-    def _fail(self, question: Question, index: int, reason: str) -> None:
+    def _fail(self, question: Question | Lesson, index: int, reason: str) -> None:
         question.fail(index, reason)
-        self._debts.owe(question, index, self._clock.monotonic())
+        was_there = self._link or self._last_seen_at >= question.insist_since
+        if was_there and isinstance(question, Question):
+            self._debts.owe(question, index, self._clock.monotonic())
 
     # -- connecting ----------------------------------------------------------
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.scripts import Script
 
 __all__ = [
+    "Lesson",
     "Question",
     "by_everyone",
     "by_majority",
@@ -77,6 +78,28 @@ def vote_of(reply: Any) -> Vote:
     return _VOTE_OF_STATUS[reply[0]](reply)
 
 
+class Lesson:
+    """A script that a node is to keep in mind. Nobody waits for the answer."""
+
+    __slots__ = ("_script", "call")
+
+    insist_since = insist_until = 0.0
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.call: tuple[Script, Sequence[str], Sequence[Any]] = (script, [""], [])
+
+    def packed(self) -> bytes:
+        """Return the command."""
+        return pack("SCRIPT", "LOAD", self._script.source)
+
+    def answer(self, index: int, reply: Any) -> None:
+        """Nothing depends on it."""
+
+    def fail(self, index: int, reason: str) -> None:
+        """Nothing depends on it."""
+
+
 class Question:
     """A script, its keys and arguments, and the votes on it so far.
 
@@ -86,6 +109,7 @@ class Question:
         withdrawn: Asked just before sending; when it says True, nothing is sent.
         insist_until: Instant until which a node that could not be reached is
             asked again when it is back. 0 for a question that can be dropped.
+        insist_since: Instant; nodes that were away ever since are not asked again.
     """
 
     __slots__ = (
@@ -95,6 +119,7 @@ class Question:
         "_keys",
         "_settle",
         "ballot",
+        "insist_since",
         "insist_until",
         "replies",
         "script",
@@ -109,6 +134,7 @@ class Question:
         *,
         labels: Sequence[str],
         settle: Callable[[Ballot], bool],
+        insist_since: float = 0.0,
         insist_until: float = 0.0,
         withdrawn: Callable[[], bool] | None = None,
     ) -> None:
@@ -120,6 +146,7 @@ class Question:
         self._eval: bytes | None = None
         self.ballot = Ballot(labels)
         self.replies: list[Any] = [None] * len(labels)
+        self.insist_since = insist_since
         self.insist_until = insist_until
         self.withdrawn = withdrawn
 
@@ -165,6 +192,7 @@ class Question:
             self._args,
             labels=self.ballot.labels,
             settle=self._settle,
+            insist_since=self.insist_since,
             insist_until=self.insist_until,
         )
         copy._evalsha = self._evalsha

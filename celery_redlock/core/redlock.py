@@ -77,12 +77,10 @@ class Redlock:
         connect_timeout: Seconds that a connection may take to be made.
         prefix: Of all keys on the nodes.
         restart_guard: Keep restarted nodes out of the vote; see ``core.guard``.
-        clock: Reads time. For tests.
-        transport: How to reach the nodes instead of by socket. For tests.
+        clock, transport: For tests: time, and how to reach the nodes.
 
     Attributes:
-        addresses: The nodes, in the order given.
-        labels: Their names.
+        addresses, labels: The nodes, in the order given, and their names.
         quorum: How many of them are a majority.
         timing: The durations, checked against each other.
         commands: With which keys and arguments scripts are called here.
@@ -213,12 +211,12 @@ class Redlock:
                         confirm=self.confirm,
                     )
         except BaseException:
-            self.transport.send(self.commands.release(key, token))
+            self.transport.send(self.commands.release(key, token, since=started_at))
             raise
         failure = failure_of(key, ballot, node_timeout=self.timing.node_timeout)
         if ballot.granted or ballot.answered < len(self.labels):
             # Not waited for: whatever is sent next on a connection comes after it.
-            self.transport.send(self.commands.release(key, token))
+            self.transport.send(self.commands.release(key, token, since=started_at))
         return failure
 
     # -- extend ------------------------------------------------------------------
@@ -246,13 +244,14 @@ class Redlock:
                 (``hold_at_least``).
 
         Returns:
-            How many nodes said that it was still ours, by the time that a
-            majority had answered. The others are told all the same; one that
-            cannot be reached is told when it is back.
+            How many nodes said that it was still ours, by the time that a majority
+            had answered. The others are told too; one that is away, when it is back.
         """
         if lease.state is LeaseState.HELD:
             lease.state = LeaseState.RELEASED
-        question = self.commands.release(lease.key, lease.token, keep=keep)
+        question = self.commands.release(
+            lease.key, lease.token, keep=keep, since=lease.started_at
+        )
         self.transport.ask(question)
         return question.ballot.granted
 
@@ -302,8 +301,7 @@ class Redlock:
     def check(self) -> NodesReport:
         """Ask every node for a vote that locks nothing anybody wants, and report.
 
-        A node that has to go into quarantine goes now and not with the first
-        task, which is why a worker calls this when it starts.
+        A node that must go into quarantine goes now and not with the first task.
         """
         base = new_base()
         key, token = f"check:{base}", new_token(base)

@@ -126,8 +126,8 @@ class Wire:
         self.cut_at: bytes | None = None
         self._commands = threading.Event()
         self._replies = threading.Event()
-        self._is_cut = False
-        self._ends: set[socket.socket] = set()
+        self.is_cut = False
+        self._ends: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -150,13 +150,13 @@ class Wire:
 
     def cut(self) -> None:
         """End all connections with all that was held, and make no new ones."""
-        self._is_cut = True
+        self.is_cut = True
         self._break()
         self.resume()
 
     def mend(self) -> None:
         """Let connections be made again."""
-        self._is_cut = False
+        self.is_cut = False
 
     def cut_when(self, text: bytes) -> None:
         """From now on, end a connection that would carry these bytes to the node."""
@@ -164,13 +164,15 @@ class Wire:
 
     def close(self) -> None:
         """End it."""
-        self._is_cut = True
+        self.is_cut = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
         for thread in self._threads:
             thread.join()
+        for end in self._ends:
+            end.close()
 
     def _break(self) -> None:
         for end in list(self._ends):
@@ -184,13 +186,15 @@ class Wire:
             except OSError:
                 return
             try:
-                if self._is_cut:
+                if self.is_cut:
                     raise ConnectionRefusedError
                 far = socket.create_connection(("127.0.0.1", self.target.port))
             except OSError:
                 near.close()
                 continue
-            self._ends |= {near, far}
+            self._ends += [near, far]
+            if self.is_cut:
+                self._break()
             for way in ((near, far, self._commands), (far, near, self._replies)):
                 thread = threading.Thread(target=self._pump, args=way, daemon=True)
                 self._threads.append(thread)
@@ -209,11 +213,6 @@ class Wire:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        if gate is self._commands:
-            return
-        self._ends -= {source, sink}
-        source.close()
-        sink.close()
 
 
 @contextlib.contextmanager

@@ -210,6 +210,22 @@ def test_restart_after_a_crash_loads_the_append_only_file(
     assert node.command("GET", "name") == "value"
 
 
+def test_restarted_node_has_loaded_everything(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """When `restart` returns, the server is done with its loading."""
+    config = {"appendonly": "yes", "aof-use-rdb-preamble": "no"}
+    options = ServerOptions(config=config)
+    node = start_nodes(1, options=options, initialize=False).nodes[0]
+    script = "for i = 1, 300000 do redis.call('SET', i, i) end"
+    node.command("EVAL", script, 0)
+    node.kill()
+
+    node.restart(keep_memory=True)
+
+    assert node.command("GET", "300000") == "300000"
+
+
 def test_restart_after_a_crash_without_keeping_is_empty(node: DevNode) -> None:
     """A snapshot that lies around is not loaded unasked."""
     node.command("SET", "name", "value")
