@@ -34,6 +34,8 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.fingerprint import did_you_mean
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from celery_redlock.core.lease import Holder
 
 __all__ = [
@@ -154,7 +156,7 @@ class Retry:
     It may run after ``countdown`` seconds; ``None``: the task's ``retry_countdown``.
     """
 
-    countdown: float | None = None
+    countdown: float | timedelta | None = None
 
     def __post_init__(self) -> None:
         _read_seconds(self, "countdown")
@@ -167,7 +169,7 @@ class Wait:
     It waits ``timeout`` seconds; ``None``: the task's ``wait_timeout``.
     """
 
-    timeout: float | None = None
+    timeout: float | timedelta | None = None
 
     def __post_init__(self) -> None:
         _read_seconds(self, "timeout")
@@ -262,12 +264,10 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
         Raises:
             ConfigurationError: It is none of them. Says what there is.
         """
+        if isinstance(value, str) and value not in self.words:
+            hint = did_you_mean(value, self.words)
+            raise ConfigurationError(f"{self.name}={value!r} does not exist. {hint}")
         if isinstance(value, str):
-            if value not in self.words:
-                raise ConfigurationError(
-                    f"{self.name}={value!r} does not exist. "
-                    f"{did_you_mean(value, self.words)}"
-                )
             return self.words[value]
         if isinstance(value, self.decisions):
             return _Always(cast("_DecisionT", value))

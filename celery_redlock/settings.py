@@ -37,7 +37,8 @@ from celery_redlock.policies import (
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from datetime import timedelta
 
 __all__ = ["LockOptions", "ResolvedOptions", "Settings"]
 
@@ -173,11 +174,11 @@ class LockOptions:
     on_conflict: Any = "skip"
     on_lock_lost: Any = "abort"
     on_backend_error: Any = None
-    ttl: float | None = None
+    ttl: float | timedelta | None = None
     renew: bool = True
-    hold_at_least: float = 0.0
-    wait_timeout: float | None = None
-    retry_countdown: float | None = None
+    hold_at_least: float | timedelta = 0.0
+    wait_timeout: float | timedelta | None = None
+    retry_countdown: float | timedelta | None = None
 
     def __post_init__(self) -> None:
         for name in ("ttl", "wait_timeout", "retry_countdown"):
@@ -234,7 +235,7 @@ class LockOptions:
 
     @classmethod
     def split(
-        cls, arguments: Mapping[str, Any], *, foreign: Iterable[str] = ()
+        cls, arguments: Mapping[str, Any], *, foreign: Collection[str] = ()
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Part a decorator's arguments into lock options and everything else.
 
@@ -245,7 +246,7 @@ class LockOptions:
         """
         known = [field.name for field in fields(cls)]
         near = {n for n in arguments if get_close_matches(n, known, 1, _NEARLY)}
-        ours = {name: arguments[name] for name in near - set(foreign)}
+        ours = {n: arguments[n] for n in near if n in known or n not in foreign}
         return ours, {n: value for n, value in arguments.items() if n not in ours}
 
     def key_rule(self, task: str, signature: inspect.Signature) -> KeyRule:
@@ -266,9 +267,10 @@ class LockOptions:
             ttl = settings.timing.checked(
                 settings.ttl if self.ttl is None else self.ttl
             )
-            if self.hold_at_least > settings.max_ttl:
+            hold: Any = self.hold_at_least  # in seconds by now
+            if hold > settings.max_ttl:
                 raise ConfigurationError(
-                    f"hold_at_least is {self.hold_at_least:g} s, above redlock_max_ttl "
+                    f"hold_at_least is {hold:g} s, above redlock_max_ttl "
                     f"({settings.max_ttl:g} s): no lock lasts longer. Lower it."
                 )
 
@@ -292,13 +294,12 @@ class LockOptions:
             on_backend_error=policy(ON_BACKEND_ERROR, outages),
             ttl=ttl,
             renew=self.renew,
-            hold_at_least=self.hold_at_least,
+            hold_at_least=hold,
         )
 
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Put a name in front of what is wrong with it."""
     try:
         yield
     except ConfigurationError as error:

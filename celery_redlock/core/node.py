@@ -12,10 +12,10 @@
 
 Commands travel on ONE connection in the order in which they were sent, so a
 release can never overtake the acquire or the renewal before it. A time-out does
-not close the connection: the late reply is read when it comes and ends up in the
-question that it answers. While a node is suspect it is asked and not waited for;
-once it has been silent for longer than it takes to connect, a second connection
-is tried in the background, and replaces the first if it gets through.
+not close the connection: the late reply ends up in the question that it answers.
+While a node is suspect it is asked and not waited for; once it has been silent for
+longer than it takes to connect, a second connection is tried in the background, and
+replaces the first if it gets through.
 
 Nothing here blocks: connecting, up to a look at what kind of server it is, is done
 in a thread of its own that ends with it.
@@ -95,7 +95,7 @@ class Node:
 
     @property
     def owes(self) -> bool:
-        """Whether something has to be told to this node when it is back."""
+        """Whether this node has to be told something when it is back."""
         return bool(self._debts)
 
     def send(self, questions: Sequence[Question], index: int) -> None:
@@ -127,15 +127,13 @@ class Node:
         arrival, self._arrival = self._arrival, None
         taken = arrival is not None and self._welcome(arrival)
         silence = now - self._silent_since if self.suspect else 0.0
-        hung = silence > self._connect_timeout
         if silence > max(_GIVEN_UP_AFTER, self._connect_timeout):
             self._drop(f"has been silent for {silence:.0f} s")
-        wanted = self._link is None or hung or bool(self.misfit)
+        wanted = self._link is None or silence > self._connect_timeout or self.misfit
         if wanted and not self._connecting and now >= self._retry_at:
             self._connecting = True
-            threading.Thread(
-                target=self._connect, name=f"redlock-connect-{self.label}", daemon=True
-            ).start()
+            name = f"redlock-connect-{self.label}"
+            threading.Thread(target=self._connect, name=name, daemon=True).start()
         return taken
 
     def catch_up(self) -> None:
@@ -213,16 +211,14 @@ class Node:
         self.pending, self._backlog, self._debts = deque(), [], Debts()
         self._out, self._torn, self.suspect = bytearray(), False, False
         self._arrival, self._connecting = None, False
-        self._failures, self._retry_at, self._down_because = 0, 0.0, ""
-        self.misfit = ""
+        self._failures, self._retry_at = 0, 0.0
+        self._down_because = self.misfit = ""
         if link:
             link.disown()
 
     def close(self) -> None:
         """Close the connection. What was on its way is entered as failed."""
         self._drop("was closed")
-
-    # -- the conversation --------------------------------------------------
 
     def _write(
         self, asked: Sequence[tuple[Question | Lesson, int]], parts: list[bytes]
@@ -259,9 +255,8 @@ class Node:
                 self._drop("spoke without being asked")
                 return
             question, index = self.pending.popleft()
-            if not isinstance(reply, ErrorReply) or isinstance(question, Lesson):
-                question.answer(index, reply)
-            elif str(reply).startswith("NOSCRIPT"):
+            forgot = isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT")
+            if forgot and isinstance(question, Question):
                 self._explain(question, index)
             else:
                 question.answer(index, reply)
@@ -298,8 +293,6 @@ class Node:
         was_there = self._link or self._last_seen_at >= question.insist_since
         if was_there and isinstance(question, Question):
             self._debts.owe(question, index, self._clock.monotonic())
-
-    # -- connecting ----------------------------------------------------------
 
     def _connect(self) -> None:
         self._arrival = open_link(self._address, self._connect_timeout)

@@ -126,7 +126,7 @@ class Wire:
         self.cut_at: bytes | None = None
         self._commands = threading.Event()
         self._replies = threading.Event()
-        self.is_cut = False
+        self._is_cut = threading.Event()
         self._ends: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
@@ -150,13 +150,13 @@ class Wire:
 
     def cut(self) -> None:
         """End all connections with all that was held, and make no new ones."""
-        self.is_cut = True
+        self._is_cut.set()
         self._break()
         self.resume()
 
     def mend(self) -> None:
         """Let connections be made again."""
-        self.is_cut = False
+        self._is_cut.clear()
 
     def cut_when(self, text: bytes) -> None:
         """From now on, end a connection that would carry these bytes to the node."""
@@ -164,7 +164,7 @@ class Wire:
 
     def close(self) -> None:
         """End it."""
-        self.is_cut = True
+        self._is_cut.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -186,14 +186,14 @@ class Wire:
             except OSError:
                 return
             try:
-                if self.is_cut:
+                if self._is_cut.is_set():
                     raise ConnectionRefusedError
                 far = socket.create_connection(("127.0.0.1", self.target.port))
             except OSError:
                 near.close()
                 continue
             self._ends += [near, far]
-            if self.is_cut:
+            if self._is_cut.is_set():
                 self._break()
             for way in ((near, far, self._commands), (far, near, self._replies)):
                 thread = threading.Thread(target=self._pump, args=way, daemon=True)

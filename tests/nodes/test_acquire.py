@@ -247,7 +247,9 @@ def test_unrenewed_lock_ends_with_its_ttl(
     rival.release(successor)
 
 
-def test_waiter_follows_a_release(redlock: Redlock, rival: Redlock, key: str) -> None:
+def test_waiter_follows_a_release(
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+) -> None:
     """An acquire that waits gets the lock when it is let go, long before the ttl."""
     lease = redlock.acquire(key, ttl=30)
     got: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery import states
@@ -66,12 +66,11 @@ def test_skip_tells_monitors_that_the_task_was_revoked(
     """An event ends the skipped call in Flower, which would show it as started."""
     here = deploy(options=["--task-events"])
     events: list[str] = []
-    connection: Any = here.app.connection_for_read()
     receiver = here.app.events.Receiver(
-        connection,
+        here.app.connection_for_read(),
         handlers={"task-revoked": lambda event: events.append(event["uuid"])},
     )
-    with connection, receiver.consumer_context():
+    with receiver.consumer_context() as (connection, _, _):
         here.begin("job", key)
 
         second = here.send("job", key)

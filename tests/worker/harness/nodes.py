@@ -58,9 +58,9 @@ class LockNodes:
         return [value for value in values if value is not None]
 
     def locks(self, text: str = "") -> list[str]:
-        """Return the locks whose key contains this text, once for each node."""
+        """Return what each node has of the locks whose key contains this text."""
         return [
-            name
+            f"{name} on {client.connection_pool.connection_kwargs['port']}"
             for client in self._alive()
             for name in client.scan_iter(f"{PREFIX}*{text}*", count=1000)
         ]
@@ -71,11 +71,17 @@ class LockNodes:
 
     def until_free(self, text: str = "", seconds: float = 6.0) -> None:
         """Wait until no node has a lock whose key contains this text."""
-        until(
-            lambda: not self.locks(text),
-            seconds,
-            what=f"no lock with {text!r} to be left, but there is {self.locks(text)}",
-        )
+        left: list[str] = []
+
+        def is_free() -> bool:
+            left[:] = self.locks(text)
+            return not left
+
+        try:
+            until(is_free, seconds)
+        except AssertionError:
+            message = f"after {seconds:g} s there still is {left}"
+            raise AssertionError(message) from None
 
     def until_renewed(self, key: str, times: int) -> None:
         """Wait until this lock's ttl has been set anew so often on one node."""

@@ -83,11 +83,16 @@ def register(app: Celery) -> None:
     """Define the tasks that need an app."""
     app.register_task(ClassTask())
 
-    @app.task(name="by-base", base=SingletonTask, redlock={"unique_on": ["key"]})
+    @app.task(
+        name="by-base",
+        base=SingletonTask,
+        redlock={"unique_on": ["key"]},
+        shared=False,  # the next app has its own
+    )
     def by_base(key: str, value: int = 1) -> str:
         return hold(key)
 
-    @singleton_task(app=app, name="by-app", key="{key}")
+    @singleton_task(app=app, name="by-app", key="{key}", shared=False)
     def by_app(key: str) -> str:
         with recorded(key) as task_id:
             return task_id
