@@ -231,9 +231,7 @@ class _Formatter(string.Formatter):
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:  # noqa: ARG002  (its base's)
         name, steps = _parsed_field(field_name)
         value = kwargs[name]
-        for step in steps:
-            if not isinstance(value, (dict, list)):
-                raise TypeError(f"{field_name!r} looks into {_type_name(value)}")
+        for step in steps:  # by text: nothing but a dict takes that
             place: Any = int(step) if isinstance(value, list) else step
             value = value[place]
         return value, name

@@ -156,7 +156,9 @@ class Question:
         return self.script, self._keys, self._args
 
     def packed(self) -> bytes:
-        """Return the command by SHA, packed on first use."""
+        """Return the command, by SHA as a rule, packed on first use."""
+        if self.script.whole:
+            return self.packed_source()
         if self._evalsha is None:
             self._evalsha = pack(
                 "EVALSHA", self.script.sha, len(self._keys), *self._keys, *self._args

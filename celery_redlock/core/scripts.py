@@ -11,8 +11,7 @@ Keys on a node, under the prefix (default ``redlock``)::
     redlock:meta           hash: config, run_id, synced (core.guard)
     redlock:quarantine     exists while the node must not vote
 
-Every script but ``RELEASE`` and ``INSPECT`` answers with a list whose first item
-is a status:
+Every script but ``RELEASE`` answers with a list that begins with a status:
 
 ===  ============  =======================================================
  1   GRANTED       {1, number}: done; the number is the fence counter
@@ -63,11 +62,14 @@ class Script:
     Attributes:
         name: What it is called in tests and traces.
         source: The Lua.
+        whole: Send the source each time: nobody waits for the answer of a slow
+            node, so a node that forgot the script could not say so.
         sha: Its SHA-1 in hex, by which a node knows it once it has seen it.
     """
 
     name: str
     source: str
+    whole: bool = False
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,6 +206,7 @@ if ARGV[2] == '0' then redis.call('DEL', KEYS[1])
 else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1
 """,
+    whole=True,
 )
 
 INSPECT = Script(

@@ -365,6 +365,7 @@ ID = UUID("0123456789abcdef0123456789abcdef")
         ("{a[day]:%d}", Order(7, date(2026, 1, 2)), "02"),
         ("{a.number}", Invoice(number=7, day=date(2026, 1, 2)), "7"),
         ("{a[0].x[1]}", [{"x": [1, 2]}], "2"),
+        ("{a.x.y}", {"x": {"y": 1}}, "1"),
         ("{a[1]}", {1: "x"}, "x"),
         ("{a!r}", "x", "'x'"),
         ("{a:>{b}}", "x", " x"),
@@ -413,10 +414,10 @@ def test_template_never_looks_at_attributes(step: str) -> None:
     separator = "" if step.startswith("[") else "."
     rule = rule_of(key=f"{{a{separator}{step}}}")
 
-    with pytest.raises(FingerprintError, match="cannot be filled in"):
-        rule.key_of([1], {})
-    with pytest.raises(FingerprintError, match="cannot be filled in"):
-        rule.key_of([{}], {})
+    refused: list[Any] = [1, {}, [], "text", b"bytes", ID, MOMENT, None]
+    for value in refused:
+        with pytest.raises(FingerprintError, match="cannot be filled in"):
+            rule.key_of([value], {})
 
 
 def test_long_key_is_cut_and_stays_unique() -> None:
@@ -561,6 +562,28 @@ def test_default_that_cannot_be_part_of_a_key_is_refused_at_decoration() -> None
         rule_of(task)
     assert rule_of(task, unique_on=["a"]).key_of([1], {})
     assert rule_of(task, key="{a}").key_of([1], {})
+
+
+class Lazy:
+    """A translation that must not be looked up yet, as Django's are."""
+
+    def __str__(self) -> str:
+        raise AssertionError
+
+    def __json__(self) -> str:
+        raise AssertionError
+
+
+def test_lazy_default_is_left_alone_at_decoration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lazy translation as a default is not evaluated before there is a call."""
+    monkeypatch.setattr(kombu_json, "textual_types", (Lazy,))
+
+    def task(subject: Any = Lazy()) -> None:  # noqa: B008  (how Django users do it)
+        """Take a translated text."""
+
+    assert rule_of(task).key_of(["x"], {})
 
 
 # -- Calls that have no key ------------------------------------------------------

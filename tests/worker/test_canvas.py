@@ -86,9 +86,8 @@ def test_chord_with_equal_members_fails_under_skip(
     until(lambda: any(member.ready() for member in result.parent))
     prefork.stage.open(key)
 
-    with pytest.raises(ChordError):
-        result.get(timeout=10)
-    assert result.state == states.FAILURE
+    until(lambda: result.state == states.FAILURE)
+    assert isinstance(result.result, ChordError)
     assert prefork.stage.runs(f"{key}-tail") == []
     assert len(prefork.stage.runs(key)) == 1
 
@@ -97,14 +96,16 @@ def test_chord_with_a_skipped_chain_in_its_header_ends(
     prefork: Deployment, key: str
 ) -> None:
     """A skip inside of a chain inside of a header reaches the chord's body."""
-    prefork.begin("job", key)
+    first = prefork.begin("job", key)
     middle = chain(sig(prefork, "job", key), sig(prefork, "quick", f"{key}-inner"))
 
     result = chord([middle, sig(prefork, "quick", f"{key}-other")])(
         prefork.task("tail").s(key)
     )
 
-    with pytest.raises(ChordError):
+    until(lambda: result.state == states.FAILURE)
+    assert isinstance(result.result, ChordError)
+    with pytest.raises(DuplicateTask, match=first.id):  # of the member that is to blame
         result.get(timeout=10)
     assert prefork.stage.runs(f"{key}-tail") == []
 
