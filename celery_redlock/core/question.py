@@ -197,5 +197,5 @@ class Question:
             insist_since=self.insist_since,
             insist_until=self.insist_until,
         )
-        copy._evalsha = self._evalsha
+        copy._evalsha, copy._eval = self._evalsha, self._eval
         return copy

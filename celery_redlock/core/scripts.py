@@ -62,8 +62,7 @@ class Script:
     Attributes:
         name: What it is called in tests and traces.
         source: The Lua.
-        whole: Send the source each time: nobody waits for the answer of a slow
-            node, so a node that forgot the script could not say so.
+        whole: Send the source each time, where nobody may hear "forgotten".
         sha: Its SHA-1 in hex, by which a node knows it once it has seen it.
     """
 

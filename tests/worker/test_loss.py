@@ -31,7 +31,7 @@ def test_abort_is_autoretried_where_listed(prefork: Deployment, key: str) -> Non
     """``autoretry_for=(LockLost,)`` runs it again once the lock can be had."""
     first = prefork.begin("lost-autoretry", key)
 
-    prefork.nodes.steal(key, seconds=60)
+    prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
     prefork.nodes.give_back(key)
     prefork.stage.open(key)
@@ -46,7 +46,7 @@ def test_retry_runs_the_job_again_when_the_lock_is_free(
     """With ``retry`` the stopped job is published again and ends well."""
     first = prefork.begin("lost-retry", key)
 
-    prefork.nodes.steal(key, seconds=60)
+    prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
     prefork.nodes.give_back(key)
     prefork.stage.open(key)
@@ -60,7 +60,7 @@ def test_warn_lets_the_body_go_on(prefork: Deployment, key: str) -> None:
     """With ``warn`` nothing is stopped; the lease says that it is not valid."""
     first = prefork.begin("lost-warn", key)
 
-    prefork.nodes.steal(key, seconds=60)
+    prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.notes(key, "signal-lost"))
     assert prefork.stage.running(key)
     prefork.stage.open(key)
@@ -76,7 +76,7 @@ def test_callable_is_called_once_with_the_lost_lease(
     """A function of the user's is told, and the body goes on unless it says so."""
     first = prefork.begin("lost-callable", key)
 
-    prefork.nodes.steal(key, seconds=60)
+    prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.notes(key, "lost"))
     prefork.stage.open(key)
 
@@ -91,7 +91,7 @@ def test_body_that_catches_soft_limits_is_still_stopped(
     """A loss is no soft time limit: catching the one does not catch the other."""
     first = prefork.begin("lost-stubborn", key)
 
-    prefork.nodes.steal(key, seconds=60)
+    prefork.nodes.steal(key, seconds=30)
 
     with pytest.raises(LockLost):
         first.get(timeout=10)
@@ -119,7 +119,7 @@ def test_body_that_swallows_the_loss_does_not_succeed(
     """However the body ends after a loss, its result is LockLost."""
     first = prefork.begin("lost-swallowed", key)
 
-    prefork.nodes.steal(key, seconds=60)
+    prefork.nodes.steal(key, seconds=30)
 
     with pytest.raises(LockLost):
         first.get(timeout=10)

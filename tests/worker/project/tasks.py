@@ -130,7 +130,14 @@ def unreachable_skip(key: str) -> str:
 # -- When the lock is lost -------------------------------------------------------
 
 
-@singleton_task(name="lost-retry", key="{key}", ttl=TTL, on_lock_lost="retry")
+@singleton_task(
+    name="lost-retry",
+    key="{key}",
+    ttl=TTL,
+    on_lock_lost="retry",
+    on_conflict="retry",
+    retry_countdown=0.3,
+)
 def lost_retry(key: str) -> str:
     """Run until the gate opens."""
     return hold(key)
@@ -161,6 +168,8 @@ def lost_callable(key: str) -> str:
     name="lost-autoretry",
     key="{key}",
     ttl=TTL,
+    on_conflict="retry",
+    retry_countdown=0.3,
     autoretry_for=(LockLost,),
     default_retry_delay=0,
     max_retries=20,
@@ -260,9 +269,7 @@ def sleeper(key: str, seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-@singleton_task(
-    name="late", key="{key}", ttl=30, acks_late=True, reject_on_worker_lost=True
-)
+@singleton_task(name="late", key="{key}", acks_late=True, reject_on_worker_lost=True)
 def late(key: str) -> str:
     """Run until the gate opens; a job that must not be lost with its worker."""
     return hold(key)
@@ -351,7 +358,7 @@ def spawning(self: Task, key: str) -> str:
     return answers[0]
 
 
-@singleton_task(name="beating", key="{key}", bind=True, ttl=60)
+@singleton_task(name="beating", key="{key}", bind=True)
 def beating(self: Task, key: str) -> bool:
     """Ask for a renewal; tell whether it came long before its time."""
     lease = current_lease()
