@@ -1,0 +1,68 @@
+"""What tests on fake nodes share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_redlock.testing import FakeNodes
+
+__all__ = ["args_of", "asked", "counters", "forget", "holders", "put", "ttls"]
+
+STRIPE_OF_K = b"1885"  # crc32("k") % 4096
+
+
+def asked(nodes: FakeNodes) -> list[str]:
+    """Return the names of the scripts that were sent, in order."""
+    return [question.script.name for question in nodes.asked]
+
+
+def args_of(nodes: FakeNodes, script: str) -> list[list[Any]]:
+    """Return the arguments with which this script was sent, each time."""
+    calls = [question.call for question in nodes.asked]
+    return [list(args) for sent, _, args in calls if sent.name == script]
+
+
+def _lock(key: str) -> bytes:
+    return f"redlock:lock:{key}".encode()
+
+
+def holders(nodes: FakeNodes, key: str = "k") -> list[str]:
+    """Return the token that each node names as the holder; "" where there is none."""
+    tokens = []
+    for node in nodes.nodes:
+        node.memory.redis.look_at_clock()
+        value = node.memory.redis.get(_lock(key)) or b""
+        tokens.append(value.decode().partition("\n")[0])
+    return tokens
+
+
+def ttls(nodes: FakeNodes, key: str = "k") -> list[int]:
+    """Return for how many milliseconds each node keeps the lock."""
+    for node in nodes.nodes:
+        node.memory.redis.look_at_clock()
+    return [node.memory.redis.pttl(_lock(key)) for node in nodes.nodes]
+
+
+def put(
+    nodes: FakeNodes, index: int, token: str, *, ttl_ms: int = 10_000, key: str = "k"
+) -> None:
+    """Let one node name this token as the holder."""
+    redis = nodes.nodes[index].memory.redis
+    redis.look_at_clock()
+    value = f"{token}\n5\ntask\nid-of-{token}\nhost\n7\n9.5"
+    redis.set(_lock(key), value.encode(), px=ttl_ms)
+
+
+def forget(nodes: FakeNodes, *indexes: int, key: str = "k") -> None:
+    """Take the lock away on these nodes, as an operator or a crash does."""
+    for index in indexes:
+        nodes.nodes[index].memory.redis.delete(_lock(key))
+
+
+def counters(nodes: FakeNodes, field: bytes = STRIPE_OF_K) -> list[int]:
+    """Return one fence counter of each node; 0 where there is none."""
+    return [
+        int(node.memory.redis.hget(b"redlock:fence", field) or 0)
+        for node in nodes.nodes
+    ]

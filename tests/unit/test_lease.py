@@ -1,0 +1,244 @@
+"""What a holder has, and who holds what."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_redlock.core.lease import (
+    TOKEN_LENGTH,
+    Holder,
+    Lease,
+    LeaseState,
+    new_base,
+    new_token,
+)
+from celery_redlock.errors import LockLost, NotHolder
+from celery_redlock.testing import FakeClock
+
+TOKEN = new_token(new_base())
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """Give a clock that stands still."""
+    return FakeClock()
+
+
+def lease_on(clock: FakeClock, asked: list[Lease] | None = None) -> Lease:
+    """Return a lease that is valid for 10 s from now."""
+
+    def confirm(lease: Lease) -> None:
+        if asked is None:
+            raise NotHolder("Somebody else.")
+        asked.append(lease)
+
+    return Lease(
+        key="invoice:42",
+        token=TOKEN,
+        facts="",
+        fence=7,
+        ttl=12.0,
+        started_at=clock.monotonic(),
+        until=clock.monotonic() + 10.0,
+        votes=3,
+        clock=clock,
+        confirm=confirm,
+    )
+
+
+# -- Tokens ----------------------------------------------------------------------
+
+
+def test_tokens_of_one_execution_share_their_base() -> None:
+    """The base names the execution and the rest the attempt; lengths are fixed."""
+    base = new_base()
+    one, other = new_token(base), new_token(base)
+
+    assert one != other
+    assert Holder(one).base == Holder(other).base == base
+    assert len(one) == len(other) == TOKEN_LENGTH
+
+
+def test_executions_have_bases_of_their_own() -> None:
+    """Nobody can guess, or happen to have, somebody else's base."""
+    assert len({new_base() for _ in range(1000)}) == 1000
+
+
+# -- Holders ---------------------------------------------------------------------
+
+words = st.text()
+lines = words.map(lambda word: word.replace("\n", " "))
+
+
+holders = st.builds(
+    Holder,
+    token=st.just(TOKEN),
+    fence=st.integers(0),
+    task=lines,
+    task_id=lines,
+    host=lines,
+    pid=st.integers(0),
+    started=st.floats(0, 1e10).map(lambda seconds: round(seconds, 3)),
+)
+
+
+@given(holders)
+def test_value_tells_the_holder(holder: Holder) -> None:
+    """What a holder wrote is what the next one reads, to the millisecond."""
+    again = Holder.parse(f"{holder.token}\n{holder.fence}\n{holder.facts()}")
+
+    assert again == holder
+
+
+@given(words)
+def test_line_breaks_in_facts_do_no_harm(task: str) -> None:
+    """No name of a task can move the facts that follow it, or add some."""
+    holder = Holder(TOKEN, task=task, task_id="id", host="host", pid=7)
+
+    again = Holder.parse(f"{TOKEN}\n1\n{holder.facts()}")
+
+    assert (again.task_id, again.host, again.pid) == ("id", "host", 7)
+
+
+@given(words)
+def test_foreign_value_is_read_as_far_as_it_goes(value: str) -> None:
+    """Whatever is under the key, reading it is no error."""
+    holder = Holder.parse(value)
+
+    assert holder.token == value.partition("\n")[0]
+    assert str(holder)
+
+
+def test_missing_facts_are_empty() -> None:
+    """A token alone is a value, too."""
+    assert Holder.parse(TOKEN) == Holder(TOKEN)
+
+
+def test_holder_here_is_this_process() -> None:
+    """The facts of a lock taken here are about this host and process."""
+    holder = Holder.here(task="send", task_id="id", started=1.5)
+
+    assert (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
+    assert (holder.token, holder.task, holder.task_id) == ("", "send", "id")
+
+
+@pytest.mark.parametrize(
+    ("holder", "words"),
+    [
+        (Holder(TOKEN, 1, "send", "id", "host", 7), "send[id] on host (pid 7)"),
+        (Holder(TOKEN, 1, "send", "", "host", 7), "send on host (pid 7)"),
+        (
+            Holder(TOKEN, host="host", pid=7),
+            "a lock taken outside of a task on host (pid 7)",
+        ),
+        (
+            Holder(TOKEN),
+            "a lock taken outside of a task on an unknown host (pid 0)",
+        ),
+    ],
+)
+def test_holder_reads_as_words(holder: Holder, words: str) -> None:
+    """In an error a holder is said in words, without its token."""
+    assert str(holder) == words
+
+
+# -- Leases ----------------------------------------------------------------------
+
+
+def test_lease_is_valid_until_its_validity_ends(clock: FakeClock) -> None:
+    """Validity ends by the local clock, at the instant and not after it."""
+    lease = lease_on(clock)
+    assert lease.remaining() == 10.0
+
+    clock.advance(9.999)
+    assert lease.is_valid()
+    lease.ensure()
+
+    clock.advance(0.001)
+    assert not lease.is_valid()
+    assert lease.remaining() == 0.0
+    clock.advance(5)
+    assert lease.remaining() == 0.0
+
+
+def test_renewal_moves_the_end(clock: FakeClock) -> None:
+    """A lease whose end was moved is valid until then, with the same fence."""
+    lease = lease_on(clock)
+    clock.advance(6)
+    lease.until = clock.monotonic() + 10.0
+    clock.advance(6)
+
+    assert lease.remaining() == 4.0
+    assert lease.age() == 12.0
+    assert lease.fence == 7
+
+
+@pytest.mark.parametrize("state", [LeaseState.RELEASED, LeaseState.LOST])
+def test_lease_that_is_not_held_is_not_valid(
+    clock: FakeClock, state: LeaseState
+) -> None:
+    """What was given back or lost is not valid, however much time was left."""
+    lease = lease_on(clock)
+    lease.state = state
+
+    assert lease.remaining() == 0.0
+    assert not lease.is_valid()
+    with pytest.raises(LockLost):
+        lease.ensure()
+
+
+def test_ensure_raises_once_validity_has_ended(clock: FakeClock) -> None:
+    """The error says what was lost, since when, and to write nothing more."""
+    lease = lease_on(clock)
+    clock.advance(11)
+
+    with pytest.raises(LockLost, match=r"'invoice:42' \(ttl 12 s\) was lost") as caught:
+        lease.ensure()
+    assert "write nothing more under fence 7" in str(caught.value)
+    assert (caught.value.key, caught.value.fence) == ("invoice:42", 7)
+
+
+def test_ensure_after_release_says_so(clock: FakeClock) -> None:
+    """A lease that was given back was not lost."""
+    lease = lease_on(clock)
+    lease.state = LeaseState.RELEASED
+
+    with pytest.raises(LockLost, match="was already released"):
+        lease.ensure()
+
+
+def test_ensure_asks_the_nodes_only_when_told_to(clock: FakeClock) -> None:
+    """By default it costs nothing; with ``network`` the nodes have the last word."""
+    asked: list[Lease] = []
+    lease = lease_on(clock, asked)
+
+    lease.ensure()
+    assert asked == []
+    lease.ensure(network=True)
+    assert asked == [lease]
+    with pytest.raises(NotHolder):
+        lease_on(clock).ensure(network=True)
+
+
+def test_ensure_does_not_ask_about_what_is_over(clock: FakeClock) -> None:
+    """Nodes cannot make a lease valid whose validity has ended."""
+    asked: list[Lease] = []
+    lease = lease_on(clock, asked)
+    clock.advance(10)
+
+    with pytest.raises(LockLost):
+        lease.ensure(network=True)
+    assert asked == []
+
+
+def test_lease_hides_its_token(clock: FakeClock) -> None:
+    """A lease in a log does not give away the proof of ownership."""
+    shown = repr(lease_on(clock))
+
+    assert shown == "<Lease 'invoice:42' held fence=7 10.0 s left>"
+    assert TOKEN not in shown
