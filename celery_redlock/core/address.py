@@ -54,6 +54,11 @@ class NodeAddress:
         connection: AbstractConnection = kind(**options)
         return connection
 
+    @property
+    def server(self) -> str:
+        """Where the server listens: ``host:port`` or a socket's path, no database."""
+        return _name_of(self.url).rpartition("/")[0]
+
     def __str__(self) -> str:
         return self.name
 
@@ -123,12 +128,18 @@ def parse_nodes(
         )
     addresses = tuple(parse_node(node) for node in nodes)
     names = [address.name for address in addresses]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(
-                f"The node {name} is listed {names.count(name)} times. List each "
-                "server once: a majority must be of independent servers."
-            )
+    servers: dict[str, str] = {}
+    for address in addresses:
+        twin = servers.setdefault(address.server, address.name)
+        if (times := names.count(address.name)) > 1:
+            fact = f"The node {address.name} is listed {times} times"
+        elif twin != address.name:
+            fact = f"The nodes {twin} and {address.name} are one server"
+        else:
+            continue
+        raise ConfigurationError(
+            f"{fact}. List each server once: a majority must be of independent servers."
+        )
     return addresses
 
 

@@ -54,9 +54,9 @@ class Debts:
         """Yield what is to be told now, as new questions."""
         for name, debt in list(self._debts.items()):
             if debt.question.insist_until <= now:
-                del self._debts[name]
+                self._debts.pop(name, None)
             elif debt.due_at <= now:
-                del self._debts[name]
+                self._debts.pop(name, None)  # a telling that failed may have dropped it
                 if not debt.is_last:
                     later = now + _SECOND_TELLING
                     self._debts[name] = debt._replace(due_at=later, is_last=True)

@@ -92,13 +92,12 @@ class Extension:
     def carry_through(self, transport: Transport, node_timeout: float) -> bool:
         """Send, wait and restore until there is a result, and return it."""
         transport.send(self.question)
-        until = self.started_at + node_timeout
         while self.result is None:
-            transport.wait(self.question, until=until)
-            again = self.advance(out_of_time=self._clock.monotonic() >= until)
+            transport.wait(self.question, until=self._clock.monotonic() + node_timeout)
+            # Settled, late, or out of reach: there is nothing more to wait for.
+            again = self.advance(out_of_time=True)
             if again is not None:
                 transport.send(again)
-                until = self._clock.monotonic() + node_timeout
         return self.result
 
     def advance(self, *, out_of_time: bool) -> Question | None:

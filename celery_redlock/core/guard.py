@@ -94,7 +94,7 @@ class Guard:
         self._max_ttl = timing.max_ttl
         self._clock = clock
         self._next_recovery_at = 0.0
-        self._silent_since: dict[str, float] = {}
+        self._short_since: dict[str, float] = {}  # by run_id
         self._last_ballot: Ballot | None = None
 
     @property
@@ -148,10 +148,8 @@ class Guard:
         run_id = vote.value if vote else ""
         sources = [i for i in counters.ballot.indexes(VoteKind.GRANTED) if i != index]
         enough = len(sources) >= self._needed
-        floor = not enough and self._hopeless(label, counters.ballot)
-        if enough:
-            self._silent_since.pop(label, None)
-        elif not floor:
+        floor = not enough and self._hopeless(run_id, counters.ballot)
+        if not enough and not floor:
             return False
         pairs: list[Any] = []
         for source in sources:
@@ -180,14 +178,14 @@ class Guard:
         nodes = len(self._transport.labels)
         return nodes - quorum_of(nodes) + 1
 
-    def _hopeless(self, label: str, ballot: Ballot) -> bool:
-        """Tell whether waiting for more nodes to answer would not help."""
+    def _hopeless(self, run_id: str, ballot: Ballot) -> bool:
+        """Tell whether waiting for more nodes to answer this one would not help."""
         known = (VoteKind.UNSYNCED, VoteKind.QUARANTINED)
         lost = sum(vote is not None and vote.kind in known for vote in ballot.votes)
         if len(ballot.labels) - lost < self._needed:
             return True
         now = self._clock.monotonic()
-        since = self._silent_since.setdefault(label, now)
+        since = self._short_since.setdefault(run_id, now)
         return now - since > self._max_ttl
 
 

@@ -51,6 +51,7 @@ _READ_SIZE = 65536
 _READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
+_LONG_AGO = 1.0  # seconds
 
 
 class Node:
@@ -75,6 +76,8 @@ class Node:
         self._debts = Debts()
         self._arrival: Link | str | None = None
         self._connecting = False
+        self._arrived_at = 0.0
+        self._hopeful = False
         self._failures = 0
         self._retry_at = 0.0
         self._down_because = ""
@@ -90,8 +93,8 @@ class Node:
 
     @property
     def is_arriving(self) -> bool:
-        """Whether a first connection is being made, which is worth waiting for."""
-        return self._connecting and not self._link and not self._failures
+        """Whether a connection is being made that is worth waiting for."""
+        return self._connecting and not self._link and self._hopeful
 
     @property
     def owes(self) -> bool:
@@ -131,6 +134,8 @@ class Node:
             self._drop(f"has been silent for {silence:.0f} s")
         wanted = self._link is None or silence > self._connect_timeout or self.misfit
         if wanted and not self._connecting and now >= self._retry_at:
+            # What was refused long ago, when somebody last asked, says nothing now.
+            self._hopeful = not self._failures or now - self._retry_at > _LONG_AGO
             self._connecting = True
             name = f"redlock-connect-{self.label}"
             threading.Thread(target=self._connect, name=name, daemon=True).start()
@@ -295,7 +300,9 @@ class Node:
             self._debts.owe(question, index, self._clock.monotonic())
 
     def _connect(self) -> None:
-        self._arrival = open_link(self._address, self._connect_timeout)
+        arrival = open_link(self._address, self._connect_timeout)
+        self._arrived_at = self._clock.monotonic()
+        self._arrival = arrival
 
     def _welcome(self, arrival: Link | str) -> bool:
         self._connecting = False
@@ -306,7 +313,7 @@ class Node:
                 log.warning("Node %s %s.", self.label, arrival)
             wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._failures)
             self._failures += 1
-            self._retry_at = self._clock.monotonic() + wait
+            self._retry_at = self._arrived_at + wait
             backlog, self._backlog = self._backlog, []
             for question, index in backlog:
                 self._fail(question, index, arrival)
