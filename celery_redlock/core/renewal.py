@@ -215,7 +215,9 @@ class Watchdog:
         heapq.heappush(self._agenda, (watch.planned_at, next(self._counter), watch))
 
     def _next_at(self) -> float | None:
-        instants = [until for _, _, until in self._in_flight]
+        if self._in_flight:
+            return self._clock.monotonic()  # the next step listens on
+        instants = []
         if self._agenda:
             instants.append(self._agenda[0][0])
         if self._redlock.transport.owes:
@@ -267,11 +269,12 @@ class Watchdog:
         questions = [extension.question for _, extension, _ in self._in_flight]
         self._redlock.transport.wait(*questions, until=until)
         now = self._clock.monotonic()
+        early = now < until  # all is settled, or nobody is worth waiting for
         under_way, self._in_flight = self._in_flight, []
         for watch, extension, deadline in under_way:
             if self._watched.get(watch.lease.token) is not watch:
                 continue
-            again = extension.advance(out_of_time=now >= deadline)
+            again = extension.advance(out_of_time=early or now >= deadline)
             if again is not None:
                 self._redlock.transport.send(again, until=deadline)
             if extension.result is None:
