@@ -17,7 +17,6 @@ import contextlib
 import contextvars
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.core.lease import Lease, new_base
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
     from celery_redlock.core.redlock import Redlock
 
-__all__ = ["current_lease", "held_lease", "lock"]
+__all__ = ["current_lease", "held_lease", "lock", "watchdog_of"]
 
 
 class _Hold(NamedTuple):
@@ -44,12 +43,12 @@ class _Hold(NamedTuple):
 _holds: contextvars.ContextVar[tuple[_Hold, ...]] = contextvars.ContextVar(
     "celery_redlock_holds", default=()
 )
-_watchdogs: weakref.WeakKeyDictionary[Redlock, Watchdog] = weakref.WeakKeyDictionary()
 
 
 def watchdog_of(redlock: Redlock) -> Watchdog:
     """Return the watchdog of this service in this process, made on first use."""
-    return _watchdogs.setdefault(redlock, Watchdog(redlock))
+    watchdog: Watchdog = vars(redlock).setdefault("_watchdog", Watchdog(redlock))
+    return watchdog
 
 
 def _execution() -> tuple[int, int]:
@@ -159,9 +158,11 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         elif lease is not None:
             watchdog.forget(lease)
             keep = max(0.0, hold_at_least - lease.age()) if hold_at_least else 0.0
-            _shielded(redlock.release, lease, keep=keep)
-            if on_released:
-                on_released(lease)
+            try:
+                _shielded(redlock.release, lease, keep=keep)
+            finally:
+                if on_released:
+                    on_released(lease)
 
 
 def _shielded(call: Callable[..., object], *args: object, **kwargs: object) -> None:

@@ -18,6 +18,10 @@ __all__ = ["NodeAddress", "mask_url", "parse_node", "parse_nodes"]
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _DEFAULT_PORT = 6379
+_QUOTE = (
+    "a port must be a number, and the characters / ? # @ : % of a password are "
+    "written %2F %3F %23 %40 %3A %25"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,13 @@ class NodeAddress:
 
 
 def mask_url(url: str) -> str:
-    """Return the URL with its credentials replaced by ``***``."""
-    masked = re.sub(r"(?<=://)[^/?#]*@", "***@", url)
-    return re.sub(r"(?i)((?:password|username)=)[^&#]*", r"\1***", masked)
+    """Return the URL with all that may be a credential replaced by ``***``.
+
+    That is what stands before the last ``@``, since a password that was not
+    quoted may hold any character, and the values of all options but ``db``.
+    """
+    masked = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&](?!db=)[^=&]*=)[^&]*", r"\1***", masked)
 
 
 def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
@@ -105,9 +113,9 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
     try:
         address.connection(timeout=1.0)
     except (TypeError, ValueError) as error:
-        reason = str(error).partition("__init__() ")[2] or str(error)
+        reason = str(error).partition("__init__() ")[2]
         raise ConfigurationError(
-            f"The node URL {mask_url(url)} cannot be used: {reason}."
+            f"The node URL {mask_url(url)} cannot be used: {reason or _QUOTE}."
         ) from None
     return address
 
@@ -148,9 +156,9 @@ def _name_of(url: str) -> str:
 
     try:
         parts = parse_url(url)
-    except ValueError as error:
+    except ValueError:  # its text may hold a part of the password
         raise ConfigurationError(
-            f"The node URL {mask_url(url)} is malformed: {error}."
+            f"The node URL {mask_url(url)} is malformed: {_QUOTE}."
         ) from None
     path = re.sub(r"^\w+://[^/?#]*", "", url).partition("?")[0].strip("/")
     if url.startswith("unix://"):

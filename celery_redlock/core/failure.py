@@ -100,7 +100,7 @@ def delay_after(
     """
     held = failure.ballot is not None and failure.ballot.taken > 0
     longest = min(ttl / 10, _LONGEST_DELAY) if held else _LONGEST_DELAY / 4
-    ceiling = min(longest, max(_SHORTEST_DELAY, 2 * took) * 2**tries)
+    ceiling = min(longest, max(_SHORTEST_DELAY, 2 * took) * 2 ** min(tries, 16))
     return random.uniform(ceiling / 4, ceiling)  # noqa: S311  (no secret)
 
 

@@ -224,6 +224,7 @@ class Node:
     def close(self) -> None:
         """Close the connection. What was on its way is entered as failed."""
         self._drop("was closed")
+        self._debts = Debts()
 
     def _write(
         self, asked: Sequence[tuple[Question | Lesson, int]], parts: list[bytes]

@@ -20,14 +20,14 @@ atomic. (A lock would not do: a time limit may strike a task while it holds one.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
+import math
 import os
 import queue
 import threading
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.agenda import Agenda
 from celery_redlock.core.lease import LeaseState
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
 _MOST_AT_ONCE = 256  # renewals on the wire, so that others get in between
 _LOOK_AFTER_DEBTS = 0.25  # seconds
 _PAUSE_AFTER_ERROR = 0.1
+_IDLE = 5.0  # seconds without a lease after which the thread ends
 
 
 class _Watch:
@@ -100,9 +101,9 @@ class Watchdog:
         self._pid = os.getpid()
         self._watched: dict[str, _Watch] = {}
         self._mailbox: queue.SimpleQueue[_Watch | None] = queue.SimpleQueue()
-        self._agenda: list[tuple[float, int, _Watch]] = []
-        self._counter = itertools.count()
+        self._agenda: Agenda[_Watch] = Agenda()
         self._in_flight: list[tuple[_Watch, Extension, float]] = []
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -130,7 +131,7 @@ class Watchdog:
             renew: False only announces the end of its validity.
         """
         self._start_anew_after_fork()
-        renew_at = lease.started_at + lease.ttl * RENEW_AT if renew else float("inf")
+        renew_at = lease.started_at + lease.ttl * RENEW_AT if renew else math.inf
         watch = _Watch(lease, on_lost, on_renewed, renew_at)
         self._watched[lease.token] = watch
         self._mailbox.put(watch)
@@ -150,20 +151,20 @@ class Watchdog:
         """Renew the lease in the background without waiting for its time."""
         self._start_anew_after_fork()
         watch = self._watched.get(lease.token)
-        if watch and not watch.renewing and watch.renew_at != float("inf"):
+        if watch and not watch.renewing and watch.renew_at != math.inf:
             watch.renew_at = self._clock.monotonic()
             self._mailbox.put(watch)
 
     def start(self) -> None:
         """Start the thread, if it is not running."""
         self._start_anew_after_fork()
-        thread = self._thread
-        if thread is None or not thread.is_alive():
-            self._stopping = False
-            self._thread = threading.Thread(
-                target=self._run, name="redlock-watchdog", daemon=True
-            )
-            self._thread.start()
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._stopping = False
+                self._thread = threading.Thread(
+                    target=self._run, name="redlock-watchdog", daemon=True
+                )
+                self._thread.start()
 
     def stop(self) -> None:
         """End the thread. Leases that are watched are renewed no more."""
@@ -183,14 +184,33 @@ class Watchdog:
             except Exception:
                 # Others count on this thread: it must not end with one mistake.
                 log.exception("The watchdog met an error and goes on.")
-                next_at = self._clock.monotonic() + _PAUSE_AFTER_ERROR
-            timeout = None
+                next_at = self._recover()
+            timeout = _IDLE
             if next_at is not None:
                 timeout = max(0.0, next_at - self._clock.monotonic())
             try:
-                self._enter(self._mailbox.get(timeout=timeout))
+                message = self._mailbox.get(timeout=timeout)
+                if message is not None:
+                    self._agenda.plan(message)
             except queue.Empty:
-                continue
+                if next_at is None and self._is_done():
+                    return
+
+    def _is_done(self) -> bool:
+        """Retire if nobody has come for a while; the next lease starts another."""
+        with self._starting:
+            if self._watched or not self._mailbox.empty():
+                return False
+            self._thread = None
+            return True
+
+    def _recover(self) -> float:
+        """Take up again what an error left lying. Return when to go on."""
+        self._in_flight.clear()
+        for watch in list(self._watched.values()):
+            watch.renewing = False
+            self._agenda.plan(watch)
+        return self._clock.monotonic() + _PAUSE_AFTER_ERROR
 
     def step(self) -> float | None:
         """Do what is due. Return the instant of the next step; None if nothing is.
@@ -198,7 +218,9 @@ class Watchdog:
         For tests and simulations, which call it instead of starting the thread.
         """
         while not self._mailbox.empty():
-            self._enter(self._mailbox.get())
+            message = self._mailbox.get()
+            if message is not None:
+                self._agenda.plan(message)
         self._look_at_due()
         if self._in_flight:
             self._listen()
@@ -206,41 +228,28 @@ class Watchdog:
             self._redlock.transport.drain(self._clock.monotonic())
         return self._next_at()
 
-    def _enter(self, watch: _Watch | None) -> None:
-        if watch is not None:
-            self._plan(watch)
-
-    def _plan(self, watch: _Watch) -> None:
-        watch.planned_at = watch.due_at
-        heapq.heappush(self._agenda, (watch.planned_at, next(self._counter), watch))
-
     def _next_at(self) -> float | None:
         if self._in_flight:
             return self._clock.monotonic()  # the next step listens on
-        instants = []
-        if self._agenda:
-            instants.append(self._agenda[0][0])
+        next_at = self._agenda.next_at
         if self._redlock.transport.owes:
-            instants.append(self._clock.monotonic() + _LOOK_AFTER_DEBTS)
-        return min(instants, default=None)
+            next_at = min(next_at, self._clock.monotonic() + _LOOK_AFTER_DEBTS)
+        return None if next_at == math.inf else next_at
 
     def _look_at_due(self) -> None:
         now = self._clock.monotonic()
         due: list[_Watch] = []
-        while self._agenda and self._agenda[0][0] <= now:
-            planned_at, _, watch = heapq.heappop(self._agenda)
-            if planned_at != watch.planned_at:
-                continue  # it has been planned anew since
+        for watch in self._agenda.due(now):
             if self._watched.get(watch.lease.token) is not watch:
                 continue
             if now >= watch.lease.until:
                 self._announce_loss(watch)
             elif watch.due_at > now:
-                self._plan(watch)  # renewed or hurried since it was planned
+                self._agenda.plan(watch)  # renewed or hurried since it was planned
             elif len(self._in_flight) + len(due) < _MOST_AT_ONCE:
                 due.append(watch)
             else:
-                self._plan(watch)
+                self._agenda.plan(watch)
                 break
         self._send(due)
 
@@ -252,9 +261,9 @@ class Watchdog:
             extension = self._redlock.commands.extension(watch.lease)
             until = extension.started_at + self._redlock.timing.node_timeout
             watch.renewing = True
-            self._plan(watch)
+            self._agenda.plan(watch)
             sent.append((watch, extension, until))
-        until = self._agenda[0][0]  # no loss is announced late for others' talking
+        until = self._agenda.next_at  # no loss is announced late for others' talking
         questions = [extension.question for _, extension, _ in sent]
         if self._redlock.transport.send(*questions, until=until):
             self._in_flight += sent
@@ -264,8 +273,7 @@ class Watchdog:
 
     def _listen(self) -> None:
         until = min(until for _, _, until in self._in_flight)
-        if self._agenda:
-            until = min(until, self._agenda[0][0])
+        until = min(until, self._agenda.next_at)
         questions = [extension.question for _, extension, _ in self._in_flight]
         self._redlock.transport.wait(*questions, until=until)
         now = self._clock.monotonic()
@@ -288,7 +296,7 @@ class Watchdog:
         watch.renewing = False
         if extension.result:
             watch.renew_at = extension.started_at + lease.ttl * RENEW_AT
-            self._plan(watch)
+            self._agenda.plan(watch)
             if watch.on_renewed:
                 lateness = max(0.0, extension.started_at - planned_at)
                 _tell(watch.on_renewed, lease, lateness)
@@ -306,7 +314,7 @@ class Watchdog:
     def _renew_later(self, watch: _Watch) -> None:
         watch.renewing = False
         watch.renew_at = self._clock.monotonic() + watch.lease.ttl * _RETRY_AT
-        self._plan(watch)
+        self._agenda.plan(watch)
 
     def _announce_loss(self, watch: _Watch) -> None:
         lease = watch.lease
