@@ -95,7 +95,7 @@ class Admission:
             try:
                 lease = self._try(stack, wait)
             except LockHeld as held:  # noqa: PERF203  (trying is the point)
-                wait = self._when_held(held, wait)
+                wait = self._when_held(held)
             except LockContended as contended:
                 wait = self._when_contended(contended)
             except QuorumUnreachable as outage:
@@ -120,11 +120,10 @@ class Admission:
 
     # -- refusals -----------------------------------------------------------
 
-    def _when_held(self, held: LockHeld, waited: float) -> float | None:
+    def _when_held(self, held: LockHeld) -> float | None:
         call, holder = self._call, held.holder
         if holder is not None and holder.task_id and holder.task_id == call.id:
             return self._wait_or_put_back(held, twin=True)
-        self._waited += waited
         conflict = Conflict(
             key=call.key,
             task=call.task.name,
@@ -141,6 +140,7 @@ class Admission:
         self._announce(conflict, decision, held)
         match decision:
             case Wait(timeout):
+                self._waited += in_seconds(timeout)
                 return in_seconds(timeout)
             case Retry(countdown):
                 deferred = call.envelope.deferred + 1
@@ -215,8 +215,9 @@ class Admission:
         lock_conflict.send(sender=self._call.task, conflict=conflict, decision=decision)
 
     def _duplicate(self, held: LockHeld, policy: str) -> DuplicateTask:
+        waited = f", after {self._waited:g} s of waiting" if self._waited else ""
         return DuplicateTask(
-            f"{self._call} did not run (on_conflict: {policy}). {held}",
+            f"{self._call} did not run (on_conflict: {policy}{waited}). {held}",
             key=held.key,
             ballot=held.ballot,
             holder=held.holder,

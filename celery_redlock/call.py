@@ -96,8 +96,9 @@ class Call:
         return bool(redelivered) or self.envelope.twin
 
     def preserve_arguments(self) -> None:
-        """Keep the arguments as they are now, whatever the body does to them."""
-        self.args, self.kwargs = copy.deepcopy((self.args, self.kwargs))
+        """Keep them as they are now, where they may be sent again after the body."""
+        if self.task.lock_options.on_lock_lost not in ("abort", "warn"):
+            self.args, self.kwargs = copy.deepcopy((self.args, self.kwargs))
 
     def drop_if_finished(self) -> None:
         """End this copy if another one with the same id has run to its end."""

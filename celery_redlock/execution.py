@@ -99,8 +99,7 @@ class Execution:
                 self.lease = admission.enter(stack)
                 if self.lease is not None:
                     self.lease.ensure()
-                    if _may_put_back(self.call):
-                        self.call.preserve_arguments()
+                    self.call.preserve_arguments()
                 try:
                     returned.append(self._interrupter.expose(body))
                 finally:
@@ -191,10 +190,6 @@ class Execution:
             log.error("%s ended and left its lock %r; freed.", self.call, lease.key)
             self.call.runtime.watchdog.forget(lease)
             self.call.runtime.redlock.release(lease)
-
-
-def _may_put_back(call: Call) -> bool:
-    return call.task.lock_options.on_lock_lost not in ("abort", "warn")
 
 
 def _renew_now(**_: Any) -> None:

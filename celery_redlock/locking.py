@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.core.lease import Lease, new_base
 from celery_redlock.core.renewal import Watchdog
-from celery_redlock.errors import RedlockError
+from celery_redlock.errors import ConfigurationError, RedlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,6 +123,7 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
 
     Raises:
         LockUnavailable: The lock could not be had; the block did not run.
+        ConfigurationError: A duration or the key cannot be used; the same.
         LockLost: At the end of a block that did not raise, when the lock was
             lost while it ran.
     """
@@ -130,6 +131,11 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     if held is not None:
         yield held
         return
+    if hold_at_least > redlock.timing.max_ttl:
+        raise ConfigurationError(
+            f"hold_at_least is {hold_at_least:g} s, above max_ttl "
+            f"({redlock.timing.max_ttl:g} s): no lock lasts longer. Lower it."
+        )
     watchdog = watchdog or watchdog_of(redlock)
     base = base or new_base()
     outer, me = _holds.get(), _execution()

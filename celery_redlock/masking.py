@@ -66,7 +66,8 @@ class UnmaskedConf(Mapping[str, Any]):
 def mask(app: Any) -> None:
     """Mask the nodes of an app: now, or when it reads its configuration."""
     if app.configured:
-        _mask_conf(app.conf)
+        if not isinstance(app.conf.get(_SETTING), MaskedNodes):
+            _mask_conf(app.conf)
     else:
         app.on_after_configure.connect(_when_configured, weak=False)
 

@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.app.task import get_actual_ignore_result
 from celery.exceptions import Ignore, TimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -45,12 +44,12 @@ def skip(task: Any, request: Any, error: Exception, **facts: Any) -> Ignore:
     """
     if request.is_eager:
         return Ignore(str(error))
-    ignored = get_actual_ignore_result(task, request)
+    stored = _keeps_result(task, request) or task.store_errors_even_if_ignored
     task.backend.mark_as_failure(
         request.id,
         error,
         request=request,
-        store_result=not ignored or task.store_errors_even_if_ignored,
+        store_result=stored,
         call_errbacks=False,
         state=states.REVOKED,
     )
@@ -96,7 +95,7 @@ def has_finished(task: Any, request: Any) -> bool:
     Where no result is kept, or it cannot be read, the answer is no: the call then
     runs again, after the other copy, as it would without us.
     """
-    if get_actual_ignore_result(task, request) or not task.backend.persistent:
+    if not _keeps_result(task, request) or not task.backend.persistent:
         return False
     try:
         meta = task.backend.get_task_meta(request.id, cache=False)
@@ -106,12 +105,10 @@ def has_finished(task: Any, request: Any) -> bool:
         # Each backend has errors of its own, and none of them may end the call.
         log.exception("The result of %s could not be read.", request.id)
         return False
-    requeued = (
-        isinstance(meta.get("result"), TimeLimitExceeded)
-        and task.acks_late
-        and not task.acks_on_timeout
-    )
-    return meta["status"] in states.READY_STATES and not requeued
+    if isinstance(meta.get("result"), TimeLimitExceeded) and task.acks_late:
+        # Celery says FAILURE and gives the message back all the same, where told to.
+        return bool(getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout))
+    return meta["status"] in states.READY_STATES
 
 
 def has_expired(task: Any, request: Any) -> bool:
@@ -120,3 +117,9 @@ def has_expired(task: Any, request: Any) -> bool:
         return False
     expires = maybe_make_aware(maybe_iso8601(request.expires), task.app.conf.timezone)
     return bool(datetime.now(timezone.utc) > expires)
+
+
+def _keeps_result(task: Any, request: Any) -> bool:
+    """Tell whether the result is stored: the call may say otherwise than the task."""
+    ignored = vars(request).get("ignore_result")
+    return not (task.ignore_result if ignored is None else ignored)

@@ -143,11 +143,13 @@ class RedlockRequest(Request):
             return
         if freed:
             log.warning(
-                "Freed the lock %r of %s[%s] on %d nodes: its process %s is gone.",
+                "Freed the lock %r of %s[%s], on %d of %d nodes so far: its process %s "
+                "is gone.",
                 key,
                 self.name,
                 self.id,
                 freed,
+                len(redlock.labels),
                 self.worker_pid,
             )
 

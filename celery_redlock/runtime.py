@@ -10,7 +10,7 @@ their own.
     worker starts ──► settings and options are checked; a mistake ends the worker
     worker is ready ─► nodes are asked for a vote: a wait begins now and not with
                        the first task, and the log says what is waited for
-    child or worker ends ──► threads and connections are closed
+    child or worker ends ──► threads are ended, signals that are due are sent
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal import Watchdog
+from celery_redlock.announcer import Announcer
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.locking import watchdog_of
 from celery_redlock.masking import UnmaskedConf, mask
 from celery_redlock.settings import LockOptions, ResolvedOptions, Settings
-from celery_redlock.signals import Announcer
 
 if TYPE_CHECKING:
     from celery_redlock.core.deployment import NodesReport
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.core.renewal import Watchdog
 
 __all__ = ["Runtime", "runtime_of"]
 
 log = logging.getLogger("celery_redlock.runtime")
 
-_ATTRIBUTE = "_redlock_runtime"
+_ATTRIBUTE = "_redlock_runtime"  # of the app
+_MADE = "made"
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
@@ -58,7 +60,7 @@ class Runtime:
         mask(app)
         self.settings = Settings.of(UnmaskedConf(app.conf))
         self.announcer = Announcer()
-        self._service: dict[str, tuple[Redlock, Watchdog]] = {}
+        self._service: dict[str, Redlock] = {}
         self._options: dict[str, ResolvedOptions] = {}
         _runtimes.add(self)
 
@@ -69,12 +71,16 @@ class Runtime:
         Raises:
             ConfigurationError: There are no nodes.
         """
-        return self._serve()[0]
+        service = self._service.get(_MADE)
+        if service is None:
+            # Of two threads that come here at once one has made it for both.
+            service = self._service.setdefault(_MADE, _redlock_from(self.settings))
+        return service
 
     @property
     def watchdog(self) -> Watchdog:
         """What renews the leases of this process."""
-        return self._serve()[1]
+        return watchdog_of(self.redlock)
 
     def options(self, task: str, options: LockOptions) -> ResolvedOptions:
         """Return a task's options with what was left open filled in.
@@ -87,29 +93,30 @@ class Runtime:
             resolved = self._options[task] = options.resolve(self.settings, task)
         return resolved
 
-    def close(self) -> None:
-        """End the threads and close the connections. The next use starts anew."""
-        for redlock, watchdog in self._service.values():
-            watchdog.stop()
-            redlock.close()
+    def use(self, redlock: Redlock) -> None:
+        """Lock by this service instead of by one on the app's nodes. For tests."""
+        self._service[_MADE] = redlock
+
+    def stop(self) -> None:
+        """End the threads. The next use starts them again."""
+        for redlock in self._service.values():
+            watchdog_of(redlock).stop()
         self.announcer.stop()
 
-    def _serve(self) -> tuple[Redlock, Watchdog]:
-        service = self._service.get("made")
-        if service is None:
-            settings = self.settings
-            redlock = Redlock(
-                settings.nodes,
-                ttl=settings.ttl,
-                max_ttl=settings.max_ttl,
-                node_timeout=settings.node_timeout,
-                connect_timeout=settings.connect_timeout,
-                prefix=settings.prefix,
-                restart_guard=settings.restart_guard,
-            )
-            # Of two threads that come here at once one has made it for both.
-            service = self._service.setdefault("made", (redlock, Watchdog(redlock)))
-        return service
+
+def _redlock_from(settings: Settings) -> Redlock:
+    # Not where tasks are only published: the core is half of our import.
+    from celery_redlock.core.redlock import Redlock  # noqa: PLC0415
+
+    return Redlock(
+        settings.nodes,
+        ttl=settings.ttl,
+        max_ttl=settings.max_ttl,
+        node_timeout=settings.node_timeout,
+        connect_timeout=settings.connect_timeout,
+        prefix=settings.prefix,
+        restart_guard=settings.restart_guard,
+    )
 
 
 def runtime_of(app: Any) -> Runtime:
@@ -182,12 +189,12 @@ def _log_report(report: NodesReport) -> None:
         )
 
 
-def _close_all(**_: Any) -> None:
+def _stop_all(**_: Any) -> None:
     for runtime in list(_runtimes):
-        runtime.close()
+        runtime.stop()
 
 
 signals.worker_init.connect(_check_configuration, weak=False)
 signals.worker_ready.connect(_look_at_nodes, weak=False)
-signals.worker_process_shutdown.connect(_close_all, weak=False)
-signals.worker_shutdown.connect(_close_all, weak=False)
+signals.worker_process_shutdown.connect(_stop_all, weak=False)
+signals.worker_shutdown.connect(_stop_all, weak=False)

@@ -8,14 +8,12 @@ decoration, a setting, and what does not go with one, when the app first needs i
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.address import NodeAddress, parse_nodes
+from celery_redlock import checks
 from celery_redlock.core.timing import Timing, seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.fingerprint import KeyRule, KeyTemplate, did_you_mean
@@ -37,8 +35,10 @@ from celery_redlock.policies import (
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from datetime import timedelta
+
+    from celery_redlock.core.address import NodeAddress
 
 __all__ = ["LockOptions", "ResolvedOptions", "Settings"]
 
@@ -65,6 +65,10 @@ class Settings:
         restart_guard: Keep a node that lost its memory out of the vote.
         on_backend_error: For tasks that do not say; see ``policies``.
         eager: Take locks also where tasks run eagerly, in the caller's process.
+        beat_scheduler: What ``celery beat -S redlock`` wraps: a class, or a name
+            that ``-S`` knows.
+        beat_ttl: After how long another beat takes over from one that is gone.
+        beat_catchup: How old a slot may be that a new leader still sends; or 0.
 
     Raises:
         ConfigurationError: A value cannot be used. Names it, and the remedy.
@@ -79,21 +83,26 @@ class Settings:
     restart_guard: bool = True
     on_backend_error: Any = "retry"
     eager: bool = False
+    beat_scheduler: Any = "celery.beat:PersistentScheduler"
+    beat_ttl: float = 15.0
+    beat_catchup: float = 60.0
 
     def __post_init__(self) -> None:
-        _put(self, "nodes", _read_nodes(self.nodes))
-        for name in ("ttl", "max_ttl", "node_timeout", "connect_timeout"):
+        _put(self, "nodes", checks.nodes("redlock_nodes", self.nodes))
+        durations = ("ttl", "max_ttl", "node_timeout", "connect_timeout", "beat_ttl")
+        for name in durations:
             _put(self, name, seconds_of(_PREFIX + name, getattr(self, name)))
-        with _naming("redlock_ttl"):
-            self.timing.checked(self.ttl)
-        prefix: Any = self.prefix
-        if not isinstance(prefix, str) or not re.fullmatch(r"\S+", prefix):
-            raise ConfigurationError(
-                f"redlock_prefix is {prefix!r}; it must be text without spaces."
-            )
+        catchup = checks.seconds_or_none_at_all(
+            "redlock_beat_catchup", self.beat_catchup
+        )
+        _put(self, "beat_catchup", catchup)
+        for name in ("ttl", "beat_ttl"):
+            with checks.naming(_PREFIX + name):
+                self.timing.checked(getattr(self, name))
+        checks.prefix("redlock_prefix", self.prefix)
         for name in ("restart_guard", "eager"):
-            _check_flag(_PREFIX + name, getattr(self, name))
-        with _naming("redlock_on_backend_error"):
+            checks.flag(_PREFIX + name, getattr(self, name))
+        with checks.naming("redlock_on_backend_error"):
             ON_BACKEND_ERROR.policy(self.on_backend_error)
 
     @classmethod
@@ -184,9 +193,9 @@ class LockOptions:
         for name in ("ttl", "wait_timeout", "retry_countdown"):
             if (value := getattr(self, name)) is not None:
                 _put(self, name, seconds_of(name, value))
-        hold = self.hold_at_least
-        _put(self, "hold_at_least", seconds_of("hold_at_least", hold) if hold else 0.0)
-        _check_flag("renew", self.renew)
+        hold = checks.seconds_or_none_at_all("hold_at_least", self.hold_at_least)
+        _put(self, "hold_at_least", hold)
+        checks.flag("renew", self.renew)
         ON_CONFLICT.policy(self.on_conflict)
         ON_LOCK_LOST.policy(self.on_lock_lost)
         if self.on_backend_error is not None:
@@ -263,7 +272,7 @@ class LockOptions:
         Raises:
             ConfigurationError: The ttl or hold_at_least does not go with them.
         """
-        with _naming(task):
+        with checks.naming(task):
             ttl = settings.timing.checked(
                 settings.ttl if self.ttl is None else self.ttl
             )
@@ -296,31 +305,6 @@ class LockOptions:
             renew=self.renew,
             hold_at_least=hold,
         )
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{what}: {error}") from error.__cause__
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{name} is {value!r}; it must be True or False.")
-
-
-def _read_nodes(nodes: Any) -> tuple[NodeAddress, ...]:
-    if not isinstance(nodes, (list, tuple)) or not nodes:
-        # Do not show it: a text may be a URL with a password.
-        fact = f"is of type {type(nodes).__name__}" if nodes else "is not set"
-        raise ConfigurationError(
-            f"redlock_nodes {fact}. Nothing can be locked; set it to a list of URLs of "
-            'independent Redis masters, such as ["redis://a:6379/0", ...].'
-        )
-    with _naming("redlock_nodes"):
-        return parse_nodes(nodes)
 
 
 def _may(decide: type[Wait | Retry], policy: Any) -> bool:

@@ -28,7 +28,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.call import Call
 from celery_redlock.envelope import clean
-from celery_redlock.errors import DuplicateTask, LockLost
+from celery_redlock.errors import ConfigurationError, DuplicateTask, LockLost
 from celery_redlock.execution import Execution, running
 from celery_redlock.masking import mask
 from celery_redlock.runtime import runtime_of
@@ -77,7 +77,10 @@ class SingletonTask(Task):
         inherited: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             inherited |= vars(base).get("redlock") or {}
-        cls.lock_options = LockOptions.of(inherited)
+        try:
+            cls.lock_options = LockOptions.of(inherited)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{cls.__qualname__}: {error}") from error
         cls.dont_autoretry_for = without_lost(
             getattr(cls, "autoretry_for", ()), cls.dont_autoretry_for
         )
@@ -86,9 +89,10 @@ class SingletonTask(Task):
     def on_bound(cls, app: Any) -> None:
         """Check the task against its options, now that all of it is known."""
         super().on_bound(app)
+        if "key_rule" in vars(cls) or cls.run is Task.run:
+            return  # it comes here twice, and so may a base class without a body
         mask(app)
-        if cls.run is not Task.run:
-            cls.key_rule = cls.lock_options.key_rule(cls.name, _signature_of(cls))
+        cls.key_rule = cls.lock_options.key_rule(cls.name, _signature_of(cls))
         cls.Request = _request_class_of(cls)
         _warn_of_bypass(cls)
 

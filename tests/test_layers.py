@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 # delete one, and nothing else changes.
 HOUSE = """
     errors core contrib core.clock core.wire
-    fingerprint core.scripts core.ballot core.lease core.address
+    fingerprint core.scripts.* core.ballot core.lease core.address
     core.timing
+    checks
     policies core.question core.link core.failure
     core.debts
     settings core.node core.extension

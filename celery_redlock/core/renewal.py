@@ -52,14 +52,7 @@ _IDLE = 5.0  # seconds without a lease after which the thread ends
 class _Watch:
     """A lease under watch, and when something has to be done about it."""
 
-    __slots__ = (
-        "lease",
-        "on_lost",
-        "on_renewed",
-        "planned_at",
-        "renew_at",
-        "renewing",
-    )
+    __slots__ = ("lease", "on_lost", "on_renewed", "planned_at", "renew_at", "renewing")
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ __all__ = [
     "wires",
 ]
 
-PATIENT = 0.3  # seconds for a node to answer, also on a machine that is busy
+PATIENT = 0.2  # seconds for a node to answer, also on a machine that is busy
 
 
 @contextlib.contextmanager

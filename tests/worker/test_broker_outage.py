@@ -33,24 +33,31 @@ def here(deploy: Callable[..., Deployment], own_broker: LocalRedis) -> Deploymen
     return deploy(concurrency=1, broker=own_broker)
 
 
-def receive_behind_a_plain_task(here: Deployment, name: str, key: str) -> AsyncResult:
-    """Have the worker receive a call that it cannot begin yet; open the gate then."""
-    here.begin("plain", f"{key}-slot")
-    result = here.send(name, key)
-    here.until_received(result.id, times=1)
+def begin_to_wait(here: Deployment, key: str) -> AsyncResult:
+    """Publish a duplicate that waits for its lock, and then wants to be put back."""
+    result = here.send("job-wait-then-retry", key)
+    until(lambda: here.stage.notes(key, "conflict"))
+    here.until_idle()  # its message is acknowledged: the broker has none of it
     return result
 
 
-def test_duplicate_waits_for_the_broker_to_be_published_again(
+def until_refused_by_the_broker(here: Deployment, result: AsyncResult) -> None:
+    """Wait until the copy has tried in vain to be put back."""
+    until(
+        lambda: f"{result.id}] could not be put back" in here.logs_of_the_package(),
+        20,
+        what="a copy that cannot be put back",
+    )
+
+
+def test_duplicate_waits_for_the_broker_to_be_put_back(
     here: Deployment, own_broker: LocalRedis, key: str
 ) -> None:
     """With the broker gone the copy keeps its slot, and is published afterwards."""
-    with here.task("job-retry").lock(key):
-        result = receive_behind_a_plain_task(here, "job-retry", key)
+    with here.task("job").lock(key):
+        result = begin_to_wait(here, key)
         own_broker.kill()
-        here.stage.open(f"{key}-slot")
-        until(lambda: not here.stage.running(f"{key}-slot"))
-        until(lambda: result.id in here.logs_of_the_package(), 20)
+        until_refused_by_the_broker(here, result)
 
         own_broker.start()
         own_broker.ready()
@@ -62,16 +69,15 @@ def test_duplicate_waits_for_the_broker_to_be_published_again(
     assert len(here.stage.runs(key)) == 1
 
 
-def test_duplicate_runs_at_once_when_the_lock_is_free_before_the_broker_is_back(
+def test_duplicate_runs_when_the_lock_is_free_before_the_broker_is_back(
     here: Deployment, own_broker: LocalRedis, key: str
 ) -> None:
     """A copy that waits for the broker takes the lock if that comes first."""
     here.stage.open(key)
-    with here.task("job-retry").lock(key):
-        result = receive_behind_a_plain_task(here, "job-retry", key)
+    with here.task("job").lock(key):
+        result = begin_to_wait(here, key)
         own_broker.kill()
-        here.stage.open(f"{key}-slot")
-        until(lambda: result.id in here.logs_of_the_package(), 20)
+        until_refused_by_the_broker(here, result)
 
-    assert result.get(timeout=60) == result.id
+    assert result.get(timeout=30) == result.id
     assert len(here.stage.runs(key)) == 1

@@ -56,6 +56,19 @@ def test_retry_runs_the_job_again_when_the_lock_is_free(
     assert {run.task_id for run in prefork.stage.runs(key)} == {first.id}
 
 
+def test_retry_sends_the_arguments_as_they_came(prefork: Deployment, key: str) -> None:
+    """What the stopped body did to its arguments is not published again."""
+    first = prefork.begin("lost-mutating", key, [1, 2, 3])
+
+    prefork.nodes.steal(key, seconds=30)
+    until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
+    prefork.nodes.give_back(key)
+    prefork.stage.open(key)
+
+    assert first.get(timeout=20) == [1, 2, 3]
+    assert len(prefork.stage.runs(key)) == 2
+
+
 def test_warn_lets_the_body_go_on(prefork: Deployment, key: str) -> None:
     """With ``warn`` nothing is stopped; the lease says that it is not valid."""
     first = prefork.begin("lost-warn", key)
@@ -111,6 +124,21 @@ def test_soft_limit_still_reaches_a_body_under_a_lock(
 
     assert result.get(timeout=10) is None
     assert [run.outcome for run in prefork.stage.runs(key)] == ["done"]
+
+
+def test_body_that_goes_on_after_the_loss_is_struck_again(
+    prefork: Deployment, key: str
+) -> None:
+    """A body that catches LockLost and works on is stopped all the same."""
+    first = prefork.begin("lost-deaf", key)
+
+    prefork.nodes.steal(key, seconds=30)
+    until(lambda: prefork.stage.notes(key, "caught"))
+
+    with pytest.raises(LockLost):
+        first.get(timeout=20)
+    assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost"]
+    prefork.nodes.give_back(key)
 
 
 def test_body_that_swallows_the_loss_does_not_succeed(

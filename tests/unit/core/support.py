@@ -4,12 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeNodes
+import pytest
 
-__all__ = ["args_of", "asked", "counters", "forget", "holders", "put", "ttls"]
+from celery_redlock.core.renewal import Watchdog
+
+if TYPE_CHECKING:
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.testing import FakeClock, FakeNodes
+
+__all__ = [
+    "Stepped",
+    "args_of",
+    "asked",
+    "counters",
+    "forget",
+    "holders",
+    "put",
+    "ttls",
+]
 
 STRIPE_OF_K = b"1885"  # crc32("k") % 4096
+
+
+class Stepped(Watchdog):
+    """A watchdog whose thread is the test."""
+
+    def __init__(self, redlock: Redlock) -> None:
+        super().__init__(redlock)
+        self.redlock = redlock
+
+    def start(self) -> None:
+        """Start nothing: the test makes the steps."""
+
+    def run_for(self, clock: FakeClock, seconds: float) -> None:
+        """Do what the thread would do in so many seconds."""
+        end = clock.monotonic() + seconds
+        for _ in range(100_000):
+            next_at = self.step()
+            if next_at is None or next_at > end:
+                clock.advance(end - clock.monotonic())
+                return
+            clock.advance(next_at - clock.monotonic())
+        pytest.fail("the watchdog does not get on")
 
 
 def asked(nodes: FakeNodes) -> list[str]:

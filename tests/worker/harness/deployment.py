@@ -139,6 +139,9 @@ class Deployment(CeleryTestSetup):
         """End the workers and close the connections."""
         for worker in self.worker_cluster:
             worker.teardown()
+        # A result that a failure's traceback keeps alive has nobody to tell that
+        # it is dropped.
+        self.app.backend.remove_pending_result = lambda _: None
         self.app.backend.client.close()
         self.app.close()
 

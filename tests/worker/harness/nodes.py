@@ -142,6 +142,18 @@ class LockNodes:
             yield
 
     @contextmanager
+    def majority_killed(self) -> Iterator[None]:
+        """Kill so many nodes that the rest is no quorum; restart them empty after."""
+        nodes = self.dev.nodes[: self.quorum]
+        for node in nodes:
+            node.kill()
+        try:
+            yield
+        finally:
+            for node in nodes:
+                node.restart()
+
+    @contextmanager
     def minority_paused(self) -> Iterator[None]:
         """Stop as many nodes as a quorum can do without, while the block runs."""
         with self._paused(len(self.urls) - self.quorum):

@@ -15,6 +15,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock import LockHeld, LockLost, current_lease, singleton_task
+from celery_redlock.policies import Retry, Wait
 from celery_redlock.signals import lock_heartbeat
 from tests.worker.harness.waiting import until
 from tests.worker.project.body import hold, recorded, stage
@@ -92,6 +93,18 @@ def note_and_raise(conflict: Conflict) -> str:
     assert conflict.holder is not None
     stage().note(conflict.key, "conflict", holder=conflict.holder.task_id)
     return "raise"
+
+
+def wait_then_retry(conflict: Conflict) -> Wait | Retry:
+    """Wait for a second, then go back into the queue."""
+    stage().note(conflict.key, "conflict")
+    return Retry(0.3) if conflict.waited else Wait(1.0)
+
+
+@singleton_task(name="job-wait-then-retry", key="{key}", on_conflict=wait_then_retry)
+def job_wait_then_retry(key: str) -> str:
+    """Run until the gate opens."""
+    return hold(key)
 
 
 @singleton_task(name="job-callable", key="{key}", on_conflict=note_and_raise)
@@ -209,6 +222,34 @@ def lost_swallowed(key: str) -> str:
         return "all is well"
 
 
+@singleton_task(name="lost-deaf", key="{key}", ttl=TTL)
+def lost_deaf(key: str) -> str:
+    """Go on after the first LockLost, as if nothing had been."""
+    with recorded(key) as task_id:
+        try:
+            stage().wait(key)
+        except LockLost:
+            stage().note(key, "caught")
+            stage().wait(key)
+        return task_id
+
+
+@singleton_task(
+    name="lost-mutating",
+    key="{key}",
+    ttl=TTL,
+    on_lock_lost="retry",
+    on_conflict="retry",
+    retry_countdown=0.3,
+)
+def lost_mutating(key: str, numbers: list[int]) -> list[int]:
+    """Tell the numbers that it was given, and change them."""
+    given = [*numbers]
+    numbers.clear()
+    hold(key)
+    return given
+
+
 # -- How a body ends -------------------------------------------------------------
 
 
@@ -232,7 +273,7 @@ def ending(self: Task, key: str, how: str) -> str:
         if how == "reject":
             raise Reject(key, requeue=False)
         if how == "retry" and not self.request.retries:
-            raise self.retry(countdown=0)
+            raise self.retry(countdown=0.2)
         if how == "exit":
             raise SystemExit(0)
         return how
@@ -281,6 +322,21 @@ def late(key: str) -> str:
 def late_short(key: str) -> str:
     """Run until the gate opens; when its worker dies unseen, the ttl ends it."""
     return hold(key)
+
+
+@singleton_task(
+    name="storm",
+    key="{key}",
+    on_conflict="retry",
+    retry_countdown=0.3,
+    acks_late=True,
+    reject_on_worker_lost=True,
+)
+def storm(key: str, seconds: float) -> str:
+    """Run so long, one of many."""
+    with recorded(key) as task_id:
+        threading.Event().wait(seconds)
+        return task_id
 
 
 # -- What is the same call -------------------------------------------------------
