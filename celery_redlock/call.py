@@ -97,7 +97,8 @@ class Call:
 
     def preserve_arguments(self) -> None:
         """Keep them as they are now, where they may be sent again after the body."""
-        if self.task.lock_options.on_lock_lost not in ("abort", "warn"):
+        stays = self.task.lock_options.on_lock_lost in ("abort", "warn")
+        if not stays and not self.request.is_eager:
             self.args, self.kwargs = copy.deepcopy((self.args, self.kwargs))
 
     def drop_if_finished(self) -> None:

@@ -44,11 +44,11 @@ class Skipped(Ignore):
 
     Args:
         reason: Why, in words.
-        facts: What the event says besides: strings by name.
+        facts: What the event says besides.
     """
 
     @property
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         """What the event says besides."""
         return self.args[1] if len(self.args) > 1 else {}
 
@@ -69,13 +69,8 @@ class RedlockRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, Skipped):
-            self.send_event(
-                "task-revoked",
-                terminated=False,
-                signum=None,
-                expired=False,
-                **error.facts,
-            )
+            usual = {"terminated": False, "signum": None, "expired": False}
+            self.send_event("task-revoked", **{**usual, **error.facts})
         elif isinstance(error, _DIED):
             self._free_lock()
         return super().on_failure(exc_info, *args, **kwargs)

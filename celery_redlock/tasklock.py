@@ -58,7 +58,6 @@ def task_lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         wait=wait,
         renew=options.renew,
         hold_at_least=options.hold_at_least,
-        watchdog=runtime.watchdog,
         base=base,
         facts=Holder.here(
             task=task.name, task_id=task_id, started=SYSTEM_CLOCK.wall_us() / 1e6

@@ -604,18 +604,31 @@ def test_step_with_nothing_to_do_is_not_needed_again(watchdog: Stepped) -> None:
 # -- the thread, and forks -------------------------------------------------------
 
 
+class Live:
+    """A service in real time, its watchdog, and the threads of that."""
+
+    def __init__(self) -> None:
+        self._others = set(threading.enumerate())
+        self.redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=0.3)
+        self.watchdog = Watchdog(self.redlock)
+
+    @property
+    def threads(self) -> list[str]:
+        """The names of threads that were started since."""
+        return [t.name for t in threading.enumerate() if t not in self._others]
+
+    def wait_for_its_end(self) -> None:
+        """Wait until no thread is left."""
+        for thread in set(threading.enumerate()) - self._others:
+            thread.join(SOON)
+
+
 @pytest.fixture
-def live() -> Iterator[tuple[Redlock, Watchdog]]:
-    """Give a service in real time with its watchdog, which is stopped afterwards."""
-    redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=0.3)
-    watchdog = Watchdog(redlock)
-    yield redlock, watchdog
-    watchdog.stop()
-
-
-def watchdogs() -> list[threading.Thread]:
-    """Return the threads of watchdogs that run."""
-    return [t for t in threading.enumerate() if t.name == "redlock-watchdog"]
+def live() -> Iterator[Live]:
+    """Give a service in real time; its watchdog is stopped afterwards."""
+    live = Live()
+    yield live
+    live.watchdog.stop()
 
 
 def wait(event: threading.Event) -> None:
@@ -623,67 +636,62 @@ def wait(event: threading.Event) -> None:
     assert event.wait(SOON)
 
 
-def test_thread_renews_by_itself(live: tuple[Redlock, Watchdog]) -> None:
+def test_thread_renews_by_itself(live: Live) -> None:
     """Started with the first lease, ended by ``stop``; each of them twice."""
-    redlock, watchdog = live
-    assert watchdogs() == []
+    assert live.threads == []
     event = threading.Event()
 
-    lease = redlock.acquire("k")
-    watchdog.watch(lease, on_renewed=lambda *_: event.set())
-    watchdog.start()
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_renewed=lambda *_: event.set())
+    live.watchdog.start()
     wait(event)
 
-    assert len(watchdogs()) == 1
-    watchdog.stop()
-    watchdog.stop()
-    assert watchdogs() == []
+    assert live.threads == ["redlock-watchdog"]
+    live.watchdog.stop()
+    live.watchdog.stop()
+    assert live.threads == []
 
 
-def test_thread_announces_a_loss(live: tuple[Redlock, Watchdog]) -> None:
+def test_thread_announces_a_loss(live: Live) -> None:
     """In its own thread, not in that of the holder."""
-    redlock, watchdog = live
     event, names = threading.Event(), []
 
     def on_lost(_: Lease) -> None:
         names.append(threading.current_thread().name)
         event.set()
 
-    watchdog.watch(redlock.acquire("k"), on_lost=on_lost, renew=False)
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_lost=on_lost, renew=False)
     wait(event)
 
     assert names == ["redlock-watchdog"]
 
 
-def test_thread_that_was_stopped_can_be_started_again(
-    live: tuple[Redlock, Watchdog],
-) -> None:
+def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
     """What it watched is watched on."""
-    redlock, watchdog = live
     event = threading.Event()
-    watchdog.watch(redlock.acquire("k"), on_lost=lambda _: event.set(), renew=False)
-    watchdog.stop()
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_lost=lambda _: event.set(), renew=False)
+    live.watchdog.stop()
 
-    watchdog.start()
+    live.watchdog.start()
 
     wait(event)
 
 
-def test_thread_can_be_stopped_from_a_callback(live: tuple[Redlock, Watchdog]) -> None:
+def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
     """It does not wait for itself."""
-    redlock, watchdog = live
     event = threading.Event()
 
     def on_renewed(*_: Any) -> None:
-        watchdog.stop()
+        live.watchdog.stop()
         event.set()
 
-    watchdog.watch(redlock.acquire("k"), on_renewed=on_renewed)
+    live.watchdog.watch(live.redlock.acquire("k"), on_renewed=on_renewed)
     wait(event)
 
-    for thread in watchdogs():
-        thread.join(SOON)
-    assert watchdogs() == []
+    live.wait_for_its_end()
+    assert live.threads == []
 
 
 def test_thread_survives_what_it_did_not_expect(

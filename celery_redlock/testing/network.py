@@ -1,0 +1,383 @@
+"""Fake nodes: what `Redlock` talks to instead of sockets.
+
+::
+
+    nodes = FakeNodes(5)                  # with a FakeClock of their own
+    redlock = nodes.redlock(ttl=10)
+    with lock(redlock, "report"):
+        nodes.freeze(0, 1)                # two nodes hang
+        nodes.clock.sleep(60)             # a minute passes in no time
+
+Each node answers as a real server does (`testing.MemoryNode`). Between a client
+and a node there is one ordered conversation, which breaks as a real one does:
+
+=============  =================================================================
+``freeze``     the node stops: what is sent to it is done when it is thawed
+``partition``  nothing gets through to the node until it is healed
+``mute``       what is sent is done at once; the answer arrives when it is healed
+``latency``    each answer takes so long
+``kill``       the node is gone: at once an error, and nothing sent before is done
+``restart``    the same, and it is back: by default with nothing in its memory
+=============  =================================================================
+
+What they do not show: connecting takes no time, and neither does the sending.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.debts import Debts
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.testing.clock import FakeClock
+from celery_redlock.testing.nodes import MemoryNode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.core.question import Question
+
+__all__ = ["FakeNode", "FakeNodes"]
+
+_REMEMBERED = 10_000
+
+
+class FakeNode:
+    """One fake server, for all of its clients.
+
+    Attributes:
+        label: Its name.
+        memory: What it knows.
+        is_running: Whether there is a server; a frozen one runs.
+        is_frozen: Whether it does nothing at the moment.
+    """
+
+    def __init__(self, label: str, clock: Clock) -> None:
+        self.label = label
+        self.memory = MemoryNode(clock)
+        self.is_running = True
+        self.is_frozen = False
+        self._lines: list[_Line] = []
+        self._inbox: deque[tuple[_Line, int, Question]] = deque()
+
+    def freeze(self) -> None:
+        """Stop the server (SIGSTOP): it takes what is sent and does nothing."""
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Let the server go on, and first do what was sent to it meanwhile."""
+        self.is_frozen = False
+        while self._inbox:
+            self._run(*self._inbox.popleft())
+
+    def kill(self) -> None:
+        """End the server at once (SIGKILL). What it has not done is never done."""
+        self.is_running = self.is_frozen = False
+        self._inbox.clear()
+        for line in self._lines:
+            line.break_off("closed the connection")
+
+    def restart(self, *, keep_memory: bool = False) -> None:
+        """End the server if it runs, and start it again.
+
+        Args:
+            keep_memory: By default it comes back empty.
+        """
+        self.kill()
+        self.memory.restart(keep_memory=keep_memory)
+        self.is_running = True
+
+    def connect(self, line: _Line) -> None:
+        """Take a client's conversation."""
+        self._lines.append(line)
+
+    def take(self, line: _Line, epoch: int, question: Question) -> None:
+        """Take what a client sent, and do it unless frozen."""
+        if self.is_frozen:
+            self._inbox.append((line, epoch, question))
+        else:
+            self._run(line, epoch, question)
+
+    def _run(self, line: _Line, epoch: int, question: Question) -> None:
+        line.reply(epoch, question, self.memory.execute(*question.call))
+
+    def __repr__(self) -> str:
+        state = "dead" if not self.is_running else "frozen" if self.is_frozen else "up"
+        return f"<FakeNode {self.label} {state}>"
+
+
+class _Line:
+    """The conversation of one client with one node: one order, both ways.
+
+    Attributes:
+        latency: Seconds until an answer arrives.
+        cut: Whether nothing gets through.
+        muted: Whether answers do not get through.
+        suspect: Whether the last answer was late: nobody waits for the next.
+        debts: What could not be sent and has to be, when the node is back.
+    """
+
+    def __init__(self, node: FakeNode, index: int, clock: Clock) -> None:
+        self.node = node
+        self.latency = 0.0
+        self.cut = self.muted = self.suspect = False
+        self.debts = Debts()
+        self._index = index
+        self._clock = clock
+        self._epoch = 0  # a new connection; nothing of the last one reaches it
+        self._outbox: deque[Question] = deque()
+        self._pending: deque[Question] = deque()
+        self._replies: deque[tuple[float, Question, Any]] = deque()
+        self._broken = ""
+        self._is_open = False
+        self._last_open_at = 0.0
+        node.connect(self)
+
+    def send(self, question: Question) -> None:
+        self._pending.append(question)
+        if self.cut:
+            self._outbox.append(question)
+        elif self.node.is_running:
+            self._is_open = True
+            self.node.take(self, self._epoch, question)
+        else:
+            self.break_off("refused the connection")
+
+    def reply(self, epoch: int, question: Question, reply: Any) -> None:
+        if epoch == self._epoch:
+            due_at = self._clock.monotonic() + self.latency
+            self._replies.append((due_at, question, reply))
+
+    def deliver(self) -> None:
+        """Enter the answers that have arrived by now."""
+        while self.next_due() <= self._clock.monotonic():
+            _, question, reply = self._replies.popleft()
+            self._pending.popleft()
+            question.answer(self._index, reply)
+        if not self._pending:
+            self.suspect = False
+
+    def next_due(self) -> float:
+        """Return when the next answer arrives, as things stand."""
+        held = self.cut or self.muted or not self._replies
+        return float("inf") if held else self._replies[0][0]
+
+    def heal(self) -> None:
+        """Let everything through, first what has been held back."""
+        self.cut = self.muted = False
+        if self._broken:
+            self.break_off(self._broken)
+        outbox, self._outbox = self._outbox, deque()
+        for question in outbox:
+            if self.node.is_running:
+                self.node.take(self, self._epoch, question)
+            else:
+                self.break_off("refused the connection")
+                return
+
+    def break_off(self, reason: str) -> None:
+        """End this connection; a client that is cut off notices when healed."""
+        if self.cut:
+            self._broken = reason
+            return
+        now = self._clock.monotonic()
+        self._last_open_at = now if self._is_open else self._last_open_at
+        self._is_open, self._broken = False, ""
+        self._epoch += 1
+        self._outbox.clear()
+        self._replies.clear()
+        failed, self._pending = self._pending, deque()
+        for question in failed:
+            question.fail(self._index, reason)
+            if self._last_open_at >= question.insist_since:
+                self.debts.owe(question, self._index, now)
+
+    def tell_owed(self) -> None:
+        """Tell the node what it missed, if it is back."""
+        if self.node.is_running and not self.cut:
+            for question, _ in self.debts.due(self._clock.monotonic()):
+                self.send(question)
+
+
+class FakeNodes:
+    """All nodes of a deployment, as one client sees them (a `core.fanout.Transport`).
+
+    Threads may share it; to move a `FakeClock` is for one of them.
+
+    Args:
+        nodes: How many; or the nodes of another client, to share them.
+        clock: Whose time everything runs in; a new `FakeClock` by default. With
+            `core.clock.SYSTEM_CLOCK` the watchdog's thread works as it does live.
+        node_timeout: Seconds that a node may take to answer.
+
+    Attributes:
+        labels: The names of the nodes.
+        nodes: The nodes, to be killed and restarted.
+        clock: What was given, or made.
+        asked: The questions that were put last, newest at the end.
+    """
+
+    def __init__(
+        self,
+        nodes: int | Sequence[FakeNode] = 3,
+        *,
+        clock: Clock | None = None,
+        node_timeout: float = 0.05,
+    ) -> None:
+        self.clock: Clock = FakeClock() if clock is None else clock
+        self._fresh = isinstance(nodes, int)
+        if isinstance(nodes, int):
+            names = [f"node-{number}:6379/0" for number in range(1, nodes + 1)]
+            nodes = [FakeNode(name, self.clock) for name in names]
+        self.nodes = nodes
+        self.labels = tuple(node.label for node in nodes)
+        self.asked: deque[Question] = deque(maxlen=_REMEMBERED)
+        self._node_timeout = node_timeout
+        self._lines = [_Line(node, i, self.clock) for i, node in enumerate(nodes)]
+        self._turn = threading.RLock()
+
+    # -- for tests -------------------------------------------------------------
+
+    @property
+    def urls(self) -> list[str]:
+        """What to give to `Redlock` as its nodes, beside ``transport=self``."""
+        return [f"redis://{label}" for label in self.labels]
+
+    def redlock(self, **options: Any) -> Redlock:
+        """Return a service on these nodes, which vote from the start.
+
+        Args:
+            options: Of `Redlock`.
+        """
+        options = {"node_timeout": self._node_timeout, "clock": self.clock, **options}
+        redlock = Redlock(self.urls, transport=self, **options)
+        if self._fresh and redlock.guard.enabled:
+            redlock.guard.initialize()
+            self.asked.clear()
+        self._fresh = False
+        return redlock
+
+    def another_client(self) -> FakeNodes:
+        """Return the same nodes as another process sees them."""
+        other = FakeNodes(self.nodes, clock=self.clock, node_timeout=self._node_timeout)
+        other._turn = self._turn
+        return other
+
+    def freeze(self, *indexes: int) -> None:
+        """Stop these nodes, or all, until ``thaw``: they hang for everybody."""
+        with self._turn:
+            for line in self._some(indexes):
+                line.node.freeze()
+
+    def thaw(self, *indexes: int) -> None:
+        """Let these nodes, or all, go on with what was sent to them."""
+        with self._turn:
+            for line in self._some(indexes):
+                line.node.thaw()
+
+    def partition(self, *indexes: int) -> None:
+        """Cut this client off from these nodes, or all, until ``heal``."""
+        with self._turn:
+            for line in self._some(indexes):
+                line.cut = True
+
+    def mute(self, *indexes: int) -> None:
+        """Hold back the answers of these nodes, or all, to this client."""
+        with self._turn:
+            for line in self._some(indexes):
+                line.muted = True
+
+    def heal(self, *indexes: int) -> None:
+        """Let everything through again, first what has been held back."""
+        with self._turn:
+            for line in self._some(indexes):
+                line.heal()
+
+    def latency(self, seconds: float, *indexes: int) -> None:
+        """Let answers of these nodes, or all, take so long from now on."""
+        with self._turn:
+            for line in self._some(indexes):
+                line.latency = seconds
+
+    def _some(self, indexes: tuple[int, ...]) -> list[_Line]:
+        return [self._lines[i] for i in indexes] if indexes else self._lines
+
+    # -- the transport ---------------------------------------------------------
+
+    @property
+    def owes(self) -> bool:
+        """Whether a node that is away has to be told something."""
+        return any(line.debts for line in self._lines)
+
+    def send(self, *questions: Question, until: float | None = None) -> bool:  # noqa: ARG002  (nobody talks for long here)
+        """Put questions to all nodes, in this order; do not wait for answers."""
+        with self._turn:
+            self._tell_owed()
+            wanted = []
+            for question in questions:
+                if question.withdrawn is None or not question.withdrawn():
+                    wanted.append(question)
+                else:
+                    for index in range(len(self.labels)):
+                        question.fail(index, "was not asked any more")
+            self.asked += wanted
+            for line in self._lines:
+                for question in wanted:
+                    line.send(question)
+        return True
+
+    def wait(self, *questions: Question, until: float) -> None:
+        """Return when all of them are settled, or at this instant."""
+        while True:
+            with self._turn:
+                self._tell_owed()
+                for line in self._lines:
+                    line.deliver()
+                unsettled = [q for q in questions if not q.is_settled()]
+                now = self.clock.monotonic()
+                if not unsettled or not self._worth_waiting(unsettled) or now >= until:
+                    self._note_late(unsettled)
+                    return
+                wake_at = min(until, *(line.next_due() for line in self._lines))
+            if isinstance(self.clock, FakeClock):
+                self.clock.advance(min(wake_at, self.clock.next_event()) - now)
+            else:
+                self.clock.sleep(wake_at - now)
+
+    def ask(self, question: Question) -> None:
+        """Send one question and wait for it as long as nodes may take."""
+        self.send(question)
+        self.wait(question, until=self.clock.monotonic() + self._node_timeout)
+
+    def drain(self, until: float) -> None:  # noqa: ARG002  (it never waits)
+        """Read what has come without waiting."""
+        self.wait(until=self.clock.monotonic())
+
+    def close(self) -> None:
+        """Close all connections. What was sent is done all the same."""
+        with self._turn:
+            for line in self._lines:
+                line.break_off("was closed")
+                line.debts = Debts()
+
+    def _tell_owed(self) -> None:
+        for line in self._lines:
+            line.tell_owed()
+
+    def _worth_waiting(self, questions: Sequence[Question]) -> bool:
+        for question in questions:
+            ballot = question.ballot
+            if ballot.answered < ballot.quorum:
+                return True
+            votes = zip(ballot.votes, self._lines, strict=True)
+            if any(vote is None and not line.suspect for vote, line in votes):
+                return True
+        return False
+
+    def _note_late(self, questions: Sequence[Question]) -> None:
+        for question in questions:
+            for vote, line in zip(question.ballot.votes, self._lines, strict=True):
+                line.suspect |= vote is None

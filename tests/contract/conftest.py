@@ -1,0 +1,67 @@
+"""The nodes that must not differ: one in memory, and servers of each version."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.devnodes import DevNode, redis_servers
+from tests.contract.subjects import MemorySubject, ServerSubject, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEMORY = "memory"
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in redis_servers():
+        said = subprocess.run(  # noqa: S603  (a server that tests are about to run)
+            [path, "--version"], capture_output=True, text=True, check=True
+        ).stdout
+        found.setdefault(said.partition("v=")[2].partition(" ")[0], path)
+    return found or {"no-server": ""}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what asks for a ``subject`` on all of them, for a ``server`` on servers."""
+    servers = _versions()
+    if "subject" in metafunc.fixturenames:
+        every = {MEMORY: MEMORY, **servers}
+        metafunc.parametrize("subject", every.values(), ids=every, indirect=True)
+    elif "server" in metafunc.fixturenames:
+        metafunc.parametrize("server", servers.values(), ids=servers, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[dict[str, ServerSubject]]:
+    """Keep servers that were started for one test for the others, by their path."""
+    started: dict[str, ServerSubject] = {}
+    yield started
+    for server in started.values():
+        server.stop()
+
+
+def _server_at(path: str, request: pytest.FixtureRequest) -> ServerSubject:
+    servers: dict[str, ServerSubject] = request.getfixturevalue("servers")
+    if path not in servers:
+        binary = path or request.getfixturevalue("redis_server")
+        servers[path] = ServerSubject(DevNode(binary=binary))
+    return servers[path]
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> Subject:
+    """Give a node with keys that no other test uses, and nothing in them."""
+    if request.param == MEMORY:
+        return MemorySubject()
+    return _server_at(request.param, request).anew()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> ServerSubject:
+    """Give a real server with keys that no other test uses."""
+    return _server_at(request.param, request).anew()

@@ -1,0 +1,405 @@
+"""A node in memory and a real one, behind the same few methods."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core import scripts
+from celery_redlock.core.address import parse_node
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.wire import new_reader, pack
+from celery_redlock.testing import FakeClock, MemoryNode
+from celery_redlock.testing.keyspace import WrongType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+    from celery_redlock.core.scripts import Script
+    from celery_redlock.devnodes import DevNode
+    from celery_redlock.testing.keyspace import NodeClock
+
+TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
+FACTS = "task\nid\nhost\n1\n2.000"
+CONFIG, CLOSED, NEW = "protocol 1, for tests", "closed", "protocol 1, other tests"
+STRIPE = "7"
+TTL = 20_000  # ms; no test takes so long
+TOLERANCE = 15_000_000  # µs
+SOON = 10.0  # seconds
+
+
+class Subject(ABC):
+    """One node, its keys for one test, and the scripts with their arguments."""
+
+    def __init__(self) -> None:
+        self.prefix = secrets.token_hex(8)
+
+    @property
+    def lock(self) -> str:
+        """The name of the lock's key."""
+        return f"{self.prefix}:lock:a"
+
+    @property
+    def fence(self) -> str:
+        """The name of the key with the counters."""
+        return f"{self.prefix}:fence"
+
+    @property
+    def meta(self) -> str:
+        """The name of the key with the marker."""
+        return f"{self.prefix}:meta"
+
+    @property
+    def quarantine(self) -> str:
+        """The name of the key that keeps the node from voting."""
+        return f"{self.prefix}:quarantine"
+
+    @property
+    @abstractmethod
+    def run_id(self) -> bytes:
+        """The name that the server process gives itself."""
+
+    @property
+    @abstractmethod
+    def now_us(self) -> int:
+        """The node's TIME."""
+
+    @abstractmethod
+    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        """Run a script and return the raw reply."""
+
+    @abstractmethod
+    def restart(self, *, keep_memory: bool) -> None:
+        """Become another process."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Forget everything."""
+
+    @abstractmethod
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Let time pass until this is so."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """Read a string."""
+
+    @abstractmethod
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        """Read a hash."""
+
+    @abstractmethod
+    def pttl(self, key: str) -> int:
+        """Read a ttl: -1 for ever, -2 for no key."""
+
+    @abstractmethod
+    def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
+        """Write a string."""
+
+    @abstractmethod
+    def hset(self, key: str, field: str, value: Any) -> None:
+        """Write a field of a hash."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Forget a key."""
+
+    def dump(self) -> dict[str, bytes | dict[bytes, bytes] | None]:
+        """Read all keys, whatever type they are of."""
+        return {
+            "lock": self.read(self.lock),
+            "fence": self.read(self.fence),
+            "meta": self.read(self.meta),
+            "quarantine": self.read(self.quarantine),
+        }
+
+    @abstractmethod
+    def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
+        """Read a key of any type."""
+
+    # -- what others do to its keys --------------------------------------------
+
+    def forget(self, name: str) -> None:
+        """Delete one of the keys."""
+        self.delete(getattr(self, name))
+
+    def put(self, name: str, value: str, px: int | None) -> None:
+        """Put a string there, whatever there is."""
+        self.set(getattr(self, name), value, px)
+
+    def retype(self, name: str) -> None:
+        """Put something of another type there."""
+        self.forget(name)
+        if name in ("lock", "quarantine"):
+            self.hset(getattr(self, name), "field", "theirs")
+        else:
+            self.put(name, "theirs", None)
+
+    def count(self, field: str, value: Any) -> None:
+        """Set a fence counter, where there can be one."""
+        if isinstance(self.read(self.fence), dict | None):
+            self.hset(self.fence, field, value)
+
+    def seem_restarted(self) -> None:
+        """Let the marker be that of an earlier life, where there can be one."""
+        if isinstance(self.read(self.meta), dict | None):
+            self.hset(self.meta, "run_id", "of an earlier life")
+
+    # -- the scripts -----------------------------------------------------------
+
+    def acquire(  # noqa: PLR0913  (each has the value that most tests want)
+        self,
+        token: str = TOKEN,
+        facts: str = FACTS,
+        ttl_ms: int = TTL,
+        *,
+        stripe: str = STRIPE,
+        hint_us: int = 0,
+        tolerance_us: int = TOLERANCE,
+        config: str = "",
+        quarantine_ms: int = 61_000,
+    ) -> Any:
+        """Run ACQUIRE; without the restart guard unless there is a config."""
+        keys = [self.lock, self.fence, self.meta, self.quarantine]
+        args = [token, facts, ttl_ms, stripe, hint_us, tolerance_us, config]
+        return self.run(scripts.ACQUIRE, keys, [*args, quarantine_ms])
+
+    def extend(self, token: str = TOKEN, ttl_ms: int = TTL, *, config: str = "") -> Any:
+        """Run EXTEND."""
+        keys = [self.lock, self.fence, self.meta]
+        return self.run(scripts.EXTEND, keys, [config, token, ttl_ms])
+
+    def restore(
+        self,
+        token: str = TOKEN,
+        ttl_ms: int = TTL,
+        *,
+        fence: int | str = 100,
+        config: str = "",
+    ) -> Any:
+        """Run RESTORE."""
+        keys = [self.lock, self.fence, self.meta]
+        args = [config, token, FACTS, ttl_ms, STRIPE, fence]
+        return self.run(scripts.RESTORE, keys, args)
+
+    def raise_fence(self, token: str = TOKEN, *, fence: int | str = 100) -> Any:
+        """Run RAISE_FENCE."""
+        args = [token, FACTS, STRIPE, fence]
+        return self.run(scripts.RAISE_FENCE, [self.lock, self.fence], args)
+
+    def release(self, token: str = TOKEN, *, keep_ms: int = 0) -> Any:
+        """Run RELEASE."""
+        return self.run(scripts.RELEASE, [self.lock], [token, keep_ms])
+
+    def inspect(self) -> Any:
+        """Run INSPECT."""
+        return self.run(scripts.INSPECT, [self.lock], [])
+
+    def counters(self, config: str = CONFIG) -> Any:
+        """Run COUNTERS."""
+        keys = [self.fence, self.meta, self.quarantine]
+        return self.run(scripts.COUNTERS, keys, [config])
+
+    def sync(self, run_id: bytes, *pairs: Any, floor: int = 0) -> Any:
+        """Run SYNC."""
+        keys = [self.fence, self.meta, self.quarantine]
+        return self.run(scripts.SYNC, keys, [run_id, floor, *pairs])
+
+    def initialize(self, config: str = CONFIG) -> Any:
+        """Run INITIALIZE."""
+        keys = [self.fence, self.meta, self.quarantine]
+        return self.run(scripts.INITIALIZE, keys, [config])
+
+    def close(self, quarantine_ms: int = 61_000, *, new: str = NEW) -> Any:
+        """Run CLOSE, on the way from the usual config to another."""
+        keys = [self.fence, self.meta, self.quarantine]
+        return self.run(scripts.CLOSE, keys, [CONFIG, CLOSED, new, quarantine_ms])
+
+    def open(self, *pairs: Any, new: str = NEW) -> Any:
+        """Run OPEN, on the way from the usual config to another."""
+        keys = [self.fence, self.meta, self.quarantine]
+        return self.run(scripts.OPEN, keys, [CONFIG, CLOSED, new, *pairs])
+
+    def counter(self, field: str = STRIPE) -> bytes | None:
+        """Read one fence counter."""
+        return self.hgetall(self.fence).get(field.encode())
+
+
+class MemorySubject(Subject):
+    """The node in memory; with a clock that is moved, or the machine's."""
+
+    def __init__(self, clock: NodeClock | None = None) -> None:
+        super().__init__()
+        self.clock = clock or FakeClock()
+        self.node = MemoryNode(self.clock)
+
+    @property
+    def run_id(self) -> bytes:
+        """The name that the server process gives itself."""
+        return self.node.run_id.encode()
+
+    @property
+    def now_us(self) -> int:
+        """The node's TIME."""
+        return self.clock.wall_us()
+
+    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        """Run a script and return the raw reply."""
+        return self.node.execute(script, keys, args)
+
+    def restart(self, *, keep_memory: bool) -> None:
+        """Become another process."""
+        self.node.restart(keep_memory=keep_memory)
+
+    def flush(self) -> None:
+        """Forget everything."""
+        self.node.flush()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Let time pass until this is so."""
+        assert isinstance(self.clock, FakeClock)
+        deadline = self.clock.monotonic() + SOON
+        while not condition():
+            assert self.clock.monotonic() < deadline
+            self.clock.sleep(0.001)
+
+    def get(self, key: str) -> bytes | None:
+        """Read a string."""
+        self.node.redis.look_at_clock()
+        return self.node.redis.get(key.encode())
+
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        """Read a hash."""
+        self.node.redis.look_at_clock()
+        return dict(self.node.redis.hgetall(key.encode()))
+
+    def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
+        """Read a key of any type."""
+        try:
+            return self.get(key)
+        except WrongType:
+            return self.hgetall(key)
+
+    def pttl(self, key: str) -> int:
+        """Read a ttl: -1 for ever, -2 for no key."""
+        self.node.redis.look_at_clock()
+        return self.node.redis.pttl(key.encode())
+
+    def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
+        """Write a string."""
+        self.node.redis.look_at_clock()
+        data = value if isinstance(value, bytes) else value.encode()
+        self.node.redis.set(key.encode(), data, px=px)
+
+    def hset(self, key: str, field: str, value: Any) -> None:
+        """Write a field of a hash."""
+        data = value if isinstance(value, bytes) else str(value).encode()
+        self.node.redis.hset(key.encode(), {field.encode(): data})
+
+    def delete(self, key: str) -> None:
+        """Forget a key."""
+        self.node.redis.delete(key.encode())
+
+
+class ServerSubject(Subject):
+    """A real server, over a plain RESP2 connection."""
+
+    def __init__(self, node: DevNode) -> None:
+        super().__init__()
+        self.node = node
+        self.node.start()
+        self._connect()
+
+    def anew(self) -> Self:
+        """Return itself with keys that were never used."""
+        self.prefix = secrets.token_hex(8)
+        return self
+
+    def stop(self) -> None:
+        """End the server."""
+        self._connection.disconnect()
+        self.node.stop()
+
+    def _connect(self) -> None:
+        self._connection = parse_node(self.node.url).connection(SOON)
+        self._connection.connect()
+        self._reader = new_reader()
+        info: bytes = self.command("INFO", "server")
+        self._run_id = info.partition(b"run_id:")[2].split()[0]
+
+    def command(self, *words: Any) -> Any:
+        """Send one command and return the raw reply, errors too."""
+        sock: Any = self._connection._sock  # noqa: SLF001  (the bytes are the point)
+        sock.sendall(pack(*words))
+        while (reply := self._reader.gets()) is False:
+            data = sock.recv(65536)
+            assert data, "the server has closed the connection"
+            self._reader.feed(data)
+        return reply
+
+    @property
+    def run_id(self) -> bytes:
+        """The name that the server process gives itself."""
+        return self._run_id
+
+    @property
+    def now_us(self) -> int:
+        """The node's TIME."""
+        seconds, microseconds = self.command("TIME")
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        """Run a script and return the raw reply."""
+        return self.command("EVAL", script.source, len(keys), *keys, *args)
+
+    def restart(self, *, keep_memory: bool) -> None:
+        """Become another process."""
+        self._connection.disconnect()
+        self.node.restart(keep_memory=keep_memory)
+        self._connect()
+
+    def flush(self) -> None:
+        """Forget everything."""
+        self.command("FLUSHALL")
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Let time pass until this is so."""
+        deadline = SYSTEM_CLOCK.monotonic() + SOON
+        while not condition():
+            assert SYSTEM_CLOCK.monotonic() < deadline
+            SYSTEM_CLOCK.sleep(0.001)
+
+    def get(self, key: str) -> bytes | None:
+        """Read a string."""
+        value: bytes | None = self.command("GET", key)
+        return value
+
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        """Read a hash."""
+        pairs = self.command("HGETALL", key)
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+    def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
+        """Read a key of any type."""
+        is_hash = self.command("TYPE", key) == b"hash"
+        return self.hgetall(key) if is_hash else self.get(key)
+
+    def pttl(self, key: str) -> int:
+        """Read a ttl: -1 for ever, -2 for no key."""
+        left: int = self.command("PTTL", key)
+        return left
+
+    def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
+        """Write a string."""
+        self.command("SET", key, value, *(("PX", px) if px else ()))
+
+    def hset(self, key: str, field: str, value: Any) -> None:
+        """Write a field of a hash."""
+        self.command("HSET", key, field, value)
+
+    def delete(self, key: str) -> None:
+        """Forget a key."""
+        self.command("DEL", key)

@@ -1,0 +1,65 @@
+"""Databases in which late writers are refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import missing
+from tests.contrib.postgres import Postgres, find_postgres
+from tests.contrib.storages import Storage, make_tables, open_storage, use_django
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DATABASES = ["sqlite", "postgresql"]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """Give the URL of a PostgreSQL; without one, skip here and fail in CI."""
+    programs = find_postgres()
+    if programs is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+    server = Postgres(programs)
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the URL of a SQLite database in a file."""
+    return f"sqlite:///{tmp_path_factory.mktemp('sqlite') / 'db'}"
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest) -> str:
+    """Give the URL of each kind of database in turn."""
+    return str(request.getfixturevalue(request.param.removesuffix("ql")))
+
+
+@pytest.fixture(params=["django", "sqlalchemy"])
+def orm(request: pytest.FixtureRequest) -> str:
+    """Give the name of each ORM in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def storage(orm: str, database: str) -> Storage:
+    """Give fenced rows, by each ORM in each database."""
+    return open_storage(orm, database)
+
+
+@pytest.fixture
+def alias(database: str) -> Iterator[str]:
+    """Give Django's name of each database in turn, with tables of all models."""
+    from django.db import connections  # noqa: PLC0415  (only where Django is asked for)
+
+    name = use_django(database)
+    make_tables(name)
+    yield name
+    connections[name].close()

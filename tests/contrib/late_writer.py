@@ -1,0 +1,44 @@
+"""A holder in a process of its own, which can be paused: run as a program.
+
+It takes the lock, says its fence, and at every line of its input it writes the row
+under that fence and says how that went. It never looks whether it still holds the
+lock, as no program can look in the very moment in which a database writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import LockLost, StaleFence
+from celery_redlock.locking import lock
+from tests.contrib.storages import open_storage
+
+
+def say(**what: object) -> None:
+    """Print one line of JSON."""
+    print(json.dumps(what), flush=True)  # noqa: T201  (it is a program)
+
+
+def main(orm: str, url: str, pk: str, key: str, ttl: str, *nodes: str) -> None:
+    """Hold the lock while there is input."""
+    storage = open_storage(orm, url)
+    try:
+        with lock(Redlock(nodes), key, ttl=float(ttl)) as lease:
+            draft = storage.load(int(pk))
+            say(fence=lease.fence)
+            for line in sys.stdin:
+                try:
+                    draft.write(line.strip(), lease)
+                except StaleFence as error:
+                    say(fence=error.fence, latest=error.latest, error=str(error))
+                else:
+                    say(written=line.strip(), valid=lease.is_valid())
+                draft = storage.load(int(pk))
+    except LockLost:
+        say(lost=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""A Django app whose models are written under fences."""

@@ -1,0 +1,209 @@
+"""The examples of docs/safety.md, run as they are printed there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import LockLost, StaleFence
+from celery_redlock.locking import watchdog_of
+from tests.contrib import declared
+from tests.contrib.storages import SqlAlchemyStorage, make_tables, use_django
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.devnodes import DevNodes
+
+PAGE = Path(__file__).parents[2] / "docs" / "safety.md"
+TTL = 0.5
+SOON = 20.0
+
+
+def example(signature: str, **names: Any) -> Callable[..., Any]:
+    """Return the function of the page with this signature, beside these names."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (code,) = [block for block in blocks if f"def {signature}:" in block]
+    exec(compile(code, PAGE.name, "exec"), names)  # noqa: S102  (our own page)
+    function: Callable[..., Any] = names[signature.partition("(")[0]]
+    return function
+
+
+@pytest.fixture
+def invoices(postgres: str) -> Iterator[Any]:
+    """Give Django's invoices, in the database that is meant when none is named."""
+    alias = use_django(postgres)
+    make_tables(alias)
+    before = connections.settings["default"]
+    connections.settings["default"] = connections.settings[alias]
+    connections["default"] = connections.create_connection("default")
+    from tests.contrib.shop.models import Invoice  # noqa: PLC0415  (set up now)
+
+    yield Invoice
+    connections[alias].close()
+    connections["default"].close()
+    connections.settings["default"] = before
+    connections["default"] = connections.create_connection("default")
+
+
+@pytest.fixture
+def session(postgres: str) -> Iterator[Session]:
+    """Give a session in PostgreSQL."""
+    with Session(SqlAlchemyStorage(postgres).engine) as session:
+        yield session
+
+
+@pytest.fixture
+def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
+    """Give a lock service on real nodes."""
+    service = Redlock(shared_nodes.urls, ttl=TTL)
+    yield service
+    watchdog_of(service).stop()
+    service.close()
+
+
+@pytest.fixture
+def next_holder(shared_nodes: DevNodes) -> Iterator[Redlock]:
+    """Give another client of the same nodes."""
+    service = Redlock(shared_nodes.urls, ttl=TTL)
+    yield service
+    service.close()
+
+
+# -- ensure() and the fence --------------------------------------------------------
+
+
+class Bank:
+    """Counts what it was asked for."""
+
+    def __init__(self) -> None:
+        self.charged: list[str] = []
+
+    def charge(self, total: int, *, idempotency_key: str) -> None:
+        """Take the money, once per key."""
+        assert total
+        self.charged.append(idempotency_key)
+
+
+def test_settle_charges_and_writes(invoices: Any, redlock: Redlock) -> None:
+    """The example does what it is meant to do, and leaves its fence."""
+    row, bank = invoices.objects.create(), Bank()
+    settle = example(
+        "settle(redlock, bank, invoice_id)", Invoice=invoices, add_up=lambda _: 1
+    )
+
+    settle(redlock, bank, row.pk)
+
+    row.refresh_from_db()
+    assert row.paid
+    assert row.fence > 0
+    assert bank.charged == [f"invoice-{row.pk}"]
+
+
+def test_settle_charges_nothing_without_the_lock(
+    invoices: Any, redlock: Redlock, next_holder: Redlock
+) -> None:
+    """A holder whose lock has ended meanwhile is stopped before the side effect."""
+    row, bank = invoices.objects.create(), Bank()
+
+    def add_up(_: Any) -> int:
+        watchdog_of(redlock).stop()
+        next_holder.acquire(f"invoice:{row.pk}", wait=SOON)
+        return 1
+
+    settle = example(
+        "settle(redlock, bank, invoice_id)", Invoice=invoices, add_up=add_up
+    )
+    with pytest.raises(LockLost):
+        settle(redlock, bank, row.pk)
+
+    row.refresh_from_db()
+    assert bank.charged == []
+    assert not row.paid
+
+
+def test_settle_writes_nothing_when_paused_after_the_look(
+    invoices: Any, redlock: Redlock, next_holder: Redlock
+) -> None:
+    """Where the look came too early, the fence refuses the write."""
+    row = invoices.objects.create()
+
+    class SlowBank(Bank):
+        def charge(self, total: int, *, idempotency_key: str) -> None:
+            super().charge(total, idempotency_key=idempotency_key)
+            watchdog_of(redlock).stop()
+            lease = next_holder.acquire(f"invoice:{row.pk}", wait=SOON)
+            invoices.objects.get(pk=row.pk).save(fence=lease)
+
+    settle = example(
+        "settle(redlock, bank, invoice_id)", Invoice=invoices, add_up=lambda _: 1
+    )
+    with pytest.raises(StaleFence):
+        settle(redlock, SlowBank(), row.pk)
+
+    row.refresh_from_db()
+    assert not row.paid
+
+
+# -- Row locks ---------------------------------------------------------------------
+
+
+def test_django_row_lock_is_refused_at_once(invoices: Any, postgres: str) -> None:
+    """Who does not get the row is told without waiting; the next one gets it."""
+    row = invoices.objects.create()
+    pay = example("pay(invoice_id)", Invoice=invoices)
+
+    with transaction.atomic("postgresql"):
+        invoices.objects.using("postgresql").select_for_update().get(pk=row.pk)
+        assert not pay(row.pk)
+    assert pay(row.pk)
+
+    row.refresh_from_db()
+    assert row.paid
+
+
+def test_sqlalchemy_row_lock_is_refused_at_once(
+    session: Session, postgres: str
+) -> None:
+    """Who does not get the row is told without waiting; the next one gets it."""
+    row = declared.Invoice()
+    session.add(row)
+    session.commit()
+    pay = example("pay(session, invoice_id)", Invoice=declared.Invoice)
+
+    with Session(SqlAlchemyStorage(postgres).engine) as other:
+        other.get_one(declared.Invoice, row.id, with_for_update=True)
+        assert not pay(session, row.id)
+    assert pay(session, row.id)
+
+    assert row.paid
+
+
+def test_row_lock_ends_with_the_connection_of_its_holder(
+    session: Session, postgres: str
+) -> None:
+    """A holder that dies leaves no row lock behind."""
+    row = declared.Invoice()
+    session.add(row)
+    session.commit()
+    pay = example("pay(session, invoice_id)", Invoice=declared.Invoice)
+
+    other = SqlAlchemyStorage(postgres).engine.connect()
+    other.execute(select(declared.Invoice).with_for_update())
+    pid = other.scalar(text("SELECT pg_backend_pid()"))
+    assert not pay(session, row.id)
+    session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+    session.commit()
+
+    assert pay(session, row.id)
+    other.invalidate()
+    other.close()

@@ -1,0 +1,1 @@
+"""Deterministic simulation of the whole core. Start reading at ``history``."""

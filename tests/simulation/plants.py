@@ -1,0 +1,240 @@
+"""Bugs planted into the real code, to see whether the simulator finds them.
+
+Each is something that a lock library got wrong, or that an earlier draft of this
+one would have. ``Plant.found_as`` says what the witness may call it, and
+``Plant.within`` how many histories may be needed: about five times what it took
+on the day it was planted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from celery_redlock.core import ballot, commands, fanout, fence, guard, redlock
+from celery_redlock.core import extension as extension_module
+from celery_redlock.core.ballot import Ballot, Verdict, VoteKind
+from celery_redlock.core.extension import Extension
+from celery_redlock.core.fence import Fence
+from celery_redlock.core.guard import Guard
+from celery_redlock.core.node import Node
+from celery_redlock.core.renewal import Watchdog
+from celery_redlock.core.scripts import GRANTED, UNSYNCED
+from celery_redlock.core.timing import drift_of
+from celery_redlock.testing.nodes import MemoryNode
+from tests.simulation import clients
+from tests.simulation.network import Selector
+from tests.simulation.witness import ObservedLease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.core.redlock import Redlock
+
+__all__ = ["PLANTS", "Plant"]
+
+_Patches = list[tuple[Any, str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """One bug.
+
+    Attributes:
+        name: What is done wrong.
+        patches: Makes what replaces the right code: object, attribute, new value.
+        found_as: What the witness may call it.
+        blind_to: What the witness is not to mention, being too easy.
+        within: Histories, from seed 0 on, among which it must be found.
+    """
+
+    name: str
+    patches: Callable[[], _Patches]
+    found_as: tuple[str, ...]
+    within: int
+    blind_to: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        """Have the bug while the block runs."""
+        with contextlib.ExitStack() as stack:
+            for target, name, value in self.patches():
+                stack.enter_context(mock.patch.object(target, name, value))
+            yield
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _naive_fence() -> _Patches:
+    def settle(_: Fence, ballot: Ballot, **__: object) -> int:
+        return max(ballot.numbers(VoteKind.GRANTED))
+
+    return [(Fence, "settle", settle)]
+
+
+def _raise_without_holding() -> _Patches:
+    def raise_fence(node: MemoryNode, keys: list[bytes], args: list[bytes]) -> Any:
+        _, counters = keys
+        _, _, stripe, number = args
+        if float(node.redis.hget(counters, stripe) or 0) < float(number):
+            node.redis.hset(counters, {stripe: number})
+        return [GRANTED, int(number)]
+
+    right = Fence._raise
+
+    def count_all(
+        self: Fence, quorum: int, _: set[int], agreed: set[int], *rest: Any
+    ) -> int | None:
+        everyone = set(range(len(self._transport.labels)))
+        return right(self, quorum, everyone, agreed, *rest)
+
+    return [(MemoryNode, "raise_fence", raise_fence), (Fence, "_raise", count_all)]
+
+
+def _early_recovery() -> _Patches:
+    right = MemoryNode.acquire
+    right_not_voting = MemoryNode._not_voting
+
+    def acquire(node: MemoryNode, keys: list[bytes], args: list[bytes]) -> Any:
+        reply = right(node, keys, args)
+        synced = node.redis.hget(keys[2], b"synced")
+        if args[6] and synced != node.run_id.encode():
+            return [UNSYNCED, node.run_id.encode()]
+        return reply
+
+    def sync(node: MemoryNode, keys: list[bytes], args: list[bytes]) -> Any:
+        counters, meta, _ = keys
+        run_id, _, *pairs = args
+        if run_id != node.run_id.encode():
+            return [UNSYNCED, node.run_id.encode()]
+        for field, number in zip(pairs[::2], pairs[1::2], strict=True):
+            node._lift(counters, field, float(number))
+        node.redis.hset(meta, {b"synced": run_id})
+        return [GRANTED, 0]
+
+    return [
+        (MemoryNode, "acquire", acquire),
+        (MemoryNode, "sync", sync),
+        (MemoryNode, "_not_voting", right_not_voting),
+    ]
+
+
+def _no_guard() -> _Patches:
+    right = Guard.__init__
+
+    def disabled(self: Guard, *args: Any, **options: Any) -> None:
+        right(self, *args, **{**options, "enabled": False})
+
+    return [(Guard, "__init__", disabled)]
+
+
+def _reused_token() -> _Patches:
+    return [(redlock, "new_token", lambda base: f"{base}.x")]
+
+
+class _LeaseFromReply(ObservedLease):
+    __slots__ = ()
+
+    def __init__(self, **parts: Any) -> None:
+        ttl, now = parts["ttl"], parts["clock"].monotonic()
+        super().__init__(**{**parts, "until": now + ttl - drift_of(ttl)})
+
+
+def _validity_from_reply() -> _Patches:
+    return [(redlock, "Lease", _LeaseFromReply)]
+
+
+def _no_drift() -> _Patches:
+    def nothing(_: float) -> float:
+        return 0.0
+
+    return [(redlock, "drift_of", nothing), (commands, "drift_of", nothing)]
+
+
+def _extension_recreates() -> _Patches:
+    def extend(node: MemoryNode, keys: list[bytes], args: list[bytes]) -> Any:
+        lock, _, _ = keys
+        _, token, ttl_ms = args
+        value = node.redis.get(lock)
+        if value is not None and not value.startswith(token):
+            return node._taken_or_free(lock)
+        node.redis.set(lock, value or token + b"\n1\n", px=int(ttl_ms))
+        return [GRANTED, 0]
+
+    def renew(self: Extension, votes: int) -> None:
+        self.result = True
+        self.lease.until = self.started_at + self.lease.ttl - self._drift
+        self.lease.votes = votes
+
+    return [
+        (MemoryNode, "extend", extend),
+        (Extension, "_renew", renew),
+        (Extension, "_is_over", lambda _: False),
+    ]
+
+
+def _other_connection() -> _Patches:
+    def watchdog(right: Redlock) -> Watchdog:
+        other = copy.copy(right)
+        selector: Any = Selector
+        other.transport = fanout.Fanout(
+            [
+                Node(address, clock=right.clock, connect_timeout=0.1)
+                for address in right.addresses
+            ],
+            clock=right.clock,
+            timing=right.timing,
+            new_selector=selector,
+        )
+        return Watchdog(other)
+
+    return [(clients, "Watchdog", watchdog)]
+
+
+def _release_by_del() -> _Patches:
+    def release(node: MemoryNode, keys: list[bytes], _: list[bytes]) -> int:
+        gone = node.redis.get(keys[0]) is not None
+        node.redis.delete(keys[0])
+        return int(gone)
+
+    return [(MemoryNode, "release", release)]
+
+
+def _split_is_held() -> _Patches:
+    right = Ballot._verdict
+
+    def verdict(self: Ballot, pending: int) -> Verdict:
+        said = right(self, pending)
+        split = said is Verdict.CONTENDED and self.taken
+        return Verdict.HELD if split else said
+
+    return [(Ballot, "_verdict", verdict)]
+
+
+def _half_is_enough() -> _Patches:
+    def half(nodes: int) -> int:
+        return max(1, nodes // 2)
+
+    return [(module, "quorum_of", half) for module in (ballot, fanout, guard, redlock)]
+
+
+PLANTS = (
+    Plant("naive fence", _naive_fence, ("same fence", "fence goes back"), 100),
+    Plant(
+        "raise without holding", _raise_without_holding, ("same fence", "fence goes back"), 100
+    ),
+    Plant("recovery at the start", _early_recovery, ("fence goes back",), 100),
+    Plant("no guard", _no_guard, ("two holders",), 100),
+    Plant("token reused", _reused_token, ("two holders",), 100, ("released too early",)),
+    Plant("validity from the reply", _validity_from_reply, ("two holders",), 100),
+    Plant("no drift", _no_drift, ("two holders",), 100),
+    Plant("extension re-creates", _extension_recreates, ("resurrected",), 100),
+    Plant("renewal elsewhere", _other_connection, ("released too early",), 100),
+    Plant("release by DEL", _release_by_del, ("two holders",), 100),
+    Plant("skip on a split", _split_is_held, ("false holder",), 100),
+    Plant("half is enough", _half_is_enough, ("two holders",), 100),
+)

@@ -1,0 +1,109 @@
+"""Stand-ins for what the core takes from ``threading`` and ``queue``."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from typing import Any
+
+from tests.simulation.world import Thread, here
+
+__all__ = ["SimQueueModule", "SimThreading"]
+
+
+class Lock:
+    """A lock between the threads of one process; first come, first served."""
+
+    __slots__ = ("_owned", "_waiters")
+
+    def __init__(self) -> None:
+        self._owned = False
+        self._waiters: deque[Thread] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  (as in threading)
+        """Take it; wait for at most ``timeout`` seconds, or for ever if negative."""
+        thread = here()
+        thread.process.operate()
+        if not self._owned:
+            self._owned = True
+            return True
+        if not blocking:
+            return False
+        self._waiters.append(thread)
+        if thread.park(None if timeout < 0 else timeout):
+            return True  # handed over by whoever released it
+        self._waiters.remove(thread)
+        return False
+
+    def release(self) -> None:
+        """Give it to who has waited longest."""
+        if self._waiters:
+            self._waiters.popleft().wake()
+        else:
+            self._owned = False
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimpleQueue:
+    """A queue with one reader."""
+
+    __slots__ = ("_items", "_reader")
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._reader: Thread | None = None
+
+    def put(self, item: Any) -> None:
+        """Append an item."""
+        self._items.append(item)
+        if self._reader is not None:
+            self._reader.wake()
+
+    def empty(self) -> bool:
+        """Tell whether there is nothing in it."""
+        return not self._items
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Take the first item; wait for one.
+
+        Raises:
+            queue.Empty: There was none for ``timeout`` seconds.
+        """
+        thread = here()
+        thread.process.operate()
+        if not self._items:
+            self._reader = thread
+            thread.park(timeout)
+            self._reader = None
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+
+class SimThreading:
+    """Stands in for the module ``threading``."""
+
+    Thread = Thread
+    Lock = Lock
+
+    @staticmethod
+    def get_ident() -> int:
+        """Return the number of this thread in its process."""
+        return here().ident
+
+    @staticmethod
+    def current_thread() -> Thread:
+        """Return the thread that asks."""
+        return here()
+
+
+class SimQueueModule:
+    """Stands in for the module ``queue``."""
+
+    SimpleQueue = SimpleQueue
+    Empty = queue.Empty

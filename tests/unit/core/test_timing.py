@@ -1,0 +1,105 @@
+"""Durations, and how they bound each other."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_redlock.core.timing import Timing, drift_of, seconds_of
+from celery_redlock.errors import ConfigurationError
+
+
+def timing(**durations: Any) -> Timing:
+    """Return durations that fit, but for those that are given."""
+    usual = {"ttl": 30, "max_ttl": 60, "node_timeout": 0.05, "connect_timeout": 1}
+    return Timing(**{**usual, **durations})
+
+
+@pytest.mark.parametrize(("ttl", "drift"), [(1.0, 0.012), (30.0, 0.302), (0.2, 0.004)])
+def test_drift_is_a_hundredth_and_two_milliseconds(ttl: float, drift: float) -> None:
+    """Clocks part by a rate; rounding and scheduling by a fixed amount."""
+    assert drift_of(ttl) == pytest.approx(drift)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(1, 1.0), (0.25, 0.25), (timedelta(minutes=2), 120.0), (1e-9, 1e-9)],
+)
+def test_seconds_are_numbers_or_timedeltas(value: Any, seconds: float) -> None:
+    """Both mean the same, as a float."""
+    found = seconds_of("ttl", value)
+
+    assert found == seconds
+    assert type(found) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        math.nan,
+        math.inf,
+        -math.inf,
+        True,
+        "30",
+        None,
+        b"3",
+        [1],
+        timedelta(0),
+        timedelta(seconds=-1),
+    ],
+)
+def test_anything_else_is_no_duration(value: Any) -> None:
+    """The error names the setting and what it was."""
+    with pytest.raises(ConfigurationError) as caught:
+        seconds_of("redlock_ttl", value)
+
+    assert str(caught.value).startswith("redlock_ttl is ")
+    assert str(caught.value).endswith("it must be a number of seconds above 0.")
+
+
+@pytest.mark.parametrize("name", ["ttl", "max_ttl", "node_timeout", "connect_timeout"])
+def test_each_duration_is_checked(name: str) -> None:
+    """Each is named where it is wrong, and given in seconds where it is right."""
+    with pytest.raises(ConfigurationError, match=f"^{name} is nan"):
+        timing(**{name: math.nan})
+
+    span = timedelta(seconds=40 if name.endswith("ttl") else 2)
+    assert getattr(timing(**{name: span}), name) == span.total_seconds()
+
+
+def test_ttl_is_at_most_max_ttl() -> None:
+    """A node that restarted stays out for max_ttl: no lock may outlive that."""
+    assert timing(ttl=60, max_ttl=60).ttl == 60.0
+    with pytest.raises(ConfigurationError, match=r"60\.1 s is above max_ttl") as caught:
+        timing(ttl=60.1)
+    assert "Lower the ttl" in str(caught.value)
+
+
+@pytest.mark.parametrize(("ttl", "fits"), [(0.15, False), (0.1501, True)])
+def test_ttl_is_above_three_node_timeouts(ttl: float, *, fits: bool) -> None:
+    """Or it can end before it is granted."""
+    if fits:
+        assert timing(ttl=ttl).ttl == ttl
+    else:
+        with pytest.raises(ConfigurationError, match="more than three node time-outs"):
+            timing(ttl=ttl)
+
+
+def test_ttl_of_one_lock_is_checked_like_the_services() -> None:
+    """``checked`` is for those that are given with a call."""
+    fitting = timing()
+
+    assert fitting.checked(timedelta(seconds=5)) == 5.0
+    with pytest.raises(ConfigurationError, match="above max_ttl"):
+        fitting.checked(61)
+
+
+@pytest.mark.parametrize(("max_ttl", "quarantine"), [(60, 62.2), (10, 11.2)])
+def test_quarantine_outlasts_every_lock(max_ttl: float, quarantine: float) -> None:
+    """1 % for the nodes' clocks, 1 % for the holders', 1 s for what was on its way."""
+    assert timing(ttl=5, max_ttl=max_ttl).quarantine == pytest.approx(quarantine)

@@ -1,0 +1,60 @@
+"""An app in memory, fake lock nodes, and a worker's way of running a task."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import Celery
+
+from celery_redlock.runtime import runtime_of
+from celery_redlock.testing import FakeNodes
+from tests.unit.tasks.support import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.core.redlock import Redlock
+
+
+@pytest.fixture
+def nodes() -> FakeNodes:
+    """Give three nodes, and a clock that stands still."""
+    return FakeNodes(3)
+
+
+@pytest.fixture
+def app(nodes: FakeNodes) -> Iterator[Celery]:
+    """Give an app whose locks are on the fake nodes."""
+    app = Celery("unit", set_as_current=False)
+    app.conf.update(
+        broker_url="memory://",
+        result_backend="cache+memory://",
+        task_default_queue=f"unit-{secrets.token_hex(4)}",
+        redlock_nodes=nodes.urls,
+        redlock_ttl=10,
+    )
+    runtime_of(app).use(nodes.redlock(ttl=10.0))
+    yield app
+    runtime_of(app).stop()
+    app.close()
+
+
+@pytest.fixture
+def call_id() -> str:
+    """Give a task id that no other test uses: results in memory are shared."""
+    return f"call-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def worker(app: Celery) -> Worker:
+    """Give what runs tasks as a worker does."""
+    return Worker(app)
+
+
+@pytest.fixture
+def rival(nodes: FakeNodes, app: Celery) -> Redlock:
+    """Give the lock service of another process on the same nodes."""
+    assert runtime_of(app)  # its nodes vote by now
+    return nodes.another_client().redlock(ttl=10.0)
