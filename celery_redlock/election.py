@@ -26,9 +26,9 @@ a majority goes            its term ends with its validity, less than a ttl afte
                            the last renewal; nobody leads until they are back
 =========================  ====================================================
 
-Two never lead at once as long as clocks run at about the same rate: a term counts
-its validity from before the lock was asked for, the nodes count from when they
-granted it. Do ``if term.is_valid()`` right before what only a leader may do, and
+Two never lead at once while clocks run at about the same rate: a term counts its
+validity from before the lock was asked for, the nodes count from when they granted
+it. Do ``if term.is_valid()`` right before what only a leader may do, and
 hand ``term.number``, which only grows, to storage that can refuse a lesser one.
 
 Source: the trust in a local deadline is that of C. G. Gray and D. R. Cheriton,
@@ -41,22 +41,18 @@ from __future__ import annotations
 import logging
 import os
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.ballot import VoteKind
 from celery_redlock.core.lease import Holder, Lease, LeaseState, new_base
-from celery_redlock.core.question import Question, by_everyone, by_majority
-from celery_redlock.core.scripts import STAND_BY, STANDBYS
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
+from celery_redlock.leadership import StandbyList
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.ballot import Ballot
     from celery_redlock.core.redlock import Redlock
 
-__all__ = ["Elector", "Leadership", "Term", "leadership_of"]
+__all__ = ["Elector", "Term"]
 
 log = logging.getLogger("celery_redlock.election")
 
@@ -64,6 +60,7 @@ _COME_BACK = 1 / 3  # of the ttl, after which a leader renews
 _TOO_SOON = 1 / 6  # of the ttl: renewed so lately, it need not be renewed again
 _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
 _LOOK_EVERY = 0.5  # seconds, whether the leader has resigned
+_AT_ONCE = 0.01  # seconds
 _LONGEST_SPLIT = 0.1  # seconds, after split votes
 
 
@@ -93,6 +90,11 @@ class Term:
         """Tell whether nobody else can lead at this moment. Free and local."""
         return self.remaining() > 0
 
+    @property
+    def was_lost(self) -> bool:
+        """Whether it ended by itself and not by being resigned."""
+        return self.lease.state is LeaseState.LOST
+
     def __repr__(self) -> str:
         return f"<Term {self.number} of {self.lease.key!r}, {self.remaining():.1f} s>"
 
@@ -115,7 +117,7 @@ class Elector:
         ttl: Seconds after which a leader that is gone is replaced.
         name: What others are told that the candidate is, such as "celery beat".
         on_elected: Called with the term when it begins.
-        on_resigned: Called with the term when it is over, and whether it was lost.
+        on_resigned: Called with the term when it is over; see ``term.was_lost``.
 
     Attributes:
         term: The term of this candidate, or None. It may have ended since the last
@@ -134,21 +136,27 @@ class Elector:
         ttl: float = 15.0,
         name: str = "",
         on_elected: Callable[[Term], object] | None = None,
-        on_resigned: Callable[[Term, bool], object] | None = None,
+        on_resigned: Callable[[Term], object] | None = None,
     ) -> None:
         self.key = key
         self.ttl = redlock.timing.checked(ttl)
-        self.term: Term | None = None
-        self.pause = 0.0
         self._redlock = redlock
         self._clock = redlock.clock
+        self._name = name
         self._on_elected = on_elected
         self._on_resigned = on_resigned
+        self._begin()
+
+    def _begin(self) -> None:
+        self.term: Term | None = None
+        self.pause = 0.0
+        self._pid = os.getpid()
         self._base = new_base()
-        self._facts = Holder.here(task=name, started=self._clock.wall_us() / 1e6)
+        self._standing = self._here()
+        self._list = StandbyList(self._redlock, self.key, self.ttl)
         self._renewed_at = 0.0
+        self._is_asking = False  # a lock may have been granted that we know not of
         self._is_shaky = False
-        self._listed_until = 0.0
         self._said: object = None  # what the log last said of the state of things
 
     def campaign(self) -> Term | None:
@@ -157,107 +165,119 @@ class Elector:
         Returns:
             The term, if this candidate leads.
         """
+        if self._pid != os.getpid():
+            self._begin()
         if self.term is not None and self._keep(self.term):
             return self.term
         return self._stand()
 
     def resign(self) -> None:
-        """Stop leading, so that another one can at once; stand by no more.
+        """Lead no more, so that another one can at once, and stand by no more.
 
         Twice is harmless. ``campaign`` begins anew.
         """
-        self._unlist()
+        if self._pid != os.getpid():
+            return
+        self._list.leave()
+        if self._is_asking:  # it was interrupted, so that there may be a lock
+            self._redlock.release_base(self.key, self._base)
+            self._is_asking = False
         term, self.term = self.term, None
         if term is not None:
             self._redlock.release(term.lease)
             log.info("Resigned from leading %r.", self.key)
             self._said = None
-            _tell(self._on_resigned, term, False)
+            _tell(self._on_resigned, term)
 
     # -- leading ---------------------------------------------------------------
 
     def _keep(self, term: Term) -> bool:
+        """Renew the term when it is time to. Return whether it goes on."""
         now = self._clock.monotonic()
         self.pause = self.ttl * _COME_BACK
-        if term.is_valid() and now - self._renewed_at < self.ttl * _TOO_SOON:
+        if not term.is_valid():
+            self._lose(term, "its validity has ended")
+            return False
+        if now - self._renewed_at < self.ttl * _TOO_SOON:
             return True
         extension = self._redlock.commands.extension(term.lease)
         ballot = extension.question.ballot
-        if term.is_valid():
-            timeout = self._redlock.timing.node_timeout
-            if extension.carry_through(self._redlock.transport, timeout):
-                self._renewed_at = now
-                if self._is_shaky:
-                    log.info("The leadership of %r is renewed again.", self.key)
-                self._is_shaky = False
-                return True
-        others = ballot.top_taker[1] >= ballot.quorum
-        if term.is_valid() and not others:
+        timeout = self._redlock.timing.node_timeout
+        if extension.carry_through(self._redlock.transport, timeout):
+            self._renewed_at = now
+            if self._is_shaky:
+                log.info("The leadership of %r is renewed again.", self.key)
+            self._is_shaky = False
+        elif ballot.top_taker[1] >= ballot.quorum:
+            self._lose(term, f"{Holder.parse(ballot.holder_value())} has it")
+        elif not term.is_valid():
+            self._lose(term, ballot.reasons() or "its validity has ended")
+        else:
             self.pause = self.ttl * _RETRY_AT
-            if not self._is_shaky:
-                log.warning(
-                    "The leadership of %r cannot be renewed: %s. It lasts %.1f s more.",
-                    self.key,
-                    ballot.reasons() or "a majority does not name us",
-                    term.remaining(),
-                )
-            self._is_shaky = True
-            return True
-        self._lose(term)
-        return False
+            self._note_failure(term, ballot.reasons())
+        return self.term is not None
 
-    def _lose(self, term: Term) -> None:
-        self.term, self._is_shaky, self._said = None, False, None
+    def _note_failure(self, term: Term, reasons: str) -> None:
+        if not self._is_shaky:
+            log.warning(
+                "The leadership of %r could not be renewed: %s. It ends in %.1f s "
+                "unless it is.",
+                self.key,
+                reasons or "a majority of the nodes does not have it",
+                term.remaining(),
+            )
+        self._is_shaky = True
+
+    def _lose(self, term: Term, reason: str) -> None:
         lease = term.lease
         lease.state = LeaseState.LOST
+        self.term, self._is_shaky, self._said = None, False, None
+        self._standing = self._here()
         log.warning(
-            "The leadership of %r is lost, after %.0f s: it was last confirmed %.1f s "
-            "ago. Standing by.",
+            "The leadership of %r is lost after %.0f s: %s. Standing by.",
             self.key,
             lease.age(),
-            self._clock.monotonic() - self._renewed_at,
+            reason,
         )
+        # What is left of it would only keep others waiting.
         release = self._redlock.commands.release(
             self.key, lease.token, since=lease.started_at
         )
         self._redlock.transport.send(release)
-        _tell(self._on_resigned, term, True)
+        _tell(self._on_resigned, term)
 
     # -- standing by -------------------------------------------------------------
 
     def _stand(self) -> Term | None:
         self.pause = min(_LOOK_EVERY, self.ttl * _COME_BACK)
         began = self._clock.monotonic()
+        self._is_asking = True
         try:
             lease = self._redlock.acquire(
-                self.key, self.ttl, base=self._base, facts=self._facts_now()
+                self.key, self.ttl, base=self._base, facts=self._here()
             )
+            return self._lead(lease, began)
         except LockHeld as held:
-            # Its lock ends by itself then, unless it is renewed: be there.
-            self.pause = min(self.pause, max(held.retry_after or 0.0, 0.01))
+            # Be there when it ends, which it does by itself unless it is renewed.
+            self.pause = min(self.pause, max(held.retry_after or 0.0, _AT_ONCE))
             self._note_leader(held.holder)
         except LockContended:
-            self.pause = random.uniform(0.01, _LONGEST_SPLIT)  # noqa: S311  (no secret)
+            self.pause = random.uniform(_AT_ONCE, _LONGEST_SPLIT)  # noqa: S311  (no secret)
         except QuorumUnreachable as error:
             self._note_outage(error)
-        else:
-            return self._lead(lease, began)
-        self._list(began)
+        self._is_asking = False
+        self._list.enter(self._base, self._standing)
         return None
 
     def _lead(self, lease: Lease, began: float) -> Term:
         self.term = term = Term(lease, since=self._clock.wall_us() / 1e6)
-        self._renewed_at = began
+        self._is_asking = False
+        self._renewed_at, self._said = began, term
         self.pause = self.ttl * _COME_BACK
-        self._unlist()
-        log.info("Elected leader of %r, term %d.", self.key, term.number)
-        self._said = term
+        self._list.leave()
+        log.info("Elected leader of %r (term %d).", self.key, term.number)
         _tell(self._on_elected, term)
         return term
-
-    def _facts_now(self) -> Holder:
-        name = self._facts.task
-        return Holder.here(task=name, started=self._clock.wall_us() / 1e6)
 
     def _note_leader(self, holder: Holder | None) -> None:
         leader = holder.base if holder else ""
@@ -267,96 +287,18 @@ class Elector:
 
     def _note_outage(self, error: QuorumUnreachable) -> None:
         if self._said is not QuorumUnreachable:
-            log.error("Nobody can lead %r now. %s", self.key, error)
+            log.error("Nobody can be elected leader of %r. %s", self.key, error)
         self._said = QuorumUnreachable
 
-    # -- being seen ----------------------------------------------------------------
-
-    def _list(self, now: float) -> None:
-        """Be seen among those who stand by, until two ttls without a sign of life."""
-        if now >= self._listed_until - self.ttl:
-            self._stand_by(2 * self.ttl)
-            self._listed_until = now + 2 * self.ttl
-
-    def _unlist(self) -> None:
-        if self._listed_until:
-            self._stand_by(0.0)
-        self._listed_until = 0.0
-
-    def _stand_by(self, ttl: float) -> None:
-        who = f"{self._base}.\n0\n{self._facts.facts()}"
-        question = Question(
-            STAND_BY,
-            [_standby_key(self._redlock, self.key)],
-            [who, round(ttl * 1000)],
-            labels=self._redlock.labels,
-            settle=by_majority,
-        )
-        self._redlock.transport.send(question)
+    def _here(self) -> Holder:
+        return Holder.here(task=self._name, started=self._clock.wall_us() / 1e6)
 
 
-# -- seen from outside -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """Who leads and who stands by, as the nodes say at one moment.
-
-    Attributes:
-        key: What is led.
-        leader: Who leads, since ``started``, with the number of the term as
-            ``fence``; None if nobody does.
-        votes: How many nodes name the leader.
-        ttl_left: Seconds until the term ends if it is not renewed.
-        standbys: Who stands by, since ``started``; the longest first.
-        ballot: What each node said.
-    """
-
-    key: str
-    leader: Holder | None
-    votes: int
-    ttl_left: float
-    standbys: tuple[Holder, ...]
-    ballot: Ballot
-
-
-def leadership_of(redlock: Redlock, key: str) -> Leadership:
-    """Ask the nodes who leads and who stands by. Changes nothing."""
-    inspection = redlock.inspect(key)
-    question = Question(
-        STANDBYS,
-        [_standby_key(redlock, key)],
-        [],
-        labels=redlock.labels,
-        settle=by_everyone,
-    )
-    redlock.transport.ask(question)
-    leader = inspection.holder
-    listed = {}
-    for index in question.ballot.indexes(VoteKind.GRANTED):
-        for value in question.replies[index][1:]:
-            holder = Holder.parse(value.decode(errors="replace"))
-            if leader is None or holder.base != leader.base:
-                listed[holder.base] = holder
-    return Leadership(
-        key=key,
-        leader=leader,
-        votes=inspection.votes,
-        ttl_left=inspection.ttl_left,
-        standbys=tuple(sorted(listed.values(), key=lambda holder: holder.started)),
-        ballot=inspection.ballot,
-    )
-
-
-def _standby_key(redlock: Redlock, key: str) -> str:
-    return f"{redlock.guard.prefix}:standby:{key}"
-
-
-def _tell(callback: Callable[..., object] | None, *facts: object) -> None:
+def _tell(callback: Callable[[Term], object] | None, term: Term) -> None:
     """Call back; an error in there is its author's and ends no term."""
     if callback is None:
         return
     try:
-        callback(*facts)
+        callback(term)
     except Exception:
         log.exception("The callback %r raised an error.", callback)

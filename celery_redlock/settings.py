@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["LockOptions", "ResolvedOptions", "Settings"]
 
 _PREFIX = "redlock_"
+_BEAT_TTL = 15.0  # seconds
 _WAIT_TIMEOUT = 10.0  # seconds
 _NEARLY = 0.8  # alike enough for a typing error, by difflib's measure
 _put = object.__setattr__  # in a frozen instance that is being made
@@ -67,7 +68,8 @@ class Settings:
         eager: Take locks also where tasks run eagerly, in the caller's process.
         beat_scheduler: What ``celery beat -S redlock`` wraps: a class, or a name
             that ``-S`` knows.
-        beat_ttl: After how long another beat takes over from one that is gone.
+        beat_ttl: After how long another beat takes over from one that is gone;
+            15 s, or max_ttl where that is less.
         beat_catchup: How old a slot may be that a new leader still sends; or 0.
 
     Raises:
@@ -84,11 +86,17 @@ class Settings:
     on_backend_error: Any = "retry"
     eager: bool = False
     beat_scheduler: Any = "celery.beat:PersistentScheduler"
-    beat_ttl: float = 15.0
+    beat_ttl: float = _BEAT_TTL
     beat_catchup: float = 60.0
 
     def __post_init__(self) -> None:
         _put(self, "nodes", checks.nodes("redlock_nodes", self.nodes))
+        if self.beat_ttl == _BEAT_TTL:
+            _put(
+                self,
+                "beat_ttl",
+                min(_BEAT_TTL, seconds_of("redlock_max_ttl", self.max_ttl)),
+            )
         durations = ("ttl", "max_ttl", "node_timeout", "connect_timeout", "beat_ttl")
         for name in durations:
             _put(self, name, seconds_of(_PREFIX + name, getattr(self, name)))

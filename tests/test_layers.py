@@ -33,6 +33,7 @@ HOUSE = """
     core.guard core.commands core.deployment
     core.redlock
     core.renewal core.reconfiguration
+    leadership slots
     locking election testing.* devnodes.*
     signals envelope masking
     runtime

@@ -104,6 +104,7 @@ def survey(
     """
     head = f"{prefix}:lock:"
     sightings: defaultdict[bytes, _Sightings] = defaultdict(dict)
+    texts: dict[bytes, bytes] = {}  # as a rule all nodes have the same: keep it once
     turn = threading.Lock()
 
     def look(probe: Probe) -> None:
@@ -115,6 +116,7 @@ def survey(
                     if value is not None and left != _GONE:
                         # An error is no text: it is a hash or a list of somebody's.
                         text = value if isinstance(value, bytes) else b""
+                        text = texts.setdefault(text, text)
                         sightings[key][probe.label] = text, left
 
     unseen = _unseen(addresses, each_node(addresses, look, timeout=timeout))

@@ -17,7 +17,8 @@ and costs little is ``celery_redlock.devnodes``.
 from __future__ import annotations
 
 from celery_redlock.testing.clock import FakeClock
-from celery_redlock.testing.network import FakeNode, FakeNodes
+from celery_redlock.testing.conversation import FakeNode
+from celery_redlock.testing.network import FakeNodes
 from celery_redlock.testing.nodes import MemoryNode
 from celery_redlock.testing.recorder import Signalled, SignalRecorder
 

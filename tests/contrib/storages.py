@@ -73,7 +73,7 @@ def open_storage(orm: str, url: str) -> Storage:
 def use_django(url: str) -> str:
     """Set Django up, where nobody has yet. Return its alias of this database."""
     parts = make_url(url)
-    alias = parts.get_backend_name()
+    alias = str(parts.get_backend_name())
     database = {
         "ENGINE": f"django.db.backends.{alias.replace('sqlite', 'sqlite3')}",
         "NAME": parts.database,
@@ -188,7 +188,7 @@ class SqlAlchemyStorage:
             row = declared.Invoice(text=text, fence=fence)
             session.add(row)
             session.flush()
-            return row.id
+            return int(row.id)
 
     def load(self, pk: int) -> Draft:
         """Load a row, to write it later."""

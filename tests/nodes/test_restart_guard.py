@@ -133,6 +133,7 @@ class Promotion(Loss):
     def prepare(self) -> None:
         """Start the replica; let it get what there is."""
         self.replica = self.start()
+        self.line.target.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
         self.replica.command("REPLICAOF", "127.0.0.1", self.line.target.port)
 
         def is_synced() -> bool:
@@ -180,7 +181,7 @@ def test_node_that_forgot_lets_no_second_holder_in(
     ):
         redlock.initialize()
         until_all_vote(redlock)
-        rival.release(rival.acquire(key))
+        rival.release(rival.acquire(f"{key}:before"))
         loss = kind(lines[0], start_one)
         loss.prepare()
         lease = redlock.acquire(key)

@@ -11,6 +11,9 @@ cut             nothing gets through between a client and a node for a while
 slow            messages between them take longer for a while
 reset           their connection breaks and loses what was on its way, at an
                 instant or (trap) at an operation of the client
+ambush          what happens when a client sends a node its nth call of a script;
+                how: the script, then break (it is lost with the connection),
+                delay (it and all after it), pause or death of the client
 pause           a client stands still, at an instant or (trap) at an operation
 death           a client is killed (its last messages arrive), or powered off;
                 freed: another process releases what it held, knowing it dead
@@ -24,13 +27,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.scripts import ALL_SCRIPTS
 from tests.simulation.world import Interrupted, Thread, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tests.simulation.clients import Client
-    from tests.simulation.network import Network
+    from tests.simulation.network import Connection, Network
     from tests.simulation.plan import Fault
     from tests.simulation.server import Server
     from tests.simulation.witness import Witness
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Faults"]
 
 _LOADING = 0.1  # seconds
+_SCRIPTS = {script.name: script for script in ALL_SCRIPTS}
 
 
 class Faults:
@@ -68,6 +73,9 @@ class Faults:
         traps: dict[str, list[tuple[int, Callable[[], object]]]] = {}
         end = 0.0
         for fault in faults:
+            if fault.kind == "ambush":
+                self._lie_in_wait(fault)
+                continue
             name = fault.kind.removesuffix(" trap").replace(" ", "_")
             action = partial(self._do, getattr(self, f"_{name}"), fault)
             if fault.kind.endswith("trap"):
@@ -119,6 +127,32 @@ class Faults:
     def _reset(self, fault: Fault) -> None:
         self._world.note(fault.on, f"loses its connection to {fault.peer}")
         self._network.path(fault.on, fault.peer).reset()
+
+    def _lie_in_wait(self, fault: Fault) -> None:
+        name, what = fault.how.split()
+        script = _SCRIPTS[name]
+        marks = script.sha.encode(), script.source.encode()
+        path = self._network.path(fault.on, fault.peer)
+        left = int(fault.at)
+
+        def ambush(connection: Connection, data: bytes) -> None:
+            nonlocal left
+            left -= any(mark in data for mark in marks)
+            if left > 0:
+                return
+            path.ambushes.remove(ambush)
+            self._witness.count(f"fault ambush {what}")
+            self._world.note(fault.on, f"{what} when it sends {name} to {fault.peer}")
+            if what == "break":
+                connection.break_(0.0, told=True)
+            elif what == "delay":
+                path.cut_until = max(path.cut_until, self._world.now + fault.seconds)
+            elif what == "pause":
+                path.process.pause(fault.seconds)
+            else:
+                path.process.die()
+
+        path.ambushes.append(ambush)
 
     def _pause(self, fault: Fault) -> None:
         self._clients[fault.on].process.pause(fault.seconds)

@@ -153,7 +153,8 @@ class _History:
         witness.check_all_told()
         for client in self.clients.values():
             client.process.die()
-        world.run(world.now + plan.max_ttl * 1.01 + _ON_THE_WAY + 1.01 * witness.held_up)
+        world.run(self._delivered_at())
+        world.run(world.now + plan.max_ttl * 1.01 + 1.01 * witness.held_up)
         if not self._failed:
             witness.check_nothing_left(
                 list(self.servers.values()),
@@ -167,6 +168,14 @@ class _History:
             client.process.dead or all(task.is_done for task in client.tasks)
             for client in self.clients.values()
         )
+
+    def _delivered_at(self) -> float:
+        """Return by when all that is on its way has arrived somewhere."""
+        blocked = [server.hung_until for server in self.servers.values()]
+        for client in self.clients.values():
+            paths = self.network.paths_of(client.name)
+            blocked += [path.cut_until for path in paths]
+        return max(self.world.now, *blocked) + _ON_THE_WAY
 
     def _settle(self) -> None:
         self.world.run(self.world.now + self.plan_.ttl / 2 + _SETTLING)

@@ -36,9 +36,11 @@ class Path:
         cut_until: Nothing gets through before this instant; it waits.
         slow_until: Until then ``slowness`` seconds are added to each message.
         stutter: The part of the sends that takes only some of the bytes.
+        ambushes: Called with a connection and the bytes that it is to send.
     """
 
     __slots__ = (
+        "ambushes",
         "connections",
         "cut_until",
         "process",
@@ -60,6 +62,7 @@ class Path:
         self.rng = rng
         self.weather = weather
         self.stutter = weather.stutter
+        self.ambushes: list[Callable[[Connection, bytes], None]] = []
         self.cut_until = 0.0
         self.slow_until = 0.0
         self.slowness = 0.0
@@ -150,8 +153,12 @@ class Connection:
 
     def send(self, data: bytes | bytearray) -> int:
         """Send what fits."""
-        path, now = self.path, self.world.now
+        path = self.path
         path.process.operate()
+        if path.ambushes:
+            for ambush in tuple(path.ambushes):
+                ambush(self, bytes(data))
+        now = self.world.now
         if self.error:
             raise ConnectionResetError(self.error)
         if now < self._rest_writable_at:

@@ -96,8 +96,8 @@ class Fault:
 
     Attributes:
         kind: See ``faults.KINDS``.
-        at: Seconds since the start; or, for a trap, the number of the operation
-            of a client at which it happens.
+        at: Seconds since the start; for a trap the number of the client's
+            operation, and for an ambush that of its message, at which it happens.
         on: The node or the client.
         peer: The other end, where it happens to the way between the two.
         seconds: For how long, or by how much.
@@ -113,7 +113,11 @@ class Fault:
 
     def __str__(self) -> str:
         where = f"{self.on}–{self.peer}" if self.peer else self.on
-        when = f"at operation {self.at:g}" if "trap" in self.kind else f"{self.at:.4f}"
+        when = f"{self.at:.4f}"
+        if self.kind == "ambush":
+            when = f"message {self.at:g}"
+        elif "trap" in self.kind:
+            when = f"operation {self.at:g}"
         much = f", {self.seconds:+.3f} s" if self.seconds else ""
         return f"{when}  {where} {self.kind}{much}{f', {self.how}' if self.how else ''}"
 
@@ -211,6 +215,8 @@ class _Planner:
         self.node_timeout = rng.choice((0.02, 0.05, 0.05))
         self.connect_timeout = rng.choice((0.1, 0.3))
         self.names = [f"n{i}" for i in range(rng.choice(_COUNTS))]
+        if self.style == "duel":
+            self.names = self.names[: rng.choice((3, 3, 3, 4, 5))]
         self.keys = KEYS if rng.random() < 0.15 else KEYS[:1]
         self.drift = LARGEST_DRIFT * rng.choice((0.0, 1.0, 1.0))
         self.span = 0.0
@@ -219,6 +225,8 @@ class _Planner:
     def plan(self) -> Plan:
         rng = self.rng
         node_skew = rng.choice((0.0, 0.01, 0.01, 0.1 * self.max_ttl, 3.0))
+        if self.style == "duel":
+            node_skew = 0.01  # counters begin unlike
         fast = self.style == "lapse" and rng.random() < 0.5
         nodes = tuple(
             NodePlan(
@@ -315,9 +323,9 @@ class _Planner:
         """Connect first, then come to the lock at the same moment as others."""
         rng = self.rng
         first = Operation("look", self.keys[0], 0.0, 0.0)
-        then = Operation("run", self.keys[0], 0.2 + 0.01 * rng.random(), 0.0)
-        again = replace(then, after=0.02 * rng.random(), hold=0.002 * rng.random())
-        return (first, then, again, replace(again, after=0.02 * rng.random()))
+        then = Operation("run", self.keys[0], 0.2 + 0.005 * rng.random(), 0.0)
+        again = replace(then, after=0.01 * rng.random(), hold=0.002 * rng.random())
+        return (first, then, again, replace(again, after=0.01 * rng.random()))
 
     def _operation(self, *, eager: bool) -> Operation:
         rng, ttl = self.rng, self.ttl
@@ -357,16 +365,13 @@ class _Planner:
     def _faults(self, clients: Sequence[ClientPlan]) -> list[Fault]:
         rng = self.rng
         if self.style == "duel" and rng.random() < 0.9:
-            names = [client.name for client in clients]
-            return [
-                Fault("reset trap", rng.randint(20, 160), rng.choice(names), node)
-                for node in rng.choices(self.names, k=rng.randint(2, 8))
-            ]
+            return self._near_misses([client.name for client in clients])
         planners = (
             (0.35, self._crashes),
             (0.20, self._wipes),
             (0.25, self._hangs),
             (0.40, self._network),
+            (0.25, self._ambushes),
             (0.45, self._pauses),
             (0.15, self._deaths),
             (0.10, self._interrupts),
@@ -439,6 +444,33 @@ class _Planner:
             faults += [Fault(kind, at, client, node, seconds) for node in nodes]
         return faults
 
+    def _near_misses(self, clients: list[str]) -> list[Fault]:
+        """Lose or hold up messages of an attempt while it is under way."""
+        rng = self.rng
+        faults = []
+        for _ in range(rng.randint(2, 6)):
+            how = rng.choice(("acquire delay", "raise_fence break", "raise_fence delay"))
+            seconds = self.node_timeout * rng.uniform(0.1, 1.0)
+            count, client = rng.choice((1, 1, 2, 3)), rng.choice(clients)
+            node = rng.choice(self.names)
+            faults.append(Fault("ambush", count, client, node, seconds, how))
+        return faults
+
+    def _ambushes(self, clients: list[str]) -> list[Fault]:
+        rng = self.rng
+        scripts = rng.choice((_SCRIPTS, _SCRIPTS, ("acquire",), ("raise_fence",)))
+        what = rng.choice((("break",), ("delay", "pause"), _AMBUSHES))
+        faults = []
+        for _ in range(rng.choice((1, 3, 6))):
+            how = f"{rng.choice(scripts)} {rng.choice(what)}"
+            seconds = self._while()
+            if rng.random() < 0.1:
+                seconds += 1.1 + 1.02 * self.max_ttl
+            count, client = rng.choice((1, 1, 2, 3, 5)), rng.choice(clients)
+            node = rng.choice(self.names)
+            faults.append(Fault("ambush", count, client, node, seconds, how))
+        return faults
+
     def _pauses(self, clients: list[str]) -> list[Fault]:
         rng = self.rng
         faults = []
@@ -485,5 +517,10 @@ class _Planner:
 
 
 _MIXED = ("run", "manual", "manual", "drop", "look", "check")
+_SCRIPTS = (
+    *("acquire", "extend", "restore", "raise_fence", "release"),
+    *("counters", "sync"),
+)
+_AMBUSHES = ("break", "break", "delay", "pause", "death")
 _RESET = ("reset",)
 _MEMORIES = ("lose", "keep", "rollback")

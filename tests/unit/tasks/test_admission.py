@@ -18,7 +18,6 @@ from celery_redlock import (
     singleton_task,
 )
 from celery_redlock.core.lease import Holder
-from celery_redlock.locking import lock
 from celery_redlock.testing import SignalRecorder
 from tests.unit.core.support import put
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 def singleton(app: Celery, **options: Any) -> Any:
     """Return a task that says whether it has a lease."""
 
-    @singleton_task(app=app, name="job", key="k", **options)
+    @singleton_task(app=app, shared=False, name="job", key="k", **options)
     def job(_: Any = None) -> bool:
         return current_lease() is not None
 
@@ -45,8 +44,9 @@ def singleton(app: Celery, **options: Any) -> Any:
 @contextmanager
 def held(rival: Redlock, task_id: str = "other-id") -> Iterator[None]:
     """Let another execution hold the lock of the task."""
-    with lock(rival, "k", facts=Holder.here(task="job", task_id=task_id)):
-        yield
+    lease = rival.acquire("k", facts=Holder.here(task="job", task_id=task_id))
+    yield
+    rival.release(lease)
 
 
 # -- a real duplicate --------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_conflict_is_announced_with_its_decision(
         run = worker.run(task, 42)
 
     (event,) = events.seen
-    assert event.sender is task
+    assert event.sender.name == task.name
     assert event.conflict.task_id == run.id
     assert event.conflict.holder.task_id == "other-id"
     assert event.conflict.args == (42,)

@@ -1,0 +1,206 @@
+"""The wrapped scheduler while this beat leads: it sends only what it may.
+
+A class of the project's own scheduler with ``Leading`` in front, made anew for
+each term. The scheduler ticks as ever; three of its methods are gated:
+
+::
+
+    tick ──► reserve ──────► apply_entry ──► apply_async ──► note it on the nodes
+               │                  │               │
+               └── the term has less than a tenth of its ttl left, or the slot
+                   was sent by somebody before: nothing is reserved or sent,
+                   nothing is raised (it would end beat)
+
+Which slots of an entry were sent is what the nodes say (``slots``), and not what
+the scheduler remembers: its file may be old, its row may not have been written, its
+key may have been written and the leader killed before it sent.
+
+A slot that the broker does not take is tried again with each tick, for as long as
+the catch-up window is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery_redlock.beat import inner
+from celery_redlock.beat.due import as_us, copy_of, slots_due, window_from
+from celery_redlock.envelope import HEADER
+from celery_redlock.slots import slot_name
+
+if TYPE_CHECKING:
+    from celery.beat import ScheduleEntry, Scheduler
+
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.election import Term
+    from celery_redlock.slots import SlotRecord
+
+    _Base = Scheduler
+else:
+    _Base = object
+
+__all__ = ["Leading", "Office", "leading_class"]
+
+log = logging.getLogger("celery_redlock.beat")
+
+_MARGIN = 0.1  # of the ttl: what is left must do for sending a slot and noting it
+_LATE_US = 5_000_000  # a slot that is sent later than this is mentioned
+_US = 1_000_000
+
+
+class Office(NamedTuple):
+    """What comes with a term.
+
+    Attributes:
+        term: The term.
+        record: Which slots were sent.
+        catchup: Seconds for which a slot that was missed is still sent.
+        since: When the term began, in microseconds since 1970.
+        clock: Reads time.
+    """
+
+    term: Term
+    record: SlotRecord
+    catchup: float
+    since: int
+    clock: Clock
+
+    def may_send(self) -> bool:
+        """Tell whether a slot can be sent, and noted, before the term ends."""
+        return self.term.remaining() > self.term.lease.ttl * _MARGIN
+
+    @property
+    def earliest(self) -> int:
+        """Slots before this instant are not sent any more."""
+        # Not after now: the wall clock may have been set back.
+        return min(self.since, self.clock.wall_us()) - round(self.catchup * _US)
+
+
+class _Owed(NamedTuple):
+    entry: ScheduleEntry
+    until: int
+
+
+class Leading(_Base):
+    """A mixin in front of a scheduler class. Made lazily, then ``take``\\ n over."""
+
+    office: Office
+    _owed: dict[str, _Owed]
+
+    def take(self, office: Office) -> None:
+        """Set the schedule up and let it go on where the last leader left it."""
+        self.office = office
+        self._owed = {}
+        self._reserved: dict[str, ScheduleEntry] = {}
+        inner.ignore_own_lock(self)
+        self.setup_schedule()
+        for entry in inner.entries_of(self, office.record):
+            since = self._since(entry)
+            if since != as_us(entry.last_run_at):
+                inner.set_last_run(self, entry, since)
+
+    def send_owed(self) -> None:
+        """Try again what the broker did not take, while it is worth it."""
+        for name, owed in list(self._owed.items()):
+            if not self.office.may_send():
+                return
+            if self.office.clock.wall_us() > owed.until:
+                del self._owed[name]
+                log.error("A slot of %r could not be sent in time: lost.", name)
+                continue
+            self.apply_entry(owed.entry, producer=self.producer)
+            if name in self._owed:
+                return
+
+    # -- what the scheduler does by itself -------------------------------------
+
+    def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+        """Move an entry on to its next run, if this run is going to be sent."""
+        if not self.office.may_send():
+            return entry
+        if not self._slots(entry):
+            inner.set_last_run(self, entry, self._since(entry))
+            self._heap = None  # it holds when the entry was thought to be due
+            return entry
+        reserved = self._reserved[entry.name] = super().reserve(entry)
+        return reserved
+
+    def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
+        """Send an entry that is due. Errors are logged."""
+        if self._slots(entry):
+            super().apply_entry(entry, producer=producer)
+
+    def apply_async(
+        self,
+        entry: ScheduleEntry,
+        producer: Any = None,
+        advance: bool = True,  # noqa: FBT001, FBT002  (Celery's)
+        **options: Any,
+    ) -> Any:
+        """Send each slot of an entry that is due, and note it on the nodes."""
+        slots = self._slots(entry)
+        if not slots:
+            return None
+        if advance:
+            self.reserve(entry)
+        reserved = self._reserved.pop(entry.name, None)
+        result = None
+        for due in slots:
+            if not self.office.may_send():
+                log.warning("%s was not sent: the term ends.", slot_name(entry.name, due))
+                break
+            try:
+                stamped = _stamped(entry, due)
+                result = super().apply_async(
+                    stamped, producer=producer, advance=False, **options
+                )
+            except Exception:
+                self._owe(entry, due)
+                raise
+            self._note_sent(entry, due, reserved if due == slots[-1] else None)
+        return result
+
+    # -- slots -------------------------------------------------------------------
+
+    def _since(self, entry: ScheduleEntry) -> int:
+        """Return up to when an entry was seen to, or need not be any more."""
+        office = self.office
+        seen = office.record.upto(entry.name)
+        since = as_us(entry.last_run_at) if seen is None else seen
+        return window_from(entry.schedule, since, office.earliest)
+
+    def _slots(self, entry: ScheduleEntry) -> list[int]:
+        """Return the slots of an entry that are due and may be sent now."""
+        if not self.office.may_send():
+            return []
+        now = self.office.clock.wall_us()
+        return slots_due(entry.schedule, self._since(entry), now)
+
+    def _note_sent(
+        self, entry: ScheduleEntry, due: int, reserved: ScheduleEntry | None
+    ) -> None:
+        self._owed.pop(entry.name, None)
+        late = self.office.clock.wall_us() - due
+        if late > _LATE_US:
+            name = slot_name(entry.name, due)
+            log.info("%s was sent, %.0f s after it was due.", name, late / _US)
+        # An interval counts from when it ran and not from when it was due.
+        seen = as_us(reserved.last_run_at) if reserved is not None else due
+        self.office.record.note(entry.name, max(due, seen))
+
+    def _owe(self, entry: ScheduleEntry, due: int) -> None:
+        until = due + round(self.office.catchup * _US)
+        self._owed.setdefault(entry.name, _Owed(entry, until))
+
+
+def leading_class(scheduler: type) -> Any:
+    """Return the class of a scheduler that sends only while its term lasts."""
+    return type(f"Leading{scheduler.__name__}", (Leading, scheduler), {})
+
+
+def _stamped(entry: ScheduleEntry, due: int) -> ScheduleEntry:
+    """Return the entry with the name of its slot on what it sends."""
+    headers = dict(entry.options.get("headers") or {})
+    headers[HEADER] = {"slot": slot_name(entry.name, due)}
+    return copy_of(entry, options={**entry.options, "headers": headers})

@@ -1,0 +1,314 @@
+"""``@singleton_task`` makes a Celery task like any other, which locks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+
+from celery_redlock import (
+    ConfigurationError,
+    FingerprintError,
+    LockLost,
+    SingletonTask,
+    singleton_task,
+)
+from celery_redlock.request import RedlockRequest
+
+
+class HouseTask(Task):
+    """A user's base class."""
+
+    abstract = True
+    house = "ours"
+
+    def delay_on_commit(self) -> str:
+        """Stand for what Django's tasks can do."""
+        return "committed"
+
+
+class HouseApp(Celery):
+    """An app whose tasks have a base of their own, as in a Django project."""
+
+    task_cls = HouseTask
+
+
+# -- what it makes ------------------------------------------------------------------
+
+
+def test_function_stays_a_function(app: Celery) -> None:
+    """A plain call runs the body, and Celery sees the function's own signature."""
+
+    @singleton_task(app=app, shared=False)
+    def add(left: int, right: int = 1) -> int:
+        """Add two numbers."""
+        return left + right
+
+    assert add(2, right=3) == 5
+    assert add.__doc__ == "Add two numbers."
+    assert add.name.endswith("add")
+
+
+def test_options_of_celery_pass_through(app: Celery) -> None:
+    """What is no lock option is Celery's."""
+
+    @singleton_task(
+        app=app, shared=False, name="n", max_retries=7, acks_late=True, flavour="mint"
+    )
+    def job() -> None: ...
+
+    assert (job.name, job.max_retries, job.acks_late) == ("n", 7, True)
+    assert job.flavour == "mint"
+
+
+def test_base_is_composed_with_the_users(app: Celery) -> None:
+    """The task is an instance of both, and ours comes first."""
+
+    @singleton_task(app=app, shared=False, base=HouseTask)
+    def job() -> None: ...
+
+    assert isinstance(job._get_current_object(), HouseTask)
+    assert isinstance(job._get_current_object(), SingletonTask)
+    assert job.house == "ours"
+
+
+def test_base_that_locks_already_is_taken_as_it_is(app: Celery) -> None:
+    """A base of the user's may bring lock options of its own."""
+
+    class Slow(SingletonTask):
+        redlock = {"ttl": 60, "key": "slow"}  # noqa: RUF012  (as users write it)
+
+    @singleton_task(app=app, shared=False, base=Slow, key="mine")
+    def job() -> None: ...
+
+    assert (job.lock_options.ttl, job.lock_options.key) == (60, "mine")
+
+
+def test_app_with_its_own_task_class_keeps_it() -> None:
+    """Also where the decorator is told nothing but the app."""
+    app = HouseApp("house", set_as_current=False)
+
+    @singleton_task(app=app, shared=False)
+    def job() -> None: ...
+
+    assert job.delay_on_commit() == "committed"
+
+
+def test_without_an_app_each_app_has_the_task_on_its_own_base() -> None:
+    """It is shared: an app made before and one made after have it."""
+    before = HouseApp("before", set_as_current=False)
+    before.finalize()
+
+    @singleton_task(name="shared-job", key="shared")
+    def job() -> str:
+        return "ran"
+
+    after = Celery("after", set_as_current=False)
+
+    for app in (before, after):
+        task = app.tasks["shared-job"]
+        assert isinstance(task, SingletonTask)
+        assert task.app is app
+        assert task() == "ran"
+    assert before.tasks["shared-job"].delay_on_commit() == "committed"
+    assert not hasattr(after.tasks["shared-job"], "delay_on_commit")
+
+
+def test_second_application_is_refused(app: Celery) -> None:
+    """A task is no function."""
+
+    @singleton_task(app=app, shared=False)
+    def job() -> None: ...
+
+    with pytest.raises(TypeError, match="once"):
+        singleton_task(job)
+
+
+def test_celerys_own_decorator_does_the_same(app: Celery) -> None:
+    """``base=SingletonTask`` and ``redlock={...}`` are all it takes."""
+
+    @app.task(shared=False, base=SingletonTask, redlock={"key": "job:{number}"})
+    def job(number: int) -> None: ...
+
+    assert job.lock_key(4) == job.lock_key(number=4) == "job:4"
+
+
+def test_class_is_a_task_like_any_other(app: Celery) -> None:
+    """A task as a class has its options as an attribute."""
+
+    class ClassTask(SingletonTask):
+        name = "class-based"
+        redlock = {"unique_on": ["number"]}  # noqa: RUF012  (as users write it)
+
+        def run(self, number: int, trace: str = "") -> None: ...
+
+    task = app.register_task(ClassTask())
+
+    assert task.lock_key(1, "x") == task.lock_key(1, trace="y") != task.lock_key(2)
+
+
+def test_pydantic_models_have_the_key_of_what_is_sent(app: Celery) -> None:
+    """A view that holds a model and a worker that got JSON mean the same call."""
+    pydantic = pytest.importorskip("pydantic")
+
+    class Order(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+        number: int
+        note: str = "none"
+
+    @singleton_task(app=app, shared=False, pydantic=True)
+    def job(order: Order) -> None: ...  # type: ignore[valid-type]
+
+    wire = {"note": "none", "number": 3}
+    assert job.lock_key(Order(number=3)) == job.lock_key(wire)
+
+
+def test_request_class_of_the_user_is_composed(app: Celery) -> None:
+    """Given as a class or by name, it is still there, behind ours."""
+
+    @singleton_task(app=app, shared=False, Request="celery.worker.request:Request")
+    def plain() -> None: ...
+
+    @singleton_task(
+        app=app, shared=False, Request="tests.unit.tasks.test_decorator:HouseRequest"
+    )
+    def house() -> None: ...
+
+    assert plain.Request == "celery_redlock.request:RedlockRequest"
+    assert issubclass(house.Request, RedlockRequest)
+    assert issubclass(house.Request, HouseRequest)
+
+
+class HouseRequest(RedlockRequest.__base__):  # type: ignore[misc,name-defined]
+    """A user's request class."""
+
+
+# -- what it refuses ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_conflit": "skip"}, "on_conflict"),
+        ({"redlock": {"tll": 3}}, "ttl"),
+        ({"on_conflict": "skipp"}, "skip"),
+        ({"key": "job:{who}"}, "who"),
+        ({"unique_on": ["who"]}, "who"),
+        ({"ttl": -1}, "ttl"),
+        ({"key": "a", "unique_on": ["number"]}, "unique_on"),
+    ],
+)
+def test_wrong_option_is_refused_at_decoration(
+    app: Celery, options: dict[str, Any], message: str
+) -> None:
+    """Before anything runs, with the name of what is wrong or near."""
+    with pytest.raises(ConfigurationError, match=message):
+
+        @singleton_task(app=app, shared=False, **options)
+        def job(number: int = 0) -> None: ...
+
+
+def test_wrong_option_with_celerys_decorator_names_the_task(app: Celery) -> None:
+    """Celery makes tasks late; the error says which one it is about."""
+
+    @app.task(shared=False, base=SingletonTask, redlock={"tll": 3})
+    def spoilt() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"spoilt.*ttl"):
+        spoilt.name  # noqa: B018  (makes the task)
+
+
+def test_self_is_no_argument_of_a_bound_task(app: Celery) -> None:
+    """The key of a bound task is made of what callers pass."""
+
+    @singleton_task(app=app, shared=False, bind=True, unique_on=["number"])
+    def job(self: Task, number: int) -> None: ...
+
+    assert job.lock_key(1) != job.lock_key(2)
+    with pytest.raises(ConfigurationError, match="self"):
+
+        @singleton_task(app=app, shared=False, bind=True, unique_on=["self"])
+        def other(self: Task, number: int) -> None: ...
+
+
+def test_call_that_fits_no_signature_is_not_published(app: Celery) -> None:
+    """It has no key; the publisher learns it, not the worker."""
+
+    @singleton_task(app=app, shared=False)
+    def job(number: int) -> None: ...
+
+    with pytest.raises(FingerprintError, match="number"):
+        job.delay()
+
+
+def test_call_that_skips_ours_is_warned_about(app: Celery) -> None:
+    """A ``__call__`` of a subclass without ``super()`` would run without a lock."""
+
+    class Bypass(SingletonTask):
+        name = "bypass"
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.run(*args, **kwargs)
+
+        def run(self) -> None: ...
+
+    with pytest.warns(RuntimeWarning, match="takes no lock"):
+        app.register_task(Bypass())
+
+
+def test_call_that_uses_super_is_not_warned_about(app: Celery) -> None:
+    """Cooperating subclasses are welcome."""
+
+    class Polite(SingletonTask):
+        name = "polite"
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+        def run(self) -> None: ...
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        app.register_task(Polite())
+
+
+# -- autoretry ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "spared"),
+    [
+        ({}, True),
+        ({"autoretry_for": (Exception,)}, True),
+        ({"autoretry_for": (Exception,), "dont_autoretry_for": (KeyError,)}, True),
+        ({"autoretry_for": (LockLost,)}, False),
+        ({"autoretry_for": (LockLost,), "dont_autoretry_for": (KeyError,)}, False),
+    ],
+)
+def test_lost_lock_is_autoretried_only_where_it_is_named(
+    app: Celery, options: dict[str, Any], *, spared: bool
+) -> None:
+    """``autoretry_for=(Exception,)`` does not mean a lost lock."""
+
+    @singleton_task(app=app, shared=False, **options)
+    def job() -> None: ...
+
+    assert (LockLost in job.dont_autoretry_for) is spared
+
+
+def test_retry_does_not_carry_our_header_on(app: Celery) -> None:
+    """What a base or a count says is true of one message."""
+
+    @singleton_task(app=app, shared=False, bind=True)
+    def job(self: Task) -> None: ...
+
+    job.push_request(
+        id="x", args=[], kwargs={}, headers={"redlock": {"base": "b"}, "mine": 1}
+    )
+    try:
+        signature = job.signature_from_request()
+    finally:
+        job.pop_request()
+
+    assert signature.options["headers"] == {"mine": 1}

@@ -1,0 +1,284 @@
+"""What becomes of a run whose lock is lost, and of the lock when a run ends."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_redlock import LockLost, current_lease, singleton_task
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.lease import LeaseState
+from celery_redlock.execution import running
+from celery_redlock.runtime import runtime_of
+from celery_redlock.signals import lock_heartbeat
+from celery_redlock.testing import FakeNodes, SignalRecorder
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from celery_redlock.core.lease import Lease
+    from tests.unit.tasks.support import Worker
+
+TTL = 0.3  # seconds: a lock that is not renewed is soon lost
+LONG = 10.0  # seconds in which everything has happened
+
+
+@pytest.fixture
+def live_nodes(app: Celery) -> FakeNodes:
+    """Give nodes in real time: the watchdog works as it does live."""
+    nodes = FakeNodes(3, clock=SYSTEM_CLOCK)
+    runtime_of(app).use(nodes.redlock(ttl=TTL))
+    return nodes
+
+
+@pytest.fixture
+def name() -> str:
+    """Give a key that no other test uses."""
+    return f"k-{secrets.token_hex(4)}"
+
+
+def lose() -> None:
+    """Run on in small steps until something stops it."""
+    end = SYSTEM_CLOCK.monotonic() + LONG
+    never = threading.Event()
+    while SYSTEM_CLOCK.monotonic() < end:
+        never.wait(0.005)
+    pytest.fail("nothing has stopped the body")
+
+
+def test_abort_ends_the_body_with_the_key_in_the_error(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """``abort``: LockLost is raised where the body stands, and is the result."""
+    seen: list[BaseException] = []
+
+    @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
+    def job() -> None:
+        live_nodes.partition()
+        try:
+            lose()
+        except BaseException as error:
+            seen.append(error)
+            raise
+
+    run = worker.run(job)
+
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, LockLost)
+    assert name in str(run.result)
+    assert isinstance(seen[0], LockLost)
+
+
+def test_retry_sends_the_arguments_as_they_came(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """What the body did to its arguments until then is not sent along."""
+
+    @singleton_task(
+        app=app, shared=False, name="job", key=name, ttl=TTL, on_lock_lost="retry"
+    )
+    def job(numbers: list[int]) -> None:
+        numbers.append(4)
+        live_nodes.partition()
+        lose()
+
+    run = worker.run(job, [1, 2, 3])
+
+    assert (run.state, run.stored) == (states.RETRY, states.RETRY)
+    ((_, body),) = worker.published
+    assert body[0] == [[1, 2, 3]]
+
+
+def test_warn_keeps_the_result(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """``warn``: the signal is sent, the body runs to its end, its result counts."""
+
+    @singleton_task(
+        app=app, shared=False, name="job", key=name, ttl=TTL, on_lock_lost="warn"
+    )
+    def job() -> str:
+        live_nodes.partition()
+        events.wait_for("lock_lost")
+        return "done"
+
+    with SignalRecorder("lock_lost") as events:
+        run = worker.run(job)
+
+    assert (run.stored, run.result) == (states.SUCCESS, "done")
+    assert type(events.seen[0].decision).__name__ == "Warn"
+
+
+def test_callable_that_fails_stops_the_body(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """When nobody can say what is to be done, the safe thing is done."""
+
+    def fail(loss: Any) -> str:
+        raise ValueError(loss)
+
+    @singleton_task(
+        app=app, shared=False, name="job", key=name, ttl=TTL, on_lock_lost=fail
+    )
+    def job() -> None:
+        live_nodes.partition()
+        lose()
+
+    assert isinstance(worker.run(job).result, LockLost)
+
+
+def test_body_that_ends_as_if_nothing_had_happened_has_lost_its_lock(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """A result that was made without the lock does not count."""
+
+    @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
+    def job() -> str:
+        live_nodes.partition()
+        try:
+            lose()
+        except LockLost:
+            pass
+        return "done"
+
+    assert isinstance(worker.run(job).result, LockLost)
+
+
+def test_error_of_the_body_after_a_loss_is_the_bodys(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """What it raises instead of LockLost is what it ended in."""
+
+    @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
+    def job() -> None:
+        live_nodes.partition()
+        try:
+            lose()
+        except LockLost:
+            raise KeyError(name) from None
+
+    assert isinstance(worker.run(job).result, KeyError)
+
+
+def test_lost_lock_of_the_bodys_own_is_its_error(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """LockLost about another key says nothing about the task's lock."""
+
+    @singleton_task(
+        app=app, shared=False, name="job", key=name, ttl=TTL, on_lock_lost="retry"
+    )
+    def job() -> None:
+        raise LockLost("The lock 'other' was lost.", key="other")
+
+    run = worker.run(job)
+
+    assert run.stored == states.FAILURE
+    assert "other" in str(run.result)
+    assert worker.published == []
+
+
+def test_autoretry_passes_a_lost_lock_over(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """``autoretry_for=(Exception,)`` is meant for errors of the work."""
+
+    @singleton_task(
+        app=app,
+        shared=False,
+        name="job",
+        key=name,
+        autoretry_for=(Exception,),
+        max_retries=3,
+    )
+    def job() -> None:
+        live_nodes.partition()
+        lose()
+
+    run = worker.run(job)
+
+    assert run.stored == states.FAILURE
+    assert worker.published == []
+
+
+@pytest.mark.parametrize(
+    "error", [None, ValueError("x"), SoftTimeLimitExceeded(), SystemExit(1)]
+)
+def test_end_of_the_body_frees_the_lock(
+    app: Celery, worker: Worker, name: str, error: BaseException | None
+) -> None:
+    """However the body ends, its lease is released and nothing runs on."""
+    leases: list[Lease | None] = []
+
+    @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
+    def job() -> None:
+        leases.append(current_lease())
+        if error:
+            raise error
+
+    try:
+        worker.run(job)
+    except SystemExit:
+        pass
+
+    (lease,) = leases
+    assert lease is not None
+    assert lease.state is LeaseState.RELEASED
+    assert running() is None
+    assert current_lease() is None
+
+
+def test_recursion_takes_the_lock_once(app: Celery, worker: Worker, name: str) -> None:
+    """``self(n - 1)`` in a body is a function call."""
+
+    @singleton_task(app=app, shared=False, name="job", key=name, bind=True)
+    def job(self: Any, number: int) -> int:
+        return number * self(number - 1) if number else 1
+
+    with SignalRecorder("lock_acquired") as events:
+        run = worker.run(job, 5)
+
+    assert run.result == 120
+    assert len(events.seen) == 1
+
+
+def test_nested_apply_of_the_same_key_is_reentrant(
+    app: Celery, worker: Worker, name: str
+) -> None:
+    """A task that applies a task with its own key runs it under its own lease."""
+    app.conf.redlock_eager = True
+
+    @singleton_task(app=app, shared=False, name="inner", key=name)
+    def inner() -> bool:
+        return current_lease() is outer_leases[0]
+
+    outer_leases: list[Lease | None] = []
+
+    @singleton_task(app=app, shared=False, name="outer", key=name)
+    def outer() -> bool:
+        outer_leases.append(current_lease())
+        return bool(inner.apply().get(disable_sync_subtasks=False))
+
+    assert worker.run(outer).result is True
+
+
+def test_heartbeat_renews_the_senders_lock(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """Sending the signal renews now what would be renewed later."""
+
+    @singleton_task(app=app, shared=False, name="job", key=name, bind=True, ttl=30)
+    def job(self: Any) -> None:
+        lock_heartbeat.send(sender=self)
+        events.wait_for("lock_renewed")
+
+    with SignalRecorder("lock_renewed") as events:
+        run = worker.run(job)
+
+    assert run.stored == states.SUCCESS
+    assert events.seen[0].task_id == run.id
