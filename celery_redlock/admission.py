@@ -41,6 +41,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.policies import Conflict, Outage, Raise, Retry, Run, Skip, Wait
 from celery_redlock.signals import lock_conflict
+from celery_redlock.slots import stand_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,7 @@ class Admission:
             DuplicateTask, QuorumUnreachable: The call ends in this failure.
         """
         self._call.drop_if_finished()
+        self._check_slot()
         wait: float | None = 0.0
         while wait is not None:
             try:
@@ -117,6 +119,19 @@ class Admission:
             log.info("%s has expired.", call)
             error = TaskRevokedError("expired")
             raise outcome.skip(call.task, call.request, error, expired=True)
+
+    def _check_slot(self) -> None:
+        """End the second of two messages that beat sent for one slot."""
+        call, slot = self._call, self._call.envelope.slot
+        first = stand_for(call.runtime.redlock, slot, call.id) if slot else None
+        if first is None:
+            return
+        error = DuplicateTask(
+            f"{call} did not run: beat has sent {slot} twice, and {first} has begun.",
+            key=call.key,
+        )
+        log.info("%s", error)
+        raise outcome.skip(call.task, call.request, error, key=call.key, policy="slot")
 
     # -- refusals -----------------------------------------------------------
 

@@ -10,6 +10,7 @@ field         meaning                                               written by
 ``deferred``  how often this call was put back for its lock         the task
 ``outages``   how often because too few nodes answered              the task
 ``twin``      another copy with this task id may run or have run    the task
+``slot``      the slot of a beat schedule that the call is for      beat
 ============  ====================================================  ============
 
 Celery copies the headers of a message into its retries, so ours are taken off
@@ -43,21 +44,23 @@ class Envelope:
         deferred: How often the call was put back because of its lock.
         outages: How often because too few nodes answered.
         twin: Whether another copy with this task id may run or have run.
+        slot: The slot of a beat schedule that the call is for; see ``slots``.
     """
 
     base: str | None = None
     deferred: int = 0
     outages: int = 0
     twin: bool = False
+    slot: str = ""
 
-    def header(self) -> dict[str, dict[str, int]]:
+    def header(self) -> dict[str, dict[str, Any]]:
         """Return the header that carries this, without the base, to the next copy."""
         carried = {
             "deferred": self.deferred,
             "outages": self.outages,
             "twin": self.twin,
         }
-        return {HEADER: carried}
+        return {HEADER: {**carried, "slot": self.slot} if self.slot else carried}
 
 
 def address(request: MutableMapping[str, Any]) -> str:
@@ -78,6 +81,7 @@ def take_off(request: Any) -> Envelope:
         deferred=_count(fields, "deferred"),
         outages=_count(fields, "outages"),
         twin=fields.get("twin") is True,
+        slot=str(fields.get("slot") or ""),
     )
 
 

@@ -18,6 +18,10 @@ signal              arguments
                     background; useful before a stretch that holds the GIL
 ==================  ============================================================
 
+``leader_elected`` and ``leader_resigned`` are of beat, and sent by its scheduler in
+its own loop, so be quick: ``term`` (an ``election.Term``), and ``lost``, whether it
+ended without being resigned.
+
 ``task_id`` is ``""`` where ``task.lock`` was used outside of a task. Receivers
 of ``lock_renewed`` and ``lock_lost`` run in a thread of their own: the one that
 keeps the locks alive waits for nobody.
@@ -28,6 +32,8 @@ from __future__ import annotations
 from celery.utils.dispatch import Signal
 
 __all__ = [
+    "leader_elected",
+    "leader_resigned",
     "lock_acquired",
     "lock_conflict",
     "lock_heartbeat",
@@ -44,3 +50,5 @@ lock_renewed = Signal(
 lock_lost = Signal(name="lock_lost", providing_args={"lease", "task_id", "decision"})
 lock_released = Signal(name="lock_released", providing_args={"lease", "task_id"})
 lock_heartbeat = Signal(name="lock_heartbeat", providing_args=set())
+leader_elected = Signal(name="leader_elected", providing_args={"term"})
+leader_resigned = Signal(name="leader_resigned", providing_args={"term", "lost"})

@@ -37,7 +37,7 @@ HOUSE = """
     locking election testing.* devnodes.*
     signals envelope masking
     runtime
-    claims interrupt beat diagnostics
+    claims interrupt beat.* diagnostics
     request
     outcome tasklock
     call

@@ -31,18 +31,29 @@ if TYPE_CHECKING:
 
     from celery.beat import ScheduleEntry, Scheduler
 
-__all__ = ["drop", "entries_of", "ignore_own_lock", "scheduler_class", "set_last_run"]
+__all__ = [
+    "drop",
+    "entries_of",
+    "forget",
+    "ignore_own_lock",
+    "scheduler_class",
+    "set_last_run",
+]
 
 log = logging.getLogger("celery_redlock.beat")
 
 _ENTRY_POINTS = "celery.beat_schedulers"
 
 
-def scheduler_class(wanted: Any) -> Any:
+def scheduler_class(wanted: Any, *, not_itself: type) -> Any:
     """Return the class that a setting names: itself, a path, or a name for ``-S``.
 
+    Args:
+        wanted: The value of ``redlock_beat_scheduler``.
+        not_itself: What is going to wrap it.
+
     Raises:
-        ConfigurationError: There is no such class.
+        ConfigurationError: There is no such class, or it is the one that wraps.
     """
     names = dict(load_extension_class_names(_ENTRY_POINTS))
     try:
@@ -57,6 +68,11 @@ def scheduler_class(wanted: Any) -> Any:
     if not (isinstance(found, type) and hasattr(found, "setup_schedule")):
         raise ConfigurationError(
             f"redlock_beat_scheduler is {wanted!r}, which is no beat scheduler."
+        )
+    if issubclass(found, not_itself):
+        raise ConfigurationError(
+            f"redlock_beat_scheduler is {wanted!r}, which is what wraps others. Name "
+            "the scheduler that it is to wrap, or leave it out."
         )
     return found
 
@@ -114,6 +130,6 @@ def drop(scheduler: Scheduler) -> None:
 
 def forget(scheduler: Scheduler) -> None:
     """Take a scheduler out of what is saved at exit; each term has a new one."""
-    finalizer = getattr(scheduler, "_finalize", None)
-    if hasattr(finalizer, "cancel"):
+    finalizer: Any = getattr(scheduler, "_finalize", None)
+    if finalizer is not None:
         finalizer.cancel()

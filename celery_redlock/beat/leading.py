@@ -24,19 +24,26 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kombu.exceptions import OperationalError
+
 from celery_redlock.beat import inner
-from celery_redlock.beat.due import as_us, copy_of, slots_due, window_from
+from celery_redlock.beat.due import (
+    as_us,
+    copy_of,
+    next_due,
+    slots_due,
+    window_from,
+)
 from celery_redlock.envelope import HEADER
 from celery_redlock.slots import slot_name
 
 if TYPE_CHECKING:
-    from celery.beat import ScheduleEntry, Scheduler
+    from celery.beat import ScheduleEntry
+    from celery.beat import Scheduler as _Base
 
     from celery_redlock.core.clock import Clock
     from celery_redlock.election import Term
     from celery_redlock.slots import SlotRecord
-
-    _Base = Scheduler
 else:
     _Base = object
 
@@ -83,35 +90,31 @@ class _Owed(NamedTuple):
 
 
 class Leading(_Base):
-    """A mixin in front of a scheduler class. Made lazily, then ``take``\\ n over."""
+    """A mixin in front of a scheduler class: made lazily, then it takes office."""
 
     office: Office
-    _owed: dict[str, _Owed]
 
     def take(self, office: Office) -> None:
         """Set the schedule up and let it go on where the last leader left it."""
         self.office = office
-        self._owed = {}
+        self._owed: dict[str, _Owed] = {}
         self._reserved: dict[str, ScheduleEntry] = {}
         inner.ignore_own_lock(self)
         self.setup_schedule()
-        for entry in inner.entries_of(self, office.record):
-            since = self._since(entry)
-            if since != as_us(entry.last_run_at):
-                inner.set_last_run(self, entry, since)
+        self._correct_last_runs()
 
     def send_owed(self) -> None:
-        """Try again what the broker did not take, while it is worth it."""
+        """Try again what could not be sent, while it is worth it."""
         for name, owed in list(self._owed.items()):
             if not self.office.may_send():
                 return
+            del self._owed[name]
             if self.office.clock.wall_us() > owed.until:
-                del self._owed[name]
-                log.error("A slot of %r could not be sent in time: lost.", name)
+                log.error("A slot of %r could not be sent in time, and is lost.", name)
                 continue
             self.apply_entry(owed.entry, producer=self.producer)
             if name in self._owed:
-                return
+                return  # the others would fare no better
 
     # -- what the scheduler does by itself -------------------------------------
 
@@ -120,15 +123,18 @@ class Leading(_Base):
         if not self.office.may_send():
             return entry
         if not self._slots(entry):
+            self._correct_last_runs()
             inner.set_last_run(self, entry, self._since(entry))
-            self._heap = None  # it holds when the entry was thought to be due
+            self._heap = None  # it holds when the entries were thought to be due
             return entry
         reserved = self._reserved[entry.name] = super().reserve(entry)
         return reserved
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send an entry that is due. Errors are logged."""
-        if self._slots(entry):
+        if not self.office.may_send():
+            self._put_off(entry, self.office.clock.wall_us())
+        elif self._slots(entry):
             super().apply_entry(entry, producer=producer)
 
     def apply_async(
@@ -140,35 +146,36 @@ class Leading(_Base):
     ) -> Any:
         """Send each slot of an entry that is due, and note it on the nodes."""
         slots = self._slots(entry)
-        if not slots:
-            return None
         if advance:
             self.reserve(entry)
         reserved = self._reserved.pop(entry.name, None)
         result = None
         for due in slots:
             if not self.office.may_send():
-                log.warning("%s was not sent: the term ends.", slot_name(entry.name, due))
+                self._put_off(entry, due)
                 break
+            stamped = _stamped(entry, due)
             try:
-                stamped = _stamped(entry, due)
                 result = super().apply_async(
                     stamped, producer=producer, advance=False, **options
                 )
-            except Exception:
-                self._owe(entry, due)
+            except Exception as error:
+                if _is_outage(error):
+                    self._owe(entry, due)
                 raise
             self._note_sent(entry, due, reserved if due == slots[-1] else None)
         return result
 
     # -- slots -------------------------------------------------------------------
 
+    def _seen(self, entry: ScheduleEntry) -> int:
+        """Return up to when somebody has seen to this entry."""
+        seen = self.office.record.upto(entry.name)
+        return as_us(entry.last_run_at) if seen is None else seen
+
     def _since(self, entry: ScheduleEntry) -> int:
-        """Return up to when an entry was seen to, or need not be any more."""
-        office = self.office
-        seen = office.record.upto(entry.name)
-        since = as_us(entry.last_run_at) if seen is None else seen
-        return window_from(entry.schedule, since, office.earliest)
+        """Return from when on there may be slots that are still to be sent."""
+        return window_from(entry.schedule, self._seen(entry), self.office.earliest)
 
     def _slots(self, entry: ScheduleEntry) -> list[int]:
         """Return the slots of an entry that are due and may be sent now."""
@@ -177,21 +184,46 @@ class Leading(_Base):
         now = self.office.clock.wall_us()
         return slots_due(entry.schedule, self._since(entry), now)
 
+    def _correct_last_runs(self) -> None:
+        """Let the schedule know what the nodes know of each entry."""
+        for entry in inner.entries_of(self, self.office.record):
+            since = self._since(entry)
+            # Where it makes no difference, what people see as the last run stays.
+            thought = next_due(entry.schedule, as_us(entry.last_run_at))
+            if thought != next_due(entry.schedule, since):
+                self._mention_missed(entry, since)
+                inner.set_last_run(self, entry, since)
+
+    def _mention_missed(self, entry: ScheduleEntry, since: int) -> None:
+        missed = next_due(entry.schedule, self._seen(entry))
+        if missed is not None and missed <= since:
+            log.warning(
+                "%s is not sent any more: it was missed while nobody led, and "
+                "redlock_beat_catchup is %g s.",
+                slot_name(entry.name, missed),
+                self.office.catchup,
+            )
+
     def _note_sent(
         self, entry: ScheduleEntry, due: int, reserved: ScheduleEntry | None
     ) -> None:
-        self._owed.pop(entry.name, None)
         late = self.office.clock.wall_us() - due
         if late > _LATE_US:
             name = slot_name(entry.name, due)
             log.info("%s was sent, %.0f s after it was due.", name, late / _US)
         # An interval counts from when it ran and not from when it was due.
-        seen = as_us(reserved.last_run_at) if reserved is not None else due
+        seen = due if reserved is None else as_us(reserved.last_run_at)
         self.office.record.note(entry.name, max(due, seen))
+        self._owed.pop(entry.name, None)
+
+    def _put_off(self, entry: ScheduleEntry, due: int) -> None:
+        """Leave a slot to the next leader, or to this one once it has renewed."""
+        log.warning("%r is not sent now: the term ends.", entry.name)
+        self._owe(entry, due)
 
     def _owe(self, entry: ScheduleEntry, due: int) -> None:
         until = due + round(self.office.catchup * _US)
-        self._owed.setdefault(entry.name, _Owed(entry, until))
+        self._owed[entry.name] = _Owed(entry, until)
 
 
 def leading_class(scheduler: type) -> Any:
@@ -204,3 +236,10 @@ def _stamped(entry: ScheduleEntry, due: int) -> ScheduleEntry:
     headers = dict(entry.options.get("headers") or {})
     headers[HEADER] = {"slot": slot_name(entry.name, due)}
     return copy_of(entry, options={**entry.options, "headers": headers})
+
+
+def _is_outage(error: BaseException | None) -> bool:
+    """Tell whether it is the broker that failed, and not what was to be sent."""
+    while error is not None and not isinstance(error, (OperationalError, OSError)):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -7,6 +7,7 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 # Imported with every `celery` command: `celery report` must show no passwords.
 from celery_redlock import masking  # noqa: F401
+from celery_redlock.cli.leader import leader
 
 __all__ = ["redlock"]
 
@@ -40,3 +41,6 @@ def init(ctx: click.Context, *, yes: bool) -> None:
     except RedlockError as error:
         raise click.ClickException(str(error)) from error
     ctx.obj.echo("They vote from now on.")
+
+
+redlock.add_command(leader)

@@ -12,7 +12,8 @@ A majority must say yes AND the lease must still be valid when it does: an
 extension never resurrects. Its new validity counts from before the first send.
 RESTORE is not sent once the release has begun (asked in the fan-out's turn, so
 nothing can come between), and a node where somebody else holds the key is left
-alone. This is also how the first renewal claims nodes that were away at acquire.
+alone. This is also how a renewal claims nodes that were away at acquire. A renewal
+does not wait for all: whom it finds without the key too late, the next one restores.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Extension:
 
     __slots__ = (
         "_args",
+        "_before",
         "_clock",
         "_drift",
         "_extended",
@@ -80,6 +82,7 @@ class Extension:
         self._keys = keys
         self._args = [config, lease.token, lease.facts, ttl_ms, stripe, lease.fence]
         self._extended: Ballot | None = None
+        self._before = lease.renewal_ballot
         self.question = Question(
             EXTEND,
             keys,
@@ -88,6 +91,7 @@ class Extension:
             settle=granted_or_hopeless,
             withdrawn=self._is_over,
         )
+        lease.renewal_ballot = self.question.ballot
 
     def carry_through(self, transport: Transport, node_timeout: float) -> bool:
         """Send, wait and restore until there is a result, and return it."""
@@ -116,7 +120,7 @@ class Extension:
             granted |= set(self._extended.indexes(VoteKind.GRANTED))
         if len(granted) >= ballot.quorum:
             self._renew(len(granted))
-        missing = not restoring and bool(ballot.indexes(VoteKind.FREE))
+        missing = not restoring and (_lacks(ballot) or _lacks(self._before))
         if missing and self.lease.is_valid():
             return self._restore(ballot)
         if self.result is None:
@@ -150,3 +154,8 @@ class Extension:
 
     def _is_over(self) -> bool:
         return self.lease.state is not LeaseState.HELD or not self.lease.is_valid()
+
+
+def _lacks(ballot: Ballot | None) -> bool:
+    """Tell whether some node said that it is without the key."""
+    return ballot is not None and bool(ballot.indexes(VoteKind.FREE))

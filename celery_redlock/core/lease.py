@@ -165,6 +165,7 @@ class Lease:
         ttl: Seconds for which each acquire and renewal sets the lock.
         votes: How many nodes granted it, at acquire or at the last renewal.
         state: Held, released or lost.
+        renewal_ballot: What nodes said at the last renewal, late ones included.
     """
 
     __slots__ = (
@@ -173,6 +174,7 @@ class Lease:
         "facts",
         "fence",
         "key",
+        "renewal_ballot",
         "started_at",
         "state",
         "token",
@@ -204,6 +206,7 @@ class Lease:
         self.until = until
         self.votes = votes
         self.state = LeaseState.HELD
+        self.renewal_ballot: Ballot | None = None
         self._clock = clock
         self._confirm = confirm
 

@@ -6,9 +6,11 @@ socket is read without waiting, by ``core.node``.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.scripts import ALL_SCRIPTS
 from celery_redlock.core.wire import new_reader
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ def open_link(address: NodeAddress, timeout: float) -> Link | str:
         server = _fields(connection.read_response())
         connection.send_command("INFO", "replication")
         replication = _fields(connection.read_response())
+        _teach(connection)
         return Link(connection, _facts_of(server, replication))
     except AuthenticationError:
         return "rejected the credentials"
@@ -81,6 +84,17 @@ def open_link(address: NodeAddress, timeout: float) -> Link | str:
         if "refused" in str(error).lower():
             return "refused the connection"
         return f"cannot be connected to: {str(error).rstrip('.')}"
+
+
+def _teach(connection: AbstractConnection) -> None:
+    """Load the scripts, so that also the first vote of a node comes in time."""
+    from redis.exceptions import ResponseError  # noqa: PLC0415  (import is 60 ms)
+
+    for script in ALL_SCRIPTS:
+        connection.send_command("SCRIPT", "LOAD", script.source)
+    for _ in ALL_SCRIPTS:
+        with contextlib.suppress(ResponseError):  # not allowed: they come with EVAL
+            connection.read_response()
 
 
 def _fields(info: Any) -> dict[str, str]:

@@ -147,7 +147,10 @@ class Node:
             return
         backlog, self._backlog = self._backlog, []
         for question, index in backlog:
-            self.send((question,), index)
+            if question.is_settled() and not question.insist_until:
+                question.fail(index, "was connected to too late")
+            else:
+                self.send((question,), index)
         if not self.misfit:
             for question, index in self._debts.due(self._clock.monotonic()):
                 self.send((question,), index)

@@ -8,13 +8,14 @@ and a thread of its own, and that it cannot be reached is a fact like any other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_redlock.core.link import open_link
-from celery_redlock.core.wire import ErrorReply, pack
+from celery_redlock.core.wire import pack
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from typing_extensions import Self
 
     from celery_redlock.core.address import NodeAddress
@@ -39,6 +40,7 @@ class Probe:
     Attributes:
         label: The node's name.
         facts: What the server said of itself.
+        database: The number of the database that the node is.
 
     Raises:
         NodeSilent: It cannot be connected to.
@@ -51,6 +53,7 @@ class Probe:
         link.sock.settimeout(timeout)
         self.label = address.name
         self.facts = link.facts
+        self.database: int = link.connection.db
         self._link = link
         self._timeout = timeout
 

@@ -1,8 +1,8 @@
 """List the locks of all nodes without getting in anybody's way.
 
-Every node is walked with SCAN, a few hundred keys at a time, and what was found is
-read along with the next step: in between it serves others. All nodes are walked at
-the same time. A lock is *held* when a majority of the nodes names the same holder.
+Every node is walked with SCAN, a few hundred keys at a time, and serves others in
+between. All nodes are walked at the same time. A lock is *held* when a majority of
+the nodes names the same holder.
 
 Nothing stands still meanwhile: a lock that was taken or released during the walk may
 have been seen on some nodes and not on others. And a node that cannot be reached
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.core.ballot import quorum_of
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.probe import NodeSilent, each_node
+from celery_redlock.core.wire import ErrorReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -171,18 +172,16 @@ def walk(
     Raises:
         NodeSilent: It stopped answering, or may not be walked by us.
     """
-    keys: list[bytes] = []
-    cursor: bytes | None = b"0"
-    while cursor is not None or keys:
-        scan = [("SCAN", cursor, "MATCH", match, "COUNT", STEP)] if cursor else []
-        reads = [(verb, key) for key in keys for verb in verbs]
-        *replies, last = probe.ask(*reads, *scan) if scan else (*probe.ask(*reads), None)
+    cursor = b"0"
+    while True:
+        (said,) = probe.ask(("SCAN", cursor, "MATCH", match, "COUNT", STEP))
+        if isinstance(said, ErrorReply):
+            raise NodeSilent(f"does not list its keys: {said}")
+        cursor, keys = said
         if keys:
-            yield keys, replies
-        if isinstance(last, Exception):
-            raise NodeSilent(f"refuses to list its keys: {last}")
-        cursor, keys = last or (None, [])
-        cursor = None if cursor == b"0" else cursor
+            yield keys, probe.ask(*((verb, key) for key in keys for verb in verbs))
+        if cursor == b"0":
+            return
 
 
 def _escaped(text: str) -> str:
@@ -208,6 +207,6 @@ def _locks_of(key: str, seen: _Sightings, quorum: int) -> Iterator[SeenLock]:
     for sightings in by_token.values():
         holders = [Holder.parse(_text(value)) for value in {v for v, _ in sightings}]
         holder = max(holders, key=lambda holder: holder.fence)
-        lefts = sorted(math.inf if left < 0 else left for _, left in sightings)
-        left = lefts[len(lefts) - quorum] if len(lefts) >= quorum else lefts[-1]
-        yield SeenLock(key, holder, len(lefts), left / _MS)
+        lefts = sorted(math.inf if ms < 0 else float(ms) for _, ms in sightings)
+        end = lefts[len(lefts) - quorum] if len(lefts) >= quorum else lefts[-1]
+        yield SeenLock(key, holder, len(lefts), end / _MS)

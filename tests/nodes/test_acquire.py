@@ -474,6 +474,7 @@ def test_fresh_nodes_know_the_scripts(
     """On new servers the first lock is on all of them, and gone from all of them."""
     nodes = start_nodes(5)
     with client(nodes) as redlock, client(nodes) as rival:
+        redlock.check()  # connects to all of them
         lease = redlock.acquire(key)
         until(lambda: None not in values(nodes, key))
 

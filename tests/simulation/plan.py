@@ -445,16 +445,23 @@ class _Planner:
         return faults
 
     def _near_misses(self, clients: list[str]) -> list[Fault]:
-        """Lose or hold up messages of an attempt while it is under way."""
+        """Lose one's raise on a node on which the other's vote is held up."""
         rng = self.rng
-        faults = []
-        for _ in range(rng.randint(2, 6)):
+        one, other = rng.sample(clients, 2)
+        node, count = rng.choice(self.names), rng.choice((1, 1, 2))
+        faults = [
+            Fault("ambush", count, one, node, 0.0, "raise_fence break"),
+            Fault("ambush", count, other, node, self._delay(), "acquire delay"),
+        ]
+        for _ in range(rng.randint(0, 4)):
             how = rng.choice(("acquire delay", "raise_fence break", "raise_fence delay"))
-            seconds = self.node_timeout * rng.uniform(0.1, 1.0)
-            count, client = rng.choice((1, 1, 2, 3)), rng.choice(clients)
+            count, client = rng.choice((1, 2, 3)), rng.choice(clients)
             node = rng.choice(self.names)
-            faults.append(Fault("ambush", count, client, node, seconds, how))
+            faults.append(Fault("ambush", count, client, node, self._delay(), how))
         return faults
+
+    def _delay(self) -> float:
+        return self.node_timeout * self.rng.uniform(0.2, 1.0)
 
     def _ambushes(self, clients: list[str]) -> list[Fault]:
         rng = self.rng

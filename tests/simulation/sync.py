@@ -32,15 +32,16 @@ class Lock:
         self._waiters.append(thread)
         if thread.park(None if timeout < 0 else timeout):
             return True  # handed over by whoever released it
-        self._waiters.remove(thread)
+        if thread in self._waiters:
+            self._waiters.remove(thread)
         return False
 
     def release(self) -> None:
         """Give it to who has waited longest."""
-        if self._waiters:
-            self._waiters.popleft().wake()
-        else:
-            self._owned = False
+        while self._waiters:
+            if self._waiters.popleft().wake():
+                return
+        self._owned = False
 
     def __enter__(self) -> bool:
         return self.acquire()

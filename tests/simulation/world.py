@@ -279,11 +279,12 @@ class Thread:
             raise Died
         return woken
 
-    def wake(self) -> None:
-        """End its wait."""
-        if self._parked:
-            self._parked = False
+    def wake(self) -> bool:
+        """End its wait. Return False if that has ended already."""
+        was_parked, self._parked = self._parked, False
+        if was_parked:
             self.world.at(self.world.now, self._resume, True)
+        return was_parked
 
     def end(self) -> None:
         """Throw it out of whatever it does. For events, not for threads."""

@@ -118,7 +118,7 @@ def test_chord_with_equal_members_gives_both_results_where_they_wait(
     header = [sig(prefork, name, key), sig(prefork, name, key)]
 
     result = chord(header)(prefork.task("tail").s(key))
-    until(lambda: prefork.stage.running(key))
+    until(lambda: prefork.stage.notes(key, "signal-conflict"))
     prefork.stage.open(key)
 
     assert sorted(result.get(timeout=20)) == sorted(m.id for m in result.parent)

@@ -135,7 +135,7 @@ def test_wait_runs_the_duplicate_when_the_first_has_ended(
 
     second = prefork.send("job-wait", key)
 
-    until(lambda: f"[{second.id}] received" in prefork.logs())
+    until(lambda: prefork.stage.notes(key, "signal-conflict"))
     prefork.stage.open(key)
     assert first.get(timeout=10) == first.id
     assert second.get(timeout=10) == second.id

@@ -113,7 +113,7 @@ def test_minority_down_stops_nobody(frail: Deployment, key: str) -> None:
     with frail.nodes.minority_paused():
         first = frail.begin("job-wait", key)
         second = frail.send("job-wait", key)
-        until(lambda: f"[{second.id}] received" in frail.logs())
+        until(lambda: frail.stage.notes(key, "signal-conflict"))
         frail.stage.open(key)
 
         assert first.get(timeout=10) == first.id

@@ -6,7 +6,7 @@ from typing import Any
 
 import hiredis
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_redlock.core import wire
@@ -67,6 +67,7 @@ def hiredis_reader() -> wire.ReplyReader:
 # -- replies -------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(st.lists(replies, min_size=1, max_size=4))
 def test_python_reader_reads_what_hiredis_reads(sent: list[Any]) -> None:
     """Whatever the replies are, and wherever the stream of bytes is torn."""
@@ -89,6 +90,7 @@ def test_python_reader_reads_what_hiredis_reads(sent: list[Any]) -> None:
         assert found[0] + found[1] == expected
 
 
+@settings(max_examples=40)
 @given(st.lists(replies, min_size=1, max_size=3))
 def test_python_reader_reads_byte_by_byte(sent: list[Any]) -> None:
     """A reply is there with its last byte, and not before."""

@@ -56,5 +56,5 @@ def worker(app: Celery) -> Worker:
 @pytest.fixture
 def rival(nodes: FakeNodes, app: Celery) -> Redlock:
     """Give the lock service of another process on the same nodes."""
-    assert runtime_of(app)  # its nodes vote by now
+    assert runtime_of(app).redlock.labels == nodes.labels  # and they vote by now
     return nodes.another_client().redlock(ttl=10.0)

@@ -298,8 +298,14 @@ def test_split_votes_are_put_back_and_never_skipped(
         ("run", states.SUCCESS, states.SUCCESS),
     ],
 )
-def test_unreachable_nodes_are_answered_by_on_backend_error(
-    app: Celery, worker: Worker, nodes: FakeNodes, policy: str, state: str, stored: str
+def test_unreachable_nodes_are_answered_by_on_backend_error(  # noqa: PLR0913
+    app: Celery,
+    worker: Worker,
+    nodes: FakeNodes,
+    *,
+    policy: str,
+    state: str,
+    stored: str,
 ) -> None:
     """Each word of ``on_backend_error`` does what it says."""
     task = singleton(app, on_backend_error=policy)

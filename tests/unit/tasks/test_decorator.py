@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery.worker.request import Request
+from pydantic import BaseModel
 
 from celery_redlock import (
     ConfigurationError,
@@ -27,6 +29,17 @@ class HouseTask(Task):
     def delay_on_commit(self) -> str:
         """Stand for what Django's tasks can do."""
         return "committed"
+
+
+class HouseRequest(Request):
+    """A user's request class."""
+
+
+class Order(BaseModel):
+    """What a typed task takes."""
+
+    number: int
+    note: str = "none"
 
 
 class HouseApp(Celery):
@@ -69,8 +82,8 @@ def test_base_is_composed_with_the_users(app: Celery) -> None:
     @singleton_task(app=app, shared=False, base=HouseTask)
     def job() -> None: ...
 
-    assert isinstance(job._get_current_object(), HouseTask)
-    assert isinstance(job._get_current_object(), SingletonTask)
+    assert isinstance(job, HouseTask)
+    assert isinstance(job, SingletonTask)
     assert job.house == "ours"
 
 
@@ -151,14 +164,9 @@ def test_class_is_a_task_like_any_other(app: Celery) -> None:
 
 def test_pydantic_models_have_the_key_of_what_is_sent(app: Celery) -> None:
     """A view that holds a model and a worker that got JSON mean the same call."""
-    pydantic = pytest.importorskip("pydantic")
-
-    class Order(pydantic.BaseModel):  # type: ignore[misc,name-defined]
-        number: int
-        note: str = "none"
 
     @singleton_task(app=app, shared=False, pydantic=True)
-    def job(order: Order) -> None: ...  # type: ignore[valid-type]
+    def job(order: Order) -> None: ...
 
     wire = {"note": "none", "number": 3}
     assert job.lock_key(Order(number=3)) == job.lock_key(wire)
@@ -178,10 +186,6 @@ def test_request_class_of_the_user_is_composed(app: Celery) -> None:
     assert plain.Request == "celery_redlock.request:RedlockRequest"
     assert issubclass(house.Request, RedlockRequest)
     assert issubclass(house.Request, HouseRequest)
-
-
-class HouseRequest(RedlockRequest.__base__):  # type: ignore[misc,name-defined]
-    """A user's request class."""
 
 
 # -- what it refuses ------------------------------------------------------------------
@@ -273,7 +277,7 @@ def test_call_that_uses_super_is_not_warned_about(app: Celery) -> None:
         app.register_task(Polite())
 
 
-# -- autoretry ---------------------------------------------------------------------------
+# -- autoretry -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,354 @@
+"""A node's wall clock is stepped while a lock is held: what survives, what does not.
+
+Redis ends keys by its wall clock. A step forward ends a lock too soon on that node,
+a step back keeps it too long; the holder's own validity rests on a monotonic clock
+and does not move.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.fence import stripe_of
+from celery_redlock.devnodes import ServerOptions
+from celery_redlock.errors import LockHeld, LockUnavailable, QuorumUnreachable
+from celery_redlock.locking import lock
+from tests.conftest import missing
+from tests.nodes.support import (
+    client,
+    counters,
+    kinds,
+    until,
+    until_nothing_is_left,
+    values,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.devnodes import DevNode, DevNodes
+
+HOUR = 3600
+SHORT: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.15}
+
+pytestmark = pytest.mark.every_server
+
+
+def find_libfaketime() -> str:
+    """Return the path of the library; without one, skip here and fail in CI."""
+    folders = [
+        *Path("/usr/lib").glob("*/faketime"),
+        Path("/usr/lib/faketime"),
+        Path("/usr/local/lib/faketime"),
+        Path("/usr/lib64/faketime"),
+    ]
+    for folder in folders:
+        if (library := folder / "libfaketime.so.1").is_file():
+            return str(library)
+    missing("libfaketime is not installed (Debian: apt install faketime)")
+
+
+class Clocks:
+    """The wall clocks of some nodes, to be stepped one by one while they run."""
+
+    def __init__(self, nodes: DevNodes, files: list[Path]) -> None:
+        self.nodes = nodes
+        self.files = files
+
+    def step(self, index: int, seconds: float) -> None:
+        """Set the wall clock of a node so far from the real time."""
+        node = self.nodes.nodes[index]
+        self.files[index].write_text(f"{seconds:+.0f}\n")
+
+        def is_there() -> bool:
+            skew = int(node.command("TIME")[0]) - time.time() - seconds
+            return abs(skew) < 5
+
+        until(is_there, what="the clock to be stepped")
+
+
+@pytest.fixture
+def start_clocks(
+    start_nodes: Callable[..., DevNodes], tmp_path: Path
+) -> Iterator[Callable[..., Clocks]]:
+    """Give a function that starts nodes with clocks that can be stepped."""
+    if sys.platform != "linux":
+        pytest.skip("libfaketime is put before a server's clock on Linux only here")
+    library = find_libfaketime()
+
+    def start(count: int, **options: Any) -> Clocks:
+        files = [tmp_path / f"clock-{number}" for number in range(count)]
+        for file in files:
+            file.write_text("+0\n")
+        # Each server gets a file of its own, so it is started on its own.
+        started = start_nodes(count, initialize=False, **options)
+        for node, file in zip(started.nodes, files, strict=True):
+            environment = {
+                "LD_PRELOAD": library,
+                "FAKETIME_TIMESTAMP_FILE": str(file),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
+            node._options = ServerOptions(environment=environment)  # noqa: SLF001
+            node.restart()
+        with client(started, **options) as redlock:
+            redlock.initialize()
+        return Clocks(started, files)
+
+    yield start
+
+
+def remaining(node: DevNode, key: str) -> int:
+    """Return the milliseconds that the node will keep the lock."""
+    return int(node.command("PTTL", f"redlock:lock:{key}"))
+
+
+# -- Forward ---------------------------------------------------------------------------
+
+
+def test_lock_survives_one_clock_that_jumps_ahead(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """One node lets go too soon: a majority still knows the holder, nobody gets in."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock, client(nodes) as rival:
+        until(lambda: redlock.check().problems == [])
+        lease = redlock.acquire(key)
+        until(lambda: None not in values(nodes, key))
+
+        clocks.step(0, HOUR)
+
+        until(lambda: values(nodes, key)[0] is None)
+        with pytest.raises(LockHeld):
+            rival.acquire(key)
+        lease.ensure(network=True)
+        until(lambda: redlock.extend(lease) and None not in values(nodes, key))
+        assert redlock.release(lease) >= 2
+    until_nothing_is_left(nodes)
+
+
+def test_lock_does_not_survive_two_clocks_that_jump_ahead(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """A majority lets go too soon: a second holder gets in. Its fence is greater."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock, client(nodes) as rival:
+        lease = redlock.acquire(key)
+        clocks.step(0, HOUR)
+        clocks.step(1, HOUR)
+
+        second = rival.acquire(key, wait=5)
+
+        assert lease.is_valid()
+        assert second.is_valid()
+        assert second.fence > lease.fence
+        redlock.release(lease)
+        rival.release(second)
+
+
+def test_bare_majority_does_not_survive_one_clock_that_jumps_ahead(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """A lock on two of three nodes is one step away from a second holder."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock, client(nodes) as rival:
+        until(lambda: redlock.check().problems == [])
+        lease = redlock.acquire(key)
+        until(lambda: None not in values(nodes, key))
+        nodes.nodes[2].command("DEL", f"redlock:lock:{key}")  # as if it had been away
+        clocks.step(0, HOUR)
+
+        second = rival.acquire(key, wait=5)
+
+        assert lease.is_valid()
+        assert second.fence > lease.fence
+        redlock.release(lease)
+        rival.release(second)
+
+
+def test_renewed_block_survives_clocks_that_jump_one_after_the_other(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """Renewal brings the lock back to each node, so a next step finds it on all."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with (
+        client(nodes) as redlock,
+        client(nodes) as rival,
+        lock(redlock, key, ttl=1.5) as lease,
+    ):
+        for index in range(3):
+            clocks.step(index, HOUR)
+            with pytest.raises(LockUnavailable):
+                rival.acquire(key)
+            until(lambda: None not in values(nodes, key))
+        assert lease.is_valid()
+        lease.ensure(network=True)
+
+
+def test_quarantine_does_not_survive_a_clock_that_jumps_ahead(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """The wait of a restarted node is a key like others: a step ends it too soon."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock:
+        redlock.release(redlock.acquire(key))
+        nodes.nodes[0].command("FLUSHALL")
+        until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.QUARANTINED)
+
+        clocks.step(0, HOUR)
+
+        until(lambda: redlock.check().problems == [])
+
+
+def test_step_at_start_does_not_shorten_the_quarantine(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """A restarted node that has just been set right has no idea of its uptime.
+
+    Its wait begins when the loss is noticed, so no clock that lies about the past
+    can end it.
+    """
+    clocks = start_clocks(3, max_ttl=0.5)
+    nodes = clocks.nodes
+    with client(nodes, **SHORT) as redlock:
+        redlock.release(redlock.acquire(key))
+        clocks.step(0, -HOUR)
+        nodes.nodes[0].restart()
+        clocks.step(0, 0)  # now it seems to have been up for an hour
+        restarted_at = time.monotonic()
+
+        until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.GRANTED)
+
+        assert time.monotonic() - restarted_at >= 0.5
+
+
+# -- Backward --------------------------------------------------------------------------
+
+
+def test_lock_survives_clocks_that_jump_back(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """All nodes keep the lock for longer; the holder's validity is not prolonged."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock, client(nodes) as rival:
+        until(lambda: redlock.check().problems == [])
+        lease = redlock.acquire(key, ttl=1)
+        end = lease.until
+        until(lambda: None not in values(nodes, key))
+        for index in range(3):
+            clocks.step(index, -HOUR)
+
+        assert remaining(nodes.nodes[0], key) > 1000 * (HOUR - 10)
+        assert lease.until == end
+        until(lambda: not lease.is_valid())
+        with pytest.raises(LockHeld) as held:
+            rival.acquire(key)
+        assert held.value.retry_after is not None
+        assert held.value.retry_after > HOUR - 10
+
+        assert redlock.release(lease) >= 2  # its holder can let it go all the same
+        rival.release(rival.acquire(key, wait=5))
+    until_nothing_is_left(nodes)
+
+
+def test_one_clock_that_jumps_back_blocks_nobody(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """A node that keeps a dead holder's lock for an hour is outvoted."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock, client(nodes) as rival:
+        until(lambda: redlock.check().problems == [])
+        lease = redlock.acquire(key, ttl=1)
+        until(lambda: None not in values(nodes, key))
+        clocks.step(0, -HOUR)
+
+        successor = rival.acquire(key, wait=10)
+
+        assert not lease.is_valid()
+        assert successor.fence > lease.fence
+        assert remaining(nodes.nodes[0], key) > 1000 * (HOUR - 10)
+        rival.release(successor)
+
+
+def test_renewal_sets_a_lock_right_that_was_kept_too_long(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """The next renewal gives the lock its ttl again, by the stepped clock."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock:
+        until(lambda: redlock.check().problems == [])
+        lease = redlock.acquire(key, ttl=20)
+        until(lambda: None not in values(nodes, key))
+        clocks.step(1, -HOUR)
+
+        assert redlock.extend(lease)
+
+        until(lambda: remaining(nodes.nodes[1], key) <= 20_000)
+        redlock.release(lease)
+
+
+def test_quarantine_is_longer_on_a_clock_that_jumps_back(
+    start_clocks: Callable[..., Clocks], key: str
+) -> None:
+    """The node says for how long, and the others go on without it."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock:
+        nodes.nodes[0].command("FLUSHALL")
+        until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.QUARANTINED)
+        clocks.step(0, -HOUR)
+        redlock.release(redlock.acquire(key))
+        nodes.nodes[1].kill()
+
+        with pytest.raises(QuorumUnreachable) as refused:
+            redlock.acquire(key)
+
+        assert refused.value.retry_after is not None
+        assert refused.value.retry_after > HOUR
+
+
+# -- Fences ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR, 365 * 24 * HOUR])
+def test_fences_do_not_follow_a_clock_that_steps(
+    start_clocks: Callable[..., Clocks], key: str, step: int
+) -> None:
+    """Fences grow before, during and after a step, by little, on one node or on all."""
+    clocks = start_clocks(3)
+    nodes = clocks.nodes
+    with client(nodes) as redlock:
+        fences = []
+
+        def grant() -> None:
+            lease = redlock.acquire(key, wait=5)
+            fences.append(lease.fence)
+            redlock.release(lease)
+
+        grant()
+        for index in range(3):
+            clocks.step(index, step)
+            grant()
+        for index in range(3):
+            clocks.step(index, 0)
+            grant()
+        grant()
+
+        assert fences == sorted(set(fences))
+        assert fences[-1] - fences[0] < 600 * 1_000_000  # ten minutes of µs
+        for node in nodes.nodes:
+            assert counters(node)[str(stripe_of(key))] <= fences[-1]

@@ -1,0 +1,340 @@
+"""The conversation over real sockets, with servers that are slow, torn or mad.
+
+They are threads of this process around `MemoryNode`, so that a test can say when
+a byte is read and when it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.wire import ErrorReply, PythonReader
+from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.testing import MemoryNode
+from tests.unit.core.wires import encoded
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
+BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
+SOON = 10.0  # seconds
+PATIENT = 5.0  # seconds for a node to answer, where none is late on purpose
+
+
+class TinyServer:
+    """One node that listens on loopback.
+
+    Attributes:
+        node: What it knows.
+        reads: While it is clear, nothing is read from connections.
+        speaks: While it is clear, nothing is answered.
+        greets: While it is clear, nothing is said to who connects.
+        piece: Of how many bytes each packet is.
+        greeting: What is sent to who connects, before anything is asked.
+        connections: How many there were.
+    """
+
+    def __init__(self) -> None:
+        self.node = MemoryNode()
+        self.reads, self.speaks = threading.Event(), threading.Event()
+        self.greets = threading.Event()
+        for gate in (self.reads, self.speaks, self.greets):
+            gate.set()
+        self.piece = 1 << 20
+        self.greeting = b""
+        self.connections = 0
+        self._turn = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+
+    def hang_up(self) -> None:
+        """Close all connections."""
+        while self._open:
+            sock = self._open.pop()
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        """End it, and what it has started."""
+        for gate in (self.reads, self.speaks, self.greets):
+            gate.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.hang_up()
+        for thread in self._threads:
+            thread.join(SOON)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(sock)
+            thread = threading.Thread(target=self._serve, args=(sock,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        reader = PythonReader()
+        with contextlib.suppress(OSError), sock:
+            assert self.greets.wait(SOON)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.greeting:
+                sock.sendall(self.greeting)
+            while True:
+                self.reads.wait(SOON)
+                data = sock.recv(65536)
+                if not data:
+                    return
+                reader.feed(data)
+                while (words := reader.gets()) is not False:
+                    answer = encoded(self._do(words))
+                    self.speaks.wait(SOON)
+                    for start in range(0, len(answer), self.piece):
+                        sock.sendall(answer[start : start + self.piece])
+
+    def _do(self, words: list[bytes]) -> Any:
+        name = words[0].upper()
+        if name == b"INFO":
+            return (
+                f"redis_mode:standalone\r\nrole:master\r\nrun_id:{self.node.run_id}\r\n"
+            ).encode()
+        if name == b"SCRIPT":
+            return b"sha"
+        if name in (b"EVAL", b"EVALSHA"):
+            script = BY_SHA.get(words[1]) or BY_SOURCE.get(words[1])
+            assert script is not None
+            count = int(words[2])
+            with self._turn:
+                return self.node.execute(
+                    script, words[3 : 3 + count], words[3 + count :]
+                )
+        return (
+            ("OK",) if name in (b"CLIENT", b"SELECT") else ErrorReply(f"ERR {name!r}")
+        )
+
+
+@pytest.fixture
+def servers() -> Iterator[list[TinyServer]]:
+    """Give three servers."""
+    servers = [TinyServer() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def connect(servers: list[TinyServer]) -> Iterator[Callable[..., Redlock]]:
+    """Give a function that makes a service on the servers, which vote."""
+    made: list[Redlock] = []
+
+    def make(**options: Any) -> Redlock:
+        urls = [server.url for server in servers]
+        redlock = Redlock(urls, **{"node_timeout": PATIENT, "max_ttl": 60.0, **options})
+        if not made:
+            redlock.guard.initialize()
+        made.append(redlock)
+        return redlock
+
+    yield make
+    for redlock in made:
+        redlock.close()
+
+
+def stored(servers: list[TinyServer], key: str = "k") -> list[bool]:
+    """Return on which servers there is a lock."""
+    name = f"redlock:lock:{key}".encode()
+    return [server.node.redis.get(name) is not None for server in servers]
+
+
+@pytest.mark.parametrize("piece", [1, 3])
+def test_replies_that_come_byte_by_byte_are_whole(
+    servers: list[TinyServer], connect: Callable[..., Redlock], piece: int
+) -> None:
+    """Wherever packets end: votes, holders and fences are read as they were sent."""
+    redlock, rival = connect(), connect()
+    for server in servers:
+        server.piece = piece
+
+    fences = []
+    for _ in range(5):
+        lease = redlock.acquire("k")
+        with pytest.raises(LockHeld) as caught:
+            rival.acquire("k")
+        assert caught.value.holder is not None
+        assert caught.value.holder.token == lease.token
+        assert redlock.extend(lease)
+        assert redlock.release(lease) >= 2
+        fences.append(lease.fence)
+
+    assert fences == sorted(set(fences))
+
+
+def test_command_larger_than_the_buffers_is_sent_in_parts(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """A node that reads slowly is sent the rest when it does; in order."""
+    redlock = connect()
+    redlock.check()
+    for server in servers:
+        server.reads.clear()
+    facts = Holder("", task="t" * 3_000_000)
+    for server in servers:
+        threading.Timer(0.1, server.reads.set).start()
+
+    lease = redlock.acquire("k", facts=facts)
+
+    assert redlock.release(lease) >= 2
+    until(lambda: stored(servers) == [False] * 3)
+    assert [server.connections for server in servers] == [1, 1, 1]
+
+
+def test_late_replies_are_entered_in_their_own_questions(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """A node answers a dozen questions late, in one breath: each finds its own."""
+    redlock = connect(node_timeout=0.2)
+    redlock.check()
+    servers[0].speaks.clear()
+    leases = [redlock.acquire(f"k{number}") for number in range(6)]
+    inspections = [redlock.inspect(lease.key) for lease in leases]
+    assert [inspection.ballot.votes[0] for inspection in inspections] == [None] * 6
+
+    servers[0].speaks.set()
+
+    def drained() -> bool:
+        redlock.transport.drain(redlock.clock.monotonic())
+        return all(inspection.ballot.votes[0] for inspection in inspections)
+
+    until(drained)
+    tokens = [i.ballot.votes[0] and i.ballot.votes[0].token for i in inspections]
+    assert tokens == [lease.token for lease in leases]
+    assert servers[0].connections == 1
+
+
+def test_first_question_waits_for_slow_greetings(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """Connecting takes longer than a node may take to answer, and is waited for."""
+    connect()
+    redlock = connect(node_timeout=0.05, connect_timeout=5.0)
+    for server in servers:
+        server.greets.clear()
+        threading.Timer(0.3, server.greets.set).start()
+
+    assert redlock.acquire("k").is_valid()
+
+
+def test_connections_that_were_closed_while_idle_are_made_anew(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """What a firewall does at night costs nobody a lock in the morning."""
+    redlock = connect()
+    redlock.release(redlock.acquire("k"))
+    for server in servers:
+        server.hang_up()
+    quiet = time.monotonic() + 0.6
+    until(lambda: time.monotonic() > quiet)
+
+    assert redlock.acquire("k").is_valid()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "cannot be connected to"),
+        (
+            b"-ERR max number of clients reached\r\n",
+            "cannot be connected to: max number",
+        ),
+        (b"-LOADING Redis is loading the dataset\r\n", "cannot be connected to"),
+    ],
+    ids=["http", "full", "loading"],
+)
+def test_server_that_is_none_is_named(
+    servers: list[TinyServer],
+    connect: Callable[..., Redlock],
+    greeting: bytes,
+    reason: str,
+) -> None:
+    """An error of ours, with the reason, and no exception of redis-py."""
+    connect()
+    redlock = connect(connect_timeout=1.0)
+    for server in servers[:2]:
+        server.greeting = greeting
+
+    with pytest.raises(QuorumUnreachable) as caught:
+        redlock.acquire("k")
+
+    assert str(caught.value).count(reason) == 2
+
+
+class Struck(Exception):  # noqa: N818  (as Celery's SoftTimeLimitExceeded)
+    """What is thrown into a thread, anywhere."""
+
+
+def strike(thread: threading.Thread) -> None:
+    """Throw an exception into a thread, at whatever line it is."""
+    ident, kind = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Struck)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
+
+
+def test_conversation_survives_being_struck_anywhere(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """Two hundred time limits: no reply is misread, and nothing stays locked."""
+    redlock, rival = connect(), connect()
+    misread: list[Any] = []
+    struck = done = 0
+
+    def work() -> None:
+        with contextlib.suppress(Struck):
+            for number in range(10_000):
+                key = f"k{number % 3}"
+                lease = redlock.acquire(key, wait=1.0)
+                holder = redlock.inspect(key).holder
+                if holder and holder.token != lease.token:
+                    misread.append((lease, holder))
+                redlock.release(lease)
+
+    for _ in range(200):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(0.002)
+        strike(thread)
+        thread.join(SOON)
+        assert not thread.is_alive()
+        struck += 1
+        for key in ("k0", "k1", "k2"):  # what a task's main process does for a child
+            holder = rival.inspect(key).holder
+            if holder:
+                rival.release_base(key, holder.base)
+                done += 1
+
+    assert misread == []
+    assert struck == 200
+    lease = redlock.acquire("after", wait=5.0)
+    assert redlock.inspect("after").votes >= 2
+    assert redlock.release(lease) >= 2

@@ -1,0 +1,162 @@
+"""One runtime per app, checked when a worker starts, and quiet when it ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery, current_app, signals
+
+from celery_redlock import ConfigurationError, singleton_task
+from celery_redlock.announcer import Announcer
+from celery_redlock.runtime import runtime_of
+from celery_redlock.signals import lock_renewed
+
+if TYPE_CHECKING:
+    from celery_redlock.testing import FakeNodes
+
+LONG = 10.0  # seconds in which everything has happened
+
+
+class Starting:
+    """A worker that starts, as far as its signals show it."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+
+def locking_app(**settings: Any) -> Celery:
+    """Return an app with one locked task."""
+    app = Celery("runtime", broker="memory://", set_as_current=False)
+    app.conf.update(settings)
+
+    @singleton_task(app=app, shared=False, name="job", ttl=30)
+    def job() -> None: ...
+
+    return app
+
+
+def test_runtime_is_one_per_app() -> None:
+    """Whoever asks for it, also through a proxy, gets the same."""
+    app = locking_app(redlock_nodes=["redis://a:1"])
+
+    assert runtime_of(app) is runtime_of(app)
+    assert runtime_of(app) is not runtime_of(locking_app(redlock_nodes=["redis://a:1"]))
+    with pytest.raises(ConfigurationError):
+        runtime_of(current_app)
+
+
+def test_runtime_is_one_for_threads_that_come_at_once() -> None:
+    """They would not exclude each other with two, nor find their own locks."""
+    app = locking_app(redlock_nodes=["redis://a:1"])
+    services: list[object] = []
+    gate = threading.Barrier(8)
+
+    def ask() -> None:
+        gate.wait(LONG)
+        services.append(runtime_of(app).redlock)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({id(service) for service in services}) == 1
+
+
+def test_runtime_opens_nothing() -> None:
+    """Publishing needs no node."""
+    app = locking_app(redlock_nodes=["redis://192.0.2.1:1"])
+    before = threading.active_count()
+
+    assert runtime_of(app).redlock.labels == ("192.0.2.1:1/0",)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "redlock_nodes"),
+        ({"redlock_nodes": ["http://x"]}, "not a Redis URL"),
+        ({"redlock_nodes": ["redis://a:1"], "redlock_max_ttl": 5}, "redlock_ttl"),
+        (
+            {"redlock_nodes": ["redis://a:1"], "redlock_ttl": 4, "redlock_max_ttl": 5},
+            "job: .*ttl of 30 s",
+        ),
+        ({"redlock_nodes": ["redis://a:1"], "redlock_tl": 5}, "redlock_ttl"),
+    ],
+)
+def test_worker_with_a_wrong_setting_does_not_start(
+    settings: dict[str, Any], message: str
+) -> None:
+    """It could run none of its tasks; it ends, and says what is wrong."""
+    worker = Starting(locking_app(**settings))
+
+    with pytest.raises(SystemExit, match=message):
+        signals.worker_init.send(sender=worker)
+
+
+def test_worker_without_locked_tasks_needs_no_nodes() -> None:
+    """The package may be installed and not used."""
+    app = Celery("without", broker="memory://", set_as_current=False)
+
+    signals.worker_init.send(sender=Starting(app))
+    signals.worker_ready.send(sender=Starting(app))
+
+
+def test_worker_that_is_ready_says_what_it_waits_for(
+    nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with the nodes that do not vote."""
+    app = locking_app(redlock_nodes=nodes.urls)
+    runtime_of(app).use(nodes.redlock())
+    said = []
+
+    with caplog.at_level(logging.INFO, "celery_redlock.runtime"):
+        for cut in ([], [0], [0, 1]):
+            caplog.clear()
+            if cut:
+                nodes.partition(*cut)
+            signals.worker_ready.send(sender=Starting(app))
+            said += [(r.levelname, r.getMessage()) for r in caplog.records]
+
+    assert [level for level, _ in said] == ["INFO", "WARNING", "ERROR"]
+    assert said[0][1] == "All 3 nodes vote (2 are a quorum)."
+    assert "node-1" in said[1][1]
+    assert "redlock init" in said[2][1]
+
+
+def test_announcer_calls_receivers_in_another_thread() -> None:
+    """In order, and without making the caller wait."""
+    told: list[tuple[int, str]] = []
+    done = threading.Event()
+
+    def receive(number: int, **_: Any) -> None:
+        told.append((number, threading.current_thread().name))
+        if number == 2:
+            done.set()
+
+    announcer = Announcer()
+    lock_renewed.connect(receive)
+    try:
+        for number in range(3):
+            announcer.announce(signal=lock_renewed, sender=None, number=number)
+        assert done.wait(LONG)
+    finally:
+        lock_renewed.disconnect(receive)
+        announcer.stop()
+        announcer.stop()
+
+    assert told == [(number, "redlock-announcer") for number in range(3)]
+
+
+def test_announcer_does_nothing_for_nobody() -> None:
+    """Without a receiver there is no thread."""
+    before = threading.active_count()
+
+    Announcer().announce(signal=lock_renewed, sender=None)
+
+    assert threading.active_count() == before
