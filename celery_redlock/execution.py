@@ -69,6 +69,7 @@ class Execution:
         self._interrupter = interrupter()
         self._deciding = threading.Lock()
         self._decision: LossDecision | None = None
+        self._is_lost = False
         self._has_ended = False
 
     def is_of(self, task: Any, request: Any) -> bool:
@@ -89,6 +90,7 @@ class Execution:
             with self._interrupter:
                 return self._run(body)
         finally:
+            self._has_ended = True
             _running.reset(before)
 
     def _run(self, body: Callable[[], _T]) -> _T:
@@ -124,6 +126,7 @@ class Execution:
         )
 
     def _on_lost(self, lease: Lease) -> None:
+        self._is_lost = True
         threading.Thread(
             target=self._stop_body,
             args=(lease,),
@@ -144,6 +147,8 @@ class Execution:
         with self._deciding:
             if self._decision is None:
                 self._decision = self._ask(lease)
+                what = "runs on" if isinstance(self._decision, Warn) else "is stopped"
+                log.warning("%s lost its lock and %s (on_lock_lost).", self.call, what)
                 self.call.runtime.announcer.announce(
                     signal=lock_lost,
                     sender=self.call.task,
@@ -171,13 +176,14 @@ class Execution:
 
     def _after_loss(self, error: LockLost, returned: list[_T]) -> _T:
         lease = self.lease
-        if lease is None or error.key not in (None, lease.key):
-            raise error  # about a lock that the body took itself
+        if lease is not None and self._is_lost and error.key is None:
+            # An asynchronous exception comes bare.
+            error = lease.lost_error().with_traceback(error.__traceback__)
+        if lease is None or error.key != lease.key:
+            raise error  # about a lock that the body took itself, or one around it
         decision = self._decide(lease)
         if isinstance(decision, Warn) and returned:
             return returned[0]
-        if not str(error):  # an asynchronous exception comes without words
-            error = lease.lost_error().with_traceback(error.__traceback__)
         while isinstance(decision, Retry):
             delay = in_seconds(decision.countdown)
             self.call.put_back(error, delay, self._interrupter)

@@ -61,6 +61,10 @@ class SingletonTask(Task):
     Raises:
         ConfigurationError: When a subclass is made, or bound to its app: an
             option is wrong, or does not fit what the task can be called with.
+
+    A lost lock is not retried by ``autoretry_for``, unless that names ``LockLost``.
+    (Celery's own decorator, given a ``dont_autoretry_for``, asks only that: name
+    it there.)
     """
 
     abstract = True
@@ -89,9 +93,9 @@ class SingletonTask(Task):
     def on_bound(cls, app: Any) -> None:
         """Check the task against its options, now that all of it is known."""
         super().on_bound(app)
+        mask(app)
         if "key_rule" in vars(cls) or cls.run is Task.run:
             return  # it comes here twice, and so may a base class without a body
-        mask(app)
         cls.key_rule = cls.lock_options.key_rule(cls.name, _signature_of(cls))
         cls.Request = _request_class_of(cls)
         _warn_of_bypass(cls)

@@ -1,46 +1,72 @@
-"""``celery -A proj redlock ...``: look after the nodes."""
+"""``celery -A proj redlock ...``: look after the nodes and the locks on them.
+
+Scripts can go by the exit code:
+
+====  =====================================================================
+0     done, and nothing was found that wants attention
+1     a warning; or what was asked for was not found, or was not done
+2     the command line or a setting is wrong; nothing was done
+3     an error: too few nodes answered, or locks are not safe (``doctor``)
+====  =====================================================================
+
+Every command takes ``--json``: one document on stdout, and nothing else there.
+Questions and errors go to stderr.
+
+This module is imported with every ``celery`` command, so each of ours is in a
+module of its own that is imported when it is used.
+"""
 
 from __future__ import annotations
 
-import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from importlib import import_module
+from typing import Any
 
-# Imported with every `celery` command: `celery report` must show no passwords.
+import click
+from celery.bin.base import handle_preload_options
+from click_didyoumean import DYMGroup
+
+# Imported here, because `celery report` must show no passwords.
 from celery_redlock import masking  # noqa: F401
-from celery_redlock.cli.leader import leader
 
 __all__ = ["redlock"]
 
+# In which module below this one each command is, in the order of the help.
+_COMMANDS = {
+    "ls": "locks",
+    "show": "locks",
+    "release": "release",
+    "leaked": "leaked",
+    "top": "top",
+    "doctor": "doctor",
+    "bench": "bench",
+    "init": "deployment",
+    "reconfigure": "deployment",
+    "dev": "dev",
+}
 
-@click.group()
-def redlock() -> None:
-    """Look after the lock nodes of celery-redlock."""
+
+class _Commands(DYMGroup):
+    """Imports a command when it is asked for. Corrects a name that is nearly one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return [*_COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command, or None when there is none of this name."""
+        if name not in _COMMANDS:
+            return super().get_command(ctx, name)
+        module = import_module(f"{__name__}.{_COMMANDS[name]}")
+        command: click.Command = getattr(module, name)
+        return command
 
 
-@redlock.command(cls=CeleryCommand)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.group(cls=_Commands)
 @click.pass_context
 @handle_preload_options
-def init(ctx: click.Context, *, yes: bool) -> None:
-    """Start a brand-new deployment of nodes without waiting.
+def redlock(ctx: click.Context, **_: Any) -> None:
+    """Look after the lock nodes of celery-redlock.
 
-    A node that has lost its memory does not vote for as long as a lock can last,
-    and a new node looks just like that. This command says that there is nothing to
-    remember. It refuses when a node holds live locks.
+    Exit codes: 0 all is well, 1 something was found or not done, 2 wrong usage or
+    settings, 3 too few nodes answered or locks are not safe.
     """
-    from celery_redlock.errors import RedlockError  # noqa: PLC0415
-    from celery_redlock.runtime import runtime_of  # noqa: PLC0415
-
-    try:
-        service = runtime_of(ctx.obj.app).redlock
-        ctx.obj.echo(f"{len(service.labels)} nodes: {', '.join(service.labels)}")
-        if not yes:
-            question = "Has no worker used them for longer than redlock_max_ttl?"
-            click.confirm(question, abort=True)
-        service.initialize()
-    except RedlockError as error:
-        raise click.ClickException(str(error)) from error
-    ctx.obj.echo("They vote from now on.")
-
-
-redlock.add_command(leader)

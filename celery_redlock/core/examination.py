@@ -202,7 +202,7 @@ def _stand(
         (config not in ("", guard.config), Standing.ESTRANGED, config),
         (meta.get("run_id") != run_id, Standing.NEW, ""),
         (left != _NO_SUCH_KEY, Standing.QUARANTINED, ""),
-        (meta.get("synced") != run_id, Standing.UNSYNCED, ""),
+        (meta.get("synced") != meta.get("life", run_id), Standing.UNSYNCED, ""),
         (True, Standing.VOTES, ""),
     )
     return next((standing, why) for applies, standing, why in judgements if applies)

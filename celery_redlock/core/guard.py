@@ -11,6 +11,9 @@ that votes, so that this holds through proxies and connection pools::
      quarantined ──max_ttl × 1.02 + 1 s──► unsynced ──recovered──► voting
                                             (refuses)
 
+Each loss of memory begins a new *life* of the node, so that what was read for an
+earlier one cannot end the quarantine of a later one.
+
 The marker and the quarantine are keys of ours on the node; the wait is the ttl
 of one of them, begun after the loss was noticed, so that no clock that lies
 about the past can shorten it.
@@ -94,7 +97,7 @@ class Guard:
         self._max_ttl = timing.max_ttl
         self._clock = clock
         self._next_recovery_at = 0.0
-        self._short_since: dict[str, float] = {}  # by run_id
+        self._short_since: dict[str, float] = {}  # by life
         self._last_ballot: Ballot | None = None
 
     @property
@@ -145,16 +148,16 @@ class Guard:
     def _recover_node(self, index: int, ballot: Ballot, counters: Question) -> bool:
         label = ballot.labels[index]
         vote = ballot.votes[index]
-        run_id = vote.value if vote else ""
+        life = vote.value if vote else ""
         sources = [i for i in counters.ballot.indexes(VoteKind.GRANTED) if i != index]
         enough = len(sources) >= self._needed
-        floor = not enough and self._hopeless(run_id, counters.ballot)
+        floor = not enough and self._hopeless(life, counters.ballot)
         if not enough and not floor:
             return False
         pairs: list[Any] = []
         for source in sources:
             pairs += counters.replies[source][1:]
-        answer = self._ask(scripts.SYNC, [run_id, int(floor), *greatest(pairs)])
+        answer = self._ask(scripts.SYNC, [life, int(floor), *greatest(pairs)])
         vote = answer.ballot.votes[index]
         if vote is None or vote.kind is not VoteKind.GRANTED:
             return False
@@ -178,14 +181,14 @@ class Guard:
         nodes = len(self._transport.labels)
         return nodes - quorum_of(nodes) + 1
 
-    def _hopeless(self, run_id: str, ballot: Ballot) -> bool:
+    def _hopeless(self, life: str, ballot: Ballot) -> bool:
         """Tell whether waiting for more nodes to answer this one would not help."""
         known = (VoteKind.UNSYNCED, VoteKind.QUARANTINED)
         lost = sum(vote is not None and vote.kind in known for vote in ballot.votes)
         if len(ballot.labels) - lost < self._needed:
             return True
         now = self._clock.monotonic()
-        since = self._short_since.setdefault(run_id, now)
+        since = self._short_since.setdefault(life, now)
         return now - since > self._max_ttl
 
 

@@ -23,6 +23,7 @@ in a thread of its own that ends with it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import selectors
 import threading
@@ -147,10 +148,7 @@ class Node:
             return
         backlog, self._backlog = self._backlog, []
         for question, index in backlog:
-            if question.is_settled() and not question.insist_until:
-                question.fail(index, "was connected to too late")
-            else:
-                self.send((question,), index)
+            self.send((question,), index)
         if not self.misfit:
             for question, index in self._debts.due(self._clock.monotonic()):
                 self.send((question,), index)
@@ -290,7 +288,8 @@ class Node:
         if link:
             self._last_seen_at = self._clock.monotonic()
             if self._selector:
-                self._selector.unregister(link.sock)
+                with contextlib.suppress(KeyError, ValueError):  # interrupted before
+                    self._selector.unregister(link.sock)
             link.close()
             log.info("Node %s %s.", self.label, reason)
         self._down_because = reason
@@ -331,10 +330,10 @@ class Node:
             self._drop("was silent for too long and has been connected to anew")
         if self._failures:
             log.info("Node %s is connected again.", self.label)
+        if self._selector:
+            self._selector.register(arrival.sock, selectors.EVENT_READ, self)
         self._link, self._failures, self._down_because = arrival, 0, ""
         self.disqualify(arrival.facts.misfit)
         pause = _LONGEST_BACKOFF if self.misfit else _FIRST_BACKOFF
         self._retry_at = self._clock.monotonic() + pause
-        if self._selector:
-            self._selector.register(arrival.sock, selectors.EVENT_READ, self)
         return True

@@ -159,8 +159,10 @@ def persistence(case: Case) -> Iterator[Finding]:
         writes = appends or bool(chart.saves)
         if not guard.enabled:
             severity = Severity.WARNING if appends else Severity.ERROR
-            fact = f"Node {chart.label} writes {how}" if writes else (
-                f"Node {chart.label} keeps nothing on disk"
+            fact = (
+                f"Node {chart.label} writes {how}"
+                if writes
+                else (f"Node {chart.label} keeps nothing on disk")
             )
             yield Finding(
                 "persistence",

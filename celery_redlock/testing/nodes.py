@@ -28,7 +28,7 @@ from celery_redlock.testing.keyspace import Keyspace, WrongType
 from celery_redlock.testing.slots import SlotScripts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from celery_redlock.core.scripts import Script
     from celery_redlock.testing.keyspace import NodeClock
@@ -146,10 +146,11 @@ class MemoryNode:
             if about.get(b"config", config) != config:
                 return [MISCONFIGURED, about[b"config"]]
             if about.get(b"run_id") != self._run_id:
-                self.redis.hset(meta, {b"config": config, b"run_id": self._run_id})
+                names = {b"config": config, b"run_id": self._run_id, b"life": token}
+                self.redis.hset(meta, names)
                 self.redis.set(quarantine, b"", px=int(quarantine_ms))
                 return [QUARANTINED, int(quarantine_ms)]
-            refusal = self._not_voting(quarantine, about.get(b"synced"))
+            refusal = self._not_voting(quarantine, about)
             if refusal:
                 return refusal
         value = self.redis.get(lock)
@@ -232,7 +233,7 @@ class MemoryNode:
             return [MISCONFIGURED, about[b"config"]]
         if about.get(b"run_id") != self._run_id:
             return [UNSYNCED, self._run_id]
-        refusal = self._not_voting(quarantine, about.get(b"synced"))
+        refusal = self._not_voting(quarantine, about)
         if refusal:
             return refusal
         pairs = self.redis.hgetall(fence).items()
@@ -241,9 +242,10 @@ class MemoryNode:
     def sync(self, keys: list[bytes], args: list[bytes]) -> Any:
         """Take over counters read from others, and vote again from now on."""
         fence, meta, quarantine = keys
-        run_id, set_floor, *pairs = args
-        if not self._run_id == run_id == self.redis.hget(meta, b"run_id"):
-            return [UNSYNCED, self._run_id]
+        named, set_floor, *pairs = args
+        life = self.redis.hget(meta, b"life") or self._run_id
+        if self.redis.hget(meta, b"run_id") != self._run_id or life != named:
+            return [UNSYNCED, life]
         left = self.redis.pttl(quarantine)
         if left != _NO_KEY:
             return [QUARANTINED, left]
@@ -251,7 +253,7 @@ class MemoryNode:
             self._lift(fence, field, _number(number))
         if set_floor == b"1":
             self._lift(fence, b"floor", self._clock.wall_us())
-        self.redis.hset(meta, {b"synced": self._run_id})
+        self.redis.hset(meta, {b"synced": life})
         return [GRANTED, 0]
 
     def initialize(self, keys: list[bytes], args: list[bytes]) -> Any:
@@ -296,11 +298,12 @@ class MemoryNode:
     def _run_id(self) -> bytes:
         return self.run_id.encode()
 
-    def _not_voting(self, quarantine: bytes, synced: bytes | None) -> list[Any]:
+    def _not_voting(self, quarantine: bytes, about: Mapping[bytes, bytes]) -> list[Any]:
         left = self.redis.pttl(quarantine)
         if left != _NO_KEY:
             return [QUARANTINED, left]
-        return [] if synced == self._run_id else [UNSYNCED, self._run_id]
+        life = about.get(b"life", self._run_id)
+        return [] if about.get(b"synced") == life else [UNSYNCED, life]
 
     def _other_config(self, meta: bytes, config: bytes) -> list[Any]:
         found = self.redis.hget(meta, b"config")
@@ -314,7 +317,8 @@ class MemoryNode:
 
     def _admit(self, meta: bytes, quarantine: bytes, config: bytes) -> None:
         here = self._run_id
-        self.redis.hset(meta, {b"config": config, b"run_id": here, b"synced": here})
+        names = {b"run_id": here, b"life": here, b"synced": here}
+        self.redis.hset(meta, {b"config": config, **names})
         self.redis.delete(quarantine)
 
     def _lift(self, fence: bytes, field: bytes, number: float) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.core.lease import TOKEN_LENGTH
 from celery_redlock.core.scripts import (
     ALL_SCRIPTS,
     FREE,
@@ -212,11 +213,17 @@ def test_acquire_never_counts_back_to_a_hint(subject: Subject) -> None:
 # -- ACQUIRE: the restart guard ------------------------------------------------------
 
 
+def life(subject: Subject) -> bytes:
+    """Return the name of the present life of the node."""
+    return subject.hgetall(subject.meta)[b"life"]
+
+
 def test_acquire_on_an_unknown_node_begins_its_quarantine(subject: Subject) -> None:
     """A node without marker may have forgotten locks: it takes one down and refuses."""
     assert subject.acquire(config=CONFIG, quarantine_ms=61_200) == [QUARANTINED, 61_200]
 
     marker = subject.hgetall(subject.meta)
+    assert len(marker.pop(b"life")) == TOKEN_LENGTH
     assert marker == {b"config": CONFIG.encode(), b"run_id": subject.run_id}
     assert 59_000 < subject.pttl(subject.quarantine) <= 61_200
     assert subject.get(subject.quarantine) == b""
@@ -236,11 +243,11 @@ def test_acquire_in_quarantine_tells_what_is_left(subject: Subject) -> None:
 
 
 def test_acquire_after_quarantine_asks_for_the_fences(subject: Subject) -> None:
-    """It is over but the counters are gone: not synced, says the run id."""
+    """It is over but the counters are gone: not synced, in this life."""
     subject.acquire(config=CONFIG, quarantine_ms=SHORT)
     subject.wait_until(lambda: subject.pttl(subject.quarantine) == NO_KEY)
 
-    assert subject.acquire(config=CONFIG) == [UNSYNCED, subject.run_id]
+    assert subject.acquire(config=CONFIG) == [UNSYNCED, life(subject)]
     assert subject.get(subject.lock) is None
 
 
@@ -248,7 +255,7 @@ def test_acquire_on_a_synced_node_is_granted(subject: Subject) -> None:
     """Marker, no quarantine, synced in this process: it votes."""
     subject.acquire(config=CONFIG, quarantine_ms=SHORT)
     subject.wait_until(lambda: subject.pttl(subject.quarantine) == NO_KEY)
-    subject.sync(subject.run_id, STRIPE, 70)
+    subject.sync(life(subject), STRIPE, 70)
 
     assert subject.acquire(config=CONFIG) == [GRANTED, 71]
 
@@ -610,10 +617,10 @@ def test_counters_of_a_node_that_may_not_vote_are_not_told(subject: Subject) -> 
     assert 18_000 < left <= 20_000
 
     subject.delete(subject.quarantine)
-    assert subject.counters() == [UNSYNCED, subject.run_id]
+    assert subject.counters() == [UNSYNCED, life(subject)]
 
     subject.hset(subject.meta, "synced", "an earlier life")
-    assert subject.counters() == [UNSYNCED, subject.run_id]
+    assert subject.counters() == [UNSYNCED, life(subject)]
 
     subject.initialize()
     assert subject.counters("another") == [MISCONFIGURED, CONFIG.encode()]
@@ -663,6 +670,20 @@ def test_sync_read_for_an_earlier_life_is_refused(subject: Subject) -> None:
     assert subject.hgetall(subject.fence) == {}
 
 
+def test_sync_read_before_the_memory_was_lost_again_is_refused(
+    subject: Subject,
+) -> None:
+    """FLUSHALL keeps the process: it is the life that tells two losses apart."""
+    subject.acquire(config=CONFIG, quarantine_ms=SHORT)
+    before = life(subject)
+    subject.delete(subject.meta)
+    subject.acquire(config=CONFIG, token=OTHER, quarantine_ms=SHORT)
+    subject.wait_until(lambda: subject.pttl(subject.quarantine) == NO_KEY)
+
+    assert subject.sync(before, STRIPE, 3) == [UNSYNCED, life(subject)]
+    assert subject.hgetall(subject.fence) == {}
+
+
 @pytest.mark.parametrize("marker", [None, "an earlier life"])
 def test_sync_without_a_marker_of_this_life_is_refused(
     subject: Subject, marker: str | None
@@ -679,7 +700,7 @@ def test_sync_in_quarantine_is_refused(subject: Subject) -> None:
     """Fences are recovered at the end of the quarantine, never at its start."""
     subject.acquire(config=CONFIG, quarantine_ms=20_000)
 
-    status, left = subject.sync(subject.run_id, STRIPE, 3)
+    status, left = subject.sync(life(subject), STRIPE, 3)
 
     assert status == QUARANTINED
     assert 18_000 < left <= 20_000

@@ -15,7 +15,7 @@ from celery_redlock.devnodes import DevNode, DevNodes
 from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from celery_redlock.core.ballot import Ballot
 
@@ -119,11 +119,14 @@ class Wire:
     Attributes:
         url: Where clients connect to.
         target: The node that they get through to.
+        longest_burst: The most bytes that came at once, in either direction.
     """
 
     def __init__(self, target: DevNode) -> None:
         self.target = target
-        self.cut_at: bytes | None = None
+        self.longest_burst = 0
+        self._cut_at: bytes | None = None
+        self._breaks = 0
         self._commands = threading.Event()
         self._replies = threading.Event()
         self._is_cut = threading.Event()
@@ -158,9 +161,15 @@ class Wire:
         """Let connections be made again."""
         self._is_cut.clear()
 
-    def cut_when(self, text: bytes) -> None:
-        """From now on, end a connection that would carry these bytes to the node."""
-        self.cut_at = text
+    def cut_when(self, text: bytes | None) -> Callable[[], int]:
+        """End each connection that would carry these bytes to the node.
+
+        Returns:
+            What tells how often that has happened since.
+        """
+        self._cut_at = text
+        before = self._breaks
+        return lambda: self._breaks - before
 
     def close(self) -> None:
         """End it."""
@@ -206,8 +215,10 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 gate.wait()
-                is_fatal = self.cut_at is not None and self.cut_at in data
-                if is_fatal and gate is self._commands:
+                self.longest_burst = max(self.longest_burst, len(data))
+                fatal = self._cut_at
+                if fatal and gate is self._commands and fatal in data:
+                    self._breaks += 1
                     break
                 sink.sendall(data)
         for end in (source, sink):

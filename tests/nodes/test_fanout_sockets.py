@@ -92,7 +92,7 @@ class TinyServer:
                 return
             self.connections += 1
             self._open.append(sock)
-            thread = threading.Thread(target=self._serve, args=(sock,))
+            thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -320,7 +320,7 @@ def test_conversation_survives_being_struck_anywhere(
                 redlock.release(lease)
 
     for _ in range(200):
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(0.002)
         strike(thread)

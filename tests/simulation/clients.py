@@ -63,6 +63,7 @@ class Client:
                 if self.is_powered_off:
                     connection.break_(0.0, told=False)
                 connection.close()
+        self.witness.task_ended()
 
 
 def new_redlock(process: Process, plan: Plan) -> Redlock:
@@ -102,22 +103,27 @@ class Task:
 
     def _run(self) -> None:
         for number, operation in enumerate(self._operations):
-            try:
-                self._clock.sleep(operation.after)
-                client, key = self._client, operation.key
-                base = f"{client.name}-{self.thread.ident}-{number}"
-                client.bases.append((key, base))
-                client.world.note(client.name, f"wants to {operation.kind} {key}")
-                getattr(self, operation.kind)(operation, base)
-            except LockUnavailable as error:
-                self._client.witness.refused(error)
-                self._client.world.note(self._client.name, f"gets no lock: {error}")
-            except LockLost as error:
-                self._client.world.note(self._client.name, f"{error}")
-            except Interrupted:
-                self._client.world.note(self._client.name, "was interrupted")
+            self._try(operation, f"{self._client.name}-{self.thread.ident}-{number}")
         self.is_done = True
         self._client.witness.task_ended()
+
+    def _try(self, operation: Operation, base: str) -> None:
+        client = self._client
+        try:
+            self._clock.sleep(operation.after)
+            client.bases.append((operation.key, base))
+            self._note(f"wants to {operation.kind} {operation.key}")
+            getattr(self, operation.kind)(operation, base)
+        except LockUnavailable as error:
+            client.witness.refused(error)
+            self._note(f"gets no lock: {error}")
+        except LockLost as error:
+            self._note(str(error))
+        except Interrupted:
+            self._note("was interrupted")
+
+    def _note(self, what: str) -> None:
+        self._client.world.note(self._client.name, what)
 
     # -- kinds of operations ---------------------------------------------------
 

@@ -27,6 +27,7 @@ _LONGEST = 600.0  # seconds that clients may take to come to an end
 _STILL = Weather(0.0002, 0.001)
 _PATIENCE = 3.0  # seconds: reconnecting, and pauses between tries
 _ON_THE_WAY = 2.0  # seconds after which all messages have arrived
+_MOMENT = 0.01  # seconds
 _SETTLING = 0.5  # seconds in which calm nodes are rid of released locks
 
 
@@ -53,9 +54,7 @@ class Outcome:
         return "\n".join([str(self.plan), "", *lines, "", *found])
 
 
-def play(
-    plan: Plan, *, traced: bool = False, blind_to: Iterable[str] = ()
-) -> Outcome:
+def play(plan: Plan, *, traced: bool = False, blind_to: Iterable[str] = ()) -> Outcome:
     """Let one history happen. ``simulated_seams`` must be in place.
 
     Args:
@@ -97,6 +96,7 @@ class _History:
         for client in self.clients.values():
             client.process.rng = self._rng(f"dice {client.name}")
         self.judges: list[Process] = []
+        self.healed_at = 0.0
 
     def _rng(self, name: str) -> Random:
         return Random(f"{self.plan_.seed} {name}")  # noqa: S311  (a seed is the point)
@@ -127,41 +127,63 @@ class _History:
 
     def _act(self) -> None:
         """Let the clients do what they want; then look, then judge."""
-        plan, world, witness = self.plan_, self.world, self.witness
+        for act in (self._begin, self._let_clients_end, self._settle, self._outlive):
+            act()
+            if self._failed:
+                return
+        self._judge()
+
+    def _begin(self) -> None:
+        plan = self.plan_
         guard = next(iter(self.clients.values())).redlock.guard
         keys = [guard.fence_key, guard.meta_key, guard.quarantine_key]
         if plan.initialized:
             for server in self.servers.values():
                 server.initialize(keys, guard.config)
-        faults = Faults(world, witness, self.servers, self.clients, self._free)
-        healed_at = faults.plan(plan.faults)
+        faults = Faults(
+            self.world, self.witness, self.servers, self.clients, self._free
+        )
+        self.healed_at = faults.plan(plan.faults)
         for client in self.clients.values():
             client.start()
-        while not self._failed and not self._all_done() and world.now < _LONGEST:
-            world.run(_LONGEST)
-        if not self._failed and not self._all_done():
-            witness.find("stuck", f"clients have not ended after {_LONGEST:g} s")
-        if self._failed:
-            return
-        if plan.is_calm:
-            self._settle()
-        world.run(max(world.now, healed_at) + 0.01)
+
+    def _let_clients_end(self) -> None:
+        while not self._failed and not self._all_done():
+            if self.world.now >= _LONGEST:
+                self.witness.find("stuck", f"a client goes on after {_LONGEST:g} s")
+            self.world.run(_LONGEST)
+
+    def _settle(self) -> None:
+        """Let faults pass; see that all were told, and that calm leaves no trace."""
+        if self.plan_.is_calm:
+            self._pass_time(self.plan_.ttl / 2 + _SETTLING)
+            self.witness.check_nothing_left(
+                list(self.servers.values()),
+                "after all were released, and nothing failed",
+            )
         pauses = [client.process.paused_until for client in self.clients.values()]
-        world.run(max(world.now, *pauses) + 0.01)
-        if self._failed:
-            return
-        witness.check_all_told()
+        self._pass_time(max(self.healed_at, *pauses) - self.world.now)
+        self._pass_time(_MOMENT)
+        if not self._failed:
+            self.witness.check_all_told()
+
+    def _outlive(self) -> None:
+        """End all clients and see that their locks end after them."""
+        plan, witness = self.plan_, self.witness
         for client in self.clients.values():
             client.process.die()
-        world.run(self._delivered_at())
-        world.run(world.now + plan.max_ttl * 1.01 + 1.01 * witness.held_up)
-        if not self._failed:
-            witness.check_nothing_left(
-                list(self.servers.values()),
-                f"{plan.max_ttl + witness.held_up:g} s after the last client was gone",
-            )
-        if not self._failed:
-            self._judge()
+        longest = plan.max_ttl * 1.01 + 1.01 * witness.held_up
+        self._pass_time(self._delivered_at() - self.world.now)
+        self._pass_time(longest)
+        witness.check_nothing_left(
+            list(self.servers.values()),
+            f"{longest:g} s after the last client was gone",
+        )
+
+    def _pass_time(self, seconds: float) -> None:
+        end = self.world.now + max(0.0, seconds)
+        while not self._failed and self.world.now < end:
+            self.world.run(end)
 
     def _all_done(self) -> bool:
         return all(
@@ -176,12 +198,6 @@ class _History:
             paths = self.network.paths_of(client.name)
             blocked += [path.cut_until for path in paths]
         return max(self.world.now, *blocked) + _ON_THE_WAY
-
-    def _settle(self) -> None:
-        self.world.run(self.world.now + self.plan_.ttl / 2 + _SETTLING)
-        self.witness.check_nothing_left(
-            list(self.servers.values()), "after all were released, and nothing failed"
-        )
 
     # -- others than the clients ---------------------------------------------------
 

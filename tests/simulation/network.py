@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from celery_redlock.core.address import NodeAddress
-    from celery_redlock.core.link import Link
     from tests.simulation.server import Server
     from tests.simulation.world import Process, Thread
 
@@ -340,7 +339,7 @@ class Network:
         """Return the ways from one client to all nodes."""
         return [path for (name, _), path in self._paths.items() if name == process]
 
-    def open_link(self, address: NodeAddress, timeout: float) -> Link | str:
+    def open_link(self, address: NodeAddress, timeout: float) -> SimLink | str:
         """Connect; stands in for ``core.link.open_link``."""
         thread = here()
         process, world = thread.process, self._world
@@ -353,9 +352,7 @@ class Network:
             thread.park(timeout)
             return late
         thread.park(max(0.0, blocked) + 3 * path.delay())
-        if server.gone_silently or world.now < max(path.cut_until, server.hung_until):
+        is_blocked = world.now < max(path.cut_until, server.hung_until)
+        if is_blocked or (server.gone_silently and not server.is_up):
             return late
-        if not server.is_up:
-            return "refused the connection"
-        link: Any = SimLink(Connection(path))
-        return link
+        return SimLink(Connection(path)) if server.is_up else "refused the connection"

@@ -169,11 +169,12 @@ class Plan:
         return replace(self, **parts)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        lines = [
+        start = "" if self.initialized else ", not initialized"
+        head = (
             f"seed {self.seed}: {len(self.nodes)} nodes, ttl {self.ttl:g} s, max_ttl "
-            f"{self.max_ttl:g} s, node time-out {self.node_timeout:g} s"
-            f"{'' if self.initialized else ', not initialized'}"
-        ]
+            f"{self.max_ttl:g} s, node time-out {self.node_timeout:g} s{start}"
+        )
+        lines = [head]
         lines += [
             f"  {node.name}  clock × {node.rate:.5f}, {node.skew:+.3f} s"
             for node in self.nodes
@@ -189,9 +190,14 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan_of(seed: int) -> Plan:
-    """Return the plan that belongs to a seed."""
-    return _Planner(seed).plan()
+def plan_of(seed: int, style: str = "") -> Plan:
+    """Return the plan that belongs to a seed.
+
+    Args:
+        seed: Any number.
+        style: What its clients are like; any by default. See ``_STYLES``.
+    """
+    return _Planner(seed, style).plan()
 
 
 # What the clients of a history are like: seldom calm (nothing goes wrong), doing
@@ -203,10 +209,11 @@ _WEIGHTS = (5, 25, 20, 20, 15, 15)
 
 
 class _Planner:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, style: str) -> None:
         self.seed = seed
         self.rng = rng = Random(seed)  # noqa: S311  (a seed is the point)
-        (self.style,) = rng.choices(_STYLES, _WEIGHTS)
+        (any_style,) = rng.choices(_STYLES, _WEIGHTS)
+        self.style = style or any_style
         self.is_calm = self.style == "calm"
         self.ttl = rng.choice((0.3, 0.3, 0.5, 1.0, 2.0))
         if self.style == "lapse":
@@ -397,7 +404,7 @@ class _Planner:
 
     def _crashes(self, _: list[str]) -> list[Fault]:
         rng = self.rng
-        faults = []
+        faults: list[Fault] = []
         memories = rng.choice((("lose",), ("keep",), ("rollback",), _MEMORIES))
         for _ in range(rng.choice((1, 1, 2, 3))):
             node, at = rng.choice(self.names), self._instant()
@@ -430,7 +437,9 @@ class _Planner:
 
     def _network(self, clients: list[str]) -> list[Fault]:
         rng = self.rng
-        kinds = rng.choice((("cut",), ("slow",), _RESET, _RESET, (*_RESET, "cut", "slow")))
+        kinds = rng.choice(
+            (("cut",), ("slow",), _RESET, _RESET, (*_RESET, "cut", "slow"))
+        )
         faults = []
         for _ in range(rng.choice((1, 3, 6))):
             kind, at, seconds = rng.choice(kinds), self._instant(), self._while()
@@ -454,7 +463,9 @@ class _Planner:
             Fault("ambush", count, other, node, self._delay(), "acquire delay"),
         ]
         for _ in range(rng.randint(0, 4)):
-            how = rng.choice(("acquire delay", "raise_fence break", "raise_fence delay"))
+            how = rng.choice(
+                ("acquire delay", "raise_fence break", "raise_fence delay")
+            )
             count, client = rng.choice((1, 2, 3)), rng.choice(clients)
             node = rng.choice(self.names)
             faults.append(Fault("ambush", count, client, node, self._delay(), how))

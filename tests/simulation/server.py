@@ -157,7 +157,9 @@ class Server:
         self._waiting.clear()
         for path in self.witness.network.paths_to(self.name):
             for connection in path.connections:
-                connection.break_(path.rng.random() * path.weather.longest, told=not silently)
+                connection.break_(
+                    path.rng.random() * path.weather.longest, told=not silently
+                )
 
     def restart(self, memory: str, *, loading: float = 0.0) -> None:
         """Start it again.
@@ -219,7 +221,11 @@ class Server:
         """Return the names of the lock keys that are alive."""
         redis = self.node.redis
         redis.look_at_clock()
-        return [name for name in list(self._entries) if b":lock:" in name and redis.get(name)]
+        return [
+            name
+            for name in list(self._entries)
+            if b":lock:" in name and redis.get(name)
+        ]
 
 
 def _copied(entries: dict[bytes, Any]) -> dict[bytes, Any]:

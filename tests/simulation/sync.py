@@ -6,7 +6,8 @@ import queue
 from collections import deque
 from typing import Any
 
-from tests.simulation.world import Thread, here
+from tests.simulation.world import Thread as SimThread
+from tests.simulation.world import here
 
 __all__ = ["SimQueueModule", "SimThreading"]
 
@@ -18,9 +19,9 @@ class Lock:
 
     def __init__(self) -> None:
         self._owned = False
-        self._waiters: deque[Thread] = deque()
+        self._waiters: deque[SimThread] = deque()
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  (as in threading)
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT002  (as in threading)
         """Take it; wait for at most ``timeout`` seconds, or for ever if negative."""
         thread = here()
         thread.process.operate()
@@ -57,7 +58,7 @@ class SimpleQueue:
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
-        self._reader: Thread | None = None
+        self._reader: SimThread | None = None
 
     def put(self, item: Any) -> None:
         """Append an item."""
@@ -89,7 +90,7 @@ class SimpleQueue:
 class SimThreading:
     """Stands in for the module ``threading``."""
 
-    Thread = Thread
+    Thread = SimThread
     Lock = Lock
 
     @staticmethod
@@ -98,7 +99,7 @@ class SimThreading:
         return here().ident
 
     @staticmethod
-    def current_thread() -> Thread:
+    def current_thread() -> SimThread:
         """Return the thread that asks."""
         return here()
 

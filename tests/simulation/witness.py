@@ -114,7 +114,8 @@ class ObservedLease(Lease):
     @property
     def until(self) -> float:
         """When its validity ends by its holder's clock."""
-        return _UNTIL.__get__(self)  # type: ignore[no-any-return]
+        instant: float = _UNTIL.__get__(self)
+        return instant
 
     @until.setter
     def until(self, instant: float) -> None:
@@ -125,7 +126,8 @@ class ObservedLease(Lease):
     @property
     def state(self) -> LeaseState:
         """Where it is in its life."""
-        return _STATE.__get__(self)  # type: ignore[no-any-return]
+        state: LeaseState = _STATE.__get__(self)
+        return state
 
     @state.setter
     def state(self, state: LeaseState) -> None:
@@ -134,8 +136,8 @@ class ObservedLease(Lease):
             self.grant.process.world.witness.ended(self.grant, state)
 
 
-_UNTIL: Any = Lease.until
-_STATE: Any = Lease.state
+_UNTIL: Any = vars(Lease)["until"]
+_STATE: Any = vars(Lease)["state"]
 
 
 @dataclass(slots=True)

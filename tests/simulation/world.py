@@ -40,6 +40,7 @@ class Spinning(BaseException):
 
 
 _OPERATIONS_BETWEEN_LOOKS = 3000
+_WOKEN = True
 
 
 class World:
@@ -233,7 +234,7 @@ class Thread:
         process: Process | None = None,
         interruptible: bool = False,
     ) -> None:
-        self.process = process or here().process
+        self.process: Process = process or here().process
         self.world = self.process.world
         self.name = name
         self.daemon = daemon
@@ -250,7 +251,7 @@ class Thread:
     def start(self) -> None:
         """Let it run, from now on."""
         self._started = True
-        self.world.at(self.world.now, self._resume, True)
+        self.world.at(self.world.now, self._resume, _WOKEN)
 
     def is_alive(self) -> bool:
         """Tell whether it has been started and has not ended."""
@@ -283,7 +284,7 @@ class Thread:
         """End its wait. Return False if that has ended already."""
         was_parked, self._parked = self._parked, False
         if was_parked:
-            self.world.at(self.world.now, self._resume, True)
+            self.world.at(self.world.now, self._resume, _WOKEN)
         return was_parked
 
     def end(self) -> None:
@@ -298,7 +299,7 @@ class Thread:
             self._parked = False
             self._resume(woken=False)
 
-    def _resume(self, woken: bool) -> None:  # noqa: FBT001  (it is the wait's answer)
+    def _resume(self, woken: bool) -> None:
         process, world = self.process, self.world
         if process.dead or self._greenlet.dead:
             return
@@ -309,7 +310,7 @@ class Thread:
         self._greenlet.switch(woken)
         world.running = None
 
-    def _main(self, _: bool) -> None:  # noqa: FBT001  (what wakes it says this)
+    def _main(self, _: bool) -> None:
         try:
             self._target()
         except Died:

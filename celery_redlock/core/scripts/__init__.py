@@ -8,7 +8,7 @@ Keys on a node, under the prefix (default ``redlock``)::
 
     redlock:lock:{key}     the lock: its value tells the holder (core.lease)
     redlock:fence          hash: stripe -> counter, "floor" -> least counter
-    redlock:meta           hash: config, run_id, synced (core.guard)
+    redlock:meta           hash: config, run_id, life, synced (core.guard)
     redlock:quarantine     exists while the node must not vote
     redlock:slots:{key}    hash: schedule entry -> up to when its slots were sent
     redlock:ran:{slot}     the id of the task that stands for this slot

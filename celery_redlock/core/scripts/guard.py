@@ -14,12 +14,13 @@ COUNTERS = Script(
 -- ARGV  1 config
 -- Returns {{1, field, counter, field, counter, ...}}
 {RUN_ID}
-local meta = redis.call('HMGET', KEYS[2], 'config', 'run_id', 'synced')
+local meta = redis.call('HMGET', KEYS[2], 'config', 'run_id', 'synced', 'life')
 if meta[1] and meta[1] ~= ARGV[1] then return {{6, meta[1]}} end
 if meta[2] ~= run_id then return {{5, run_id}} end
 local left = redis.call('PTTL', KEYS[3])
 if left ~= -2 then return {{4, left}} end
-if meta[3] ~= run_id then return {{5, run_id}} end
+local life = meta[4] or run_id
+if meta[3] ~= life then return {{5, life}} end
 local counters = redis.call('HGETALL', KEYS[1])
 table.insert(counters, 1, 1)
 return counters
@@ -35,17 +36,26 @@ local function lift(field, number)
 end
 """
 
+_ADMIT = """
+local function admit(config, run_id)
+  redis.call('HSET', KEYS[2], 'config', config, 'run_id', run_id,
+    'life', run_id, 'synced', run_id)
+  redis.call('DEL', KEYS[3])
+end
+"""
+
 SYNC = Script(
     "sync",
     f"""
 -- Take over counters read from others, and vote again from now on.
 -- KEYS  1 fence  2 meta  3 quarantine
--- ARGV  1 run_id for which they were read  2 '1': set the floor to TIME
+-- ARGV  1 life for which they were read  2 '1': set the floor to TIME
 --       3... field, counter, field, counter, ...
--- Refuses when the node has restarted since, or is in quarantine.
+-- Refuses when the node has lost its memory once more since, or is in quarantine.
 {RUN_ID}
-if run_id ~= ARGV[1] then return {{5, run_id}} end
-if redis.call('HGET', KEYS[2], 'run_id') ~= run_id then return {{5, run_id}} end
+local meta = redis.call('HMGET', KEYS[2], 'run_id', 'life')
+local life = meta[2] or run_id
+if meta[1] ~= run_id or life ~= ARGV[1] then return {{5, life}} end
 local left = redis.call('PTTL', KEYS[3])
 if left ~= -2 then return {{4, left}} end
 {_LIFT}
@@ -54,7 +64,7 @@ if ARGV[2] == '1' then
   local now = redis.call('TIME')
   lift('floor', now[1] * 1000000 + now[2])
 end
-redis.call('HSET', KEYS[2], 'synced', run_id)
+redis.call('HSET', KEYS[2], 'synced', life)
 return {{1, 0}}
 """,
 )
@@ -68,8 +78,7 @@ INITIALIZE = Script(
 {RUN_ID}{_LIFT}
 local now = redis.call('TIME')
 lift('floor', now[1] * 1000000 + now[2])
-redis.call('HSET', KEYS[2], 'config', ARGV[1], 'run_id', run_id, 'synced', run_id)
-redis.call('DEL', KEYS[3])
+{_ADMIT}admit(ARGV[1], run_id)
 return {{1, 0}}
 """,
 )
@@ -109,8 +118,7 @@ if config and config ~= ARGV[1] and config ~= ARGV[2] and config ~= ARGV[3] then
   return {{6, config}}
 end
 for i = 4, #ARGV, 2 do lift(ARGV[i], tonumber(ARGV[i + 1])) end
-redis.call('HSET', KEYS[2], 'config', ARGV[3], 'run_id', run_id, 'synced', run_id)
-redis.call('DEL', KEYS[3])
+{_ADMIT}admit(ARGV[3], run_id)
 return {{1, 0}}
 """,
 )

@@ -19,16 +19,17 @@ ACQUIRE = Script(
 {OWNED}
 if ARGV[7] ~= '' then
   {RUN_ID}
-  local meta = redis.call('HMGET', KEYS[3], 'config', 'run_id', 'synced')
+  local meta = redis.call('HMGET', KEYS[3], 'config', 'run_id', 'synced', 'life')
   if meta[1] and meta[1] ~= ARGV[7] then return {{6, meta[1]}} end
   if meta[2] ~= run_id then
-    redis.call('HSET', KEYS[3], 'config', ARGV[7], 'run_id', run_id)
+    redis.call('HSET', KEYS[3], 'config', ARGV[7], 'run_id', run_id, 'life', ARGV[1])
     redis.call('SET', KEYS[4], '', 'PX', ARGV[8])
     return {{4, tonumber(ARGV[8])}}
   end
   local left = redis.call('PTTL', KEYS[4])
   if left ~= -2 then return {{4, left}} end
-  if meta[3] ~= run_id then return {{5, run_id}} end
+  local life = meta[4] or run_id
+  if meta[3] ~= life then return {{5, life}} end
 end
 local value = redis.call('GET', KEYS[1])
 if owned(value, ARGV[1]) then

@@ -286,12 +286,13 @@ def test_recovery_names_the_life_for_which_it_was_read(
     restart(nodes, 0)
     redlock.check()
     clock.advance(OVER)
-    run_id = nodes.nodes[0].memory.run_id
+    life = nodes.nodes[0].memory.redis.hget(b"redlock:meta", b"life")
 
     redlock.check()
 
     (sync,) = args_of(nodes, "sync")
-    assert sync[:2] == [run_id, 0]
+    assert life
+    assert sync[:2] == [life.decode(), 0]
 
 
 def test_recovery_of_a_node_that_restarts_meanwhile_fails(

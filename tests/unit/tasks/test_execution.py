@@ -18,6 +18,7 @@ from celery_redlock.execution import running
 from celery_redlock.runtime import runtime_of
 from celery_redlock.signals import lock_heartbeat
 from celery_redlock.testing import FakeNodes, SignalRecorder
+from tests.unit.core.support import put
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -43,7 +44,7 @@ def name() -> str:
     return f"k-{secrets.token_hex(4)}"
 
 
-def lose() -> None:
+def run_until_stopped() -> None:
     """Run on in small steps until something stops it."""
     end = SYSTEM_CLOCK.monotonic() + LONG
     never = threading.Event()
@@ -62,7 +63,7 @@ def test_abort_ends_the_body_with_the_key_in_the_error(
     def job() -> None:
         live_nodes.partition()
         try:
-            lose()
+            run_until_stopped()
         except BaseException as error:
             seen.append(error)
             raise
@@ -86,7 +87,7 @@ def test_retry_sends_the_arguments_as_they_came(
     def job(numbers: list[int]) -> None:
         numbers.append(4)
         live_nodes.partition()
-        lose()
+        run_until_stopped()
 
     run = worker.run(job, [1, 2, 3])
 
@@ -128,7 +129,7 @@ def test_callable_that_fails_stops_the_body(
     )
     def job() -> None:
         live_nodes.partition()
-        lose()
+        run_until_stopped()
 
     assert isinstance(worker.run(job).result, LockLost)
 
@@ -142,7 +143,7 @@ def test_body_that_ends_as_if_nothing_had_happened_has_lost_its_lock(
     def job() -> str:
         live_nodes.partition()
         with suppress(LockLost):
-            lose()
+            run_until_stopped()
         return "done"
 
     assert isinstance(worker.run(job).result, LockLost)
@@ -157,7 +158,7 @@ def test_error_of_the_body_after_a_loss_is_the_bodys(
     def job() -> None:
         live_nodes.partition()
         try:
-            lose()
+            run_until_stopped()
         except LockLost:
             raise KeyError(name) from None
 
@@ -182,6 +183,31 @@ def test_lost_lock_of_the_bodys_own_is_its_error(
     assert worker.published == []
 
 
+def test_lost_lock_around_a_nested_run_is_not_the_nested_runs(
+    app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
+) -> None:
+    """The strike meets whatever runs; only the task that lost its lock is asked."""
+    app.conf.redlock_eager = True
+
+    @singleton_task(app=app, shared=False, name="inner", key=f"{name}-inner", ttl=TTL)
+    def inner() -> None:
+        for index in range(3):
+            put(live_nodes, index, "thief", key=name)
+        run_until_stopped()
+
+    @singleton_task(app=app, shared=False, name="outer", key=name, ttl=TTL)
+    def outer() -> str:
+        return str(inner.apply().state)
+
+    with SignalRecorder("lock_lost") as events:
+        run = worker.run(outer)
+        events.wait_for("lock_lost")
+
+    assert isinstance(run.result, LockLost)
+    assert f"{name}-inner" not in str(run.result)
+    assert [event.task_id for event in events.seen] == [run.id]
+
+
 def test_autoretry_passes_a_lost_lock_over(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
@@ -198,7 +224,7 @@ def test_autoretry_passes_a_lost_lock_over(
     )
     def job() -> None:
         live_nodes.partition()
-        lose()
+        run_until_stopped()
 
     run = worker.run(job)
 

@@ -1,0 +1,295 @@
+"""What goes wrong: chosen by one seed, noted before it is done, undone in time.
+
+At most two nodes and two workers are disturbed at once, and at most two nodes are
+without a vote because they restarted: fences are ordered "whatever happens" within
+that bound. Now and then a majority hangs, with no other node disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from kombu.exceptions import OperationalError
+
+from celery_redlock.errors import RedlockError
+from tests.torture.site import TTL
+from tests.worker.harness.processes import descendants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.torture.site import Site
+    from tests.worker.harness.processes import LocalWorker
+
+__all__ = ["Faults"]
+
+_MEAN_PAUSE = 0.9  # seconds between two faults
+_TICK = 0.05
+_MOST_NODES, _MOST_WORKERS = 2, 2
+_SHORTEST, _LONGEST = 1.2 * TTL, 2.2 * TTL  # of a pause, seconds
+
+
+class Faults:
+    """Disturbs a site for a while.
+
+    Attributes:
+        counts: How often each fault was done.
+    """
+
+    def __init__(self, site: Site, seed: int) -> None:
+        self._site = site
+        self._random = random.Random(seed)  # noqa: S311  (no secret)
+        self._order = itertools.count()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._nodes: set[int] = set()
+        self._workers: set[LocalWorker] = set()
+        self._broker = False
+        self._voteless: set[int] = set()
+        self._fresh: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self._kinds: dict[str, tuple[int, Callable[[], bool]]] = {
+            "worker killed": (7, self._kill_worker),
+            "child killed": (10, self._kill_child),
+            "child frozen": (10, lambda: self._freeze(child=True)),
+            "worker frozen": (8, lambda: self._freeze(child=False)),
+            "node killed, back empty": (5, lambda: self._kill_node(keep=False)),
+            "node killed, back with memory": (5, lambda: self._kill_node(keep=True)),
+            "node frozen": (7, self._freeze_node),
+            "node cut off": (6, lambda: self._spoil("cut")),
+            "node deaf": (5, lambda: self._spoil("deaf")),
+            "node slow": (5, lambda: self._spoil("slow")),
+            "connections reset": (4, lambda: self._spoil("reset")),
+            "majority frozen": (2, self._freeze_majority),
+            "majority cut off": (2, self._cut_majority),
+            "job revoked": (4, lambda: self._revoke(terminate=False)),
+            "job revoked and terminated": (5, lambda: self._revoke(terminate=True)),
+            "broker killed, back with memory": (2, self._kill_broker),
+            "broker frozen": (2, self._freeze_broker),
+        }
+
+    def run(self, seconds: float) -> None:
+        """Disturb for so long, then undo what is not undone yet."""
+        now = time.monotonic()
+        end, due = now + seconds, now + 2
+        while (now := time.monotonic()) < end:
+            self._undo(now)
+            self._read_journal()
+            if now >= due:
+                self._site.look_around()
+                self._disturb()
+                due = now + self._random.expovariate(1 / _MEAN_PAUSE)
+            time.sleep(_TICK)
+        self._undo(float("inf"))
+
+    def _disturb(self) -> None:
+        weights = [weight for weight, _ in self._kinds.values()]
+        (kind,) = self._random.choices([*self._kinds], weights)
+        if self._kinds[kind][1]():
+            self.counts[kind] += 1
+            self._site.journal.note("fault", kind=kind)
+
+    def _later(self, seconds: float, undo: Callable[[], None]) -> None:
+        entry = (time.monotonic() + seconds, next(self._order), undo)
+        heapq.heappush(self._agenda, entry)
+
+    def _undo(self, until: float) -> None:
+        while self._agenda and self._agenda[0][0] <= until:
+            heapq.heappop(self._agenda)[2]()
+        for number in [*self._voteless - self._nodes]:
+            with contextlib.suppress(RedlockError):
+                if self._site.votes(number):
+                    self._voteless.discard(number)
+
+    def _read_journal(self) -> None:
+        for line in self._site.journal.news():
+            if line["event"] in ("sent", "began"):
+                self._fresh = [*self._fresh[-11:], line["task_id"]]
+
+    # -- Workers ---------------------------------------------------------------
+
+    def _worker(self) -> LocalWorker | None:
+        well = [one for one in self._site.workers if one not in self._workers]
+        if len(self._workers) >= _MOST_WORKERS or not well:
+            return None
+        worker = self._random.choice(well)
+        return worker if worker.status == "running" else None
+
+    def _child(self) -> tuple[LocalWorker, int] | None:
+        worker = self._worker()
+        if worker is None or worker.pool != "prefork":
+            return None
+        children = descendants(worker.pid)
+        return (worker, self._random.choice(children)) if children else None
+
+    def _kill_worker(self) -> bool:
+        worker = self._worker()
+        if worker is None:
+            return False
+        self._workers.add(worker)
+        self._site.journal.note("killing", victim=worker.pid)
+        os.kill(worker.pid, signal.SIGKILL)
+
+        def start() -> None:
+            worker.wait()  # for the last of its children
+            worker.start()
+            self._later(8, lambda: self._workers.discard(worker))  # it starts up
+
+        self._later(self._random.uniform(0.2, 2), start)
+        return True
+
+    def _kill_child(self) -> bool:
+        found = self._child()
+        if found is None:
+            return False
+        self._site.journal.note("killing", victim=found[1])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found[1], signal.SIGKILL)
+        return True
+
+    def _freeze(self, *, child: bool) -> bool:
+        found = self._child() if child else None
+        worker = found[0] if found else self._worker()
+        if worker is None or (child and not found):
+            return False
+        pid = found[1] if found else worker.pid
+        self._workers.add(worker)
+        self._site.journal.note("freezing", victim=pid)
+        self._signal(pid, signal.SIGSTOP)
+
+        def thaw() -> None:
+            self._signal(pid, signal.SIGCONT)
+            self._site.journal.note("thawed", victim=pid)
+            self._workers.discard(worker)
+
+        self._later(self._random.uniform(_SHORTEST, _LONGEST), thaw)
+        return True
+
+    @staticmethod
+    def _signal(pid: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    # -- Nodes -----------------------------------------------------------------
+
+    def _node(self) -> int | None:
+        well = {0, 1, 2, 3, 4} - self._nodes - self._voteless
+        if len(self._nodes | self._voteless) >= _MOST_NODES:
+            return None
+        return self._random.choice(sorted(well))
+
+    def _recovered(self, *numbers: int) -> None:
+        self._nodes -= set(numbers)
+
+    def _kill_node(self, *, keep: bool) -> bool:
+        number = self._node()
+        if number is None:
+            return False
+        node = self._site.nodes.nodes[number]
+        self._nodes.add(number)
+        self._voteless.add(number)
+        node.kill()
+
+        def start() -> None:
+            node.restart(keep_memory=keep)
+            self._recovered(number)
+
+        self._later(self._random.uniform(0.2, 3), start)
+        return True
+
+    def _freeze_node(self) -> bool:
+        number = self._node()
+        return number is not None and self._freeze_nodes([number])
+
+    def _freeze_majority(self) -> bool:
+        if self._nodes or self._voteless:
+            return False
+        return self._freeze_nodes(self._random.sample(range(5), 3))
+
+    def _freeze_nodes(self, numbers: list[int]) -> bool:
+        nodes = [self._site.nodes.nodes[number] for number in numbers]
+        self._nodes |= set(numbers)
+        for node in nodes:
+            node.pause()
+
+        def thaw() -> None:
+            for node in nodes:
+                node.resume()
+            self._recovered(*numbers)
+
+        self._later(self._random.uniform(_SHORTEST, _LONGEST), thaw)
+        return True
+
+    def _spoil(self, mode: str) -> bool:
+        number = self._node()
+        if number is None:
+            return False
+        if mode == "reset":
+            self._site.line(number, mode)
+            return True
+        return self._spoil_lines(mode, [number])
+
+    def _cut_majority(self) -> bool:
+        if self._nodes or self._voteless:
+            return False
+        mode = self._random.choice(["cut", "deaf"])
+        return self._spoil_lines(mode, self._random.sample(range(5), 3))
+
+    def _spoil_lines(self, mode: str, numbers: list[int]) -> bool:
+        self._nodes |= set(numbers)
+        for number in numbers:
+            self._site.line(number, mode)
+
+        def mend() -> None:
+            for number in numbers:
+                self._site.line(number, "open")
+            self._recovered(*numbers)
+
+        self._later(self._random.uniform(0.5, _LONGEST), mend)
+        return True
+
+    # -- Broker and jobs ---------------------------------------------------------
+
+    def _revoke(self, *, terminate: bool) -> bool:
+        if not self._fresh or self._broker:
+            return False
+        task_id = self._random.choice(self._fresh)
+        self._site.journal.note("revoking", task_id=task_id)
+        options: dict[str, Any] = {"signal": "SIGKILL"} if terminate else {}
+        with contextlib.suppress(OperationalError, OSError):
+            self._site.app.control.revoke(task_id, terminate=terminate, **options)
+        return True
+
+    def _kill_broker(self) -> bool:
+        if self._broker:
+            return False
+        self._broker = True
+        self._site.broker.kill("SIGKILL")
+
+        def start() -> None:
+            self._site.broker.start()
+            self._site.broker.ready()
+            self._broker = False
+
+        self._later(self._random.uniform(0.2, 2), start)
+        return True
+
+    def _freeze_broker(self) -> bool:
+        if self._broker:
+            return False
+        self._broker = True
+        self._site.broker.pause()
+
+        def thaw() -> None:
+            self._site.broker.unpause()
+            self._broker = False
+
+        self._later(self._random.uniform(1, TTL), thaw)
+        return True

@@ -1,0 +1,121 @@
+"""Publishes jobs at random times until it is told to end by SIGTERM.
+
+``python -m tests.torture.producer SEED``. The moment before a job is published is
+noted as "sending" and the moment after as "sent": only a job that was sent must
+not be lost.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+from typing import Any
+
+from celery import chord
+
+from tests.torture.names import CELLS, COUNTERS, SETS
+
+READY = "jobs are being published"
+_CROWD = 40  # messages in the queue from which on it waits
+_MEAN_PAUSE = 0.3  # seconds
+
+KINDS = {
+    "count": 26,
+    "wait": 8,
+    "skip": 8,
+    "soft limit": 5,
+    "hard limit": 4,
+    "retries": 8,
+    "write": 18,
+    "add": 18,
+    "chord": 5,
+}
+
+
+class Producer:
+    """Chooses jobs with one seed."""
+
+    def __init__(self, seed: str) -> None:
+        from tests.torture import project  # noqa: PLC0415  (it wants settings)
+
+        self._jobs = project
+        self._random = random.Random(seed)  # noqa: S311  (no secret)
+
+    def publish(self) -> None:
+        """Publish one job, or one chord of them."""
+        kind = self._random.choices([*KINDS], [*KINDS.values()])[0]
+        call, options = self._choose(kind)
+        self._jobs.journal.note("sending", kind=kind)
+        try:
+            result = call.apply_async(**options)
+        except Exception as error:  # noqa: BLE001  (each transport has its own)
+            self._jobs.journal.note("unsent", kind=kind, error=repr(error))
+            return
+        self._jobs.journal.note("sent", kind=kind, task_id=result.id)
+        for part in getattr(result.parent, "results", None) or ():
+            self._jobs.journal.note("sent", kind="chord part", task_id=part.id)
+
+    def _choose(self, kind: str) -> tuple[Any, dict[str, Any]]:
+        dice, seconds = self._random, round(self._random.uniform(0.05, 0.6), 3)
+        counter = dice.choice(COUNTERS)
+        options: dict[str, Any] = {}
+        match kind:
+            case "wait":
+                call = self._jobs.count_wait.s(counter, seconds)
+            case "skip":
+                call = self._jobs.count_skip.s(counter, seconds)
+            case "soft limit":
+                call = self._jobs.count.s(counter, 2.0)
+                options = {"soft_time_limit": 0.7}
+            case "hard limit":
+                call = self._jobs.count.s(counter, 2.0)
+                options = {"time_limit": 1.0}
+            case "retries":
+                call = self._jobs.count.s(counter, seconds, dice.randint(1, 3))
+            case "write":
+                call = self._jobs.write.s(dice.choice(CELLS), seconds)
+            case "add":
+                call = self._jobs.add.s(dice.choice(SETS), seconds)
+            case "chord":
+                parts = [
+                    self._jobs.count.s(counter, seconds),
+                    self._jobs.write.s(dice.choice(CELLS), seconds),
+                    self._jobs.add.s(dice.choice(SETS), seconds),
+                ]
+                call = chord(parts, self._jobs.tail.s())
+            case _:
+                # Now and then long enough to be renewed a few times.
+                longer = seconds * dice.choice([1, 1, 1, 8])
+                call = self._jobs.count.s(counter, longer)
+        return call, options
+
+    def pause(self, end: threading.Event) -> None:
+        """Wait for a while, longer while the queue is crowded."""
+        end.wait(self._random.expovariate(1 / _MEAN_PAUSE))
+        while not end.is_set() and self._is_crowded():
+            end.wait(0.3)
+
+    def _is_crowded(self) -> bool:
+        try:
+            with self._jobs.app.connection_for_read() as connection:
+                client: Any = connection.default_channel.client
+                return bool(client.llen("celery") > _CROWD)
+        except Exception:  # noqa: BLE001  (the broker is down: do not publish now)
+            return True
+
+
+def main(seed: str) -> None:
+    """Publish until SIGTERM."""
+    end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: end.set())
+    producer = Producer(seed)
+    print(READY, flush=True)  # noqa: T201  (whoever started it waits for this)
+    while not end.is_set():
+        producer.publish()
+        producer.pause(end)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,225 @@
+"""The app of the torture and its jobs; workers and producers import it.
+
+Every job may be run more than once, and says when it is there, step by step, with
+what its lease says at that moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from celery import signals as celery_signals
+
+from celery_redlock import current_lease, signals, singleton_task
+from celery_redlock.errors import StaleFence
+from celery_redlock.policies import Retry, Wait
+from tests.torture.journal import FOLDER, Journal
+from tests.torture.ledger import Ledger
+from tests.torture.names import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Task
+
+    from celery_redlock import Lease
+    from celery_redlock.policies import Conflict, Outage
+
+_STEP = 0.05  # seconds
+_WIDTH = 12  # digits of a counter
+
+app = Celery("torture", set_as_current=False)
+app.conf.update(json.loads(os.environ[SETTINGS]))
+folder = Path(os.environ[FOLDER])
+journal = Journal.here()
+ledger = Ledger(folder)
+_numbers = itertools.count()
+
+
+# -- A run -----------------------------------------------------------------------
+
+
+class Run:
+    """One execution of a body, as the journal sees it."""
+
+    def __init__(self, task: Task, lease: Lease) -> None:
+        self.id = f"{os.getpid()}-{next(_numbers)}"
+        self.lease = lease
+        self._facts = {"run": self.id, "key": lease.key, "task_id": task.request.id}
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Note an event, and what the lease says no earlier than that."""
+        at = time.monotonic()
+        lease = {"valid": self.lease.is_valid(), "until": self.lease.until}
+        journal.note(event, at=at, **self._facts, **lease, **facts)
+
+    def work(self, seconds: float) -> None:
+        """Pass the time, and say so in steps."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(_STEP)
+            self.note("step")
+
+
+@contextmanager
+def running(task: Task) -> Iterator[Run]:
+    """Note that a body runs, and how it ended."""
+    lease = current_lease()
+    if lease is None:
+        message = f"{task.name} runs without a lock"
+        raise RuntimeError(message)
+    run = Run(task, lease)
+    facts = {"name": task.name, "thread": threading.get_ident()}
+    run.note("began", fence=lease.fence, asked=lease.started_at, **facts)
+    outcome = "done"
+    try:
+        yield run
+    except BaseException as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        run.note("ended", outcome=outcome)
+
+
+# -- Jobs ------------------------------------------------------------------------
+
+
+def soon(_: Outage) -> Retry:
+    """Come back soon: outages are short here."""
+    return Retry(1.5)
+
+
+def wait_first(conflict: Conflict) -> Wait | Retry:
+    """Wait a moment in the slot, then go back into the queue."""
+    return Retry(0.5) if conflict.waited else Wait(0.7)
+
+
+JOB: dict[str, Any] = {
+    "app": app,
+    "bind": True,
+    "acks_late": True,
+    "reject_on_worker_lost": True,
+    "max_retries": None,
+    "on_lock_lost": "retry",
+    "on_backend_error": soon,
+    "key": "{name}",
+}
+AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.5}
+
+
+def increment(task: Task, name: str, seconds: float, retries: int) -> str:
+    """Add one to a counter as wrongly as can be: read, wait, write."""
+    with running(task) as run:
+        if task.request.retries < retries:
+            raise task.retry(countdown=0.3)
+        handle = os.open(folder / name, os.O_RDWR)
+        try:
+            value = int(os.pread(handle, _WIDTH, 0))
+            run.note("read", value=value)
+            run.work(seconds)
+            run.lease.ensure()
+            os.pwrite(handle, f"{value + 1:{_WIDTH}d}".encode(), 0)
+            run.note("wrote", value=value + 1)
+        finally:
+            os.close(handle)
+    return str(task.request.id)
+
+
+@singleton_task(name="count", **JOB, **AGAIN)
+def count(self: Task, name: str, seconds: float, retries: int = 0) -> str:
+    """Increment; a loser comes back later."""
+    return increment(self, name, seconds, retries)
+
+
+@singleton_task(name="count-wait", **JOB, on_conflict=wait_first)
+def count_wait(self: Task, name: str, seconds: float) -> str:
+    """Increment; a loser waits, then comes back later."""
+    return increment(self, name, seconds, 0)
+
+
+@singleton_task(
+    name="count-skip", **{**JOB, "on_lock_lost": "abort"}, on_conflict="skip"
+)
+def count_skip(self: Task, name: str, seconds: float) -> str:
+    """Increment; a loser is skipped, and a loss ends it."""
+    return increment(self, name, seconds, 0)
+
+
+@singleton_task(name="write", **JOB, **AGAIN)
+def write(self: Task, name: str, seconds: float) -> str:
+    """Write under the fence after a while, without asking whether that is wise."""
+    with running(self) as run:
+        run.work(seconds)
+        try:
+            ledger.write(name, run.lease.fence, run.id, [])
+        except StaleFence as error:
+            run.note("refused")
+            raise self.retry(countdown=0.3, exc=error) from None
+    return str(self.request.id)
+
+
+@singleton_task(name="add", **JOB, **AGAIN)
+def add(self: Task, name: str, seconds: float) -> str:
+    """Add its id to a set: read the list, wait, write the longer list."""
+    element, fence = str(self.request.id), None
+    with running(self) as run:
+        fence = run.lease.fence
+        try:
+            elements = ledger.claim(name, fence)
+            run.work(seconds)
+            ledger.write(name, fence, run.id, [*elements, element])
+        except StaleFence as error:
+            run.note("refused")
+            raise self.retry(countdown=0.3, exc=error) from None
+        run.note("added", element=element)
+    return element
+
+
+@app.task(name="tail", acks_late=True, reject_on_worker_lost=True, bind=True)
+def tail(self: Task, results: list[str]) -> int:
+    """End a chord; no lock."""
+    journal.note("tail", task_id=self.request.id)
+    return len(results)
+
+
+# -- What is told ------------------------------------------------------------------
+
+
+@signals.lock_lost.connect
+def on_lost(lease: Lease, task_id: str, **_: Any) -> None:
+    """Note that a body is told that its lock is lost."""
+    journal.note("lost", key=lease.key, task_id=task_id, fence=lease.fence)
+
+
+@signals.lock_renewed.connect
+def on_renewed(lease: Lease, task_id: str, lateness: float, **_: Any) -> None:
+    """Note how late a renewal was."""
+    journal.note("renewed", key=lease.key, task_id=task_id, late=round(lateness, 3))
+
+
+@signals.lock_conflict.connect
+def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
+    """Note what a loser does."""
+    journal.note(
+        "conflict", task_id=conflict.task_id, decision=type(decision).__name__
+    )
+
+
+@celery_signals.after_task_publish.connect(weak=False)
+def on_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
+    """Note that a message was given to the broker."""
+    journal.note("published", task_id=(headers or {}).get("id"))
+
+
+@celery_signals.task_received.connect(weak=False)
+def on_received(request: Any = None, **_: Any) -> None:
+    """Note that a message reached a worker."""
+    journal.note("received", task_id=request.id)

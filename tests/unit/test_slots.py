@@ -1,0 +1,270 @@
+"""The nodes remember which slots were sent, and whoever leads next learns it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.slots import SlotRecord, slot_name, stand_for
+from celery_redlock.testing import FakeClock, FakeNodes
+
+if TYPE_CHECKING:
+    from celery_redlock.core.redlock import Redlock
+
+KEY = "beat:project"
+NOON = 1_795_262_400_000_000
+SECOND = 1_000_000
+MOST = 10_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """Give a clock that stands still, at noon and one minute."""
+    return FakeClock(wall=NOON / SECOND + 60)
+
+
+@pytest.fixture
+def nodes(clock: FakeClock) -> FakeNodes:
+    """Give five nodes."""
+    return FakeNodes(5, clock=clock)
+
+
+@pytest.fixture
+def redlock(nodes: FakeNodes) -> Redlock:
+    """Give the service of one leader."""
+    return nodes.redlock()
+
+
+@pytest.fixture
+def record(redlock: Redlock) -> SlotRecord:
+    """Give the record as one leader has it, who has read it."""
+    return loaded(redlock)
+
+
+def loaded(redlock: Redlock) -> SlotRecord:
+    """Return the record as a new leader has it."""
+    record = SlotRecord(redlock, KEY)
+    record.load()
+    return record
+
+
+def successor(nodes: FakeNodes) -> SlotRecord:
+    """Return the record as a leader in another process learns it."""
+    return loaded(nodes.another_client().redlock())
+
+
+# -- the record --------------------------------------------------------------------
+
+
+def test_successor_learns_what_was_sent(record: SlotRecord, nodes: FakeNodes) -> None:
+    """To the microsecond: one more would be another slot."""
+    record.note("nightly", NOON + 1)
+    record.note("hourly", NOON)
+
+    learnt = successor(nodes)
+
+    assert {name: learnt.upto(name) for name in learnt} == {
+        "nightly": NOON + 1,
+        "hourly": NOON,
+    }
+    assert learnt.upto("never sent") is None
+
+
+def test_record_only_grows(record: SlotRecord, nodes: FakeNodes) -> None:
+    """A leader of the past that notes late takes nothing back."""
+    late = successor(nodes)
+    record.note("e", NOON + SECOND)
+
+    late.note("e", NOON)
+
+    assert successor(nodes).upto("e") == NOON + SECOND
+
+
+def test_schedules_have_records_of_their_own(
+    record: SlotRecord, nodes: FakeNodes
+) -> None:
+    """Two projects on the same nodes may both call an entry "cleanup"."""
+    record.note("cleanup", NOON)
+
+    other = SlotRecord(nodes.another_client().redlock(), "beat:other")
+    other.load()
+
+    assert other.upto("cleanup") is None
+
+
+@pytest.mark.parametrize("away", list(itertools.combinations(range(5), 2)))
+@pytest.mark.parametrize("later", [(0, 1), (1, 4), (2, 3)])
+def test_note_survives_any_minority(
+    nodes: FakeNodes,
+    record: SlotRecord,
+    away: tuple[int, int],
+    later: tuple[int, int],
+) -> None:
+    """Any two nodes may be away when it is noted, and any other two when it is read."""
+    other = nodes.another_client()
+    redlock = other.redlock()
+    nodes.partition(*away)
+    record.note("e", NOON)
+
+    other.partition(*later)
+
+    assert loaded(redlock).upto("e") == NOON
+
+
+def test_reading_needs_a_majority(record: SlotRecord, nodes: FakeNodes) -> None:
+    """Otherwise a slot could be sent twice: whoever cannot read does not send."""
+    record.note("e", NOON)
+    nodes.freeze(0, 1, 2)
+
+    with pytest.raises(QuorumUnreachable, match="Only 2 of 5 nodes"):
+        record.load()
+
+
+def test_node_that_may_have_forgotten_is_not_read(
+    nodes: FakeNodes, redlock: Redlock, record: SlotRecord
+) -> None:
+    """Three nodes know it; two of them restart empty, and count for nothing."""
+    nodes.partition(0, 1)
+    record.note("e", NOON)
+    nodes.heal()
+    for index in (2, 3):
+        nodes.nodes[index].restart()
+    other = nodes.another_client().redlock()
+
+    other.check()  # they notice that they have forgotten
+    assert loaded(other).upto("e") == NOON
+    nodes.nodes[4].kill()
+    with pytest.raises(QuorumUnreachable, match="quarantine"):
+        loaded(other)
+
+
+def test_what_is_not_confirmed_is_noted_again(
+    nodes: FakeNodes, record: SlotRecord
+) -> None:
+    """A majority that was gone for a moment is told by the next flush."""
+    for node in nodes.nodes[:3]:
+        node.kill()
+    record.note("e", NOON)
+    record.note("f", NOON)
+    assert not record.flush()
+    assert record.upto("e") == NOON
+
+    for node in nodes.nodes[:3]:
+        node.restart()
+
+    assert record.flush()
+    for node in nodes.nodes:
+        noted = node.memory.redis.hgetall(b"redlock:slots:beat:project")
+        assert noted.keys() == {b"e", b"f"}
+
+
+def test_own_notes_are_not_unlearnt(nodes: FakeNodes, record: SlotRecord) -> None:
+    """A leader that could not note a slot, and leads again, has not forgotten it."""
+    nodes.mute(0, 1, 2)
+    nodes.partition(0, 1, 2)
+    record.note("e", NOON)
+    nodes.heal()
+
+    record.load()
+
+    assert record.upto("e") == NOON
+
+
+def test_node_that_was_away_learns_from_the_next_leader(
+    nodes: FakeNodes, record: SlotRecord
+) -> None:
+    """So that the minority that knows does not become all that knows."""
+    nodes.partition(0, 1)
+    record.note("e", NOON)
+    nodes.heal()
+    nodes.nodes[4].kill()
+
+    successor(nodes).flush()
+
+    for node in nodes.nodes[:2]:
+        noted = node.memory.redis.hgetall(b"redlock:slots:beat:project")
+        assert noted == {b"e": str(NOON).encode()}
+
+
+def test_record_is_bounded(nodes: FakeNodes, record: SlotRecord) -> None:
+    """Entries come and go, one-off tasks above all; the oldest are forgotten."""
+    for number in range(MOST):
+        record.note(f"once-{number}", NOON + number)
+
+    record.note("daily", NOON + MOST)
+
+    learnt = successor(nodes)
+    assert len(list(learnt)) == MOST - MOST // 10 + 1
+    assert learnt.upto("once-0") is None
+    assert learnt.upto("daily") == NOON + MOST
+
+
+def test_clock_that_was_far_ahead_silences_no_entry(
+    nodes: FakeNodes,
+    clock: FakeClock,
+    record: SlotRecord,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A leader whose clock was a year ahead is warned of; one a little ahead is not."""
+    record.note("year", NOON + 365 * 86_400 * SECOND)
+    record.note("seconds", clock.wall_us() + 30 * SECOND)
+
+    with caplog.at_level(logging.WARNING, "celery_redlock.slots"):
+        learnt = successor(nodes)
+
+    assert learnt.upto("year") == clock.wall_us()
+    assert learnt.upto("seconds") == clock.wall_us() + 30 * SECOND
+    (warning,) = caplog.messages
+    assert "'year'" in warning
+    assert "Look at the clocks" in warning
+
+
+# -- one slot, two messages ----------------------------------------------------------
+
+
+def test_slot_has_a_name_that_does_not_depend_on_who_sends_it() -> None:
+    """Entry and due time, readable."""
+    assert slot_name("nightly", NOON + 250_000) == (
+        "nightly@2026-11-21T12:00:00.250000+00:00"
+    )
+
+
+def test_first_task_stands_for_the_slot(nodes: FakeNodes, redlock: Redlock) -> None:
+    """The second is told which one does; a redelivery of the first is no second."""
+    other = nodes.another_client().redlock()
+
+    assert stand_for(redlock, "s", "task-1") is None
+    assert stand_for(other, "s", "task-2") == "task-1"
+    assert stand_for(other, "s", "task-1") is None
+    assert stand_for(other, "another", "task-2") is None
+
+
+def test_slot_is_remembered_by_any_majority(nodes: FakeNodes, redlock: Redlock) -> None:
+    """Nodes that know nothing of it are outvoted."""
+    nodes.partition(0, 1)
+    stand_for(redlock, "s", "task-1")
+    nodes.heal()
+
+    assert stand_for(nodes.another_client().redlock(), "s", "task-2") == "task-1"
+
+
+def test_task_runs_where_nodes_cannot_tell(nodes: FakeNodes, redlock: Redlock) -> None:
+    """Dropping is for duplicates that are known; the lock says what else is right."""
+    stand_for(redlock, "s", "task-1")
+    nodes.freeze(0, 1, 2)
+
+    assert stand_for(redlock, "s", "task-2") is None
+
+
+def test_slot_is_forgotten_after_an_hour(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """No message for it is on its way any more."""
+    stand_for(redlock, "s", "task-1")
+    clock.sleep(3601)
+
+    assert stand_for(redlock, "s", "task-2") is None
