@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from functools import cached_property
@@ -106,9 +105,6 @@ class Command(CeleryCommand):
             return super().invoke(ctx)
         except RedlockError as error:
             raise Failure(str(error), _code_of(error)) from error
-        finally:
-            with contextlib.suppress(RedlockError):
-                ctx.obj.close()
 
 
 def _code_of(error: RedlockError) -> int:

@@ -69,7 +69,7 @@ class _History:
     def __init__(self, plan: Plan, *, traced: bool, blind_to: frozenset[str]) -> None:
         self.plan_ = plan
         self.world = World(traced=traced)
-        self.network = Network(self.world, self._rng)
+        self.network = Network(self._rng)
         self.witness = Witness(
             self.world,
             self.network,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.core.link import NodeFacts
 from celery_redlock.core.wire import new_reader
-from tests.simulation.world import World, here
+from tests.simulation.world import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.address import NodeAddress
     from tests.simulation.server import Server
-    from tests.simulation.world import Process, Thread
+    from tests.simulation.world import Process, Thread, World
 
 __all__ = ["Connection", "Network", "Path", "Selector", "SimLink"]
 
@@ -81,6 +81,13 @@ class Path:
             seconds += self.cut_until - now
         return seconds
 
+    def blocked_for(self) -> float:
+        """Return the seconds for which nothing gets through; 0 or less if it does."""
+        server = self.server
+        if server.gone_silently:
+            return _NEVER
+        return max(self.cut_until, server.hung_until) - self.world.now
+
     def reset(self) -> None:
         """Break its connections; the end of what was on its way is lost."""
         for connection in self.connections:
@@ -130,7 +137,7 @@ class Connection:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.world = path.world
+        self.world: World = path.world
         self.server = path.server
         self.epoch = path.server.epoch
         self.is_open = True
@@ -311,8 +318,7 @@ class Selector:
 class Network:
     """All paths, and how connections are made over them."""
 
-    def __init__(self, world: World, new_rng: Callable[[str], Random]) -> None:
-        self._world = world
+    def __init__(self, new_rng: Callable[[str], Random]) -> None:
         self._new_rng = new_rng
         self._servers: dict[str, Server] = {}
         self._paths: dict[tuple[str, str], Path] = {}
@@ -342,17 +348,16 @@ class Network:
     def open_link(self, address: NodeAddress, timeout: float) -> SimLink | str:
         """Connect; stands in for ``core.link.open_link``."""
         thread = here()
-        process, world = thread.process, self._world
+        process = thread.process
         process.operate()
         path = self._paths[process.name, address.name]
         server = path.server
         late = f"did not accept a connection within {timeout:g} s"
-        blocked = max(path.cut_until, server.hung_until) - world.now
-        if server.gone_silently or blocked > timeout:
+        blocked = path.blocked_for()
+        if blocked > timeout:
             thread.park(timeout)
             return late
         thread.park(max(0.0, blocked) + 3 * path.delay())
-        is_blocked = world.now < max(path.cut_until, server.hung_until)
-        if is_blocked or (server.gone_silently and not server.is_up):
+        if path.blocked_for() > 0:
             return late
         return SimLink(Connection(path)) if server.is_up else "refused the connection"

@@ -402,7 +402,7 @@ class _Planner:
         scale = (0.02, 0.3, 1.0, 1.0, 2.0)
         return self.ttl * self.rng.choice(scale) * self.rng.uniform(0.5, 1.5)
 
-    def _crashes(self, _: list[str]) -> list[Fault]:
+    def _crashes(self, __: list[str]) -> list[Fault]:
         rng = self.rng
         faults: list[Fault] = []
         memories = rng.choice((("lose",), ("keep",), ("rollback",), _MEMORIES))
@@ -418,13 +418,13 @@ class _Planner:
             faults.append(Fault("crash", at, node, seconds=down, how=how))
         return faults
 
-    def _wipes(self, _: list[str]) -> list[Fault]:
+    def _wipes(self, __: list[str]) -> list[Fault]:
         return [
             Fault("flush", self._instant(), self.rng.choice(self.names))
             for _ in range(self.rng.choice((1, 1, 2)))
         ]
 
-    def _hangs(self, _: list[str]) -> list[Fault]:
+    def _hangs(self, __: list[str]) -> list[Fault]:
         return [
             Fault(
                 "hang",
@@ -527,7 +527,7 @@ class _Planner:
             faults.append(Fault("step", self._instant(), on, seconds=seconds))
         return faults
 
-    def _forgotten_scripts(self, _: list[str]) -> list[Fault]:
+    def _forgotten_scripts(self, __: list[str]) -> list[Fault]:
         return [
             Fault("forget scripts", self._instant(), self.rng.choice(self.names))
             for _ in range(2)
