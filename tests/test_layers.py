@@ -26,7 +26,7 @@ HOUSE = """
     core.timing
     checks
     policies core.question core.link core.failure
-    core.debts
+    core.debts core.connector
     settings core.node core.extension
     core.fanout
     core.fence

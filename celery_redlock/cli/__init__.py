@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 from celery.bin.base import handle_preload_options
-from click_didyoumean import DYMGroup
+from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 # Imported here, because `celery report` must show no passwords.
 from celery_redlock import masking  # noqa: F401
@@ -54,10 +54,11 @@ class _Commands(DYMGroup):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Return a command, or None when there is none of this name."""
-        if name not in _COMMANDS:
-            return super().get_command(ctx, name)
-        module = import_module(f"{__name__}.{_COMMANDS[name]}")
-        command: click.Command = getattr(module, name)
+        command: click.Command | None
+        if name in _COMMANDS:
+            command = getattr(import_module(f"{__name__}.{_COMMANDS[name]}"), name)
+        else:
+            command = super().get_command(ctx, name)
         return command
 
 

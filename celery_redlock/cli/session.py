@@ -31,9 +31,9 @@ DONE, WARNING, USAGE, ERROR = range(4)
 class Failure(click.ClickException):
     """Ends a command with a message and an exit code."""
 
-    def __init__(self, message: str, exit_code: int = WARNING) -> None:
+    def __init__(self, message: str, code: int = WARNING) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        vars(self)["exit_code"] = code
 
 
 class Session:
@@ -63,14 +63,17 @@ class Session:
     def say(self, *lines: str) -> None:
         """Print lines for people; nothing where a program reads."""
         if not self.as_json:
-            for line in lines:
-                click.echo(line, color=None if self.colors else False)
+            click.echo("\n".join(self.render(lines, None)))
 
     def tell(self, lines: Sequence[str], document: Any) -> None:
         """Print lines for people, or a JSON document for a program."""
+        click.echo("\n".join(self.render(lines, document)))
+
+    def render(self, lines: Sequence[str], document: Any) -> Sequence[str]:
+        """Return what ``tell`` prints."""
         if self.as_json:
-            click.echo(json.dumps(document))
-        self.say(*lines)
+            return [json.dumps(document)]
+        return lines if self.colors else [click.unstyle(line) for line in lines]
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before something is done; go on only after a yes.

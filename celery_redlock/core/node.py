@@ -17,8 +17,7 @@ While a node is suspect it is asked and not waited for; once it has been silent 
 longer than it takes to connect, a second connection is tried in the background, and
 replaces the first if it gets through.
 
-Nothing here blocks: connecting, up to a look at what kind of server it is, is done
-in a thread of its own that ends with it.
+Nothing here blocks; connecting is done in the background, by ``core.connector``.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.connector import Connector
 from celery_redlock.core.debts import Debts
-from celery_redlock.core.link import open_link, would_block
+from celery_redlock.core.link import would_block
 from celery_redlock.core.question import Lesson, Question
 from celery_redlock.core.wire import ErrorReply
 
@@ -47,12 +46,10 @@ __all__ = ["Node"]
 
 log = logging.getLogger("celery_redlock.node")
 
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 2.0
 _READ_SIZE = 65536
 _READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
-_LONG_AGO = 1.0  # seconds
 
 
 class Node:
@@ -65,9 +62,8 @@ class Node:
         self.suspect = False
         self.misfit = ""
         self.pending: deque[tuple[Question | Lesson, int]] = deque()
-        self._address = address
         self._clock = clock
-        self._connect_timeout = connect_timeout
+        self._connector = Connector(address, clock=clock, timeout=connect_timeout)
         self._link: Link | None = None
         self._selector: selectors.BaseSelector | None = None
         self._out = bytearray()
@@ -75,12 +71,6 @@ class Node:
         self._silent_since = 0.0
         self._last_seen_at = 0.0
         self._debts = Debts()
-        self._arrival: Link | str | None = None
-        self._connecting = False
-        self._arrived_at = 0.0
-        self._hopeful = False
-        self._failures = 0
-        self._retry_at = 0.0
         self._down_because = ""
         self._backlog: list[tuple[Question, int]] = []
         self._said = ""
@@ -95,7 +85,7 @@ class Node:
     @property
     def is_arriving(self) -> bool:
         """Whether a connection is being made that is worth waiting for."""
-        return self._connecting and not self._link and self._hopeful
+        return not self._link and self._connector.is_hopeful
 
     @property
     def owes(self) -> bool:
@@ -128,18 +118,17 @@ class Node:
         now = self._clock.monotonic()
         if self._torn:
             self._drop("had its connection closed after an interruption")
-        arrival, self._arrival = self._arrival, None
-        taken = arrival is not None and self._welcome(arrival)
+        arrival = self._connector.take()
+        taken = False
+        if isinstance(arrival, str):
+            self._turned_away(arrival)
+        elif arrival is not None:
+            taken = self._welcome(arrival)
         silence = now - self._silent_since if self.suspect else 0.0
-        if silence > max(_GIVEN_UP_AFTER, self._connect_timeout):
+        if silence > max(_GIVEN_UP_AFTER, self._connector.timeout):
             self._drop(f"has been silent for {silence:.0f} s")
-        wanted = self._link is None or silence > self._connect_timeout or self.misfit
-        if wanted and not self._connecting and now >= self._retry_at:
-            # What was refused long ago, when somebody last asked, says nothing now.
-            self._hopeful = not self._failures or now - self._retry_at > _LONG_AGO
-            self._connecting = True
-            name = f"redlock-connect-{self.label}"
-            threading.Thread(target=self._connect, name=name, daemon=True).start()
+        if self._link is None or silence > self._connector.timeout or self.misfit:
+            self._connector.begin()
         return taken
 
     def catch_up(self) -> None:
@@ -216,8 +205,7 @@ class Node:
         link, self._link = self._link, None
         self.pending, self._backlog, self._debts = deque(), [], Debts()
         self._out, self._torn, self.suspect = bytearray(), False, False
-        self._arrival, self._connecting = None, False
-        self._failures, self._retry_at = 0, 0.0
+        self._connector.forget()
         self._down_because = self.misfit = ""
         if link:
             link.disown()
@@ -268,7 +256,7 @@ class Node:
             else:
                 question.answer(index, reply)
         if not self.pending and self.suspect:
-            self.suspect, self._failures = False, 0
+            self.suspect, self._connector.failures = False, 0
             log.info("Node %s answers in time again.", self.label)
 
     def _explain(self, question: Question, index: int) -> None:
@@ -302,25 +290,16 @@ class Node:
         if was_there and isinstance(question, Question):
             self._debts.owe(question, index, self._clock.monotonic())
 
-    def _connect(self) -> None:
-        arrival = open_link(self._address, self._connect_timeout)
-        self._arrived_at = self._clock.monotonic()
-        self._arrival = arrival
+    def _turned_away(self, reason: str) -> None:
+        if self._link is None:
+            self._down_because = reason
+        if self._connector.failures == 1:
+            log.warning("Node %s %s.", self.label, reason)
+        backlog, self._backlog = self._backlog, []
+        for question, index in backlog:
+            self._fail(question, index, reason)
 
-    def _welcome(self, arrival: Link | str) -> bool:
-        self._connecting = False
-        if isinstance(arrival, str):
-            if self._link is None:
-                self._down_because = arrival
-            if not self._failures:
-                log.warning("Node %s %s.", self.label, arrival)
-            wait = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._failures)
-            self._failures += 1
-            self._retry_at = self._arrived_at + wait
-            backlog, self._backlog = self._backlog, []
-            for question, index in backlog:
-                self._fail(question, index, arrival)
-            return False
+    def _welcome(self, arrival: Link) -> bool:
         if self._link and self.suspect:
             self.receive()  # it may have come round while the other was made
         if self._link and not self.suspect and not self.misfit:
@@ -328,12 +307,11 @@ class Node:
             return False
         if self._link:
             self._drop("was silent for too long and has been connected to anew")
-        if self._failures:
+        if self._connector.failures:
             log.info("Node %s is connected again.", self.label)
         if self._selector:
             self._selector.register(arrival.sock, selectors.EVENT_READ, self)
-        self._link, self._failures, self._down_because = arrival, 0, ""
+        self._link, self._down_because = arrival, ""
         self.disqualify(arrival.facts.misfit)
-        pause = _LONGEST_BACKOFF if self.misfit else _FIRST_BACKOFF
-        self._retry_at = self._clock.monotonic() + pause
+        self._connector.settle(usable=not self.misfit)
         return True

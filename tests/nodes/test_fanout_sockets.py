@@ -7,15 +7,17 @@ a byte is read and when it is sent.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import Holder
+import celery_redlock.core
+from celery_redlock.core.lease import Holder, new_base
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.scripts import ALL_SCRIPTS
 from celery_redlock.core.wire import ErrorReply, PythonReader
@@ -26,9 +28,12 @@ from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
 BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
+CORE = str(Path(celery_redlock.core.__file__).parent)
+EVERY = 7  # lines between two strikes, so that it does not take too long
 SOON = 10.0  # seconds
 PATIENT = 5.0  # seconds for a node to answer, where none is late on purpose
 
@@ -292,49 +297,74 @@ def test_server_that_is_none_is_named(
 
 
 class Struck(Exception):  # noqa: N818  (as Celery's SoftTimeLimitExceeded)
-    """What is thrown into a thread, anywhere."""
+    """What a time limit throws into a thread, anywhere."""
 
 
-def strike(thread: threading.Thread) -> None:
-    """Throw an exception into a thread, at whatever line it is."""
-    ident, kind = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Struck)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
+class Strike:
+    """Raises once, at a line of the core.
+
+    Attributes:
+        at: How many lines are run before it.
+        done: How many lines were run.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.done = 0
+
+    @property
+    def has_struck(self) -> bool:
+        """Whether it came so far."""
+        return self.done >= self.at
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG002
+        if self.has_struck or not frame.f_code.co_filename.startswith(CORE):
+            return None
+        if event == "line":
+            self.done += 1
+            if self.has_struck:
+                raise Struck
+        return self._trace
 
 
-def test_conversation_survives_being_struck_anywhere(
+def test_conversation_survives_being_struck_at_any_line(
     servers: list[TinyServer], connect: Callable[..., Redlock]
 ) -> None:
-    """Two hundred time limits: no reply is misread, and nothing stays locked."""
+    """Wherever a time limit lands: no reply is misread, and nothing stays locked."""
     redlock, rival = connect(), connect()
-    misread: list[Any] = []
-    struck = done = 0
+    rival.check()
+    misread: list[str] = []
 
-    def work() -> None:
-        with contextlib.suppress(Struck):
-            for number in range(10_000):
-                key = f"k{number % 3}"
-                lease = redlock.acquire(key, wait=1.0)
-                holder = redlock.inspect(key).holder
-                if holder and holder.token != lease.token:
-                    misread.append((lease, holder))
-                redlock.release(lease)
+    def work(base: str) -> None:
+        lease = redlock.acquire("k", wait=1.0, base=base)
+        holder = redlock.inspect("k").holder
+        if holder is None or holder.token != lease.token:
+            misread.append(f"{holder} instead of {lease.token}")
+        redlock.extend(lease)
+        redlock.release(lease)
 
-    for _ in range(200):
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(0.002)
-        strike(thread)
-        thread.join(SOON)
-        assert not thread.is_alive() or __import__("faulthandler").dump_traceback(file=open("/tmp/mytests/dump","w"))
-        struck += 1
-        for key in ("k0", "k1", "k2"):  # what a task's main process does for a child
-            holder = rival.inspect(key).holder
-            if holder:
-                rival.release_base(key, holder.base)
-                done += 1
+    def gone() -> bool:
+        redlock.transport.drain(redlock.clock.monotonic())
+        return rival.inspect("k").votes == 0
+
+    at = 1
+    while True:
+        strike, base = Strike(at), new_base()
+        with contextlib.suppress(Struck), strike:
+            work(base)
+        redlock.release_base("k", base)  # as `lock` does after an interruption
+        until(gone, what=f"a release after a strike at line {at}")
+        if not strike.has_struck:
+            break
+        at += EVERY
 
     assert misread == []
-    assert struck == 200
-    lease = redlock.acquire("after", wait=5.0)
-    assert redlock.inspect("after").votes >= 2
-    assert redlock.release(lease) >= 2
+    assert at > 50 * EVERY
+    assert redlock.acquire("k").votes >= 2

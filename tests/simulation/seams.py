@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from celery_redlock import locking
-from celery_redlock.core import failure, fanout, lease, node, redlock, renewal
+from celery_redlock.core import (
+    connector,
+    failure,
+    fanout,
+    lease,
+    redlock,
+    renewal,
+)
 from tests.simulation.sync import SimQueueModule, SimThreading
 from tests.simulation.witness import ObservedLease
 from tests.simulation.world import World, here
@@ -50,8 +57,8 @@ def _open_link(address: NodeAddress, timeout: float) -> Any:
 
 
 _SEAMS: tuple[tuple[Any, str, Any], ...] = (
-    (node, "threading", SimThreading),
-    (node, "open_link", _open_link),
+    (connector, "threading", SimThreading),
+    (connector, "open_link", _open_link),
     (fanout, "threading", SimThreading),
     (renewal, "threading", SimThreading),
     (renewal, "queue", SimQueueModule),

@@ -208,9 +208,7 @@ def on_renewed(lease: Lease, task_id: str, lateness: float, **_: Any) -> None:
 @signals.lock_conflict.connect
 def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
     """Note what a loser does."""
-    journal.note(
-        "conflict", task_id=conflict.task_id, decision=type(decision).__name__
-    )
+    journal.note("conflict", task_id=conflict.task_id, decision=type(decision).__name__)
 
 
 @celery_signals.after_task_publish.connect(weak=False)

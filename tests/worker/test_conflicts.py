@@ -201,16 +201,29 @@ def test_contenders_for_a_free_lock_have_one_winner(
     prefork: Deployment, key: str
 ) -> None:
     """Of equal calls that start at once exactly one runs: never two, never none."""
+    contend(prefork, key)
+
+
+def test_contenders_on_a_bare_quorum_have_one_winner(
+    frail: Deployment, key: str
+) -> None:
+    """The same where every vote is needed, so that votes are often split."""
+    with frail.nodes.minority_paused():
+        contend(frail, key)
+
+
+def contend(here: Deployment, key: str) -> None:
+    """Publish four equal calls at once, some rounds, and look who wins."""
     for number in range(12):
         lock = f"{key}-{number}"
-        results = [prefork.send("job", lock) for _ in range(4)]
-        until(lambda: sum(result.ready() for result in results) == 3)  # noqa: B023
-        assert len(prefork.stage.running(lock)) == 1
-        prefork.stage.open(lock)
+        results = [here.send("job", lock) for _ in range(4)]
+        until(lambda: sum(result.ready() for result in results) == 3, 30)  # noqa: B023
+        assert len(here.stage.running(lock)) == 1
+        here.stage.open(lock)
         until(lambda: all(result.ready() for result in results))  # noqa: B023
         final = sorted(result.state for result in results)
         assert final == [states.REVOKED] * 3 + [states.SUCCESS]
-        assert len(prefork.stage.runs(lock)) == 1
+        assert len(here.stage.runs(lock)) == 1
 
 
 def test_tasks_with_one_key_text_exclude_each_other(

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 def test_retry_that_overtakes_its_parent_is_not_a_duplicate(
     any_pool: Deployment, key: str
 ) -> None:
-    """A retry with no delay starts before its parent has freed the lock; it waits."""
+    """A retry that meets its parent's lock waits, and is put back: it is one job."""
+    result = any_pool.begin("overtaken", key)
+
+    any_pool.until_received(result.id, times=3)  # itself, its retry, that put back
+    any_pool.stage.open(key)
+
+    assert result.get(timeout=20) == result.id
+    assert len(any_pool.stage.runs(key)) == 2
+    assert any_pool.stage.overlaps(key) == []
+
+
+def test_retries_without_delay_all_run(any_pool: Deployment, key: str) -> None:
+    """Each retry starts at about the time when its parent ends, and none is lost."""
     results = [
         any_pool.send("retried-at-once", f"{key}-{number}", 3) for number in range(8)
     ]

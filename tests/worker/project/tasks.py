@@ -304,6 +304,18 @@ def retried_at_once(self: Task, key: str, times: int) -> int:
         return int(self.request.retries)
 
 
+@singleton_task(name="overtaken", key="{key}", bind=True)
+def overtaken(self: Task, key: str) -> str:
+    """Publish a retry, and go on running beside it until the gate opens."""
+    with recorded(key) as task_id:
+        if self.request.retries:
+            return task_id
+        try:
+            self.retry(countdown=0)
+        finally:
+            stage().wait(key)
+
+
 @singleton_task(name="sleeper", key="{key}")
 def sleeper(key: str, seconds: float) -> None:
     """Run about as long as its soft limit allows."""

@@ -1,0 +1,90 @@
+"""Make a connection in the background, and again after a while when that failed.
+
+::
+
+    idle ──begin──► busy ──handshake done──► take() gives the link
+      ▲               └─────failed─────────► take() says why ──► pause, doubling
+      └──────────────────────────────────────────────────────────────┘
+
+DNS, TCP, TLS, AUTH and the look at what kind of server it is happen in a thread
+that ends when they are done. Whether somebody should wait for it is another
+question: *hopeful* are a first connection, one in the place of one that was well,
+and one after a refusal so long ago that it says nothing now.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.link import open_link
+
+if TYPE_CHECKING:
+    from celery_redlock.core.address import NodeAddress
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.core.link import Link
+
+__all__ = ["Connector"]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds
+_LONG_AGO = 1.0
+
+
+class Connector:
+    """Connects to one node.
+
+    Attributes:
+        timeout: Seconds that a connection may take to be made.
+        failures: How many attempts in a row have failed.
+        is_hopeful: Whether one is being made that is worth waiting for.
+    """
+
+    def __init__(self, address: NodeAddress, *, clock: Clock, timeout: float) -> None:
+        self.timeout = timeout
+        self._address = address
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, in a forked child: the thread stayed with the parent."""
+        self.failures = 0
+        self._busy = self._hopeful = False
+        self._arrival: Link | str | None = None
+        self._arrived_at = self._next_at = 0.0
+
+    @property
+    def is_hopeful(self) -> bool:
+        """Whether a connection is being made that is worth waiting for."""
+        return self._busy and self._hopeful
+
+    def begin(self) -> None:
+        """Start an attempt, unless one is under way or it is too early."""
+        now = self._clock.monotonic()
+        if self._busy or now < self._next_at:
+            return
+        self._hopeful = not self.failures or now - self._next_at > _LONG_AGO
+        self._busy = True
+        name = f"redlock-connect-{self._address.name}"
+        threading.Thread(target=self._connect, name=name, daemon=True).start()
+
+    def take(self) -> Link | str | None:
+        """Return what came of the attempt: a link, why there is none, or None yet."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            self._busy = False
+        if isinstance(arrival, str):
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.failures)
+            self.failures += 1
+            self._next_at = self._arrived_at + pause
+        return arrival
+
+    def settle(self, *, usable: bool) -> None:
+        """Note that there is a link now; one that is of no use is tried again."""
+        self.failures = 0
+        pause = _FIRST_PAUSE if usable else _LONGEST_PAUSE
+        self._next_at = self._clock.monotonic() + pause
+
+    def _connect(self) -> None:
+        arrival = open_link(self._address, self.timeout)
+        self._arrived_at = self._clock.monotonic()
+        self._arrival = arrival

@@ -1,0 +1,41 @@
+"""``python -m tests.torture --seconds 600 --seed 1 --json report.json``."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests.torture.session import torture
+
+
+def main() -> int:
+    """Torture, print the table, and tell whether all was zero that must be."""
+    parser = argparse.ArgumentParser(prog="tests.torture", description=torture.__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="default: 600")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--json", type=Path, help="a file for the report")
+    parser.add_argument(
+        "--keep", type=Path, help="an empty folder for journal and logs"
+    )
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if chosen.keep:
+        chosen.keep.mkdir(parents=True)
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - start:6.1f} s  {text}\n")
+
+    report = torture(chosen.seconds, chosen.seed, folder=chosen.keep, say=say)
+    report.show()
+    if chosen.json:
+        chosen.json.write_text(report.json() + "\n")
+    return 0 if report.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What a torture found: a table for people and JSON for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+__all__ = ["Report"]
+
+_EVIDENCE = 5  # pieces that are shown of each
+
+
+@dataclasses.dataclass
+class Report:
+    """The outcome of one torture.
+
+    Attributes:
+        seed: What chose the faults and the jobs.
+        seconds: How long faults were done.
+        settled: Seconds until all was done after them.
+        jobs: How many were sent, by kind.
+        runs: How many bodies ran.
+        faults: How often each was done.
+        zero: What must be zero.
+        apart: What may happen.
+        evidence: What was seen of what must be zero.
+    """
+
+    seed: int
+    seconds: float
+    settled: float
+    jobs: dict[str, int]
+    runs: int
+    faults: dict[str, int]
+    zero: dict[str, int]
+    apart: dict[str, int]
+    evidence: dict[str, list[str]]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all is zero that must be."""
+        return not any(self.zero.values())
+
+    def json(self) -> str:
+        """Return all of it for machines."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    def sections(self) -> list[tuple[str, dict[str, int]]]:
+        """Return the parts of the table."""
+        return [
+            ("must be zero", self.zero),
+            ("counted apart", self.apart),
+            (f"{sum(self.faults.values())} faults", self.faults),
+            (f"{sum(self.jobs.values())} jobs, {self.runs} runs", self.jobs),
+        ]
+
+    def title(self) -> str:
+        """Return the line above the table."""
+        return (
+            f"torture: seed {self.seed}, {self.seconds:g} s of faults, "
+            f"settled {self.settled:.0f} s later"
+        )
+
+    def text(self) -> str:
+        """Return the table as plain text."""
+        lines = [self.title()]
+        for name, counts in self.sections():
+            lines += ["", name]
+            lines += [f"  {what:<50}{n:>6}" for what, n in _sorted(name, counts)]
+        return "\n".join(lines)
+
+    def proofs(self) -> str:
+        """Return what was seen of that which must be zero."""
+        return "\n".join(
+            f"{what}: {one}"
+            for what, seen in self.evidence.items()
+            for one in seen[:_EVIDENCE]
+        )
+
+    def show(self) -> None:
+        """Print the table, with colours where rich and a terminal are there."""
+        try:
+            from rich.console import Console  # noqa: PLC0415  (may be absent)
+            from rich.table import Table  # noqa: PLC0415  (may be absent)
+        except ImportError:
+            sys.stdout.write(self.text() + "\n")
+        else:
+            table: Any = Table(title=self.title(), show_header=False)
+            table.add_column("what")
+            table.add_column("count", justify="right")
+            for name, counts in self.sections():
+                table.add_row(f"[bold]{name}", "")
+                for what, number in _sorted(name, counts):
+                    colour = "red" if number else "green"
+                    mark = f"[{colour}]{number}" if counts is self.zero else str(number)
+                    table.add_row(f"  {what}", mark)
+                table.add_section()
+            Console().print(table)
+        if proofs := self.proofs():
+            sys.stdout.write(proofs + "\n")
+
+
+def _sorted(name: str, counts: dict[str, int]) -> list[tuple[str, int]]:
+    if name == "must be zero":
+        return [*counts.items()]
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,131 @@
+"""One torture from beginning to end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celery import states
+
+from tests.torture.faults import Faults
+from tests.torture.histories import Histories
+from tests.torture.journal import Journal
+from tests.torture.report import Report
+from tests.torture.site import MAX_TTL, Site
+from tests.torture.verdicts import Verdicts
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["torture"]
+
+_PATIENCE = 60.0  # seconds without any progress
+_FREE_WITHIN = 3 * MAX_TTL  # a ttl and a quarantine
+
+
+def torture(
+    seconds: float,
+    seed: int,
+    *,
+    folder: Path | None = None,
+    say: Callable[[str], object] = lambda _: None,
+) -> Report:
+    """Torture for so long, wait until all has settled, and judge.
+
+    Args:
+        seconds: How long faults are done.
+        seed: Chooses faults and jobs.
+        folder: Where the journal and the logs go; a temporary one by default.
+        say: Is told what happens.
+
+    Returns:
+        What was found.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="redlock-torture-") as name:
+            return torture(seconds, seed, folder=Path(name), say=say)
+    with Site(folder, seed) as site:
+        say(f"all processes run; faults for {seconds:g} s, seed {seed}")
+        faults = Faults(site, seed)
+        faults.run(seconds)
+        over = time.monotonic()
+        say(f"{faults.counts.total()} faults are done; everything is healed")
+        site.end_production()
+        site.heal()
+        histories = Histories(Journal(folder).news())
+        results, restarts = _settle(site, histories.sent, say)
+        settled = time.monotonic() - over
+        say("judging")
+        left: list[str] = []
+        try:
+            site.looks.until_free(seconds=_FREE_WITHIN)
+        except AssertionError:
+            left = site.looks.locks()
+        stubborn = site.end_workers()
+        verdicts = Verdicts(Histories(Journal(folder).news()))
+        verdicts.judge(
+            results=results,
+            writes=site.ledger.writes(),
+            elements=site.ledger.elements(),
+        )
+        verdicts.found("locks left behind", left)
+        verdicts.found("processes left behind", site.left_behind())
+        verdicts.apart["workers restarted because nothing went on"] = restarts
+        verdicts.apart["workers that did not end by SIGTERM"] = stubborn
+        return Report(
+            seed=seed,
+            seconds=seconds,
+            settled=settled,
+            jobs=dict(Counter(histories.sent.values())),
+            runs=len(Histories(Journal(folder).news()).runs),
+            faults=dict(faults.counts),
+            zero=verdicts.zero,
+            apart=dict(verdicts.apart),
+            evidence={what: seen for what, seen in verdicts.evidence.items() if seen},
+        )
+
+
+def _settle(
+    site: Site, jobs: dict[str, str], say: Callable[[str], object]
+) -> tuple[dict[str, tuple[str, str]], int]:
+    """Wait until all jobs have ended, or nothing goes on any more.
+
+    Celery's own consumers sometimes stay deaf after their broker was away: where
+    nothing goes on, the workers are restarted once, which is counted.
+
+    Returns:
+        State and error of each job, and how many workers were restarted.
+    """
+    waiting, restarts = set(jobs), 0
+    while True:
+        try:
+            while waiting:
+                before = set(waiting)
+                until(lambda: _drop_ready(site, waiting) < before, _PATIENCE)  # noqa: B023  (called here)
+        except AssertionError:
+            if restarts:
+                break
+            say(f"{len(waiting)} jobs do not go on; the workers are restarted")
+            site.restart_workers()
+            restarts = len(site.workers)
+        else:
+            break
+    return {job: _result(site, job) for job in jobs}, restarts
+
+
+def _drop_ready(site: Site, waiting: set[str]) -> set[str]:
+    for job in [*waiting]:
+        if _result(site, job)[0] in states.READY_STATES:
+            waiting.discard(job)
+    return waiting
+
+
+def _result(site: Site, job: str) -> tuple[str, str]:
+    meta = site.app.backend.get_task_meta(job, cache=False)
+    error = meta["result"] if meta["status"] in states.EXCEPTION_STATES else None
+    known = isinstance(error, BaseException) and meta["status"] == states.FAILURE
+    return meta["status"], type(error).__name__ if known else ""

@@ -1,0 +1,27 @@
+"""A minute of torture: what must be zero is zero."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.torture.session import torture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS = float(os.environ.get("REDLOCK_TORTURE_SECONDS", "60"))
+SEED = int(os.environ.get("REDLOCK_TORTURE_SEED", "1"))
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_torture(redis_server: str, tmp_path: Path) -> None:
+    """Kills, pauses, cuts, revokes: no overlap, no loss, nothing left behind."""
+    report = torture(SECONDS, SEED, folder=tmp_path)
+
+    report.show()
+    assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
+    assert report.runs
+    assert report.faults
