@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # and all that is in it, which may import each other. Of what is in the last line,
 # delete one, and nothing else changes.
 HOUSE = """
-    errors core contrib core.clock core.wire
+    errors core contrib core.clock core.wire core.agenda
     fingerprint core.scripts.* core.ballot core.lease core.address
     core.timing
     checks
