@@ -70,8 +70,11 @@ class ConfigurationError(RedlockError):
     """A setting, an option or a node is wrong. Nothing was sent or locked."""
 
 
-class FingerprintError(RedlockError):
-    """A call cannot be reduced to a key. Nothing was sent or locked."""
+class FingerprintError(RedlockError, TypeError):
+    """A call cannot be reduced to a key. Nothing was sent or locked.
+
+    Also a ``TypeError``, as Celery raises for a call that fits no signature.
+    """
 
 
 class LockUnavailable(RedlockError):

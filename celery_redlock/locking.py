@@ -167,6 +167,7 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
             try:
                 _shielded(redlock.release, lease, keep=keep)
             finally:
+                watchdog.look_after_debts()
                 if on_released:
                     on_released(lease)
 

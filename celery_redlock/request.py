@@ -124,8 +124,9 @@ class RedlockRequest(Request):
     def _release(self) -> None:
         try:
             key = self.task.lock_key(*self.args, **self.kwargs)
-            redlock = runtime_of(self.app).redlock
-            freed = redlock.release_base(key, self._redlock_base)
+            runtime = runtime_of(self.app)
+            freed = runtime.redlock.release_base(key, self._redlock_base)
+            runtime.watchdog.look_after_debts()
         except Exception:
             # The key may come from a user's function, and this is the main process.
             log.exception(

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 # and all that is in it, which may import each other. Of what is in the last line,
 # delete one, and nothing else changes.
 HOUSE = """
-    errors core contrib core.clock core.wire core.agenda
+    errors core contrib core.clock core.wire
     fingerprint core.scripts.* core.ballot core.lease core.address
     core.timing
     checks
     policies core.question core.link core.failure
-    core.debts core.connector
+    core.debts core.connector core.agenda
     settings core.node core.extension
     core.fanout
     core.fence
@@ -35,7 +35,7 @@ HOUSE = """
     core.renewal core.reconfiguration
     leadership slots
     locking election testing.* devnodes.*
-    signals envelope masking
+    signals envelope masking announcer
     runtime
     claims interrupt beat.* diagnostics
     request

@@ -37,6 +37,7 @@ _COMMANDS = {
     "release": "release",
     "leaked": "leaked",
     "top": "top",
+    "leader": "leader",
     "doctor": "doctor",
     "bench": "bench",
     "init": "deployment",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["leaked"]
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="List keys that nobody will ever free.")
 @click.pass_context
 def leaked(ctx: click.Context) -> None:
     """List keys of ours that have no ttl: locks that nobody will ever free.
@@ -44,7 +44,7 @@ def leaked(ctx: click.Context) -> None:
 
 def _lines(found: Mapping[str, Sequence[str]], prefix: str) -> list[str]:
     rows = [[node, key] for node, keys in found.items() for key in keys]
-    columns = (Column("NODE"), Column("KEY WITHOUT A TTL", yields=True))
+    columns = (Column("NODE"), Column("KEY WITHOUT A TTL", cut="end"))
     return [
         *table(columns, rows, width=terminal_width()),
         "",

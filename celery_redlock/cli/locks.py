@@ -12,6 +12,7 @@ from celery_redlock.cli.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.cli.table import (
     Cell,
     Column,
+    Row,
     duration,
     painted,
     table,
@@ -31,7 +32,6 @@ from celery_redlock.core.lease import Holder
 from celery_redlock.core.survey import survey
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from celery_redlock.core.ballot import Ballot, Vote
     from celery_redlock.core.lease import Inspection
@@ -42,7 +42,7 @@ __all__ = ["ls", "show"]
 _MS = 1000
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="List the locks that are held.")
 @click.argument("pattern", default="*")
 @click.option("--all", "everything", is_flag=True, help="Also what no majority holds.")
 @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
@@ -59,46 +59,59 @@ def ls(
     session: Session = ctx.obj
     service = session.redlock
 
-    def look() -> Survey:
+    def look() -> _Listing:
         timeout = service.timing.connect_timeout
-        return survey(service.addresses, service.guard.prefix, pattern, timeout=timeout)
-
-    def frame() -> Sequence[str]:
-        return session.render(*_listing(look(), everything=everything))
+        seen = survey(service.addresses, service.guard.prefix, pattern, timeout=timeout)
+        return _Listing(seen, everything=everything)
 
     if watch:
-        show_live(frame, every=every, plain=session.as_json)
+        show_live(lambda: session.render(look()), every=every, plain=session.as_json)
         return
-    seen = look()
-    session.tell(*_listing(seen, everything=everything))
-    ctx.exit(DONE if seen.has_quorum else ERROR)
+    listing = look()
+    session.show(listing)
+    ctx.exit(DONE if listing.seen.has_quorum else ERROR)
 
 
-def _listing(seen: Survey, *, everything: bool) -> tuple[list[str], dict[str, Any]]:
-    shown = seen.locks if everything else seen.held
-    nodes = len(seen.labels)
-    lines = []
-    if shown:
-        rows = [lock_row(lock, nodes=nodes, quorum=seen.quorum) for lock in shown]
-        lines = [*table(LOCK_COLUMNS, rows, width=terminal_width()), ""]
-    looked_at = f"{nodes - len(seen.unseen)} of {plural(nodes, 'node')}"
-    lines.append(f"{plural(len(seen.held), 'lock')} held, as seen on {looked_at}.")
-    if seen.others and not everything:
-        others = plural(len(seen.others), "more key")
-        lines.append(f"{others} on fewer nodes than a majority: --all shows them.")
-    lines += [painted(line, "warning") for line in unseen_lines(seen.unseen)]
-    if not seen.has_quorum:
-        lines.append(painted("Too few nodes were seen to tell what is held.", "bad"))
-    document = {
-        "nodes": list(seen.labels),
-        "quorum": seen.quorum,
-        "unseen": seen.unseen,
-        "locks": [lock_document(lock, quorum=seen.quorum) for lock in shown],
-    }
-    return lines, document
+class _Listing:
+    """The locks that were seen: those that are held, or all."""
+
+    def __init__(self, seen: Survey, *, everything: bool) -> None:
+        self.seen = seen
+        self._held, self._others = seen.held, seen.others
+        self._shown = seen.locks if everything else self._held
+
+    def lines(self) -> list[str]:
+        """Return a table, and what is not in it."""
+        seen, nodes = self.seen, len(self.seen.labels)
+        lines: list[str] = []
+        if self._shown:
+            quorum = seen.quorum
+            rows = [lock_row(lock, nodes=nodes, quorum=quorum) for lock in self._shown]
+            lines = [*table(LOCK_COLUMNS, rows, width=terminal_width()), ""]
+        looked_at = f"{nodes - len(seen.unseen)} of {plural(nodes, 'node')}"
+        lines.append(f"{plural(len(self._held), 'lock')} held, as seen on {looked_at}.")
+        if self._others and self._shown is self._held:
+            others = plural(len(self._others), "more key")
+            lines.append(f"{others} on fewer nodes than a majority: --all shows them.")
+        lines += [painted(line, "warning") for line in unseen_lines(seen.unseen)]
+        if not seen.has_quorum:
+            lines.append(
+                painted("Too few nodes were seen to tell what is held.", "bad")
+            )
+        return lines
+
+    def document(self) -> dict[str, Any]:
+        """Return the same for a program."""
+        seen = self.seen
+        return {
+            "nodes": list(seen.labels),
+            "quorum": seen.quorum,
+            "unseen": seen.unseen,
+            "locks": [lock_document(lock, quorum=seen.quorum) for lock in self._shown],
+        }
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Show who holds a lock.")
 @click.argument("key")
 @click.pass_context
 def show(ctx: click.Context, *, key: str) -> None:
@@ -154,7 +167,7 @@ def _holder(seen: Inspection) -> Holder | None:
 
 
 def _votes(ballot: Ballot) -> list[str]:
-    rows: list[list[str | Cell]] = [
+    rows: list[Row] = [
         [label, _said(vote, ballot.top_taker[0])]
         for label, vote in zip(ballot.labels, ballot.votes, strict=True)
     ]

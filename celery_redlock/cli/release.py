@@ -25,7 +25,7 @@ __all__ = ["release"]
 _MS = 1000
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Take a lock away from its holder.")
 @click.argument("key")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -85,8 +85,8 @@ def _explanation(seen: Inspection, values: dict[str, list[str]]) -> list[str]:
         *lines,
         "",
         painted("If its holder is alive, two may run once you release it.", "warning"),
-        "A holder that is alive learns of it when it next renews its lock: it is told",
-        "that the lock is lost if somebody has taken it by then, and else takes it back.",
+        "A holder that is alive learns of it when it next renews its lock: if somebody",
+        "has it by then, it is told that it lost it; if nobody has, it takes it back.",
         "",
     ]
 

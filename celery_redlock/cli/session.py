@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from celery.bin.base import CeleryCommand
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.settings import Settings
 
-__all__ = ["DONE", "ERROR", "USAGE", "WARNING", "Command", "Failure", "Session"]
+__all__ = ["DONE", "ERROR", "USAGE", "WARNING", "Command", "Failure", "Session", "View"]
 
 DONE, WARNING, USAGE, ERROR = range(4)
 
@@ -34,6 +34,16 @@ class Failure(click.ClickException):
     def __init__(self, message: str, code: int = WARNING) -> None:
         super().__init__(message)
         vars(self)["exit_code"] = code
+
+
+class View(Protocol):
+    """Something to be shown, in either way, of which each is made when needed."""
+
+    def lines(self) -> Sequence[str]:
+        """Return what people see."""
+
+    def document(self) -> Any:
+        """Return what goes into JSON."""
 
 
 class Session:
@@ -63,30 +73,35 @@ class Session:
     def say(self, *lines: str) -> None:
         """Print lines for people; nothing where a program reads."""
         if not self.as_json:
-            click.echo("\n".join(self.render(lines, None)))
+            self._print(lines)
 
     def tell(self, lines: Sequence[str], document: Any) -> None:
         """Print lines for people, or a JSON document for a program."""
-        click.echo("\n".join(self.render(lines, document)))
+        self._print([json.dumps(document)] if self.as_json else lines)
 
-    def render(self, lines: Sequence[str], document: Any) -> Sequence[str]:
-        """Return what ``tell`` prints."""
+    def show(self, view: View) -> None:
+        """Print a view."""
+        self._print(self.render(view))
+
+    def render(self, view: View) -> Sequence[str]:
+        """Return what ``show`` prints."""
         if self.as_json:
-            return [json.dumps(document)]
+            return [json.dumps(view.document())]
+        lines = view.lines()
         return lines if self.colors else [click.unstyle(line) for line in lines]
 
-    def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is done; go on only after a yes.
+    def _print(self, lines: Sequence[str]) -> None:
+        click.echo("\n".join(lines), color=None if self.colors else False)
 
-        Raises:
-            Failure: The answer was no, or there was nobody to ask.
-        """
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before something is done. Ends the command unless the answer is yes."""
         try:
             if yes or click.confirm(question, err=True):
                 return
-        except click.Abort:
+        except click.Abort:  # there was nobody to ask
             click.echo(err=True)
-        raise Failure("Nothing was done.")
+        click.echo("Nothing was done.", err=True)
+        raise click.exceptions.Exit(WARNING)
 
 
 class Command(CeleryCommand):

@@ -1,25 +1,24 @@
 """Text in columns, for a terminal of any width and for pipes.
 
-On a terminal, columns that can spare it are cut so that lines fit; into a pipe or a
-file goes all of it. Drawing a hundred thousand lines takes about a second.
+On a terminal, where space is short, columns that are spare are left out and those
+that can be cut are cut; into a pipe or a file goes all of it. A hundred thousand
+lines take about a second.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Cell", "Column", "duration", "painted", "table", "terminal_width"]
+__all__ = ["Cell", "Column", "Row", "duration", "painted", "table", "terminal_width"]
 
 _GAP = "  "
-_NARROWEST = 8
+_ELLIPSIS = "…"
+_READABLE, _LEAST = 16, 8  # what is left of a text that is cut
 _COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
 _TENTHS_MATTER = 9.95  # seconds
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
@@ -41,6 +40,9 @@ class Cell:
         return self.text
 
 
+Row = Sequence[str | Cell]
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """How a column looks.
@@ -48,47 +50,39 @@ class Column:
     Attributes:
         name: Its head.
         right: Whether its texts end at the same place, as numbers do.
-        yields: Whether it may be cut where space is short.
+        cut: Where its texts may be cut: ``"start"``, ``"end"`` or ``""``, nowhere.
+        spare: Whether it is left out where space is short.
     """
 
     name: str
     right: bool = False
-    yields: bool = False
+    cut: str = ""
+    spare: bool = False
 
 
 def table(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str | Cell]],
-    *,
-    width: int | None = None,
+    columns: Sequence[Column], rows: Sequence[Row], *, width: int | None = None
 ) -> list[str]:
     """Return the lines of a table, head first.
 
     Args:
         columns: How each column looks.
         rows: A text for each column.
-        width: Columns of the terminal; None where there is none.
+        width: Characters in a line of the terminal; None where there is none.
     """
-    texts = [[_printable(str(cell)) for cell in row] for row in rows]
     widths = [
-        max(map(len, (column.name, *(row[index] for row in texts))))
+        max(map(len, (column.name, *(str(row[index]) for row in rows))))
         for index, column in enumerate(columns)
     ]
+    shown = list(range(len(columns)))
     if width:
-        _squeeze(widths, columns, width)
-    head = [
-        painted(text, "faint")
-        for text in _fitted(columns, widths, [c.name for c in columns])
+        shown = _worth_showing(columns, widths, width)
+        _squeeze(columns, widths, shown, width)
+    heads: Row = [Cell(column.name, "faint") for column in columns]
+    return [
+        _GAP.join(_fitted(columns[i], widths[i], row[i]) for i in shown).rstrip()
+        for row in (heads, *rows)
     ]
-    lines = [_GAP.join(head).rstrip()]
-    for row, cells in zip(texts, rows, strict=True):
-        fitted = _fitted(columns, widths, row)
-        drawn = [
-            painted(text, cell.mood) if isinstance(cell, Cell) else text
-            for text, cell in zip(fitted, cells, strict=True)
-        ]
-        lines.append(_GAP.join(drawn).rstrip())
-    return lines
 
 
 def painted(text: str, mood: str) -> str:
@@ -114,32 +108,50 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def _printable(text: str) -> str:
-    """Keep what keys are called from steering the terminal."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else "·" for c in text)
-    )
+def _worth_showing(
+    columns: Sequence[Column], widths: Sequence[int], width: int
+) -> list[int]:
+    """Leave out spare columns, the last ones first, until the rest can be read."""
+    shown = list(range(len(columns)))
+    for index in reversed(range(len(columns))):
+        least = sum(
+            min(widths[i], _READABLE) if columns[i].cut else widths[i] for i in shown
+        )
+        if least + len(_GAP) * (len(shown) - 1) <= width:
+            break
+        if columns[index].spare:
+            shown.remove(index)
+    return shown
 
 
-def _squeeze(widths: list[int], columns: Sequence[Column], width: int) -> None:
-    """Narrow the widest columns that may be, one character at a time."""
-    yielding = [index for index, column in enumerate(columns) if column.yields]
-    excess = sum(widths) + len(_GAP) * (len(columns) - 1) - width
-    while excess > 0 and yielding:
-        widest = max(yielding, key=lambda index: widths[index])
-        if widths[widest] <= _NARROWEST:
+def _squeeze(
+    columns: Sequence[Column], widths: list[int], shown: Sequence[int], width: int
+) -> None:
+    """Narrow the widest columns that can be cut, a character at a time."""
+    can_be_cut = [index for index in shown if columns[index].cut]
+    excess = sum(widths[i] for i in shown) + len(_GAP) * (len(shown) - 1) - width
+    for _ in range(max(0, excess)):
+        widest = max(can_be_cut, key=lambda index: widths[index], default=None)
+        if widest is None or widths[widest] <= _LEAST:
             return
         widths[widest] -= 1
-        excess -= 1
 
 
-def _fitted(
-    columns: Sequence[Column], widths: Sequence[int], row: Sequence[str]
-) -> list[str]:
-    fitted = []
-    for column, width, text in zip(columns, widths, row, strict=True):
-        shown = text if len(text) <= width else f"{text[: width - 1]}…"
-        fitted.append(shown.rjust(width) if column.right else shown.ljust(width))
-    return fitted
+def _fitted(column: Column, width: int, cell: str | Cell) -> str:
+    text = _printable(str(cell))
+    if len(text) > width:
+        if column.cut == "start":
+            text = _ELLIPSIS + text[len(text) - width + 1 :]
+        else:
+            text = text[: width - 1] + _ELLIPSIS
+    filling = " " * (width - len(text))
+    if isinstance(cell, Cell):
+        text = painted(text, cell.mood)
+    return filling + text if column.right else text + filling
+
+
+def _printable(text: str) -> str:
+    """Keep names that others chose from steering the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "·" for letter in text)

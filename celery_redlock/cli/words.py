@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.cli.table import Cell, Column, duration
+from celery_redlock.cli.table import Cell, Column, Row, duration
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.examination import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from celery_redlock.core.examination import Glance
     from celery_redlock.core.lease import Holder
     from celery_redlock.core.survey import SeenLock
 
@@ -21,18 +23,19 @@ __all__ = [
     "lock_document",
     "lock_row",
     "plural",
+    "standing_cell",
     "unseen_lines",
 ]
 
 LOCK_COLUMNS = (
-    Column("KEY", yields=True),
-    Column("TASK", yields=True),
-    Column("ID", yields=True),
-    Column("HOST", yields=True),
-    Column("PID", right=True),
+    Column("KEY", cut="end"),
+    Column("TASK", cut="start"),
+    Column("ID", cut="end"),
+    Column("HOST", cut="end"),
+    Column("PID", right=True, spare=True),
     Column("AGE", right=True),
     Column("LEFT", right=True),
-    Column("FENCE", right=True),
+    Column("FENCE", right=True, spare=True),
     Column("VOTES", right=True),
 )
 
@@ -44,7 +47,7 @@ def age_of(holder: Holder) -> float | None:
     return max(0.0, SYSTEM_CLOCK.wall_us() / 1e6 - holder.started)
 
 
-def lock_row(lock: SeenLock, *, nodes: int, quorum: int) -> list[str | Cell]:
+def lock_row(lock: SeenLock, *, nodes: int, quorum: int) -> Row:
     """Return the cells of ``LOCK_COLUMNS``."""
     holder, age = lock.holder, age_of(lock.holder)
     left = duration(lock.ttl_left)
@@ -90,6 +93,20 @@ def lock_document(lock: SeenLock, *, quorum: int) -> dict[str, Any]:
         "votes": lock.votes,
         "held": lock.votes >= quorum,
     }
+
+
+def standing_cell(seen: Glance) -> Cell:
+    """Say how a node stands in the vote."""
+    standing, words = seen.standing, seen.standing.value
+    if standing is Standing.VOTES:
+        return Cell(words, "good")
+    if standing is Standing.QUARANTINED:
+        return Cell(f"{words}, {duration(seen.wait)} left", "warning")
+    if standing in (Standing.NEW, Standing.UNSYNCED):
+        return Cell(words, "warning")
+    if standing in (Standing.UNFIT, Standing.SILENT):
+        words = seen.reason.partition(";")[0]
+    return Cell(words, "bad")
 
 
 def unseen_lines(unseen: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""What to do when: an agenda in which an entry can be moved.
+"""Which lease under watch has to be looked at when.
 
-Moving leaves the old line standing; it is passed over when its time comes, since
-the entry then says that it is planned for another one.
+A watch can be moved in the agenda. Its old line is left standing, and passed over
+when its time comes, since the watch is then planned for another one.
 """
 
 from __future__ import annotations
@@ -9,52 +9,62 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Agenda", "Entry"]
+    from celery_redlock.core.lease import Lease
+
+__all__ = ["Agenda", "Watch"]
 
 
-class Entry(Protocol):
-    """What can be planned.
+class Watch:
+    """A lease under watch, and when something has to be done about it."""
 
-    Attributes:
-        due_at: The instant at which it wants to be looked at next.
-        planned_at: The instant for which it stands in the agenda.
-    """
+    __slots__ = ("lease", "on_lost", "on_renewed", "planned_at", "renew_at", "renewing")
 
-    planned_at: float
+    def __init__(
+        self,
+        lease: Lease,
+        on_lost: Callable[[Lease], None] | None,
+        on_renewed: Callable[[Lease, float], None] | None,
+        renew_at: float,
+    ) -> None:
+        self.lease = lease
+        self.on_lost = on_lost
+        self.on_renewed = on_renewed
+        self.renew_at = renew_at
+        self.renewing = False
+        self.planned_at = 0.0
 
     @property
     def due_at(self) -> float:
-        """The instant at which it wants to be looked at next."""
+        """The instant at which to look at it next."""
+        until = self.lease.until
+        return until if self.renewing else min(self.renew_at, until)
 
 
-_EntryT = TypeVar("_EntryT", bound=Entry)
-
-
-class Agenda(Generic[_EntryT]):
-    """Entries in the order in which they are due. For one thread."""
+class Agenda:
+    """Watches in the order in which they are due. For one thread."""
 
     __slots__ = ("_count", "_lines")
 
     def __init__(self) -> None:
-        self._lines: list[tuple[float, int, _EntryT]] = []
-        self._count = itertools.count()  # entries themselves cannot be compared
+        self._lines: list[tuple[float, int, Watch]] = []
+        self._count = itertools.count()  # watches themselves cannot be compared
 
-    def plan(self, entry: _EntryT) -> None:
+    def plan(self, watch: Watch) -> None:
         """Enter it for when it is due, instead of for when it stood before."""
-        entry.planned_at = entry.due_at
-        heapq.heappush(self._lines, (entry.planned_at, next(self._count), entry))
+        watch.planned_at = watch.due_at
+        heapq.heappush(self._lines, (watch.planned_at, next(self._count), watch))
 
-    def due(self, now: float) -> Iterator[_EntryT]:
-        """Take out the entries whose time has come, one by one."""
+    def due(self, now: float) -> Iterator[Watch]:
+        """Take out the watches whose time has come, one by one."""
         while self._lines and self._lines[0][0] <= now:
-            planned_at, _, entry = heapq.heappop(self._lines)
-            if planned_at == entry.planned_at:
-                yield entry
+            planned_at, _, watch = heapq.heappop(self._lines)
+            if planned_at == watch.planned_at:
+                yield watch
 
     @property
     def next_at(self) -> float:

@@ -184,7 +184,9 @@ class Fanout:
 
     def _send(self, questions: Sequence[Question]) -> None:
         if self._clock.monotonic() - self._polled_at > _IDLE:
-            self._poll(0.0)  # connections may have been closed meanwhile
+            # Connections may have been closed meanwhile, behind late answers.
+            self._poll(0.0)
+            self._poll(0.0)
         self._tend()
         wanted = []
         for question in questions:

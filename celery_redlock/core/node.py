@@ -89,8 +89,8 @@ class Node:
 
     @property
     def owes(self) -> bool:
-        """Whether this node has to be told something when it is back."""
-        return bool(self._debts)
+        """Whether this node has to be told something when it is there."""
+        return bool(self._debts) or bool(self._backlog)
 
     def send(self, questions: Sequence[Question], index: int) -> None:
         """Put questions on the wire at once, or enter why that cannot be."""

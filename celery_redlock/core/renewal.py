@@ -27,7 +27,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.agenda import Agenda
+from celery_redlock.core.agenda import Agenda, Watch
 from celery_redlock.core.lease import LeaseState
 
 if TYPE_CHECKING:
@@ -49,32 +49,6 @@ _PAUSE_AFTER_ERROR = 0.1
 _IDLE = 5.0  # seconds without a lease after which the thread ends
 
 
-class _Watch:
-    """A lease under watch, and when something has to be done about it."""
-
-    __slots__ = ("lease", "on_lost", "on_renewed", "planned_at", "renew_at", "renewing")
-
-    def __init__(
-        self,
-        lease: Lease,
-        on_lost: Callable[[Lease], None] | None,
-        on_renewed: Callable[[Lease, float], None] | None,
-        renew_at: float,
-    ) -> None:
-        self.lease = lease
-        self.on_lost = on_lost
-        self.on_renewed = on_renewed
-        self.renew_at = renew_at
-        self.renewing = False
-        self.planned_at = 0.0
-
-    @property
-    def due_at(self) -> float:
-        """The instant at which to look at it next."""
-        until = self.lease.until
-        return until if self.renewing else min(self.renew_at, until)
-
-
 class Watchdog:
     """Renews leases in the background.
 
@@ -92,10 +66,10 @@ class Watchdog:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._watched: dict[str, _Watch] = {}
-        self._mailbox: queue.SimpleQueue[_Watch | None] = queue.SimpleQueue()
-        self._agenda: Agenda[_Watch] = Agenda()
-        self._in_flight: list[tuple[_Watch, Extension, float]] = []
+        self._watched: dict[str, Watch] = {}
+        self._mailbox: queue.SimpleQueue[Watch | None] = queue.SimpleQueue()
+        self._agenda = Agenda()
+        self._in_flight: list[tuple[Watch, Extension, float]] = []
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -125,7 +99,7 @@ class Watchdog:
         """
         self._start_anew_after_fork()
         renew_at = lease.started_at + lease.ttl * RENEW_AT if renew else math.inf
-        watch = _Watch(lease, on_lost, on_renewed, renew_at)
+        watch = Watch(lease, on_lost, on_renewed, renew_at)
         self._watched[lease.token] = watch
         self._mailbox.put(watch)
         self.start()
@@ -147,6 +121,13 @@ class Watchdog:
         if watch and not watch.renewing and watch.renew_at != math.inf:
             watch.renew_at = self._clock.monotonic()
             self._mailbox.put(watch)
+
+    def look_after_debts(self) -> None:
+        """See to it, in the background, that absent nodes are told what they must."""
+        if self._redlock.transport.owes:
+            self._start_anew_after_fork()
+            self._mailbox.put(None)
+            self.start()
 
     def start(self) -> None:
         """Start the thread, if it is not running."""
@@ -231,7 +212,7 @@ class Watchdog:
 
     def _look_at_due(self) -> None:
         now = self._clock.monotonic()
-        due: list[_Watch] = []
+        due: list[Watch] = []
         for watch in self._agenda.due(now):
             if self._watched.get(watch.lease.token) is not watch:
                 continue
@@ -246,7 +227,7 @@ class Watchdog:
                 break
         self._send(due)
 
-    def _send(self, due: list[_Watch]) -> None:
+    def _send(self, due: list[Watch]) -> None:
         if not due:
             return
         sent = []
@@ -284,7 +265,7 @@ class Watchdog:
             else:
                 self._conclude(watch, extension)
 
-    def _conclude(self, watch: _Watch, extension: Extension) -> None:
+    def _conclude(self, watch: Watch, extension: Extension) -> None:
         lease, planned_at = watch.lease, watch.renew_at
         watch.renewing = False
         if extension.result:
@@ -304,12 +285,12 @@ class Watchdog:
                 lease.remaining(),
             )
 
-    def _renew_later(self, watch: _Watch) -> None:
+    def _renew_later(self, watch: Watch) -> None:
         watch.renewing = False
         watch.renew_at = self._clock.monotonic() + watch.lease.ttl * _RETRY_AT
         self._agenda.plan(watch)
 
-    def _announce_loss(self, watch: _Watch) -> None:
+    def _announce_loss(self, watch: Watch) -> None:
         lease = watch.lease
         if self._watched.pop(lease.token, None) is None:
             return

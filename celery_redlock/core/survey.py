@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +65,13 @@ class Survey:
         labels: The nodes.
         unseen: Those that could not be looked at, or not to the end, and why.
         locks: All that was seen, ordered by key.
+        counts: How many locks each node has.
     """
 
     labels: tuple[str, ...]
     unseen: dict[str, str]
     locks: list[SeenLock]
+    counts: dict[str, int]
 
     @property
     def quorum(self) -> int:
@@ -84,12 +86,14 @@ class Survey:
     @property
     def held(self) -> list[SeenLock]:
         """The locks of which a majority says so."""
-        return [lock for lock in self.locks if lock.votes >= self.quorum]
+        quorum = self.quorum
+        return [lock for lock in self.locks if lock.votes >= quorum]
 
     @property
     def others(self) -> list[SeenLock]:
         """What fewer nodes name: contended for, left over, or held by the unseen."""
-        return [lock for lock in self.locks if lock.votes < self.quorum]
+        quorum = self.quorum
+        return [lock for lock in self.locks if lock.votes < quorum]
 
 
 def survey(
@@ -122,13 +126,14 @@ def survey(
 
     unseen = _unseen(addresses, each_node(addresses, look, timeout=timeout))
     labels = tuple(address.name for address in addresses)
-    skip = len(head.encode())
+    skip, quorum = len(head.encode()), quorum_of(len(labels))
     locks = [
         lock
         for key, seen in sorted(sightings.items())
-        for lock in _locks_of(_text(key[skip:]), seen, quorum_of(len(labels)))
+        for lock in _locks_of(_text(key[skip:]), seen, quorum)
     ]
-    return Survey(labels, unseen, locks)
+    counts = Counter(label for seen in sightings.values() for label in seen)
+    return Survey(labels, unseen, locks, {label: counts[label] for label in labels})
 
 
 def eternal_keys(
@@ -201,12 +206,17 @@ def _unseen(addresses: Sequence[NodeAddress], seen: Sequence[Any]) -> dict[str, 
 
 
 def _locks_of(key: str, seen: _Sightings, quorum: int) -> Iterator[SeenLock]:
-    by_token: defaultdict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
-    for value, left in seen.values():
-        by_token[value.partition(b"\n")[0]].append((value, left))
-    for sightings in by_token.values():
-        holders = [Holder.parse(_text(value)) for value in {v for v, _ in sightings}]
-        holder = max(holders, key=lambda holder: holder.fence)
-        lefts = sorted(math.inf if ms < 0 else float(ms) for _, ms in sightings)
+    by_value: defaultdict[bytes, list[float]] = defaultdict(list)
+    for value, ms in seen.values():
+        by_value[value].append(math.inf if ms < 0 else float(ms))
+    # Values of one holder differ in the fence alone, if they do.
+    by_token: dict[str, tuple[Holder, list[float]]] = {}
+    for value, lefts in by_value.items():
+        holder = Holder.parse(_text(value))
+        known, others = by_token.get(holder.token, (holder, []))
+        greater = max(known, holder, key=lambda each: each.fence)
+        by_token[holder.token] = greater, others + lefts
+    for holder, lefts in by_token.values():
+        lefts.sort()
         end = lefts[len(lefts) - quorum] if len(lefts) >= quorum else lefts[-1]
         yield SeenLock(key, holder, len(lefts), end / _MS)

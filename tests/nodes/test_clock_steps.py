@@ -155,7 +155,9 @@ def test_lock_does_not_survive_two_clocks_that_jump_ahead(
     clocks = start_clocks(3)
     nodes = clocks.nodes
     with client(nodes) as redlock, client(nodes) as rival:
+        until(lambda: redlock.check().problems == [])
         lease = redlock.acquire(key)
+        until(lambda: None not in values(nodes, key))
         clocks.step(0, HOUR)
         clocks.step(1, HOUR)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.core.ballot import VoteKind
+from celery_redlock.devnodes import redis_servers
 from celery_redlock.errors import LockUnavailable, QuorumUnreachable
 from tests.nodes.support import (
     PATIENT,
@@ -153,6 +154,7 @@ class Promotion(Loss):
 
 
 LOSSES = [Loss, Flush, Swap, Rollback, Twice, Replacement, Promotion]
+FIRST, LAST = 0, -1  # of the versions of Redis that there are
 
 
 @pytest.fixture
@@ -161,19 +163,27 @@ def start_one(start_nodes: Callable[..., DevNodes]) -> Callable[[], DevNode]:
     return lambda: start_nodes(1, initialize=False).nodes[0]
 
 
-@pytest.mark.every_server
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        *((kind, (FIRST, LAST)[number % 2]) for number, kind in enumerate(LOSSES)),
+        (Loss, LAST),
+        (Flush, FIRST),
+    ],
+)
 def test_node_that_forgot_lets_no_second_holder_in(
-    start_nodes: Callable[..., DevNodes],
-    start_one: Callable[[], DevNode],
-    key: str,
-    kind: type[Loss],
+    start_nodes: Callable[..., DevNodes], key: str, kind: type[Loss], version: int
 ) -> None:
     """The lock is on X and Y, X forgets it: X and Z are no majority for another.
 
     X votes again by itself after its quarantine, with counters from the others.
     """
-    nodes = start_nodes(3)
+    binary = redis_servers()[version]
+    nodes = start_nodes(3, binary=binary)
+
+    def start_one() -> DevNode:
+        return start_nodes(1, initialize=False, binary=binary).nodes[0]
+
     with (
         wires(nodes) as lines,
         client([line.url for line in lines], **SHORT) as redlock,
@@ -335,7 +345,6 @@ def test_holder_outlives_the_restart_of_all_nodes(
 # -- A majority ------------------------------------------------------------------------
 
 
-@pytest.mark.every_server
 @pytest.mark.parametrize(("count", "lost"), [(1, 1), (3, 2), (5, 5)])
 def test_majority_that_restarts_grants_nothing_for_a_while(
     start_nodes: Callable[..., DevNodes],

@@ -205,7 +205,7 @@ def plan_of(seed: int, style: str = "") -> Plan:
 # others wait for them, storming at one lock over an unsteady network, or meeting
 # at it at one moment while connections break.
 _STYLES = ("calm", "mixed", "run", "lapse", "storm", "duel")
-_WEIGHTS = (5, 25, 20, 20, 15, 15)
+_WEIGHTS = (4, 26, 20, 14, 14, 22)
 
 
 class _Planner:
@@ -277,7 +277,7 @@ class _Planner:
         count = rng.choice((1, 2, 2, 2, 3, 3, 4))
         far = rng.choice((0.01, 0.01, self.max_ttl, 3600.0))
         if self.style in ("lapse", "storm", "duel"):
-            count = max(2, count)
+            count = max(2, min(count, 3))
             far = rng.choice((far, far, 3600.0))  # so that hints do not count
         if self.style == "duel":
             far = 3600.0
@@ -316,7 +316,7 @@ class _Planner:
         rng = self.rng
         if self.style == "duel":
             return self._meeting()
-        most = 5 if self.style == "storm" else 3
+        most = {"storm": 4, "calm": 2}.get(self.style, 3)
         eager = rng.random() < 0.5
         operations: list[Operation] = []
         spent = 0.0

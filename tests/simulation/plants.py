@@ -99,28 +99,28 @@ def _raise_without_holding() -> _Patches:
 def _early_recovery() -> _Patches:
     right = MemoryNode.acquire
 
+    def life_of(node: MemoryNode, meta: bytes) -> bytes:
+        return node.redis.hget(meta, b"life") or node.run_id.encode()
+
     def acquire(node: MemoryNode, keys: list[bytes], args: list[bytes]) -> Any:
         reply = right(node, keys, args)
-        synced = node.redis.hget(keys[2], b"synced")
-        if args[6] and synced != node.run_id.encode():
-            return [UNSYNCED, node.run_id.encode()]
-        return reply
+        life = life_of(node, keys[2])
+        is_synced = node.redis.hget(keys[2], b"synced") == life
+        return reply if is_synced else [UNSYNCED, life]
 
     def sync(node: MemoryNode, keys: list[bytes], args: list[bytes]) -> Any:
         counters, meta, _ = keys
-        run_id, _, *pairs = args
-        if run_id != node.run_id.encode():
-            return [UNSYNCED, node.run_id.encode()]
+        named, _, *pairs = args
+        life = life_of(node, meta)
+        if node.redis.hget(meta, b"run_id") != node.run_id.encode() or named != life:
+            return [UNSYNCED, life]
         for field, number in zip(pairs[::2], pairs[1::2], strict=True):
             if float(node.redis.hget(counters, field) or 0) < float(number):
                 node.redis.hset(counters, {field: number})
-        node.redis.hset(meta, {b"synced": run_id})
+        node.redis.hset(meta, {b"synced": life})
         return [GRANTED, 0]
 
-    return [
-        (MemoryNode, "acquire", acquire),
-        (MemoryNode, "sync", sync),
-    ]
+    return [(MemoryNode, "acquire", acquire), (MemoryNode, "sync", sync)]
 
 
 def _no_guard() -> _Patches:

@@ -33,6 +33,7 @@ __all__ = ["Faults"]
 
 _MEAN_PAUSE = 0.9  # seconds between two faults
 _TICK = 0.05
+_BUSY = 0.8  # of the children that are hit, so many run a body
 _MOST_NODES, _MOST_WORKERS = 2, 2
 _SHORTEST, _LONGEST = 1.2 * TTL, 2.2 * TTL  # of a pause, seconds
 
@@ -42,6 +43,7 @@ class Faults:
 
     Attributes:
         counts: How often each fault was done.
+        ended: How often a worker ended that nobody had ended.
     """
 
     def __init__(self, site: Site, seed: int) -> None:
@@ -54,7 +56,9 @@ class Faults:
         self._broker = False
         self._voteless: set[int] = set()
         self._fresh: list[str] = []
+        self._bodies: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
+        self.ended = 0
         self._kinds: dict[str, tuple[int, Callable[[], bool]]] = {
             "worker killed": (7, self._kill_worker),
             "child killed": (10, self._kill_child),
@@ -81,6 +85,7 @@ class Faults:
         end, due = now + seconds, now + 2
         while (now := time.monotonic()) < end:
             self._undo(now)
+            self._supervise()
             self._read_journal()
             if now >= due:
                 self._site.look_around()
@@ -88,6 +93,16 @@ class Faults:
                 due = now + self._random.expovariate(1 / _MEAN_PAUSE)
             time.sleep(_TICK)
         self._undo(float("inf"))
+
+    def _supervise(self) -> None:
+        """Start a worker again that has ended by itself, as any deployment does.
+
+        Celery's Redis consumer may end so when its broker refuses connections.
+        """
+        for worker in self._site.workers:
+            if worker.status == "exited" and worker not in self._workers:
+                self.ended += 1
+                worker.start()
 
     def _disturb(self) -> None:
         weights = [weight for weight, _ in self._kinds.values()]
@@ -112,6 +127,10 @@ class Faults:
         for line in self._site.journal.news():
             if line["event"] in ("sent", "began"):
                 self._fresh = [*self._fresh[-11:], line["task_id"]]
+            if line["event"] == "began":
+                self._bodies[line["run"]] = line["pid"]
+            elif line["event"] == "ended":
+                self._bodies.pop(line["run"], None)
 
     # -- Workers ---------------------------------------------------------------
 
@@ -127,6 +146,10 @@ class Faults:
         if worker is None or worker.pool != "prefork":
             return None
         children = descendants(worker.pid)
+        busy = [pid for pid in children if pid in self._bodies.values()]
+        # An idle child is of interest too: it may be about to ack, or to begin.
+        if busy and self._random.random() < _BUSY:
+            children = busy
         return (worker, self._random.choice(children)) if children else None
 
     def _kill_worker(self) -> bool:

@@ -84,12 +84,14 @@ class Histories:
     Attributes:
         runs: All runs, by their id.
         sent: The kind of each job that was sent, by its task id.
+        chords: Of which chord a job is a part.
         events: The lines of each other kind of event.
     """
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         self.runs: dict[str, Run] = {}
         self.sent: dict[str, str] = {}
+        self.chords: dict[str, str] = {}
         self.events: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         for line in lines:
             self._take(line)
@@ -112,6 +114,8 @@ class Histories:
             self.events[line["event"]].append(line)
             if line["event"] == "sent":
                 self.sent[line["task_id"]] = line["kind"]
+                if "chord" in line:
+                    self.chords[line["task_id"]] = line["chord"]
 
     def _pauses(self) -> dict[int, list[tuple[float, float]]]:
         pauses: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -149,6 +153,12 @@ class Histories:
         """Return the jobs that an event tells of."""
         return {line["task_id"] for line in self.events[event]}
 
-    def count(self, event: str, task_id: str) -> int:
-        """Return how often an event tells of a job."""
-        return sum(line["task_id"] == task_id for line in self.events[event])
+    def traces(self, task_id: str) -> str:
+        """Tell what became of a job: where it may have been lost."""
+        facts: dict[str, Any] = {
+            event: sum(line["task_id"] == task_id for line in self.events[event])
+            for event in ("published", "received", "conflict")
+        }
+        runs = [run for run in self.runs.values() if run.task_id == task_id]
+        facts["runs"] = [run.outcome or "killed" for run in runs]
+        return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -55,7 +55,9 @@ class Producer:
             return
         self._jobs.journal.note("sent", kind=kind, task_id=result.id)
         for part in getattr(result.parent, "results", None) or ():
-            self._jobs.journal.note("sent", kind="chord part", task_id=part.id)
+            self._jobs.journal.note(
+                "sent", kind="chord part", task_id=part.id, chord=result.id
+            )
 
     def _choose(self, kind: str) -> tuple[Any, dict[str, Any]]:
         dice, seconds = self._random, round(self._random.uniform(0.05, 0.6), 3)

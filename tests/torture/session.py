@@ -16,7 +16,6 @@ from tests.torture.journal import Journal
 from tests.torture.report import Report
 from tests.torture.site import MAX_TTL, Site
 from tests.torture.verdicts import Verdicts
-from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["torture"]
 
 _PATIENCE = 60.0  # seconds without any progress
+_WHEN_IDLE = 5.0  # the same, while there is no message anywhere
 _FREE_WITHIN = 3 * MAX_TTL  # a ttl and a quarantine
 
 
@@ -71,10 +71,12 @@ def torture(
             results=results,
             writes=site.ledger.writes(),
             elements=site.ledger.elements(),
+            dropped=site.broker.dropped(),
         )
         verdicts.found("locks left behind", left)
         verdicts.found("processes left behind", site.left_behind())
         verdicts.apart["workers restarted because nothing went on"] = restarts
+        verdicts.apart["workers that ended by themselves"] = faults.ended
         verdicts.apart["workers that did not end by SIGTERM"] = stubborn
         return Report(
             seed=seed,
@@ -101,27 +103,31 @@ def _settle(
         State and error of each job, and how many workers were restarted.
     """
     waiting, restarts = set(jobs), 0
-    while True:
-        try:
-            while waiting:
-                before = set(waiting)
-                until(lambda: _drop_ready(site, waiting) < before, _PATIENCE)  # noqa: B023  (called here)
-        except AssertionError:
-            if restarts:
-                break
-            say(f"{len(waiting)} jobs do not go on; the workers are restarted")
-            site.restart_workers()
-            restarts = len(site.workers)
-        else:
-            break
+    if not _goes_on(site, waiting) and not site.broker.idles():
+        say(f"{len(waiting)} jobs do not go on; the workers are restarted")
+        site.restart_workers()
+        restarts = len(site.workers)
+        _goes_on(site, waiting)
     return {job: _result(site, job) for job in jobs}, restarts
 
 
-def _drop_ready(site: Site, waiting: set[str]) -> set[str]:
-    for job in [*waiting]:
-        if _result(site, job)[0] in states.READY_STATES:
-            waiting.discard(job)
-    return waiting
+def _goes_on(site: Site, waiting: set[str]) -> bool:
+    """Wait for jobs until all have ended (True) or none has for a while (False)."""
+    last = time.monotonic()
+    while waiting:
+        patience = _WHEN_IDLE if site.broker.idles() else _PATIENCE
+        if time.monotonic() - last > patience:
+            break
+        before = len(waiting)
+        waiting -= {job for job in waiting if _is_ready(site, job)}
+        if len(waiting) < before:
+            last = time.monotonic()
+        time.sleep(0.1)
+    return not waiting
+
+
+def _is_ready(site: Site, job: str) -> bool:
+    return _result(site, job)[0] in states.READY_STATES
 
 
 def _result(site: Site, job: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ import celery_redlock
 from celery_redlock import Redlock
 from celery_redlock.devnodes import DevNodes, ServerOptions, find_redis_server
 from tests.torture import producer, proxy
+from tests.torture.broker import DurableRedis
 from tests.torture.journal import FOLDER, Journal
 from tests.torture.ledger import Ledger
 from tests.torture.names import CELLS, COUNTERS, SETS, SETTINGS
@@ -33,6 +34,8 @@ from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
 
 __all__ = ["TTL", "Site"]
 
@@ -59,16 +62,6 @@ _SETTINGS = {
     "worker_log_format": "[%(asctime)s %(levelname)s %(processName)s] %(message)s",
     "worker_task_log_format": "[%(asctime)s %(levelname)s %(processName)s] %(message)s",
 }
-
-
-class DurableRedis(LocalRedis):
-    """A redis-server that remembers, over any crash, what it has acknowledged."""
-
-    def command(self) -> Sequence[str]:
-        """Return what is to be run."""
-        durable = {"appendonly": "yes", "appendfsync": "always", "dir": self.folder}
-        flags = [text for key, value in durable.items() for text in (f"--{key}", value)]
-        return [*super().command(), *map(str, flags)]
 
 
 class Program(LocalProcess):
@@ -126,7 +119,7 @@ class Site:
 
     # -- Start ---------------------------------------------------------------
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._start(stack)
             self._everything = stack.pop_all()
@@ -204,9 +197,10 @@ class Site:
         """Tell whether a node has the right to vote, by what it stores."""
         node = self.nodes.nodes[number]
         run_id = node.command("INFO", "server")["run_id"]
-        ids = node.command("HMGET", f"{_PREFIX}:meta", "run_id", "synced")
+        meta = node.command("HGETALL", f"{_PREFIX}:meta")
         waits = node.command("EXISTS", f"{_PREFIX}:quarantine")
-        return ids == [run_id, run_id] and not waits
+        knows_itself = meta.get("run_id") == run_id
+        return knows_itself and meta.get("synced") == meta["life"] and not waits
 
     def look_around(self) -> None:
         """Remember which processes there are below the workers."""
@@ -248,16 +242,12 @@ class Site:
     def end_workers(self) -> int:
         """End the workers by SIGTERM; return how many did not end by it."""
         self.look_around()
-        stubborn = 0
         for worker in self.workers:
             os.kill(worker.pid, signal.SIGTERM)
-        for worker in self.workers:
-            try:
-                worker.wait(30)
-            except AssertionError:
-                stubborn += 1
-                worker.kill("SIGKILL")
-        return stubborn
+        stubborn = [worker for worker in self.workers if not _ends(worker)]
+        for worker in stubborn:
+            worker.kill("SIGKILL")
+        return len(stubborn)
 
     def left_behind(self, seconds: float = 10.0) -> list[str]:
         """Return the processes that should have ended, after this time at most."""
@@ -277,6 +267,14 @@ class Site:
         for process in filter(_lives, self.bystanders):
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def _ends(worker: LocalWorker) -> bool:
+    try:
+        worker.wait(30)
+    except AssertionError:
+        return False
+    return True
 
 
 def _lives(process: psutil.Process) -> bool:

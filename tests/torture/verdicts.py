@@ -19,6 +19,10 @@ locks left behind              a node has one, a ttl and a quarantine after the 
 processes left behind          it was below a worker, and outlived it
 =============================  ===================================================
 
+Celery's Redis transport loses a message when somebody dies while it is being handed
+over; `DurableRedis.dropped` knows of each. Such jobs, and chords that wait for them,
+are counted apart.
+
 A counter is not fenced: a body that was frozen between its last look at its lease
 and its write does write late. That is counted apart, as is each overlap with an
 older body that had been told, or stood still when its lease ended.
@@ -28,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery import states
 
@@ -77,6 +81,7 @@ class Verdicts:
         results: dict[str, tuple[str, str]],
         writes: list[tuple[str, int, str]],
         elements: set[str],
+        dropped: set[str],
     ) -> None:
         """Judge what the jobs did.
 
@@ -84,10 +89,11 @@ class Verdicts:
             results: State and error (or ``""``) of each job that was sent.
             writes: Those that were accepted, in order: name, fence, run.
             elements: What the sets hold in the end.
+            dropped: Jobs whose message was lost between broker and worker.
         """
         self._judge_pairs()
         self._judge_writes(writes)
-        self._judge_jobs(results)
+        self._judge_jobs(results, dropped)
         added = {
             line["element"]
             for run in self._histories.runs.values()
@@ -141,7 +147,9 @@ class Verdicts:
             line["event"] == "refused" for line in lines
         )
 
-    def _judge_jobs(self, results: dict[str, tuple[str, str]]) -> None:
+    def _judge_jobs(
+        self, results: dict[str, tuple[str, str]], dropped: set[str]
+    ) -> None:
         ended = Counter(
             run.task_id
             for run in self._histories.runs.values()
@@ -153,31 +161,29 @@ class Verdicts:
         )
         revoked = self._histories.tasks("revoking")
         lost, silent = [], []
+        chords = self._histories.chords
+        waits_for_dropped = {chords[job] for job in dropped if job in chords}
         for job, kind in self._histories.sent.items():
             state, error = results[job]
-            traces = self._traces(job)
-            if state not in states.READY_STATES:
-                silent.append(f"{kind} {job} is {state}; {traces}")
             self.apart[f"ended in {error or state}"] += 1
-            excused = job in revoked or bool(
-                {state, error} & _LOST_ALLOWED.get(kind, set())
-            )
-            if not (excused or (ended[job] and state == states.SUCCESS)):
-                if state not in states.READY_STATES and ended[job]:
-                    continue  # it ran: only its result is missing
-                lost.append(f"{kind} {job} is {error or state}; {traces}")
+            fate = {state, error}
+            if not fate & states.READY_STATES and job in dropped | waits_for_dropped:
+                self.apart["jobs dropped between Redis and worker by Celery"] += 1
+                continue
+            if not fate & states.READY_STATES:
+                silent.append(self._fate(job, state))
+            if job in revoked or fate & _LOST_ALLOWED.get(kind, set()):
+                continue
+            # Without a result, a job that ran to its end is not lost.
+            is_well = state == states.SUCCESS or not fate & states.READY_STATES
+            if not (ended[job] and is_well):
+                lost.append(self._fate(job, error or state))
         self.found("jobs lost", lost)
         self.found("results that never came", silent)
 
-    def _traces(self, job: str) -> str:
-        """Tell how often a job was published and received: where it was lost."""
-        facts: dict[str, Any] = {
-            name: self._histories.count(name, job)
-            for name in ("published", "received", "conflict")
-        }
-        runs = [run for run in self._histories.runs.values() if run.task_id == job]
-        facts["runs"] = [run.outcome or "killed" for run in runs]
-        return ", ".join(f"{name} {value}" for name, value in facts.items())
+    def _fate(self, job: str, end: str) -> str:
+        kind, traces = self._histories.sent[job], self._histories.traces(job)
+        return f"{kind} {job} is {end}; {traces}"
 
 
 def _tears(reader: Run, writer: Run) -> bool | None:

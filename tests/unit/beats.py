@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Beat", "Broker", "Project", "RecordingScheduler", "Sent", "at", "run"]
 
 TTL = 15.0
+TICK = 0.001  # seconds that one takes: Celery's scheduler ticks on until it is time
 
 
 def at(text: str) -> float:
@@ -127,7 +128,7 @@ class Beat:
         self.clock: Any = nodes.clock
         self.nodes = nodes
         app = Project("project", broker="memory://", set_as_current=False)
-        app.clock_of_test, app.broker_of_test, app.host = nodes.clock, broker, host
+        app.clock_of_test, app.broker_of_test, app.host = self.clock, broker, host
         app.conf.update(
             beat_schedule=schedule(),
             redlock_nodes=nodes.urls,
@@ -149,7 +150,7 @@ class Beat:
     def tick(self) -> float:
         """Go once round the loop of beat; return the pause that it takes then."""
         pause = max(0.0, self.scheduler.tick())
-        self.due_at = self.clock.monotonic() + pause
+        self.due_at = self.clock.monotonic() + max(pause, TICK)
         if pause and self.scheduler.should_sync():
             self.scheduler._do_sync()  # noqa: SLF001  (as the loop of beat does)
         return pause

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_abort_is_not_autoretried_unless_listed(prefork: Deployment, key: str) -> None:
-    """``autoretry_for`` other errors does not run an aborted job again."""
+    """``autoretry_for=(Exception,)`` does not run an aborted job again."""
     first = prefork.begin("lost-other-autoretry", key)
 
     prefork.nodes.steal(key, seconds=5)

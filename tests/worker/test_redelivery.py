@@ -83,6 +83,7 @@ def test_copy_of_a_job_that_failed_to_finish_runs(
     """A copy whose original died without a result takes its place."""
     task_id = uuid()
     with prefork.task("job").lock(key):  # stands for another run of this id
+        prefork.nodes.until_held(key)
         prefork.nodes.rename_holder(key, task_id)
         result = prefork.send("job", key, task_id=task_id)
         prefork.until_received(task_id, times=2)

@@ -39,6 +39,7 @@ def test_report_shows_no_password(here: Deployment) -> None:
 
     report = subprocess.run(  # noqa: S603  (our own command)
         [sys.executable, "-m", "celery", "-A", worker.app, "report"],
+        cwd=worker.folder,
         env={**os.environ, **worker.environment()},
         capture_output=True,
         text=True,

@@ -64,7 +64,8 @@ class ClockedSelector(Selector):
         for call in list(self.on_select):
             call()
         for thread in threading.enumerate():
-            if thread.name.startswith("redlock-connect-"):
+            ours = thread.name.startswith("redlock-connect-")
+            if ours and thread is not threading.current_thread():
                 thread.join(0.001)  # those behind a closed gate go on trying
         now = self.clock.monotonic()
         next_at = min((at for at, _, _ in self.coming), default=float("inf"))

@@ -386,6 +386,7 @@ def test_command_that_does_not_fit_is_sent_on_when_it_does(
     first, second = question("a"), question("b")
 
     stage.ask(first)
+    sock.room = 5
     stage.ask(second)
     assert stage.selector.registered[sock][0] == BOTH
     assert len(sock.sent) == 10

@@ -566,15 +566,18 @@ def test_busy_line_is_a_renewal_that_failed(
     nodes.busy = 1000
     watchdog.run_for(clock, 30.0)
     assert [instant for _, instant in told.lost] == pytest.approx([lease.until])
+    assert max(nodes.deadlines) == pytest.approx(lease.until)
 
 
 class Busy(FakeNodes):
     """Nodes on whose line others talk."""
 
     busy = 0
+    deadlines: tuple[float, ...] = ()
 
     def send(self, *questions: Question, until: float | None = None) -> bool:
         """Refuse as many times as was said, where somebody has a deadline."""
+        self.deadlines += () if until is None else (until,)
         if until is not None and self.busy:
             self.busy -= 1
             return False

@@ -6,6 +6,7 @@ two tasks that use the same text share the lock.
 
 from __future__ import annotations
 
+import contextvars
 import os
 import signal
 import threading
@@ -193,10 +194,10 @@ def lost_autoretry(key: str) -> str:
 
 
 @singleton_task(
-    name="lost-other-autoretry", key="{key}", ttl=TTL, autoretry_for=(ValueError,)
+    name="lost-other-autoretry", key="{key}", ttl=TTL, autoretry_for=(Exception,)
 )
 def lost_other_autoretry(key: str) -> str:
-    """Run until the gate opens; a lost lock is no error to retry."""
+    """Run until the gate opens; a lost lock is not named among what is retried."""
     return hold(key)
 
 
@@ -420,7 +421,8 @@ def spawning(self: Task, key: str) -> str:
         except LockHeld:
             answers.append("held")
 
-    thread = threading.Thread(target=take)
+    here = contextvars.copy_context()  # as frameworks do for the threads they start
+    thread = threading.Thread(target=here.run, args=(take,))
     thread.start()
     thread.join()
     return answers[0]

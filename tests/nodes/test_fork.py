@@ -1,0 +1,202 @@
+"""Forks: child and parent each have their own, and nothing passes between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.nodes.support import run_python, until_nothing_is_left
+
+if TYPE_CHECKING:
+    from celery_redlock.devnodes import DevNodes
+
+PRELUDE = """
+import os, sys, threading, time
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.renewal import Watchdog
+from celery_redlock.errors import LockHeld
+from celery_redlock.locking import current_lease, lock, watchdog_of
+key, *urls = sys.argv[1:]
+
+def until(event, seconds=10):
+    end = time.monotonic() + seconds
+    while not event():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+def in_child(work):
+    # Run this in a child, which ends as programs do, and return its exit code.
+    pid = os.fork()
+    if not pid:
+        work()
+        sys.stdout.flush()
+        sys.exit(0)
+    return os.waitpid(pid, 0)[1]
+
+def refused(key):
+    try:
+        with lock(redlock, key):
+            return False
+    except LockHeld:
+        return True
+
+redlock = Redlock(urls, ttl=3, node_timeout=0.5)
+"""
+
+
+def run(nodes: DevNodes, key: str, program: str) -> list[str]:
+    """Run a program that forks."""
+    return run_python(PRELUDE + program, key, *nodes.urls)
+
+
+def test_child_is_not_the_holder(three_nodes: DevNodes, key: str) -> None:
+    """A child that is forked inside a block does not hold the lock: it is refused."""
+    program = """
+def work():
+    assert current_lease() is None
+    assert refused(key)
+    print("child refused")
+
+with lock(redlock, key) as lease:
+    assert in_child(work) == 0
+    assert lease.is_valid()
+    lease.ensure(network=True)
+    assert current_lease() is lease
+    print("parent holds")
+"""
+    assert run(three_nodes, key, program) == ["child refused", "parent holds"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_childs_exit_does_not_release_the_parents_lock(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A child that unwinds the parent's block leaves the lock and its renewal alone."""
+    program = """
+told = []
+with lock(redlock, key, on_released=lambda _: told.append(os.getpid())) as lease:
+    pid = os.fork()
+    if not pid:
+        sys.exit(0)                     # runs the end of the block, in the child
+    assert os.waitpid(pid, 0)[1] == 0
+    assert redlock.inspect(key).votes >= 2
+    end = lease.until
+    until(lambda: lease.until > end + 1.5)
+    lease.ensure(network=True)
+assert told == [os.getpid()]
+print("held")
+"""
+    assert run(three_nodes, key, program) == ["held"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_child_and_parent_do_not_share_connections(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """Both talk at once over what looks like one service; replies stay apart."""
+    program = """
+def work(name):
+    for number in range(60):
+        with lock(redlock, f"{key}:{name}:{number}") as lease:
+            holder = redlock.inspect(lease.key).holder
+            assert holder.token == lease.token, (holder, lease)
+            assert holder.pid == os.getpid()
+
+redlock.release(redlock.acquire(key))
+pids = []
+for name in "abc":
+    pid = os.fork()
+    if not pid:
+        work(name)
+        sys.exit(0)
+    pids.append(pid)
+work("parent")
+assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
+print("apart")
+"""
+    assert run(three_nodes, key, program) == ["apart"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_childs_watchdog_is_its_own(three_nodes: DevNodes, key: str) -> None:
+    """A watchdog that a child starts renews nothing of the parent's."""
+    program = """
+lease = redlock.acquire(key)
+dog = Watchdog(redlock)
+dog.watch(lease)
+
+def work():
+    dog.start()
+    assert not dog.forget(lease)
+    dog.renew_now(lease)
+    mine, renewed = redlock.acquire(f"{key}:child"), []
+    dog.watch(mine, on_renewed=lambda lease, late: renewed.append(lease.key))
+    until(lambda: len(renewed) >= 2)
+    assert set(renewed) == {mine.key}
+    assert dog.forget(mine)
+    redlock.release(mine)
+    dog.stop()
+
+end = lease.until
+assert in_child(work) == 0
+assert lease.until > end                # the parent's went on meanwhile
+assert dog.forget(lease)
+assert redlock.release(lease)
+dog.stop()
+print("each its own")
+"""
+    assert run(three_nodes, key, program) == ["each its own"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_lock_of_a_dead_parent_ends_with_its_ttl(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A child that lives on does not keep the lock of a parent that was killed."""
+    program = """
+read, write = os.pipe()
+parent = os.fork()
+if not parent:
+    with lock(redlock, key):            # the "parent": it forks and is killed
+        child = os.fork()
+        if not child:
+            watchdog_of(redlock).start()
+            with lock(redlock, f"{key}:child"):
+                os.write(write, b"x")
+                until(lambda: not refused(key))
+                os.write(write, b"y")
+            os._exit(0)
+        os.waitpid(child, 0)
+os.read(read, 1)
+os.kill(parent, 9)
+os.waitpid(parent, 0)
+assert os.read(read, 1) == b"y"
+print("ended")
+"""
+    assert run(three_nodes, key, program) == ["ended"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_fork_while_other_threads_talk(three_nodes: DevNodes, key: str) -> None:
+    """A child forked while a thread is in the middle of a question is not stuck."""
+    program = """
+over = False
+
+def talk():
+    while not over:
+        redlock.release(redlock.acquire(f"{key}:thread"))
+
+def work():
+    for number in range(3):
+        with lock(redlock, f"{key}:{os.getpid()}:{number}"):
+            pass
+
+thread = threading.Thread(target=talk)
+thread.start()
+for _ in range(6):
+    assert in_child(work) == 0
+over = True
+thread.join()
+print("free")
+"""
+    assert run(three_nodes, key, program) == ["free"]
+    until_nothing_is_left(three_nodes)

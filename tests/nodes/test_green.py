@@ -1,0 +1,180 @@
+"""Under gevent and eventlet: nobody who waits for a node stops the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.nodes.support import run_python, until_nothing_is_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.devnodes import DevNodes
+
+GEVENT = """
+from gevent import monkey
+monkey.patch_all()
+from gevent import spawn
+def join(greenlet): return greenlet.get()
+"""
+
+EVENTLET = """
+import warnings
+warnings.simplefilter("ignore")
+import eventlet
+eventlet.monkey_patch()
+from eventlet import spawn
+def join(greenlet): return greenlet.wait()
+"""
+
+PRELUDE = """
+import os, signal, sys, time
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
+from celery_redlock.locking import current_lease, lock
+key, *urls = sys.argv[1:]
+ticks = 0
+
+def tick():
+    global ticks
+    while True:
+        time.sleep(0.005)
+        ticks += 1
+
+def until(event, seconds=10):
+    end = time.monotonic() + seconds
+    while not event():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+spawn(tick)
+"""
+
+pytestmark = pytest.mark.parametrize(
+    "green", [GEVENT, EVENTLET], ids=["gevent", "eventlet"]
+)
+
+
+def test_greenlets_take_turns(three_nodes: DevNodes, key: str, green: str) -> None:
+    """Greenlets that share a service increment a counter, and none of it is lost."""
+    program = """
+redlock = Redlock(urls, node_timeout=1.0)
+amount = inside = overlaps = 0
+
+def work():
+    global amount, inside, overlaps
+    for _ in range(15):
+        with lock(redlock, key, wait=60):
+            inside += 1
+            overlaps += inside > 1
+            before = amount
+            time.sleep(0.001)
+            amount = before + 1
+            inside -= 1
+
+for greenlet in [spawn(work) for _ in range(6)]:
+    join(greenlet)
+print(amount, overlaps)
+"""
+    assert run_python(green + PRELUDE + program, key, *three_nodes.urls) == ["90 0"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_others_go_on_while_one_waits_for_hung_nodes(
+    start_nodes: Callable[..., DevNodes], key: str, green: str
+) -> None:
+    """While a greenlet waits for nodes that hang, or for a lock, others run."""
+    nodes = start_nodes(3)
+    program = """
+redlock = Redlock(urls[:3], node_timeout=1.0)
+with lock(redlock, key):
+    try:
+        before = ticks
+        Redlock(urls[:3], node_timeout=0.5).acquire(key, wait=1.0)
+    except LockHeld:
+        print("held", ticks - before > 20)
+for pid in urls[3:]:
+    os.kill(int(pid), signal.SIGSTOP)
+try:
+    before = ticks
+    redlock.acquire(key)
+except QuorumUnreachable:
+    print("unreachable", ticks - before > 20)
+finally:
+    for pid in urls[3:]:
+        os.kill(int(pid), signal.SIGCONT)
+"""
+    pids = [str(node.pid) for node in nodes.nodes[:2]]
+
+    lines = run_python(green + PRELUDE + program, key, *nodes.urls, *pids)
+
+    assert lines == ["held True", "unreachable True"]
+    until_nothing_is_left(nodes)
+
+
+def test_renewal_is_a_greenlet(three_nodes: DevNodes, key: str, green: str) -> None:
+    """A body that yields is renewed beyond its ttl; it starts before any other use."""
+    program = """
+redlock = Redlock(urls, ttl=0.9, node_timeout=0.2)
+renewals = []
+with lock(redlock, key, on_renewed=lambda lease, late: renewals.append(late)) as lease:
+    assert current_lease() is lease
+    end, before = lease.until, ticks
+    until(lambda: lease.until > end + 1.5)
+    print(lease.is_valid(), len(renewals) >= 4, ticks - before > 100)
+assert current_lease() is None
+"""
+    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls)
+
+    assert lines == ["True True True"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_greenlet_does_not_inherit_a_lock(
+    three_nodes: DevNodes, key: str, green: str
+) -> None:
+    """A greenlet that the holder starts is another execution: it is refused."""
+    program = """
+redlock = Redlock(urls)
+
+def take():
+    assert current_lease() is None
+    try:
+        with lock(redlock, key):
+            return "ran"
+    except LockHeld:
+        return "refused"
+
+with lock(redlock, key):
+    with lock(redlock, key):
+        print(join(spawn(take)))
+"""
+    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls)
+
+    assert lines == ["refused"]
+    until_nothing_is_left(three_nodes)
+
+
+def test_loss_is_told_in_a_greenlet(
+    start_nodes: Callable[..., DevNodes], key: str, green: str
+) -> None:
+    """When the nodes are gone, the loss is announced while the body waits."""
+    nodes = start_nodes(3)
+    program = """
+redlock = Redlock(urls[:3], ttl=0.9, node_timeout=0.2)
+lost = []
+try:
+    with lock(redlock, key, on_lost=lost.append):
+        for pid in urls[3:]:
+            os.kill(int(pid), signal.SIGKILL)
+        until(lambda: lost)
+except LockLost:
+    print("lost", len(lost))
+"""
+    pids = [str(node.pid) for node in nodes.nodes[:2]]
+
+    lines = run_python(green + PRELUDE + program, key, *nodes.urls, *pids)
+
+    assert lines == ["lost 1"]
