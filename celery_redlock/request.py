@@ -145,7 +145,7 @@ class RedlockRequest(Request):
                 self.name,
                 self.id,
                 freed,
-                len(redlock.labels),
+                len(runtime.redlock.labels),
                 self.worker_pid,
             )
 

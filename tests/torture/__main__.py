@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.torture.broker import BROKERS
 from tests.torture.session import torture
 
 
@@ -17,6 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.torture", description=torture.__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="default: 600")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--broker", choices=[*BROKERS], default="redis")
     parser.add_argument("--json", type=Path, help="a file for the report")
     parser.add_argument(
         "--keep", type=Path, help="an empty folder for journal and logs"
@@ -30,7 +32,9 @@ def main() -> int:
     def say(text: str) -> None:
         sys.stderr.write(f"{time.monotonic() - start:6.1f} s  {text}\n")
 
-    report = torture(chosen.seconds, chosen.seed, folder=chosen.keep, say=say)
+    report = torture(
+        chosen.seconds, chosen.seed, broker=chosen.broker, folder=chosen.keep, say=say
+    )
     report.show()
     if chosen.json:
         chosen.json.write_text(report.json() + "\n")

@@ -102,8 +102,8 @@ class Producer:
     def _is_crowded(self) -> bool:
         try:
             with self._jobs.app.connection_for_read() as connection:
-                client: Any = connection.default_channel.client
-                return bool(client.llen("celery") > _CROWD)
+                queue = connection.default_channel.queue_declare("celery", passive=True)
+                return bool(queue.message_count > _CROWD)
         except Exception:  # noqa: BLE001  (the broker is down: do not publish now)
             return True
 

@@ -17,6 +17,7 @@ class Report:
     """The outcome of one torture.
 
     Attributes:
+        broker: Which broker carried the jobs.
         seed: What chose the faults and the jobs.
         seconds: How long faults were done.
         settled: Seconds until all was done after them.
@@ -28,6 +29,7 @@ class Report:
         evidence: What was seen of what must be zero.
     """
 
+    broker: str
     seed: int
     seconds: float
     settled: float
@@ -59,7 +61,7 @@ class Report:
     def title(self) -> str:
         """Return the line above the table."""
         return (
-            f"torture: seed {self.seed}, {self.seconds:g} s of faults, "
+            f"torture: {self.broker}, seed {self.seed}, {self.seconds:g} s of faults, "
             f"settled {self.settled:.0f} s later"
         )
 

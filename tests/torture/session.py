@@ -31,6 +31,7 @@ def torture(
     seconds: float,
     seed: int,
     *,
+    broker: str = "redis",
     folder: Path | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Report:
@@ -39,6 +40,7 @@ def torture(
     Args:
         seconds: How long faults are done.
         seed: Chooses faults and jobs.
+        broker: ``"redis"`` or ``"rabbitmq"``.
         folder: Where the journal and the logs go; a temporary one by default.
         say: Is told what happens.
 
@@ -47,8 +49,8 @@ def torture(
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="redlock-torture-") as name:
-            return torture(seconds, seed, folder=Path(name), say=say)
-    with Site(folder, seed) as site:
+            return torture(seconds, seed, broker=broker, folder=Path(name), say=say)
+    with Site(folder, seed, broker) as site:
         say(f"all processes run; faults for {seconds:g} s, seed {seed}")
         faults = Faults(site, seed)
         faults.run(seconds)
@@ -79,6 +81,7 @@ def torture(
         verdicts.apart["workers that ended by themselves"] = faults.ended
         verdicts.apart["workers that did not end by SIGTERM"] = stubborn
         return Report(
+            broker=broker,
             seed=seed,
             seconds=seconds,
             settled=settled,

@@ -19,7 +19,7 @@ import celery_redlock
 from celery_redlock import Redlock
 from celery_redlock.devnodes import DevNodes, ServerOptions, find_redis_server
 from tests.torture import producer, proxy
-from tests.torture.broker import DurableRedis
+from tests.torture.broker import BROKERS
 from tests.torture.journal import FOLDER, Journal
 from tests.torture.ledger import Ledger
 from tests.torture.names import CELLS, COUNTERS, SETS, SETTINGS
@@ -48,12 +48,6 @@ _PYTHON_PATH = ":".join(
 _SETTINGS = {
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
-    "broker_transport_options": {
-        "visibility_timeout": 10,  # seconds: a long pause looks like a death
-        "unacked_mutex_expire": 5,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    },
     "redlock_ttl": TTL,
     "redlock_max_ttl": MAX_TTL,
     "redlock_node_timeout": 0.25,  # the machine is busy with its own torture
@@ -99,14 +93,14 @@ class Site:
         bystanders: Every process that was ever seen below the workers.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, broker: str = "redis") -> None:
         self.folder = folder
         self.journal = Journal(folder)
         self.ledger = Ledger(folder)
         binary = find_redis_server()
         durable = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
         self.nodes = DevNodes(5, binary=binary, initialize=False, options=durable)
-        self.broker = DurableRedis(folder, "broker", binary)
+        self.broker = BROKERS[broker](folder)
         self.backend = LocalRedis(folder, "backend", binary)
         self.workers: list[LocalWorker] = []
         self.producers = [
@@ -140,6 +134,7 @@ class Site:
         self.settings = {
             **_SETTINGS,
             "broker_url": self.broker.celeryconfig["url"],
+            "broker_transport_options": self.broker.options,
             "result_backend": self.backend.celeryconfig["url"],
             "redlock_nodes": self._addresses(),
         }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import missing
+from tests.torture.broker import BROKERS, find_rabbit
 from tests.torture.session import torture
 
 if TYPE_CHECKING:
@@ -17,11 +19,22 @@ SEED = int(os.environ.get("REDLOCK_TORTURE_SEED", "1"))
 
 
 @pytest.mark.timeout(SECONDS + 300)
-def test_torture(redis_server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("broker", [*BROKERS])
+def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
     """Kills, pauses, cuts, revokes: no overlap, no loss, nothing left behind."""
-    report = torture(SECONDS, SEED, folder=tmp_path)
+    if broker == "rabbitmq":
+        _need_rabbit()
+
+    report = torture(SECONDS, SEED, broker=broker, folder=tmp_path)
 
     report.show()
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
     assert report.runs
     assert report.faults
+
+
+def _need_rabbit() -> None:
+    try:
+        find_rabbit()
+    except FileNotFoundError as error:
+        missing(str(error))

@@ -309,12 +309,12 @@ def retried_at_once(self: Task, key: str, times: int) -> int:
 def overtaken(self: Task, key: str) -> str:
     """Publish a retry, and go on running beside it until the gate opens."""
     with recorded(key) as task_id:
-        if self.request.retries:
-            return task_id
-        try:
-            self.retry(countdown=0)
-        finally:
-            stage().wait(key)
+        if not self.request.retries:
+            try:
+                self.retry(countdown=0)
+            finally:
+                stage().wait(key)
+        return task_id
 
 
 @singleton_task(name="sleeper", key="{key}")
