@@ -17,7 +17,7 @@ from tests.simulation.history import play
 from tests.simulation.plan import plan_of
 from tests.simulation.seams import simulated_seams
 
-_ROUND = 20_000
+_ROUND = 5_000  # histories between two lines of the report
 
 
 def main() -> int:

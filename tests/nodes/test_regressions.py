@@ -1,0 +1,445 @@
+"""Bugs that other lock libraries had, each where it would show here.
+
+Many were tried here before anybody asked whose they are:
+
+node-redlock, abort after its own retries instead of with the lease
+    nodes/test_renewal.py::test_stolen_lock_is_announced_as_lost
+    nodes/test_renewal.py::test_loss_is_told_while_other_threads_wait_for_hung_nodes
+redlock-ng, body runs without the lock, extension is not held against the clock
+    nodes/test_acquire.py::test_block_does_not_run_without_the_lock
+    nodes/test_renewal.py::test_confirmation_that_comes_too_late_is_a_loss
+redlock-py, redlock-rb #129 #134, keys are left where one node is down
+    nodes/test_outages.py::test_every_subset_of_five_dead
+    nodes/test_outages.py::test_every_subset_of_five_hung
+aioredlock, redlock-rb #36, RedLock.net, extension creates an ended lock anew
+    nodes/test_acquire.py::test_expired_lease_is_never_resurrected
+    contract/test_scripts.py::test_extend_never_creates
+redsync #186 #149, nodes that were away stay without the lock
+    nodes/test_renewal.py::test_renewal_claims_nodes_that_lost_it
+    nodes/test_outages.py::test_lock_moves_over_as_nodes_die_and_come_back
+redlock-py, redsync and others, one token for all tries
+    unit/core/test_redlock.py::test_each_try_has_a_token_of_its_own
+    nodes/test_outages.py::test_acquire_overtaken_by_its_release_leaves_nothing
+Redisson #624, RedLock.net #93 #97, two holders
+    nodes/test_contention.py::test_two_are_never_in_whatever_nodes_do
+Redisson #7272 #1966 #1626, renewal outlives the release
+    nodes/test_renewal.py::test_renewal_never_brings_a_released_lock_back
+    nodes/test_renewal.py::test_released_block_stays_released
+Redisson #4822 #5256, a replica that was promoted knows no lock
+    nodes/test_connections.py::test_node_that_becomes_a_replica_loses_its_vote
+Redisson #3854, nobody is told of a loss
+    nodes/test_outages.py::test_holder_without_a_majority_is_told_in_time
+ShedLock safeUpdate, Sidekiq unique jobs #779, lock of another is overwritten
+    nodes/test_acquire.py::test_extend_does_not_take_what_another_has
+    nodes/test_acquire.py::test_late_release_leaves_the_successor_alone
+    nodes/test_acquire.py::test_init_refuses_where_locks_live
+ShedLock KeepAlive, one exception ends all renewals
+    nodes/test_renewal.py::test_watchdog_survives_its_callbacks
+    nodes/test_renewal.py::test_watchdog_survives_an_error_of_the_system
+ShedLock #231 #2031, clocks of clients decide
+    nodes/test_fence_nodes.py::test_wrong_client_clock_neither_refuses_nor_drags
+python-redis-lock #91, gevent starves the renewal
+    nodes/test_green.py::test_renewal_is_a_greenlet
+python-redis-lock #73, a lock that never ends
+    contract/test_scripts.py::test_extend_gives_a_ttl_to_a_lock_without
+redis-py #4082, a hung node is asked again for a minute
+    unit/core/test_address.py::test_connection_of_redis_py_tries_once
+    nodes/test_outages.py::test_hung_minority_is_waited_for_once
+redis-py, a request whose reply was lost finds itself in its own way
+    contract/test_scripts.py::test_acquire_by_the_same_token_is_granted_again
+Inngest #2625, publisher and worker use different servers
+    nodes/test_restart_guard.py::test_another_list_of_nodes_is_refused
+BullMQ #4311, an outage leaves keys
+    nodes/test_outages.py::test_replies_that_are_lost_leave_no_lock
+    nodes/test_outages.py::test_release_that_was_lost_is_told_again
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.lease import LeaseState
+from celery_redlock.election import Elector
+from celery_redlock.errors import LockContended, LockHeld, LockLost
+from celery_redlock.locking import lock, watchdog_of
+from tests.nodes.support import client, until, until_nothing_is_left, values, wires
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNode, DevNodes
+
+TESTS = Path(__file__).parents[1]
+SHORT: dict[str, Any] = {"ttl": 1.2, "node_timeout": 0.2}
+
+
+def tries(node: DevNode) -> int:
+    """Count the acquires that a node was sent that knows the scripts."""
+    stats = node.command("INFO", "commandstats")
+    return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+# -- Taking a lock -------------------------------------------------------------------
+
+PAUSED = """
+import sys
+from celery_redlock.core.redlock import Redlock
+key, *urls = sys.argv[1:]
+redlock = Redlock(urls, ttl=1.0, node_timeout=0.33)
+redlock.release(redlock.acquire(key + ":before"))
+print("ready", flush=True)
+sys.stdin.readline()
+lease = redlock.acquire(key, wait=40)
+print(lease.fence)
+redlock.release(lease)
+"""
+
+
+def test_votes_that_are_read_after_the_ttl_are_no_lock(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """Who is frozen while granted, beyond the ttl, asks again instead of going on.
+
+    Source: node-redlock #296, #299; Redisson #624.
+    """
+    with wires(three_nodes) as lines, client([line.url for line in lines]) as rival:
+        rival.initialize()
+        command = [sys.executable, "-c", PAUSED, key, *(line.url for line in lines)]
+        with subprocess.Popen(  # noqa: S603  (a program of the tests)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdin
+                assert process.stdout
+                assert process.stdout.readline() == "ready\n"
+                for line in lines:
+                    line.hold_replies()
+                process.stdin.write("\n")
+                process.stdin.flush()
+                until(lambda: values(three_nodes, key).count(None) < 2)
+                process.send_signal(signal.SIGSTOP)
+                for line in lines:
+                    line.resume()  # granted, granted, granted
+                until_nothing_is_left(three_nodes, key)
+                lease = rival.acquire(key)
+                before = [tries(node) for node in three_nodes.nodes]
+
+                process.send_signal(signal.SIGCONT)
+
+                until(lambda: [tries(node) for node in three_nodes.nodes] > before)
+                rival.confirm(lease)
+                assert process.poll() is None
+                rival.release(lease)
+                assert int(process.stdout.readline()) > lease.fence
+            finally:
+                process.kill()
+    until_nothing_is_left(three_nodes, key)
+
+
+def test_two_against_two_is_settled(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """With an even number of nodes a split vote ends, and names nobody.
+
+    Source: node-redlock, where the promise is never settled.
+    """
+    nodes = start_nodes(4)
+    with client(nodes) as redlock:
+        for number, node in enumerate(nodes.nodes):
+            token = f"{number % 2:032x}.{'0' * 16}"
+            node.command("SET", f"redlock:lock:{key}", f"{token}\n1", "PX", 60_000)
+
+        with pytest.raises(LockContended) as contended:
+            redlock.acquire(key)
+
+        assert not isinstance(contended.value, LockHeld)
+        assert None not in values(nodes, key)
+        for node in nodes.nodes:
+            node.command("DEL", f"redlock:lock:{key}")
+        redlock.release(redlock.acquire(key))
+
+
+def test_earlier_tries_do_not_stand_in_the_way_of_later_ones(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """The vote that a try got in vain is there for the next try.
+
+    Source: node-redlock, "self-blocking" (pull request #369).
+    """
+    well, hung, dead = three_nodes.nodes
+    leases: list[Lease] = []
+    with client(three_nodes, ttl=60) as redlock:
+        assert redlock.check().problems == []
+        dead.kill()
+        hung.pause()
+        before = tries(well)
+        thread = threading.Thread(
+            target=lambda: leases.append(redlock.acquire(key, wait=30))
+        )
+        thread.start()
+        until(lambda: tries(well) >= before + 3)
+
+        hung.resume()
+
+        thread.join(30)
+        assert [lease.votes for lease in leases] == [2]  # so both were needed
+        redlock.release(leases[0])
+        until_nothing_is_left(three_nodes)
+
+
+def test_refused_acquire_asks_each_node_once(three_nodes: DevNodes, key: str) -> None:
+    """A lock that is held is no failure of nodes: it is not tried again.
+
+    Source: lago-api #4538, half a second for each duplicate.
+    """
+    with client(three_nodes) as redlock, client(three_nodes) as rival:
+        for service in (redlock, rival):
+            assert service.check().problems == []
+        lease = redlock.acquire(key)
+        until(lambda: None not in values(three_nodes, key))
+        before = [tries(node) for node in three_nodes.nodes]
+
+        for _ in range(10):
+            with pytest.raises(LockHeld):
+                rival.acquire(key)
+
+        rival.inspect(key)
+        now = [tries(node) for node in three_nodes.nodes]
+        assert [new - old for new, old in zip(now, before, strict=True)] == [11] * 3
+        redlock.release(lease)
+
+
+@pytest.mark.parametrize("ttl", [None, 1.5, 0.75])
+def test_ttl_is_kept_as_it_was_asked_for(
+    three_nodes: DevNodes, key: str, ttl: float | None
+) -> None:
+    """No ttl is the default, and a fraction of a second is one: neither is none.
+
+    Source: sherlock 0.4.1, where None deletes the lock and 1.5 keeps it for ever.
+    """
+    with client(three_nodes) as redlock, client(three_nodes) as rival:
+        lease = redlock.acquire(key, ttl=ttl)
+
+        left = [
+            node.command("PTTL", f"redlock:lock:{key}") for node in three_nodes.nodes
+        ]
+
+        whole = round((ttl or 30) * 1000)
+        assert all(ms <= whole and ms != -1 for ms in left)
+        if ttl is None:
+            with pytest.raises(LockHeld):
+                rival.acquire(key)
+            redlock.release(lease)
+        until_nothing_is_left(three_nodes, key)
+
+
+def test_lock_is_said_to_last_as_long_as_its_majority(
+    five_nodes: DevNodes, key: str
+) -> None:
+    """Of three nodes that name the holder the first to forget ends the lock.
+
+    Source: pottery, AIORedlock.locked().
+    """
+    with client(five_nodes) as redlock, client(five_nodes) as rival:
+        lease = redlock.acquire(key)
+        until(lambda: None not in values(five_nodes, key))
+        for node in five_nodes.nodes[:2]:
+            node.command("DEL", f"redlock:lock:{key}")
+        five_nodes.nodes[3].command("PEXPIRE", f"redlock:lock:{key}", 9_000)
+
+        assert 0 < rival.inspect(key).ttl_left <= 9
+
+        redlock.release(lease)
+
+
+# -- Keeping it ------------------------------------------------------------------------
+
+
+def test_renewal_that_failed_is_followed_by_one_that_does_not(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A lease whose renewal broke all connections lives on by the next one.
+
+    Source: ShedLock KeepAliveLockProvider; Redisson #3194, #3714; aioredlock.
+    """
+    renewed = threading.Event()
+    with wires(three_nodes) as lines, client([line.url for line in lines]) as redlock:
+        redlock.initialize()
+        lost: list[Lease] = []
+        with lock(
+            redlock,
+            key,
+            on_renewed=lambda *_: renewed.set(),
+            on_lost=lost.append,
+        ) as lease:
+            before = lease.until
+            breaks = [line.cut_when(lease.token.encode()) for line in lines]
+            watchdog_of(redlock).renew_now(lease)
+            until(lambda: all(count() for count in breaks))
+            assert not renewed.is_set()
+            assert lease.is_valid()
+
+            for line in lines:
+                line.cut_when(None)
+
+            assert renewed.wait(20)
+            assert lease.until > before
+        assert lost == []
+        until_nothing_is_left(three_nodes, key)
+
+
+def test_renewal_that_fails_after_the_end_is_no_loss(
+    three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A block that ended in time has ended well, whatever its last renewal does.
+
+    Source: Prefect #18942, runs that were marked as crashed after they finished.
+    """
+    caplog.set_level(logging.WARNING, "celery_redlock")
+    lost: list[Lease] = []
+    with client(three_nodes, **SHORT) as redlock:
+        with lock(redlock, key, on_lost=lost.append) as lease:
+            for node in three_nodes.nodes[:2]:
+                node.pause()
+            watchdog_of(redlock).renew_now(lease)
+
+        until(lambda: redlock.clock.monotonic() > lease.until)
+        for node in three_nodes.nodes[:2]:
+            node.resume()
+        until_nothing_is_left(three_nodes, key)
+
+        assert lease.state is LeaseState.RELEASED
+        assert lost == []
+        assert "lost" not in caplog.text.lower()
+
+
+@pytest.mark.parametrize("body", ["computes", "blocks its event loop"])
+def test_body_that_lets_nothing_else_run_keeps_its_lock(
+    three_nodes: DevNodes, key: str, body: str
+) -> None:
+    """Renewal has a thread of its own, which no body's loop can starve.
+
+    Source: Prefect #19068, #18839; python-redis-lock #91.
+    """
+    renewals: list[float] = []
+    enough = threading.Event()
+
+    def note(_: Lease, lateness: float) -> None:
+        renewals.append(lateness)
+        if len(renewals) >= 4:  # each after a third of the ttl
+            enough.set()
+
+    async def block() -> None:
+        enough.wait(30)  # as a call does that nobody awaits
+
+    with client(three_nodes, **SHORT) as redlock:
+        give_up_at = redlock.clock.monotonic() + 30
+        with lock(redlock, key, on_renewed=note) as lease:
+            if body == "computes":
+                while not enough.is_set() and redlock.clock.monotonic() < give_up_at:
+                    pass
+            else:
+                asyncio.run(block())
+            assert enough.is_set()
+            lease.ensure(network=True)
+
+
+def test_body_that_keeps_the_interpreter_beyond_its_ttl_is_told(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """Code that no thread can get past loses the lock, knows it, and does not succeed.
+
+    Source: Prefect #19068, the harder case: C code that holds the GIL.
+    """
+    interval = sys.getswitchinterval()
+
+    def run(redlock: Redlock, lease: Lease) -> None:
+        sys.setswitchinterval(1000)  # no other thread gets its turn
+        try:
+            while lease.is_valid():
+                pass
+        finally:
+            sys.setswitchinterval(interval)
+        rival = redlock.acquire(key, wait=20)
+        assert rival.fence > lease.fence
+        redlock.release(rival)
+
+    with client(three_nodes, **SHORT) as redlock:
+        with pytest.raises(LockLost), lock(redlock, key) as lease:
+            run(redlock, lease)
+        until_nothing_is_left(three_nodes, key)
+
+
+def test_outer_block_is_renewed_after_an_inner_one_has_ended(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """The end of a nested block does not end the renewal of the lock around it.
+
+    Source: Redisson, "watchdog fails to renew on reentry locks".
+    """
+    renewals: list[float] = []
+    with (
+        client(three_nodes, **SHORT) as redlock,
+        lock(redlock, key, on_renewed=lambda _, late: renewals.append(late)) as outer,
+    ):
+        with lock(redlock, key):
+            until(lambda: renewals)
+        before = len(renewals)
+
+        until(lambda: len(renewals) >= before + 4)  # each after a third of the ttl
+
+        outer.ensure(network=True)
+
+
+# -- Handing it over -------------------------------------------------------------------
+
+
+def test_leader_that_comes_back_late_does_not_end_the_next_term(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A beat that resigns after its term has ended leaves its successor's alone.
+
+    Source: Laravel #53342, the scheduler's mutex that is released by force.
+    """
+    with client(three_nodes) as redlock, client(three_nodes) as rival:
+        late, successor = Elector(redlock, key, ttl=1), Elector(rival, key, ttl=30)
+        assert late.campaign()
+        term = until(successor.campaign)
+
+        late.resign()
+
+        term.lease.ensure(network=True)
+        successor.resign()
+
+
+# -- The tables ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["nodes", "worker"])
+def test_table_of_regressions_names_tests_that_exist(where: str) -> None:
+    """Each test that the table above, or the workers' one, names is there."""
+    source = (TESTS / where / "test_regressions.py").read_text("utf-8")
+    table = ast.get_docstring(ast.parse(source)) or ""
+    named = re.findall(r"^ +(\S+\.py)::(\w+)$", table, re.MULTILINE)
+
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if f"\ndef {name}(" not in (TESTS / path).read_text("utf-8")
+    ]
+
+    assert named
+    assert missing == []
