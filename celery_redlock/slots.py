@@ -145,15 +145,16 @@ class SlotRecord:
                 if known.get(name, 0) < instant:
                     self._to_note[name] = instant
 
-    def note(self, entry: str, instant_us: int) -> None:
-        """Note that all slots of an entry up to this instant were sent.
+    def note(self, seen: Mapping[str, int]) -> None:
+        """Note that all slots of these entries up to these instants were seen to.
 
         It is known here at once. Where a majority does not confirm it, it is noted
         again with the next one, or by ``flush``.
         """
-        if instant_us > self._known.get(entry, 0):
-            self._known[entry] = self._to_note[entry] = instant_us
-            self._forget_oldest()
+        for entry, instant in seen.items():
+            if instant > self._known.get(entry, 0):
+                self._known[entry] = self._to_note[entry] = instant
+        self._forget_oldest()
         self.flush()
 
     def flush(self) -> bool:

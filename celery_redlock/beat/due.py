@@ -29,12 +29,22 @@ from celery.utils.time import maybe_make_aware
 if TYPE_CHECKING:
     from celery.schedules import BaseSchedule
 
-__all__ = ["as_datetime", "as_us", "copy_of", "next_due", "slots_due", "window_from"]
+__all__ = [
+    "as_datetime",
+    "as_us",
+    "copy_of",
+    "never_ran",
+    "next_due",
+    "slots_due",
+    "window_from",
+]
 
 _US = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Schedulers say "it never ran, send it" by a last run that is decades ago.
 _NEVER = timedelta(days=3650) // _US
+_QUARTER = timedelta(minutes=15) // _US  # clocks are changed at such instants
+_LONGEST_SECOND_PASS = 8  # of these
 
 _T = TypeVar("_T")
 
@@ -57,11 +67,33 @@ def copy_of(original: _T, **changes: Any) -> _T:
 
 
 def next_due(schedule: BaseSchedule, since: int) -> int | None:
-    """Return the first instant after ``since`` at which the schedule is due."""
+    """Return the first instant after ``since`` at which the schedule is due.
+
+    A schedule that names one instant for ever, as a clocked task does, returns that
+    one also when it has passed; None if there is none any more.
+    """
+    due = _next_due(schedule, since)
+    # In the hour that a clock passes twice, crontab names instants of the first
+    # pass. It never has any in the second one, so look from the end of that.
+    ahead, tries = since, 0
+    while due is not None and due <= since and tries < _LONGEST_SECOND_PASS:
+        ahead = (ahead // _QUARTER + 1) * _QUARTER
+        again = _next_due(schedule, ahead - 1)
+        due = again if again is None or again > since else due
+        tries += 1
+    return due
+
+
+def _next_due(schedule: BaseSchedule, since: int) -> int | None:
     then = as_datetime(since, schedule)
     still = copy_of(schedule, nowfun=lambda: then)
     left = still.remaining_estimate(then)
     return None if left is None else since + left // _US
+
+
+def never_ran(since: int, now: int) -> bool:
+    """Tell whether a last run is a way of saying that there was none."""
+    return now - since > _NEVER
 
 
 def window_from(schedule: BaseSchedule, since: int, earliest: int) -> int:
@@ -69,7 +101,7 @@ def window_from(schedule: BaseSchedule, since: int, earliest: int) -> int:
 
     An interval keeps its step: every hour at ten past stays at ten past.
     """
-    if since >= earliest or earliest - since > _NEVER:
+    if since >= earliest or never_ran(since, earliest):
         return since
     if not isinstance(schedule, schedules.schedule):
         return earliest - 1  # a slot at that very instant is still sent
@@ -83,9 +115,8 @@ def window_from(schedule: BaseSchedule, since: int, earliest: int) -> int:
 def slots_due(schedule: BaseSchedule, since: int, now: int) -> list[int]:
     """Return the due times after ``since`` and up to ``now``, oldest first."""
     due = next_due(schedule, since)
-    only_one = isinstance(schedule, schedules.schedule) or now - since > _NEVER
+    only_one = isinstance(schedule, schedules.schedule) or never_ran(since, now)
     found: list[int] = []
-    # Some schedules name one instant for ever.
     while due is not None and due <= now and (not found or due > found[-1]):
         found.append(due)
         if only_one:

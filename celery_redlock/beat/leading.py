@@ -1,15 +1,16 @@
 """The wrapped scheduler while this beat leads: it sends only what it may.
 
 A class of the project's own scheduler with ``Leading`` in front, made anew for
-each term. The scheduler ticks as ever; three of its methods are gated:
+each term. The scheduler ticks as ever; what it does on the way is gated:
 
 ::
 
-    tick ──► reserve ──────► apply_entry ──► apply_async ──► note it on the nodes
-               │                  │               │
-               └── the term has less than a tenth of its ttl left, or the slot
-                   was sent by somebody before: nothing is reserved or sent,
-                   nothing is raised (it would end beat)
+    tick ──► is_due ──► reserve ──► apply_entry ──► apply_async ──► note it on
+               │           │             │               │          the nodes
+               │           └─────────────┴───────────────┤
+      the slot was sent by                    less than a tenth of the ttl is
+     somebody before: not due               left: nothing is sent, and nothing
+                                            raised, which would end beat
 
 Which slots of an entry were sent is what the nodes say (``slots``), and not what
 the scheduler remembers: its file may be old, its row may not have been written, its
@@ -24,12 +25,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery.schedules import schedstate
 from kombu.exceptions import OperationalError
 
 from celery_redlock.beat import inner
 from celery_redlock.beat.due import (
     as_us,
     copy_of,
+    never_ran,
     next_due,
     slots_due,
     window_from,
@@ -101,7 +104,18 @@ class Leading(_Base):
         self._reserved: dict[str, ScheduleEntry] = {}
         inner.ignore_own_lock(self)
         self.setup_schedule()
-        self._correct_last_runs()
+        seen: dict[str, int] = {}
+        for entry in inner.entries_of(self, office.record):
+            since = self._since(entry)
+            self._mention_missed(entry)
+            upcoming = next_due(entry.schedule, since)
+            # Where it makes no difference, what people see as the last run stays.
+            if upcoming != next_due(entry.schedule, as_us(entry.last_run_at)):
+                inner.set_last_run(self, entry, since)
+            if upcoming is None or upcoming > since:
+                seen[entry.name] = since
+        # So that the next leader knows of them also what this one does not send.
+        office.record.note(seen)
 
     def send_owed(self) -> None:
         """Try again what could not be sent, while it is worth it."""
@@ -118,14 +132,18 @@ class Leading(_Base):
 
     # -- what the scheduler does by itself -------------------------------------
 
+    def is_due(self, entry: ScheduleEntry) -> Any:
+        """Tell whether an entry is due, as the scheduler and the nodes agree."""
+        state = super().is_due(entry)
+        if not state[0] or self._slots(entry):
+            return state
+        upcoming = next_due(entry.schedule, self._since(entry)) or 0
+        left = (upcoming - self.office.clock.wall_us()) / _US
+        return schedstate(is_due=False, next=left if left > 0 else self.max_interval)
+
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
-        """Move an entry on to its next run, if this run is going to be sent."""
+        """Move an entry on to its next run, unless this run must not be sent now."""
         if not self.office.may_send():
-            return entry
-        if not self._slots(entry):
-            self._correct_last_runs()
-            inner.set_last_run(self, entry, self._since(entry))
-            self._heap = None  # it holds when the entries were thought to be due
             return entry
         reserved = self._reserved[entry.name] = super().reserve(entry)
         return reserved
@@ -146,8 +164,10 @@ class Leading(_Base):
     ) -> Any:
         """Send each slot of an entry that is due, and note it on the nodes."""
         slots = self._slots(entry)
-        if advance:
+        if advance and slots:
             self.reserve(entry)
+        elif advance and self.office.may_send():
+            inner.set_last_run(self, entry, self._since(entry))
         reserved = self._reserved.pop(entry.name, None)
         result = None
         for due in slots:
@@ -179,24 +199,20 @@ class Leading(_Base):
 
     def _slots(self, entry: ScheduleEntry) -> list[int]:
         """Return the slots of an entry that are due and may be sent now."""
-        if not self.office.may_send():
+        office = self.office
+        if not office.may_send():
             return []
-        now = self.office.clock.wall_us()
-        return slots_due(entry.schedule, self._since(entry), now)
+        now, since = office.clock.wall_us(), self._since(entry)
+        found = slots_due(entry.schedule, since, now)
+        if never_ran(since, now):
+            return found
+        sent = office.record.upto(entry.name) or 0
+        return [due for due in found if due > sent and due >= office.earliest]
 
-    def _correct_last_runs(self) -> None:
-        """Let the schedule know what the nodes know of each entry."""
-        for entry in inner.entries_of(self, self.office.record):
-            since = self._since(entry)
-            # Where it makes no difference, what people see as the last run stays.
-            thought = next_due(entry.schedule, as_us(entry.last_run_at))
-            if thought != next_due(entry.schedule, since):
-                self._mention_missed(entry, since)
-                inner.set_last_run(self, entry, since)
-
-    def _mention_missed(self, entry: ScheduleEntry, since: int) -> None:
-        missed = next_due(entry.schedule, self._seen(entry))
-        if missed is not None and missed <= since:
+    def _mention_missed(self, entry: ScheduleEntry) -> None:
+        seen, earliest = self._seen(entry), self.office.earliest
+        missed = next_due(entry.schedule, seen)
+        if missed is not None and missed < earliest and not never_ran(seen, earliest):
             log.warning(
                 "%s is not sent any more: it was missed while nobody led, and "
                 "redlock_beat_catchup is %g s.",
@@ -213,7 +229,7 @@ class Leading(_Base):
             log.info("%s was sent, %.0f s after it was due.", name, late / _US)
         # An interval counts from when it ran and not from when it was due.
         seen = due if reserved is None else as_us(reserved.last_run_at)
-        self.office.record.note(entry.name, max(due, seen))
+        self.office.record.note({entry.name: max(due, seen)})
         self._owed.pop(entry.name, None)
 
     def _put_off(self, entry: ScheduleEntry, due: int) -> None:

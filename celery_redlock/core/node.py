@@ -270,16 +270,17 @@ class Node:
             self._write([(question, index)], [question.packed_source()])
 
     def _drop(self, reason: str) -> None:
-        link, self._link = self._link, None
-        pending, self.pending = self.pending, deque()
-        self._out, self._torn, self.suspect = bytearray(), False, False
-        if link:
+        self._torn = True  # until all is done: it may be interrupted at any line
+        if self._link:
             self._last_seen_at = self._clock.monotonic()
             if self._selector:
                 with contextlib.suppress(KeyError, ValueError):  # interrupted before
-                    self._selector.unregister(link.sock)
-            link.close()
+                    self._selector.unregister(self._link.sock)
+            self._link.close()
             log.info("Node %s %s.", self.label, reason)
+        self._link = None
+        pending, self.pending = self.pending, deque()
+        self._out, self._torn, self.suspect = bytearray(), False, False
         self._down_because = reason
         for question, index in pending:
             self._fail(question, index, reason)

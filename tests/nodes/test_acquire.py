@@ -22,7 +22,7 @@ from celery_redlock.errors import (
     QuorumUnreachable,
     RedlockError,
 )
-from celery_redlock.locking import current_lease, lock
+from celery_redlock.locking import current_lease, lock, watchdog_of
 from tests.nodes.support import (
     client,
     kinds,
@@ -479,6 +479,7 @@ def test_fresh_nodes_know_the_scripts(
         until(lambda: None not in values(nodes, key))
 
         rival.release_base(key, lease.token.partition(".")[0])
+        watchdog_of(rival).look_after_debts()  # some may still be connecting
 
         until_nothing_is_left(nodes)
 

@@ -107,6 +107,7 @@ def test_lease_lives_on_far_beyond_its_ttl(shared_nodes: DevNodes, key: str) -> 
     """As long as it is watched, the lock is held, under the same token and fence."""
     with client(shared_nodes, **SHORT) as redlock, watchdog(redlock) as dog:
         diary = Diary(redlock)
+        until(lambda: redlock.check().problems == [])  # connected to all of them
         lease = redlock.acquire(key)
         fence, end = lease.fence, lease.until
         until(lambda: None not in values(shared_nodes, key))

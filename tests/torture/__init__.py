@@ -10,6 +10,9 @@ the journal is judged::
         └───── journal ◄──────┴── faults ┴──────────┘
                   └────► histories ──► verdicts ──► report
 
+``session``    one torture from beginning to end
+``names``      what the jobs work on
+``broker``     Redis or RabbitMQ, with its memory kept over a crash
 ``journal``    one line per event, the machine's monotonic clock
 ``ledger``     SQLite: fenced cells, and every write that was accepted
 ``project``    the app and its jobs; runs in the workers
@@ -20,4 +23,8 @@ the journal is judged::
 ``histories``  who ran when, and until when its lease was valid
 ``verdicts``   what must be zero, what is counted apart
 ``report``     a table for people, JSON for machines
+
+The seed chooses the jobs and the faults, their targets and their lengths. What the
+machine makes of them differs from run to run, so a seed does not repeat a failure;
+``--keep FOLDER`` keeps the journal and all logs.
 """

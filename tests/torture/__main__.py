@@ -24,6 +24,7 @@ def main() -> int:
         "--keep", type=Path, help="an empty folder for journal and logs"
     )
     chosen = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in background
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if chosen.keep:
         chosen.keep.mkdir(parents=True)

@@ -19,7 +19,7 @@ from celery import Celery
 from celery import signals as celery_signals
 
 from celery_redlock import current_lease, signals, singleton_task
-from celery_redlock.errors import StaleFence
+from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.policies import Retry, Wait
 from tests.torture.journal import FOLDER, Journal
 from tests.torture.ledger import Ledger
@@ -155,9 +155,16 @@ def count_skip(self: Task, name: str, seconds: float) -> str:
 
 @singleton_task(name="write", **JOB, **AGAIN)
 def write(self: Task, name: str, seconds: float) -> str:
-    """Write under the fence after a while, without asking whether that is wise."""
+    """Write under the fence after a while; nobody can talk it out of it.
+
+    It does not look at its lease, and goes on when it is told that it is lost: only
+    the fence can keep it from writing late.
+    """
     with running(self) as run:
-        run.work(seconds)
+        try:
+            run.work(seconds)
+        except LockLost:
+            run.note("deaf")
         try:
             ledger.write(name, run.lease.fence, run.id, [])
         except StaleFence as error:

@@ -42,8 +42,8 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all is zero that must be."""
-        return not any(self.zero.values())
+        """Whether all is zero that must be, and enough was done to tell."""
+        return not any(self.zero.values()) and sum(self.jobs.values()) >= self.seconds
 
     def json(self) -> str:
         """Return all of it for machines."""
@@ -89,7 +89,7 @@ class Report:
         except ImportError:
             sys.stdout.write(self.text() + "\n")
         else:
-            table: Any = Table(title=self.title(), show_header=False)
+            table: Any = Table(show_header=False)
             table.add_column("what")
             table.add_column("count", justify="right")
             for name, counts in self.sections():
@@ -99,7 +99,9 @@ class Report:
                     mark = f"[{colour}]{number}" if counts is self.zero else str(number)
                     table.add_row(f"  {what}", mark)
                 table.add_section()
-            Console().print(table)
+            console = Console()
+            console.print(self.title())
+            console.print(table)
         if proofs := self.proofs():
             sys.stdout.write(proofs + "\n")
 

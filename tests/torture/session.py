@@ -27,11 +27,12 @@ _WHEN_IDLE = 5.0  # the same, while there is no message anywhere
 _FREE_WITHIN = 3 * MAX_TTL  # a ttl and a quarantine
 
 
-def torture(
+def torture(  # noqa: PLR0913  (each of them is chosen by somebody)
     seconds: float,
     seed: int,
     *,
     broker: str = "redis",
+    split: bool = False,
     folder: Path | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Report:
@@ -41,6 +42,7 @@ def torture(
         seconds: How long faults are done.
         seed: Chooses faults and jobs.
         broker: ``"redis"`` or ``"rabbitmq"``.
+        split: Plant a bug: each worker locks on a node of its own.
         folder: Where the journal and the logs go; a temporary one by default.
         say: Is told what happens.
 
@@ -50,7 +52,7 @@ def torture(
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="redlock-torture-") as name:
             return torture(seconds, seed, broker=broker, folder=Path(name), say=say)
-    with Site(folder, seed, broker) as site:
+    with Site(folder, seed, broker=broker, split=split) as site:
         say(f"all processes run; faults for {seconds:g} s, seed {seed}")
         faults = Faults(site, seed)
         faults.run(seconds)

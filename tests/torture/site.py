@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -86,6 +87,12 @@ class Program(LocalProcess):
 class Site:
     """The processes of one torture, in one folder. Use it as a context manager.
 
+    Args:
+        folder: Where everything is written; empty.
+        seed: Chooses the jobs.
+        broker: One of `BROKERS`.
+        split: Plant a bug: each worker locks on a node of its own.
+
     Attributes:
         nodes: The lock nodes.
         workers: The Celery workers; the first two are prefork.
@@ -93,8 +100,11 @@ class Site:
         bystanders: Every process that was ever seen below the workers.
     """
 
-    def __init__(self, folder: Path, seed: int, broker: str = "redis") -> None:
+    def __init__(
+        self, folder: Path, seed: int, *, broker: str = "redis", split: bool = False
+    ) -> None:
         self.folder = folder
+        self._split = split
         self.journal = Journal(folder)
         self.ledger = Ledger(folder)
         binary = find_redis_server()
@@ -138,9 +148,10 @@ class Site:
             "result_backend": self.backend.celeryconfig["url"],
             "redlock_nodes": self._addresses(),
         }
-        redlock = Redlock(self._addresses(), ttl=TTL, max_ttl=MAX_TTL)
-        redlock.initialize()
-        redlock.close()
+        for addresses in self._deployments():
+            redlock = Redlock(addresses, ttl=TTL, max_ttl=MAX_TTL)
+            redlock.initialize()
+            redlock.close()
         self.looks = LockNodes(self.nodes)
         stack.callback(self.looks.close)
         self.ledger.create([*CELLS, *SETS])
@@ -150,14 +161,20 @@ class Site:
         self.app.conf.update(self.settings)
         stack.callback(self.app.close)
         variables = {SETTINGS: json.dumps(self.settings), FOLDER: str(self.folder)}
+        deployments = itertools.cycle(self._deployments())
         for number, pool in enumerate(["prefork", "prefork", "threads", "threads"]):
+            own = {**self.settings, "redlock_nodes": next(deployments)}
             worker = LocalWorker(
                 self.folder,
                 f"{pool}-{number}",
                 app="tests.torture.project",
                 pool=pool,
                 concurrency=3,
-                environment={**variables, "PYTHONPATH": _PYTHON_PATH},
+                environment={
+                    **variables,
+                    SETTINGS: json.dumps(own),
+                    "PYTHONPATH": _PYTHON_PATH,
+                },
             )
             stack.callback(worker.teardown)
             self.workers.append(worker)
@@ -170,6 +187,11 @@ class Site:
             program.start()
         for program in self.producers:
             program.ready()
+
+    def _deployments(self) -> list[list[dict[str, str]]]:
+        """Return the nodes of each deployment: there is one, unless it is split."""
+        addresses = self._addresses()
+        return [[address] for address in addresses] if self._split else [addresses]
 
     def _addresses(self) -> list[dict[str, str]]:
         return [

@@ -14,6 +14,7 @@ from tests.torture.session import torture
 if TYPE_CHECKING:
     from pathlib import Path
 
+SHORT = 10.0
 SECONDS = float(os.environ.get("REDLOCK_TORTURE_SECONDS", "60"))
 SEED = int(os.environ.get("REDLOCK_TORTURE_SEED", "1"))
 
@@ -29,8 +30,16 @@ def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
 
     report.show()
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
-    assert report.runs
     assert report.faults
+    assert report.is_clean, f"only {report.jobs} were sent"
+
+
+@pytest.mark.timeout(SHORT + 300)
+def test_torture_can_fail(redis_server: str, tmp_path: Path) -> None:
+    """Workers that lock on different nodes are found out."""
+    report = torture(SHORT, SEED, split=True, folder=tmp_path)
+
+    assert report.zero["overlaps under valid leases"]
 
 
 def _need_rabbit() -> None:

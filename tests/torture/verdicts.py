@@ -30,7 +30,6 @@ older body that had been told, or stood still when its lease ended.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
@@ -69,11 +68,6 @@ class Verdicts:
         """Add what must be zero."""
         self.zero[what] = len(evidence)
         self.evidence[what] += evidence
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all is zero that must be."""
-        return not any(self.zero.values())
 
     def judge(
         self,
@@ -141,11 +135,10 @@ class Verdicts:
                 lower.append(f"{name}: {fence} by {run} after {latest[name]}")
             latest[name] = fence
         self.found("accepted writes with a lower fence", lower)
-        runs = self._histories.runs.values()
-        lines = itertools.chain.from_iterable(run.lines for run in runs)
-        self.apart["late writes refused"] += sum(
-            line["event"] == "refused" for line in lines
-        )
+        for one in self._histories.runs.values():
+            events = {line["event"] for line in one.lines}
+            self.apart["late writes refused"] += "refused" in events
+            self.apart["bodies that went on after a loss"] += "deaf" in events
 
     def _judge_jobs(
         self, results: dict[str, tuple[str, str]], dropped: set[str]

@@ -74,7 +74,7 @@ class Broker:
 class Project(Celery):
     """An app whose time is that of a fake clock."""
 
-    clock_of_test: FakeClock
+    clock_of_test: Any
     broker_of_test: Broker
     host: str
 
@@ -115,7 +115,7 @@ class Beat:
         frozen_until: Until then it does nothing.
     """
 
-    def __init__(  # noqa: PLR0913  (a beat has so many parts)
+    def __init__(
         self,
         host: str,
         nodes: FakeNodes,
@@ -130,11 +130,13 @@ class Beat:
         app = Project("project", broker="memory://", set_as_current=False)
         app.clock_of_test, app.broker_of_test, app.host = self.clock, broker, host
         app.conf.update(
-            beat_schedule=schedule(),
-            redlock_nodes=nodes.urls,
-            redlock_beat_scheduler=RecordingScheduler,
-            redlock_beat_ttl=TTL,
-            **(conf or {}),
+            {
+                "beat_schedule": schedule(),
+                "redlock_nodes": nodes.urls,
+                "redlock_beat_scheduler": RecordingScheduler,
+                "redlock_beat_ttl": TTL,
+                **(conf or {}),
+            }
         )
         runtime_of(app).use(nodes.redlock())
         self.app = app

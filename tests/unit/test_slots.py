@@ -62,8 +62,8 @@ def successor(nodes: FakeNodes) -> SlotRecord:
 
 def test_successor_learns_what_was_sent(record: SlotRecord, nodes: FakeNodes) -> None:
     """To the microsecond: one more would be another slot."""
-    record.note("nightly", NOON + 1)
-    record.note("hourly", NOON)
+    record.note({"nightly": NOON + 1})
+    record.note({"hourly": NOON})
 
     learnt = successor(nodes)
 
@@ -77,9 +77,9 @@ def test_successor_learns_what_was_sent(record: SlotRecord, nodes: FakeNodes) ->
 def test_record_only_grows(record: SlotRecord, nodes: FakeNodes) -> None:
     """A leader of the past that notes late takes nothing back."""
     late = successor(nodes)
-    record.note("e", NOON + SECOND)
+    record.note({"e": NOON + SECOND})
 
-    late.note("e", NOON)
+    late.note({"e": NOON})
 
     assert successor(nodes).upto("e") == NOON + SECOND
 
@@ -88,7 +88,7 @@ def test_schedules_have_records_of_their_own(
     record: SlotRecord, nodes: FakeNodes
 ) -> None:
     """Two projects on the same nodes may both call an entry "cleanup"."""
-    record.note("cleanup", NOON)
+    record.note({"cleanup": NOON})
 
     other = SlotRecord(nodes.another_client().redlock(), "beat:other")
     other.load()
@@ -108,7 +108,7 @@ def test_note_survives_any_minority(
     other = nodes.another_client()
     redlock = other.redlock()
     nodes.partition(*away)
-    record.note("e", NOON)
+    record.note({"e": NOON})
 
     other.partition(*later)
 
@@ -117,7 +117,7 @@ def test_note_survives_any_minority(
 
 def test_reading_needs_a_majority(record: SlotRecord, nodes: FakeNodes) -> None:
     """Otherwise a slot could be sent twice: whoever cannot read does not send."""
-    record.note("e", NOON)
+    record.note({"e": NOON})
     nodes.freeze(0, 1, 2)
 
     with pytest.raises(QuorumUnreachable, match="Only 2 of 5 nodes"):
@@ -129,7 +129,7 @@ def test_node_that_may_have_forgotten_is_not_read(
 ) -> None:
     """Three nodes know it; two of them restart empty, and count for nothing."""
     nodes.partition(0, 1)
-    record.note("e", NOON)
+    record.note({"e": NOON})
     nodes.heal()
     for index in (2, 3):
         nodes.nodes[index].restart()
@@ -148,8 +148,8 @@ def test_what_is_not_confirmed_is_noted_again(
     """A majority that was gone for a moment is told by the next flush."""
     for node in nodes.nodes[:3]:
         node.kill()
-    record.note("e", NOON)
-    record.note("f", NOON)
+    record.note({"e": NOON})
+    record.note({"f": NOON})
     assert not record.flush()
     assert record.upto("e") == NOON
 
@@ -166,7 +166,7 @@ def test_own_notes_are_not_unlearnt(nodes: FakeNodes, record: SlotRecord) -> Non
     """A leader that could not note a slot, and leads again, has not forgotten it."""
     nodes.mute(0, 1, 2)
     nodes.partition(0, 1, 2)
-    record.note("e", NOON)
+    record.note({"e": NOON})
     nodes.heal()
 
     record.load()
@@ -179,7 +179,7 @@ def test_node_that_was_away_learns_from_the_next_leader(
 ) -> None:
     """So that the minority that knows does not become all that knows."""
     nodes.partition(0, 1)
-    record.note("e", NOON)
+    record.note({"e": NOON})
     nodes.heal()
     nodes.nodes[4].kill()
 
@@ -193,9 +193,9 @@ def test_node_that_was_away_learns_from_the_next_leader(
 def test_record_is_bounded(nodes: FakeNodes, record: SlotRecord) -> None:
     """Entries come and go, one-off tasks above all; the oldest are forgotten."""
     for number in range(MOST):
-        record.note(f"once-{number}", NOON + number)
+        record.note({f"once-{number}": NOON + number})
 
-    record.note("daily", NOON + MOST)
+    record.note({"daily": NOON + MOST})
 
     learnt = successor(nodes)
     assert len(list(learnt)) == MOST - MOST // 10 + 1
@@ -210,8 +210,8 @@ def test_clock_that_was_far_ahead_silences_no_entry(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A leader whose clock was a year ahead is warned of; one a little ahead is not."""
-    record.note("year", NOON + 365 * 86_400 * SECOND)
-    record.note("seconds", clock.wall_us() + 30 * SECOND)
+    record.note({"year": NOON + 365 * 86_400 * SECOND})
+    record.note({"seconds": clock.wall_us() + 30 * SECOND})
 
     with caplog.at_level(logging.WARNING, "celery_redlock.slots"):
         learnt = successor(nodes)

@@ -26,34 +26,33 @@ GoodJob #622, a retry locks what its arguments have become
 Sidekiq unique jobs #779, a live lock is removed with the lock of a dead process
     worker/test_deaths.py::test_killed_child_does_not_free_the_locks_of_others
 Sidekiq unique jobs #749, activejob-uniqueness #78, calls are dropped silently
-    worker/test_conflicts.py::test_skip_ends_the_duplicate_as_revoked_and_names_the_holder
+    worker/test_conflicts.py::test_skip_tells_monitors_that_the_task_was_revoked
     worker/test_unreachable.py::test_retry_runs_the_job_when_the_nodes_are_back
-activejob-uniqueness #23 #24, a split vote is taken for a duplicate
-    worker/test_conflicts.py::test_split_votes_are_never_a_reason_to_skip
-BullMQ #4311, an outage leaves keys
-    worker/test_unreachable.py::test_failed_attempts_leave_nothing_on_the_nodes_that_answered
 Prefect #18893, marked as crashed while it goes on
     worker/test_loss.py::test_body_that_swallows_the_loss_does_not_succeed
-    worker/test_loss.py::test_body_that_goes_on_after_the_loss_is_struck_again
-python-redis-lock #85 #91, renewal in a task, renewal under gevent
-    worker/test_pools.py::test_pool_renews_the_lock_while_the_body_runs
-DistributedLock, the holder is killed: who is next, and when
-    worker/test_deaths.py::test_killed_child_with_acks_late_is_run_again_once
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
+import sys
+import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states, uuid
 from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 
-from celery_redlock import DuplicateTask
+from celery_redlock import DuplicateTask, LockHeld, LockLost
+from celery_redlock.core.lease import LeaseState
+from celery_redlock.election import Elector
+from celery_redlock.locking import lock, watchdog_of
+from tests.nodes.support import client, until_nothing_is_left, values
 from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -61,7 +60,18 @@ if TYPE_CHECKING:
 
     from celery.result import AsyncResult
 
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
     from tests.worker.harness.deployment import Deployment
+
+SHORT: dict[str, Any] = {"ttl": 1.2, "node_timeout": 0.2}
+
+
+def tries(nodes: DevNodes) -> list[int]:
+    """Count the acquires that each node was sent, once it knows the scripts."""
+    stats = [node.command("INFO", "commandstats") for node in nodes.nodes]
+    return [stat.get("cmdstat_evalsha", {"calls": 0})["calls"] for stat in stats]
 
 
 def send_by_beat(here: Deployment, name: str, key: str) -> AsyncResult:
@@ -154,14 +164,16 @@ def test_worker_that_comes_and_goes_leaves_live_locks(
     #779 and others, the reaper and the jobs that run.
     """
     first = prefork.begin("job", key)
-    holders = prefork.nodes.holders(key)
+    prefork.nodes.until_held(key)
+    tokens = {value.partition("\n")[0] for value in prefork.nodes.holders(key)}
 
     other = deploy(concurrency=1)
     assert other.send("quick", f"{key}-other").get(timeout=10)
     os.kill(other.worker.container.pid, signal.SIGTERM)
     other.worker.container.wait()
 
-    assert prefork.nodes.holders(key) == holders
+    prefork.nodes.until_held(key)
+    assert {v.partition("\n")[0] for v in prefork.nodes.holders(key)} == tokens
     with pytest.raises(DuplicateTask, match=first.id):
         prefork.send("job", key).get(timeout=10)
     prefork.stage.open(key)
@@ -175,7 +187,7 @@ def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
 
     Source: Prefect #20251, a retry delay longer than the lease.
     """
-    delay = {"lost-autoretry": {"default_retry_delay": 3}}  # seconds; the ttl is 1.5
+    delay = {"lost-autoretry": {"default_retry_delay": 5}}  # seconds; the ttl is 1.5
     here = deploy(concurrency=2, settings={"task_annotations": delay})
     first = here.begin("lost-autoretry", key)
     here.nodes.steal(key, seconds=30)
@@ -188,10 +200,129 @@ def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
     assert between.get(timeout=10) == between.id
     here.until_running(key, first.id)
     here.nodes.until_held(key)
-    here.nodes.until_renewed(key, times=4)
+    here.nodes.until_renewed(key, times=2)
     here.stage.open(key)
     assert first.get(timeout=10) == first.id
-    assert [run.task_id for run in here.stage.runs(key)] == [
-        *(first.id, between.id, first.id)
-    ]
+    ran = [run.task_id for run in here.stage.runs(key)]
+    assert ran == [first.id, between.id, first.id]
     assert here.stage.overlaps(key) == []
+
+
+def test_renewal_that_fails_after_the_end_is_no_loss(
+    three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A block that ended in time has ended well, whatever its last renewal does.
+
+    Source: Prefect #18942, runs that were marked as crashed after they finished.
+    """
+    caplog.set_level(logging.WARNING, "celery_redlock")
+    lost: list[Lease] = []
+    with client(three_nodes, **SHORT) as redlock:
+        with lock(redlock, key, on_lost=lost.append) as lease:
+            for node in three_nodes.nodes[:2]:
+                node.pause()
+            watchdog_of(redlock).renew_now(lease)
+
+        until(lambda: redlock.clock.monotonic() > lease.until)
+        for node in three_nodes.nodes[:2]:
+            node.resume()
+        until_nothing_is_left(three_nodes, key)
+
+        assert lease.state is LeaseState.RELEASED
+        assert lost == []
+        assert "lost" not in caplog.text.lower()
+
+
+@pytest.mark.parametrize("body", ["computes", "blocks its event loop"])
+def test_body_that_lets_nothing_else_run_keeps_its_lock(
+    three_nodes: DevNodes, key: str, body: str
+) -> None:
+    """Renewal has a thread of its own, which no body's loop can starve.
+
+    Source: Prefect #19068, #18839; python-redis-lock #91.
+    """
+    renewals: list[float] = []
+    enough = threading.Event()
+
+    def note(_: Lease, lateness: float) -> None:
+        renewals.append(lateness)
+        if len(renewals) >= 4:  # each after a third of the ttl
+            enough.set()
+
+    async def block() -> None:
+        enough.wait(30)  # as a call does that nobody awaits
+
+    with (
+        client(three_nodes, **SHORT) as redlock,
+        lock(redlock, key, on_renewed=note) as lease,
+    ):
+        if body == "computes":
+            while not enough.is_set():
+                pass
+        else:
+            asyncio.run(block())
+        assert enough.is_set()
+        lease.ensure(network=True)
+
+
+def test_body_that_keeps_the_interpreter_beyond_its_ttl_is_told(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """Code that no thread can get past loses the lock, knows it, and does not succeed.
+
+    Source: Prefect #19068, the harder case: C code that holds the GIL.
+    """
+    interval = sys.getswitchinterval()
+
+    def run(redlock: Redlock, lease: Lease) -> None:
+        sys.setswitchinterval(1000)  # no other thread gets its turn
+        try:
+            while lease.is_valid():
+                pass
+        finally:
+            sys.setswitchinterval(interval)
+        redlock.release(redlock.acquire(key, wait=20))  # others can have it
+
+    with client(three_nodes, **SHORT) as redlock:
+        with pytest.raises(LockLost), lock(redlock, key) as lease:
+            run(redlock, lease)
+        until_nothing_is_left(three_nodes, key)
+
+
+def test_refused_acquire_asks_each_node_once(three_nodes: DevNodes, key: str) -> None:
+    """A lock that is held is no failure of nodes: it is not tried again.
+
+    Source: lago-api #4538, half a second for each duplicate.
+    """
+    with client(three_nodes) as redlock, client(three_nodes) as rival:
+        for service in (redlock, rival):
+            assert service.check().problems == []
+        lease = redlock.acquire(key)
+        until(lambda: None not in values(three_nodes, key))
+        expected = [count + 10 for count in tries(three_nodes)]
+
+        for _ in range(10):
+            with pytest.raises(LockHeld):
+                rival.acquire(key)
+
+        until(lambda: tries(three_nodes) == expected)
+        redlock.release(lease)
+
+
+def test_leader_that_comes_back_late_does_not_end_the_next_term(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A beat that resigns after its term has ended leaves its successor's alone.
+
+    Source: Laravel #53342, the scheduler's mutex that is released by force.
+    """
+    with client(three_nodes) as redlock, client(three_nodes) as rival:
+        late, successor = Elector(redlock, key, ttl=1), Elector(rival, key, ttl=30)
+        assert late.campaign()
+        term = until(successor.campaign, what="the next term")
+        assert term
+
+        late.resign()
+
+        term.lease.ensure(network=True)
+        successor.resign()

@@ -1,0 +1,50 @@
+"""A project, and locks that somebody holds."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.lease import Holder
+from tests.cli.project import Project
+from tests.nodes.support import client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.devnodes import DevNodes
+
+
+@pytest.fixture
+def project_on(tmp_path: Path) -> Callable[..., Project]:
+    """Give a function that sets up a project with these nodes."""
+
+    def set_up(nodes: DevNodes, **settings: Any) -> Project:
+        return Project(tmp_path, {"redlock_nodes": nodes.urls, **settings})
+
+    return set_up
+
+
+@pytest.fixture
+def project(three_nodes: DevNodes, project_on: Callable[..., Project]) -> Project:
+    """Give a project that uses the test's three nodes."""
+    return project_on(three_nodes)
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[..., Lease]]:
+    """Give a function that takes a lock on all nodes, as a task in a worker would."""
+    with contextlib.ExitStack() as stack:
+
+        def take(nodes: DevNodes, key: str, **facts: Any) -> Lease:
+            redlock = stack.enter_context(client(nodes))
+            redlock.check()  # connects to all of them
+            task = {"task": "proj.send_invoice", "task_id": f"id-of-{key}"}
+            holder = Holder("", host="worker-1", pid=4711, **{**task, **facts})
+            return redlock.acquire(key, ttl=60.0, facts=holder)
+
+        yield take
