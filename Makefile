@@ -13,12 +13,14 @@ REDIS := $(or $(REDLOCK_REDIS_SERVER),$(shell command -v redis-server || command
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint soak torture clean
 
 help:
 	@echo "make demo    five Redis nodes, two workers, a storm of duplicates, and kills"
 	@echo "make test    all tests; ARGS='-k name' for some of them"
 	@echo "make lint    ruff and mypy"
+	@echo "make soak    the simulator, until stopped; ARGS='--histories N'"
+	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
 	@echo "make clean   remove what was made here"
 
 demo: $(VENV)/.with-dev
@@ -31,6 +33,12 @@ lint: $(VENV)/.with-lint
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy
+
+soak: $(VENV)/.with-test
+	@$(BIN)/python -m tests.simulation.soak $(ARGS)
+
+torture: $(VENV)/.with-test
+	@$(BIN)/python -m tests.torture $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

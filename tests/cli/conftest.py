@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock.core.lease import Holder
 from tests.cli.project import Project
-from tests.nodes.support import client
+from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,8 @@ def project_on(tmp_path: Path) -> Callable[..., Project]:
     """Give a function that sets up a project with these nodes."""
 
     def set_up(nodes: DevNodes, **settings: Any) -> Project:
-        return Project(tmp_path, {"redlock_nodes": nodes.urls, **settings})
+        patient = {"redlock_nodes": nodes.urls, "redlock_node_timeout": PATIENT}
+        return Project(tmp_path, {**patient, **settings})
 
     return set_up
 

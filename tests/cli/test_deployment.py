@@ -22,7 +22,7 @@ MAX_TTL = 0.5  # seconds, so that a quarantine is one of 1.5 s
 SHORT = {"redlock_ttl": 0.4, "redlock_max_ttl": MAX_TTL, "redlock_node_timeout": 0.1}
 
 
-def new(urls: Sequence[str], max_ttl: float = MAX_TTL) -> Redlock:
+def new(urls: Sequence[Any], max_ttl: float = MAX_TTL) -> Redlock:
     """Return a service on these nodes with a short max_ttl."""
     return Redlock(urls, ttl=0.4, max_ttl=max_ttl, node_timeout=0.1)
 

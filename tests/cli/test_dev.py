@@ -89,4 +89,4 @@ def test_bench_without_a_quorum_exits_with_3(
     run = project.redlock("bench")
 
     assert run.code == 3
-    assert "Only 1 of 3 nodes" in run.err
+    assert "(need 2)" in run.err

@@ -146,7 +146,7 @@ def key(request: pytest.FixtureRequest, site: Site, nodes: LockNodes) -> Iterato
     name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60]
     key = f"{name}-{secrets.token_hex(4)}"
     yield key
-    site.stage.open(key)
+    site.stage.open_all(key)
     nodes.until_free(key)
 
 

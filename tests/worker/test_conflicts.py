@@ -36,13 +36,13 @@ def test_skip_ends_the_duplicate_as_revoked_and_names_the_holder(
 def test_skip_leaves_the_lock_to_its_holder(prefork: Deployment, key: str) -> None:
     """However many duplicates come and go, the running call keeps its lock."""
     first = prefork.begin("job", key)
-    holders = prefork.nodes.holders(key)
+    tokens = prefork.nodes.tokens(key)
 
     for _ in range(8):
         with pytest.raises(DuplicateTask):
             prefork.send("job", key).get(timeout=10)
 
-    assert prefork.nodes.holders(key) == holders
+    assert prefork.nodes.tokens(key) == tokens
     prefork.stage.open(key)
     assert first.get(timeout=10) == first.id
     assert len(prefork.stage.runs(key)) == 1
@@ -159,12 +159,12 @@ def test_allow_runs_the_duplicate_beside_the_first(
 ) -> None:
     """With ``allow`` the duplicate runs without the lock, and leaves it alone."""
     first = prefork.begin("job-allow", key)
-    holders = prefork.nodes.holders(key)
+    tokens = prefork.nodes.tokens(key)
 
     second = prefork.send("job-allow", key)
 
     prefork.until_running(key, first.id, second.id)
-    assert prefork.nodes.holders(key) == holders
+    assert prefork.nodes.tokens(key) == tokens
     prefork.stage.open(key)
     assert first.get(timeout=10) == first.id
     assert second.get(timeout=10) == second.id

@@ -66,12 +66,13 @@ def test_killed_child_does_not_free_the_locks_of_others(
     """Only the dead child's own lock is freed; a sibling's run keeps its own."""
     sibling = prefork.begin("job", f"{key}-sibling")
     prefork.begin("job", key)
-    holders = prefork.nodes.holders(f"{key}-sibling")
+    tokens = prefork.nodes.tokens(f"{key}-sibling")
 
     kill_child(prefork, key)
 
     until(lambda: not prefork.nodes.holders(key), FREED_WITHIN)
-    assert prefork.nodes.holders(f"{key}-sibling") == holders
+    assert prefork.nodes.tokens(f"{key}-sibling") == tokens
+    prefork.nodes.until_held(f"{key}-sibling")
     prefork.stage.open(f"{key}-sibling")
     assert sibling.get(timeout=10) == sibling.id
 

@@ -57,6 +57,10 @@ class LockNodes:
         values = (client.get(PREFIX + key) for client in self._alive())
         return [value for value in values if value is not None]
 
+    def tokens(self, key: str) -> set[str]:
+        """Return who holds this lock: one token where all nodes agree."""
+        return {value.partition("\n")[0] for value in self.holders(key)}
+
     def locks(self, text: str = "") -> list[str]:
         """Return what each node has of the locks whose key contains this text."""
         return [

@@ -108,9 +108,10 @@ class Stage:
         """Let all bodies go on that wait for this gate, now and later."""
         self._gate(gate).touch()
 
-    def close(self, gate: str) -> None:
-        """Make the bodies that come to this gate wait again."""
-        self._gate(gate).unlink(missing_ok=True)
+    def open_all(self, key: str) -> None:
+        """Let all bodies go on whose key begins like this."""
+        for record in self.folder.glob(f"{key}*.jsonl"):
+            self.open(record.stem)
 
     def notes(self, key: str, event: str) -> list[dict[str, Any]]:
         """Return what was noted under this key as this event, oldest first."""
