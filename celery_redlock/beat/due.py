@@ -103,13 +103,13 @@ def window_from(schedule: BaseSchedule, since: int, earliest: int) -> int:
     """
     if since >= earliest or never_ran(since, earliest):
         return since
-    if not isinstance(schedule, schedules.schedule):
-        return earliest - 1  # a slot at that very instant is still sent
     first = next_due(schedule, since)
-    if first is None or not since < first < earliest:
+    if first is None or first >= earliest:
         return since
-    step = first - since
-    return since - (since - earliest) // step * step - step
+    if isinstance(schedule, schedules.schedule) and first > since:
+        step = first - since
+        return since - (since - earliest) // step * step - step
+    return earliest - 1  # a slot at that very instant is still sent
 
 
 def slots_due(schedule: BaseSchedule, since: int, now: int) -> list[int]:

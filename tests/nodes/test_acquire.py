@@ -391,6 +391,7 @@ def test_release_base_frees_any_attempt_of_one_execution(
     assert None not in values(shared_nodes, key)
 
     assert rival.release_base(key, base) >= 3
+    until(lambda: rival.inspect(key).votes == 0)
     until_nothing_is_left(shared_nodes, key)
     with pytest.raises(LockLost):
         lease.ensure(network=True)
