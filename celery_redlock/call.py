@@ -105,6 +105,7 @@ class Call:
         """End this copy if another one with the same id has run to its end."""
         if self.has_twin and outcome.has_finished(self.task, self.request):
             log.info("%s has ended already; this copy of it is dropped.", self)
+            outcome.count_in_chord(self.task, self.request)
             raise Ignore(f"{self} has ended already")
 
     def put_back(

@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import signals as celery_signals
+from celery.exceptions import Reject
 
 from celery_redlock.admission import Admission
 from celery_redlock.call import Call, in_seconds
@@ -108,6 +109,11 @@ class Execution:
                     self._has_ended = True
         except LockLost as error:
             return self._after_loss(error, returned)
+        except Reject as rejected:
+            # ``self.retry()`` makes one of whatever strikes while it publishes.
+            if isinstance(rejected.reason, LockLost):
+                return self._after_loss(rejected.reason, returned)
+            raise
         return returned[0]
 
     # -- loss ---------------------------------------------------------------

@@ -25,7 +25,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 if TYPE_CHECKING:
     from celery_redlock.envelope import Envelope
 
-__all__ = ["has_expired", "has_finished", "republish", "skip"]
+__all__ = ["count_in_chord", "has_expired", "has_finished", "republish", "skip"]
 
 log = logging.getLogger("celery_redlock.outcome")
 
@@ -109,6 +109,20 @@ def has_finished(task: Any, request: Any) -> bool:
         # Celery says FAILURE and gives the message back all the same, where told to.
         return bool(getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout))
     return meta["status"] in states.READY_STATES
+
+
+def count_in_chord(task: Any, request: Any) -> None:
+    """Count a call that succeeded in its chord, in case that was not done.
+
+    Celery stores a result first and counts it after: a process can be killed in
+    between, and the chord would wait for ever. Redis counts a call only once; the
+    other backends do not, so there the chord is left as it is.
+    """
+    if not request.chord or not getattr(task.backend, "_chord_zset", False):
+        return
+    meta = task.backend.get_task_meta(request.id, cache=False)
+    if meta["status"] == states.SUCCESS:
+        task.backend.on_chord_part_return(request, meta["status"], meta["result"])
 
 
 def has_expired(task: Any, request: Any) -> bool:

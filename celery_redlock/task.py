@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
     from celery_redlock.fingerprint import KeyRule
 
-__all__ = ["SingletonTask"]
+__all__ = ["SingletonTask", "without_lost"]
 
 _REQUEST = "celery_redlock.request:RedlockRequest"
 

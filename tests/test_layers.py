@@ -26,18 +26,20 @@ HOUSE = """
     core.timing
     checks
     policies core.question core.link core.failure
+    core.probe
+    core.survey core.permissions
     core.debts core.connector core.agenda
     settings core.node core.extension
     core.fanout
     core.fence
     core.guard core.commands core.deployment
     core.redlock
-    core.renewal core.reconfiguration
+    core.renewal core.reconfiguration core.examination
     leadership slots
-    locking election testing.* devnodes.*
+    locking election testing.* devnodes.* diagnostics.*
     signals envelope masking announcer
     runtime
-    claims interrupt beat.* diagnostics
+    interrupt beat.*
     request
     outcome tasklock
     call
@@ -61,6 +63,7 @@ WITHOUT_CELERY = [
     "locking",
     "election",
     "testing",
+    "diagnostics",
 ]
 MAX_LINES = 330
 

@@ -40,6 +40,7 @@ __all__ = [
     "Finding",
     "Severity",
     "diagnose",
+    "findings_of",
     "log_diagnosis",
     "log_findings",
     "worst_of",

@@ -13,10 +13,11 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Celery
 from celery import signals as celery_signals
+from celery.exceptions import Reject
 
 from celery_redlock import current_lease, signals, singleton_task
 from celery_redlock.errors import LockLost, StaleFence
@@ -115,11 +116,23 @@ JOB: dict[str, Any] = {
 AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.5}
 
 
+def again(task: Task, error: Exception | None = None) -> NoReturn:
+    """Retry in a moment, however long the broker is away.
+
+    Celery gives a retry up for good (Reject) when the broker does not take it.
+    """
+    while True:
+        try:
+            raise task.retry(countdown=0.3, exc=error)
+        except Reject:  # noqa: PERF203  (trying is the point)
+            time.sleep(0.5)
+
+
 def increment(task: Task, name: str, seconds: float, retries: int) -> str:
     """Add one to a counter as wrongly as can be: read, wait, write."""
     with running(task) as run:
         if task.request.retries < retries:
-            raise task.retry(countdown=0.3)
+            again(task)
         handle = os.open(folder / name, os.O_RDWR)
         try:
             value = int(os.pread(handle, _WIDTH, 0))
@@ -169,7 +182,7 @@ def write(self: Task, name: str, seconds: float) -> str:
             ledger.write(name, run.lease.fence, run.id, [])
         except StaleFence as error:
             run.note("refused")
-            raise self.retry(countdown=0.3, exc=error) from None
+            again(self, error)
     return str(self.request.id)
 
 
@@ -185,7 +198,7 @@ def add(self: Task, name: str, seconds: float) -> str:
             ledger.write(name, fence, run.id, [*elements, element])
         except StaleFence as error:
             run.note("refused")
-            raise self.retry(countdown=0.3, exc=error) from None
+            again(self, error)
         run.note("added", element=element)
     return element
 

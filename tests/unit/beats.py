@@ -151,6 +151,7 @@ class Beat:
 
     def tick(self) -> float:
         """Go once round the loop of beat; return the pause that it takes then."""
+        self.app.set_current()  # entries that come from a file know no other one
         pause = max(0.0, self.scheduler.tick())
         self.due_at = self.clock.monotonic() + max(pause, TICK)
         if pause and self.scheduler.should_sync():

@@ -28,7 +28,7 @@ def test_init_shows_the_nodes_and_asks_first() -> None:
 
     assert result.exit_code == 1
     assert "127.0.0.1:1/0" in result.output
-    assert "Aborted" in result.output
+    assert "Nothing was done" in result.output
     assert "correct-horse" not in result.output
 
 
@@ -45,5 +45,5 @@ def test_init_without_nodes_says_what_to_set() -> None:
     """A mistake in the settings is no traceback."""
     result = invoke(Celery("cli", set_as_current=False), "init", "--yes")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "redlock_nodes" in result.output

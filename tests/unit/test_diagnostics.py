@@ -1,0 +1,91 @@
+"""Findings: their order, their words in a log, and a diagnosis in the background."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from celery_redlock import Redlock
+from celery_redlock.diagnostics import (
+    Case,
+    Finding,
+    Severity,
+    findings_of,
+    log_diagnosis,
+    log_findings,
+    worst_of,
+)
+
+if TYPE_CHECKING:
+    import pytest
+
+NOTE = Finding("even-nodes", Severity.NOTE, "There are 4.", "Use 5.")
+WARNING = Finding("slow", Severity.WARNING, "It is slow.", "Move it.", "redis-a")
+ERROR = Finding("replica", Severity.ERROR, "It is one.", "Use a master.", "redis-b")
+
+
+def test_worst_of_findings_decides() -> None:
+    """Exit codes and alerts go by the worst; without findings there is none."""
+    assert worst_of([NOTE, ERROR, WARNING]) is Severity.ERROR
+    assert worst_of([]) is None
+
+
+def test_findings_go_to_the_log_by_severity(caplog: pytest.LogCaptureFixture) -> None:
+    """A note is information; each line ends with its code, which is in a field too."""
+    caplog.set_level(logging.INFO)
+
+    log_findings([ERROR, WARNING, NOTE])
+
+    assert [record.levelname for record in caplog.records] == [
+        "ERROR",
+        "WARNING",
+        "INFO",
+    ]
+    first = caplog.records[0]
+    assert first.getMessage() == "It is one. Use a master. [replica]"
+    assert vars(first)["redlock_code"] == "replica"
+    assert vars(first)["redlock_about"] == "redis-b"
+
+
+def test_what_was_said_already_is_not_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who has reported on something names its code."""
+    log_findings([ERROR, WARNING], besides=["replica"])
+
+    assert [record.getMessage() for record in caplog.records] == [str(WARNING)]
+
+
+def test_worst_findings_come_first() -> None:
+    """Nodes that cannot be seen at all are an error, a warning and no crash."""
+    redlock = Redlock(["redis://127.0.0.1:1", "redis://127.0.0.1:2"])
+
+    found = findings_of(Case(redlock, []))
+
+    severities = [finding.severity for finding in found]
+    assert severities == sorted(severities, reverse=True)
+    assert found[0].code == "no-quorum"
+
+
+def test_diagnosis_in_the_background_ends_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It holds nobody up, and says what it has found once it has."""
+    redlock = Redlock(["redis://127.0.0.1:1"])
+
+    thread = log_diagnosis(redlock, besides=["few-nodes"])
+    thread.join(30)
+
+    said = [vars(record).get("redlock_code") for record in caplog.records]
+    assert said == ["no-quorum", "unreachable"]
+
+
+def test_findings_as_json_are_words() -> None:
+    """Severity is a word, so that it needs no table."""
+    assert WARNING.as_dict() == {
+        "code": "slow",
+        "severity": "warning",
+        "about": "redis-a",
+        "fact": "It is slow.",
+        "remedy": "Move it.",
+    }

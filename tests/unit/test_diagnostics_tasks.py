@@ -1,0 +1,189 @@
+"""What in an app's tasks and settings does not go with its locks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import Redlock, singleton_task
+from celery_redlock.diagnostics import Case, Finding, Severity, tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NODES = ["redis://a", "redis://b", "redis://c"]
+WARNING, ERROR, NOTE = Severity.WARNING, Severity.ERROR, Severity.NOTE
+
+
+def found(
+    rule: Callable[[Case], Iterator[Finding]],
+    *,
+    settings: dict[str, Any] | None = None,
+    timing: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[Finding]:
+    """Return what a rule finds in an app with one lock task that has these options."""
+    app = Celery(
+        "shop", broker="redis://broker", backend="redis://results", set_as_current=False
+    )
+    app.conf.update(settings or {})
+
+    @singleton_task(app=app, name="bill", shared=False, **options)
+    def bill() -> None: ...
+
+    @app.task(
+        name="plain",
+        shared=False,
+        acks_late=True,
+        ignore_result=True,
+        time_limit=99_999,
+    )
+    def plain() -> None: ...
+
+    redlock = Redlock(NODES, **(timing or {}))
+    return list(rule(Case(redlock, [], app)))
+
+
+def only(findings: list[Finding]) -> Finding:
+    """Return the only finding; it is about the lock task, and has a remedy."""
+    (finding,) = findings
+    assert finding.about == "bill"
+    assert finding.fact.startswith("Task bill ")
+    assert finding.remedy.endswith(".")
+    return finding
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        tasks.timing,
+        tasks.time_limits,
+        tasks.visibility,
+        tasks.runtimes,
+        tasks.acks_late,
+        tasks.result_backend,
+    ],
+)
+def test_sound_app_is_met_with_silence(
+    rule: Callable[[Case], Iterator[Finding]],
+) -> None:
+    """A task as the README has it, with late acknowledgement done right."""
+    sound: dict[str, Any] = {
+        "acks_late": True,
+        "reject_on_worker_lost": True,
+        "time_limit": 600,
+    }
+
+    assert found(rule, **sound) == []
+    assert found(rule) == []
+
+
+def test_ttl_too_short_for_the_node_timeout() -> None:
+    """Between two tries of a renewal there must be time for an answer."""
+    short = {"ttl": 1.0, "node_timeout": 0.05}
+
+    (finding,) = found(tasks.timing, timing=short)
+
+    assert (finding.code, finding.severity) == ("ttl", WARNING)
+    assert "0.083 s; a node may take 0.05 s" in finding.fact
+    assert "at least 1.2 s" in finding.remedy
+    assert found(tasks.timing, timing={"ttl": 1.2, "node_timeout": 0.05}) == []
+
+
+def test_unrenewed_lock_shorter_than_the_time_limit() -> None:
+    """Its lock ends while it still may run."""
+    finding = only(found(tasks.time_limits, renew=False, ttl=20, time_limit=21))
+
+    assert (finding.code, finding.severity) == ("ttl", ERROR)
+    assert "its lock of 20 s, and may run for 21 s" in finding.fact
+    assert found(tasks.time_limits, renew=False, ttl=20, time_limit=20) == []
+
+
+def test_unrenewed_lock_without_a_time_limit() -> None:
+    """Nothing says that it ends in time; an app's limit would."""
+    finding = only(found(tasks.time_limits, renew=False))
+
+    assert finding.severity is WARNING
+    assert "its lock of 30 s, and may run for ever" in finding.fact
+    limit = {"task_time_limit": 25}
+    assert found(tasks.time_limits, renew=False, settings=limit) == []
+
+
+def test_time_limit_above_the_visibility_timeout() -> None:
+    """A late acknowledgement comes too late: the broker delivers the message again."""
+    late: dict[str, Any] = {"acks_late": True, "time_limit": 7200}
+
+    finding = only(found(tasks.visibility, **late))
+
+    assert (finding.code, finding.severity) == ("visibility-timeout", WARNING)
+    assert "may run for 7200 s (its time_limit): after 3600 s" in finding.fact
+    assert found(tasks.visibility, time_limit=7200) == []
+    longer = {"broker_transport_options": {"visibility_timeout": 7200}}
+    assert found(tasks.visibility, settings=longer, **late) == []
+
+
+def test_retry_countdown_above_the_visibility_timeout() -> None:
+    """A message that waits for its hour is not acknowledged either."""
+    short = {"broker_transport_options": {"visibility_timeout": 60}}
+    options: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 90}
+
+    finding = only(found(tasks.visibility, settings=short, **options))
+
+    assert "waits for 90 s to be retried: after 60 s" in finding.fact
+
+
+def test_ttl_above_the_visibility_timeout() -> None:
+    """The message of a dead worker comes back before its lock has ended."""
+    short = {"broker_transport_options": {"visibility_timeout": 20}}
+
+    finding = only(found(tasks.visibility, settings=short, acks_late=True))
+
+    assert "is locked for 30 s (its ttl): after 20 s" in finding.fact
+
+
+def test_broker_without_a_visibility_timeout() -> None:
+    """RabbitMQ has no such thing."""
+    rabbit = {"broker_url": "amqp://rabbit"}
+    late: dict[str, Any] = {"acks_late": True, "time_limit": 7200}
+
+    assert found(tasks.visibility, settings=rabbit, **late) == []
+
+
+def test_acks_late_without_reject_on_worker_lost() -> None:
+    """Each of the two settings, at the task or for all tasks, counts."""
+    finding = only(found(tasks.acks_late, acks_late=True))
+
+    assert (finding.code, finding.severity) == ("acks-late", WARNING)
+    everywhere = only(found(tasks.acks_late, settings={"task_acks_late": True}))
+    assert everywhere.code == "acks-late"
+    both = {"task_acks_late": True, "task_reject_on_worker_lost": True}
+    assert found(tasks.acks_late, settings=both) == []
+
+
+@pytest.mark.parametrize(
+    "settings", [{"result_backend": None}, {}], ids=["none", "ignored"]
+)
+def test_results_that_nobody_keeps(settings: dict[str, Any]) -> None:
+    """They tell a copy that its job has finished, and a caller why it was skipped."""
+    ignored: dict[str, Any] = {} if settings else {"ignore_result": True}
+
+    late = only(
+        found(tasks.result_backend, settings=settings, acks_late=True, **ignored)
+    )
+    early = only(found(tasks.result_backend, settings=settings, **ignored))
+
+    assert (late.code, late.severity) == ("result-backend", WARNING)
+    assert (early.code, early.severity) == ("result-backend", NOTE)
+    why = "there is no result_backend" if settings else "it has ignore_result"
+    assert why in late.fact
+    assert why in early.fact
+
+
+def test_without_an_app_nothing_is_asked_of_it() -> None:
+    """The lock can be used without Celery, and diagnosed so."""
+    case = Case(Redlock(NODES), [])
+
+    assert list(tasks.visibility(case)) == []
+    assert list(tasks.result_backend(case)) == []
