@@ -179,14 +179,20 @@ class Elector:
         if self._pid != os.getpid():
             return
         self._list.leave()
-        if self._is_asking:  # it was interrupted, so that there may be a lock
-            self._redlock.release_base(self.key, self._base)
-            self._is_asking = False
         term, self.term = self.term, None
         if term is not None:
             self._redlock.release(term.lease)
             log.info("Resigned from leading %r.", self.key)
             self._said = None
+        elif self._is_asking:  # it was interrupted, so that there may be a lock
+            self._redlock.release_base(self.key, self._base)
+        else:
+            return
+        self._is_asking = False
+        # This process may be about to end. A release waits for a majority; let the
+        # others hear it, too, also one whose connection is just being made anew.
+        self._redlock.inspect(self.key)
+        if term is not None:
             _tell(self._on_resigned, term)
 
     # -- leading ---------------------------------------------------------------

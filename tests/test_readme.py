@@ -58,7 +58,7 @@ def test_readme_python_runs(three_nodes: DevNodes, tmp_path: Path) -> None:
     assert "print" in program
     fence, remaining = run(tmp_path, "reader.py").split()
     assert int(fence) > 0
-    assert 0 < float(remaining) <= 30  # noqa: PLR2004  (the default ttl)
+    assert 0 < float(remaining) <= 30
 
 
 def test_readme_first_command_runs(three_nodes: DevNodes, tmp_path: Path) -> None:

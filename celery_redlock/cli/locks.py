@@ -32,7 +32,6 @@ from celery_redlock.core.lease import Holder
 from celery_redlock.core.survey import survey
 
 if TYPE_CHECKING:
-
     from celery_redlock.core.ballot import Ballot, Vote
     from celery_redlock.core.lease import Inspection
     from celery_redlock.core.survey import Survey

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
 
 __all__ = [
+    "ABOUT_VOTES",
     "Case",
     "Finding",
     "Severity",
@@ -72,6 +73,22 @@ RULES = (
     tasks.acks_late,
     tasks.result_backend,
 )
+
+ABOUT_VOTES = frozenset(
+    {
+        "closed",
+        "cluster",
+        "configuration",
+        "no-quorum",
+        "quarantine",
+        "quorum-edge",
+        "replica",
+        "same-server",
+        "unreachable",
+        "unsynced",
+    }
+)
+"""Codes of what ``Redlock.check`` tells as well, in fewer words."""
 
 _LEVELS = {
     Severity.NOTE: logging.INFO,

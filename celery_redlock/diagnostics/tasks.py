@@ -34,16 +34,15 @@ _VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sqs": 1800.0}
 def timing(case: Case) -> Iterator[Finding]:
     """Find a ttl in which a renewal that failed cannot be repeated in time."""
     times = case.redlock.timing
-    pause = times.ttl / _TRIES_A_TTL
-    if pause < 2 * times.node_timeout:
+    least = round(2 * _TRIES_A_TTL * times.node_timeout, 6)
+    if times.ttl < least:
         yield Finding(
             "ttl",
             Severity.WARNING,
             f"redlock_ttl is {times.ttl:g} s, so that a renewal which failed is tried "
-            f"again after {pause:.2g} s; a node may take {times.node_timeout:g} s to "
-            "answer.",
-            f"Raise redlock_ttl to at least {24 * times.node_timeout:g} s, or lower "
-            "redlock_node_timeout.",
+            f"again after {times.ttl / _TRIES_A_TTL:.2g} s; a node may take "
+            f"{times.node_timeout:g} s to answer.",
+            f"Raise it to at least {least:g} s, or lower redlock_node_timeout.",
         )
 
 

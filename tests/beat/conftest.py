@@ -1,0 +1,106 @@
+"""Fixtures: real servers for the session, beats for each test."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.devnodes import DevNodes
+from tests.beat.support import KEY, Beats, Site
+from tests.worker.harness.nodes import LockNodes
+from tests.worker.harness.processes import LocalProcess, LocalRedis
+from tests.worker.harness.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+LOG_MARKS = pytest.StashKey[dict[str, int]]()
+
+
+@pytest.fixture(scope="session")
+def site(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Give a place for projects, with a broker."""
+    folder = tmp_path_factory.mktemp("beat")
+    broker = LocalRedis(folder, "broker", redis_server)
+    try:
+        broker.start()
+        broker.ready()
+        yield Site(folder, broker, Stage(folder / "stage"))
+    finally:
+        broker.teardown()
+
+
+@pytest.fixture(scope="session")
+def session_nodes(redis_server: str) -> Iterator[LockNodes]:
+    """Give five lock nodes for all tests."""
+    with DevNodes(5, binary=redis_server) as dev:
+        nodes = LockNodes(dev)
+        yield nodes
+        nodes.close()
+
+
+@pytest.fixture
+def nodes(session_nodes: LockNodes) -> Iterator[LockNodes]:
+    """Give five lock nodes that know nothing of beats of other tests."""
+    yield session_nodes
+    for node in session_nodes.dev.nodes:
+        for name in ("lock", "slots", "standby"):
+            node.command("DEL", f"redlock:{name}:{KEY}")
+
+
+@pytest.fixture
+def project(site: Site, nodes: LockNodes) -> Iterator[Callable[..., Beats]]:
+    """Give a function that makes a project with a schedule and settings."""
+    made: list[Beats] = []
+
+    def make(schedule: dict[str, Any], **settings: Any) -> Beats:
+        beats = site.beats(nodes, beat_schedule=schedule, **settings)
+        made.append(beats)
+        return beats
+
+    yield make
+    for beats in made:
+        beats.teardown()
+
+
+@pytest.fixture
+def beats(project: Callable[..., Beats]) -> Beats:
+    """Give a project with one entry, twice a second, and no process yet."""
+    return project(
+        {"often": {"task": "beat-quick", "schedule": 0.5, "args": ["often"]}}
+    )
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """Give an argument that no other test uses."""
+    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
+    return f"{name[:60]}-{secrets.token_hex(4)}"
+
+
+# -- On failure ----------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _log_marks(request: pytest.FixtureRequest) -> None:
+    request.node.stash[LOG_MARKS] = {
+        process.id: len(process.logs()) for process in LocalProcess.everyone
+    }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what the processes have logged during the test."""
+    report = yield
+    if report.failed:
+        marks = item.stash.get(LOG_MARKS, {})
+        for process in LocalProcess.everyone:
+            text = process.logs()[marks.get(process.id, 0) :]
+            if text.strip():
+                report.sections.append((f"Log of {process.name}", text))
+    return report

@@ -1,0 +1,226 @@
+"""Any number of beats, of which one sends, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from tests.beat.support import until
+from tests.nodes.support import wires
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.beat.support import Beats
+
+NOBODY, UNKNOWN = 1, 2  # how `redlock leader` ends
+
+
+def slots_of(beats: Beats) -> list[str]:
+    """Return the names of the slots that were sent, in order."""
+    return [sent.slot for sent in beats.sent()]
+
+
+def test_one_of_three_beats_sends(beats: Beats) -> None:
+    """The others are silent, and no slot is sent twice."""
+    for _ in range(3):
+        beats.start()
+    leader = beats.until_led()
+
+    beats.until_sent(6, by=leader)
+
+    assert {sent.pid for sent in beats.sent()} == {leader.pid}
+    assert len(set(slots_of(beats))) == len(slots_of(beats))
+    assert [other.count("Sending due task") for other in beats.others(leader)] == [0, 0]
+
+
+def test_killed_leader_is_replaced(beats: Beats) -> None:
+    """SIGKILL: the standby goes on with the slot after the last, within a ttl."""
+    first = beats.start()
+    beats.until_sent(2, by=first)
+    second = beats.start()
+    second.until_logged("Standing by")
+
+    first.kill("SIGKILL")
+
+    beats.until_sent(3, by=second, seconds=10)
+    assert len(set(slots_of(beats))) == len(slots_of(beats))
+    last, following = (
+        [datetime.fromisoformat(sent.slot.partition("@")[2]) for sent in beats.sent()][
+            i
+        ]
+        for i in (len(beats.sent_by(first)) - 1, len(beats.sent_by(first)))
+    )
+    assert 0.4 < (following - last).total_seconds() < 1.0
+
+
+def test_stopped_leader_is_replaced_at_once(
+    project: Callable[..., Beats],
+) -> None:
+    """SIGTERM: the standby waits for no ttl, which would be longer than this test."""
+    beats = project(
+        {"often": {"task": "beat-quick", "schedule": 0.5, "args": ["often"]}},
+        redlock_beat_ttl=60,
+    )
+    first = beats.start()
+    beats.until_sent(1, by=first)
+    second = beats.start()
+    second.until_logged("Standing by")
+
+    first.kill("SIGTERM")
+
+    assert "Resigned" in first.logs()
+    beats.until_sent(2, by=second, seconds=10)
+
+
+def test_frozen_leader_sends_nothing_when_it_comes_back(beats: Beats) -> None:
+    """SIGSTOP for longer than its term, then SIGCONT: it finds that it is over."""
+    first = beats.start()
+    second = beats.start()
+    beats.until_sent(2, by=first)
+    first.pause()
+    beats.until_sent(2, by=second)
+    before = beats.sent_by(first)
+
+    first.unpause()
+    first.until_logged("is lost after")
+    first.until_logged("Standing by: ")
+    beats.until_sent(4, by=second)
+
+    assert beats.sent_by(first) == before
+    assert first.status == "running"
+    assert len(set(slots_of(beats))) == len(slots_of(beats))
+
+
+def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
+    """It reaches two of five nodes, and the others all of them; later it stands by."""
+    with wires(beats.nodes.dev) as lines:
+        names = [url.partition("//")[2] for url in beats.nodes.urls]
+        through = [
+            {"url": line.url, "name": name}
+            for line, name in zip(lines, names, strict=True)
+        ]
+        first = beats.start(redlock_nodes=through)
+        beats.until_sent(1, by=first)
+        second = beats.start()
+        second.until_logged("Standing by")
+
+        for line in lines[:3]:
+            line.hold()
+        beats.until_sent(3, by=second)
+        first.until_logged("is lost after")
+        before = beats.sent_by(first)
+        for line in lines[:3]:
+            line.resume()
+        first.until_logged("Standing by: ")
+        beats.until_sent(2, by=second)
+
+        assert beats.sent_by(first) == before
+        first.teardown()
+
+
+def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
+    """Neither for the leader nor for its election."""
+    first = beats.start()
+    beats.until_sent(1, by=first)
+    with beats.nodes.minority_paused():
+        beats.until_sent(8, by=first)
+        second = beats.start()
+        second.until_logged("Standing by")
+        first.kill("SIGTERM")
+        beats.until_sent(2, by=second)
+
+    assert second.count("ERROR") == 0
+
+
+def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
+    """All beats say so once; when the nodes are back, one of them goes on."""
+    for _ in range(3):
+        beats.start()
+    leader = beats.until_led()
+    beats.until_sent(2, by=leader)
+    with beats.nodes.majority_paused():
+        for beat in beats.all:
+            beat.until_logged("Nobody can be elected leader")
+        assert leader.count("is lost after") == 1
+        before = slots_of(beats)
+        looks = [beat.count("is late; asking it") for beat in beats.all]
+        shown = beats.command("redlock", "leader")
+        assert shown.returncode == UNKNOWN
+        assert "too few nodes answer" in shown.stdout
+        assert slots_of(beats) == before
+        assert all(looks)
+
+    beats.until_sent(2)
+    assert [beat.count("Nobody can be elected leader") for beat in beats.all] == [1] * 3
+    assert len(set(slots_of(beats))) == len(slots_of(beats))
+
+
+def test_beat_that_is_stopped_at_any_moment_leaves_no_lock(
+    project: Callable[..., Beats],
+) -> None:
+    """SIGTERM strikes in the middle of ticks, and of talking to the nodes."""
+    beats = project(
+        {"busy": {"task": "beat-quick", "schedule": 0.001, "args": ["busy"]}},
+        redlock_beat_ttl=60,
+    )
+    for _ in range(4):
+        beat = beats.start()
+        beats.until_sent(20, by=beat)
+
+        beat.kill("SIGTERM")
+
+        assert "Traceback" not in beat.logs()
+        beats.nodes.until_free("beat:project", seconds=2)
+
+
+def test_leader_command_shows_who_leads_and_who_stands_by(beats: Beats) -> None:
+    """For people, for programs, and for scripts that look at how it ended."""
+    nobody = beats.command("redlock", "leader")
+    assert nobody.returncode == NOBODY
+    assert "Nobody leads beat:project: nothing is sent." in nobody.stdout
+    before = datetime.now(timezone.utc)
+    first = beats.start()
+    beats.until_led()
+    second = beats.start()
+    second.until_logged("Standing by")
+
+    shown = beats.command("redlock", "leader")
+    told = beats.command("redlock", "leader", "--json")
+
+    host = socket.gethostname()
+    assert shown.returncode == told.returncode == 0
+    assert f"led by celery beat on {host} (pid {first.pid})" in shown.stdout
+    assert f"Standing by: celery beat on {host} (pid {second.pid})" in shown.stdout
+    assert "5 of 5 nodes" in shown.stdout
+    facts = json.loads(told.stdout)
+    assert facts["key"] == "beat:project"
+    assert (facts["leader"]["host"], facts["leader"]["pid"]) == (host, first.pid)
+    assert facts["leader"]["votes"] == facts["answered"] == facts["nodes"] == 5
+    assert [standby["pid"] for standby in facts["standbys"]] == [second.pid]
+    since = datetime.fromisoformat(facts["leader"]["since"])
+    assert before <= since <= datetime.fromisoformat(facts["standbys"][0]["since"])
+    assert 0 < facts["leader"]["ends_in"] <= 2.0
+
+    second.kill("SIGTERM")
+    until(
+        lambda: (
+            json.loads(beats.command("redlock", "leader", "--json").stdout)["standbys"]
+            == []
+        )
+    )
+
+
+def test_setting_that_is_wrong_ends_beat_in_one_line(beats: Beats) -> None:
+    """Before anything is sent, with the remedy and without a traceback."""
+    settings = {"redlock_beat_scheduler": "no.such:Scheduler"}
+
+    ended = beats.command("beat", "-S", "redlock", **settings)
+
+    assert ended.returncode == 1
+    assert "celery-redlock: redlock_beat_scheduler is 'no.such" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert os.sep not in ended.stderr.partition("celery-redlock: ")[2]
