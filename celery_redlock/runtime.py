@@ -155,8 +155,15 @@ def _check_configuration(sender: Any, **_: Any) -> None:
 
 def _look_at_nodes(sender: Any, **_: Any) -> None:
     """Have restarted nodes begin their wait now, and say once what it is for."""
-    if _locking_tasks(sender.app):
-        _log_report(runtime_of(sender.app).redlock.check())
+    if not _locking_tasks(sender.app):
+        return
+    redlock = runtime_of(sender.app).redlock
+    if not redlock.guard.enabled:
+        log.warning(
+            "redlock_restart_guard is off: a node that restarts empty votes at once. "
+            "It can let a second holder in, and give out old fences."
+        )
+    _log_report(redlock.check())
 
 
 def _log_report(report: NodesReport) -> None:

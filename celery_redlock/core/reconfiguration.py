@@ -14,8 +14,10 @@ so to clients of either configuration. Every step can be repeated, so that a
 reconfiguration that was interrupted is resumed by starting it again: the wait is
 a key on the closed nodes and goes on meanwhile.
 
-Afterwards shut down the nodes that were taken off the list: clients with the old
-settings could still use them among themselves once they have been wiped.
+Give clients the new settings when it is done, not before: where a majority of the
+nodes is new, these cannot know that there are old ones. Then shut down the nodes that
+were taken off the list: clients with the old settings could still use them among
+themselves once they have been wiped.
 """
 
 from __future__ import annotations

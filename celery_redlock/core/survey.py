@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.ballot import quorum_of
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.probe import NodeSilent, each_node
 from celery_redlock.core.wire import ErrorReply
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["STEP", "SeenLock", "Survey", "eternal_keys", "survey", "walk"]
 
 STEP = 250  # keys for a node to look at in one go
+_PAUSE = 0.001  # seconds after each step: where nodes share cores, others get in
 _MS = 1000
 _NO_TTL, _GONE = -1, -2  # as PTTL says it
 
@@ -187,6 +189,7 @@ def walk(
             yield keys, probe.ask(*((verb, key) for key in keys for verb in verbs))
         if cursor == b"0":
             return
+        SYSTEM_CLOCK.sleep(_PAUSE)
 
 
 def _escaped(text: str) -> str:

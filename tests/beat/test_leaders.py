@@ -169,7 +169,7 @@ def test_beat_that_is_stopped_at_any_moment_leaves_no_lock(
     )
     for _ in range(4):
         beat = beats.start()
-        beats.until_sent(20, by=beat)
+        beats.until_sent(200, by=beat)
 
         beat.kill("SIGTERM")
 

@@ -164,3 +164,17 @@ def test_announcer_does_nothing_for_nobody() -> None:
     Announcer().announce(signal=lock_renewed, sender=None)
 
     assert threading.active_count() == before
+
+
+def test_worker_says_what_a_guard_that_is_off_gives_up(
+    nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, at start: two may hold a lock, and fences may repeat."""
+    app = locking_app(redlock_nodes=nodes.urls, redlock_restart_guard=False)
+    runtime_of(app).use(nodes.redlock(restart_guard=False))
+
+    with caplog.at_level(logging.WARNING):
+        signals.worker_ready.send(sender=Starting(app))
+
+    assert "redlock_restart_guard is off" in caplog.text
+    runtime_of(app).stop()
