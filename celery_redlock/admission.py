@@ -127,7 +127,8 @@ class Admission:
         if first is None:
             return
         error = DuplicateTask(
-            f"{call} did not run: beat has sent {slot} twice, and {first} has begun.",
+            f"{call} did not run: beat has sent {slot} twice, and it has begun as "
+            f"{first}.",
             key=call.key,
         )
         log.info("%s", error)

@@ -156,9 +156,8 @@ def _comparison(before: Redlock, after: Redlock) -> list[str]:
         f"{plural(len(before.labels), 'node')}, {len(after.labels)} afterwards.",
         f"{max_ttl}.",
         painted(
-            f"Nothing is locked or renewed for about {duration(longest)}: a task that "
-            "runs for longer than its ttl meanwhile loses its lock.",
-            "warning",
+            f"Nothing is locked or renewed for about {duration(longest)}.", "warning"
         ),
+        "A task that runs for longer than its ttl meanwhile loses its lock.",
         "",
     ]

@@ -102,7 +102,8 @@ class Chart:
         denied: Of ``permissions.COMMANDS`` and ``OUR_KEYS``, what it refuses us.
         strangers: Names of some keys that are not ours.
         holders: Some of those who hold locks on it.
-        saves: When it writes snapshots, as in redis.conf; ``""`` if never or secret.
+        saves: When it writes snapshots, as in redis.conf; ``""`` for never, or if we
+            cannot know.
         database: The number of the database in which our keys are.
     """
 
@@ -146,14 +147,13 @@ def examine(redlock: Redlock, *, span: float = 1.0) -> list[Chart]:
 
     def look(probe: Probe) -> Chart:
         strangers, holders = _sample(probe, redlock.guard.prefix)
-        (said,) = probe.ask(("CONFIG", "GET", "save"))
         return Chart(
             glance=_glance(probe, guard=redlock.guard),
             rhythm=_watch_clock(probe, redlock.clock, span),
             denied=denied_to(probe, redlock.guard.prefix),
             strangers=strangers,
             holders=holders,
-            saves=_text(said[1]) if isinstance(said, list) and len(said) > 1 else "",
+            saves=_saves(probe),
             database=probe.database,
         )
 
@@ -234,6 +234,12 @@ def _watch_clock(probe: Probe, clock: Clock, span: float) -> Rhythm:
         ahead=ahead,
         drift=sure if gained > 0 else -sure,
     )
+
+
+def _saves(probe: Probe) -> str:
+    # A user of its own has no business with CONFIG, and the node would log it.
+    (said,) = [None] if probe.user else probe.ask(("CONFIG", "GET", "save"))
+    return _text(said[1]) if isinstance(said, list) and len(said) > 1 else ""
 
 
 def _sample(probe: Probe, prefix: str) -> tuple[tuple[str, ...], tuple[Holder, ...]]:

@@ -41,6 +41,7 @@ class Probe:
         label: The node's name.
         facts: What the server said of itself.
         database: The number of the database that the node is.
+        user: Who we are there; ``""`` for Redis's default user.
 
     Raises:
         NodeSilent: It cannot be connected to.
@@ -54,6 +55,7 @@ class Probe:
         self.label = address.name
         self.facts = link.facts
         self.database: int = link.connection.db
+        self.user: str = link.connection.username or ""
         self._link = link
         self._timeout = timeout
 

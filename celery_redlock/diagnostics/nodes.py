@@ -155,25 +155,23 @@ def persistence(case: Case) -> Iterator[Finding]:
     guard, quarantine = case.redlock.guard, case.redlock.timing.quarantine
     for chart in case.seen:
         appends = chart.glance.info.get("aof_enabled") == "1"
-        how = "an append-only file" if appends else f"snapshots ({chart.saves!r})"
-        writes = appends or bool(chart.saves)
         if not guard.enabled:
-            severity = Severity.WARNING if appends else Severity.ERROR
-            fact = (
-                f"Node {chart.label} writes {how}"
-                if writes
-                else (f"Node {chart.label} keeps nothing on disk")
+            writes = (
+                "writes an append-only file"
+                if appends
+                else "does not write every change to disk"
             )
             yield Finding(
                 "persistence",
-                severity,
-                f"{fact}, and the restart guard is off: after a restart it may grant "
-                "what it has granted already.",
+                Severity.WARNING if appends else Severity.ERROR,
+                f"Node {chart.label} {writes}, and the restart guard is off: after a "
+                "restart it may grant what it has granted already.",
                 "Set redlock_restart_guard = True. (Without it, only `appendonly yes` "
                 "with `appendfsync always` keeps what was granted.)",
                 chart.label,
             )
-        elif writes:
+        elif appends or chart.saves:
+            how = "an append-only file" if appends else f"snapshots ({chart.saves!r})"
             yield Finding(
                 "persistence",
                 Severity.NOTE,

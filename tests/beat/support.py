@@ -101,6 +101,7 @@ class Beats:
     Attributes:
         nodes: The lock nodes.
         all: The beats that were started, oldest first.
+        broker_url: Where they send to.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Beats:
         self._environment: dict[str, str] = {}
         port = site.broker.port
         self._broker = redis.Redis(port=port, db=number, protocol=2)
-        self._broker_url = f"redis://127.0.0.1:{port}/{number}"
+        self.broker_url = f"redis://127.0.0.1:{port}/{number}"
         self._redlock = Redlock(nodes.urls, node_timeout=0.25)
 
     # -- processes -------------------------------------------------------------
@@ -127,7 +128,8 @@ class Beats:
     def environment(self, **settings: Any) -> dict[str, str]:
         """Return the variables by which a process knows its settings."""
         conf = {
-            "broker_url": self._broker_url,
+            "broker_url": self.broker_url,
+            "broker_connection_retry_on_startup": True,
             "redlock_nodes": self.nodes.urls,
             "redlock_beat_ttl": 2.0,
             "redlock_node_timeout": 0.25,
@@ -146,11 +148,13 @@ class Beats:
         *,
         app: str = "tests.beat.project.app",
         options: Sequence[str] = ("-S", "redlock"),
+        wait: bool = True,
         **settings: Any,
     ) -> LocalBeat:
         """Start a beat and wait until it ticks.
 
         Args:
+            wait: Or do not wait.
             app: What follows ``celery -A``.
             options: Of the command line.
             settings: More of ``app.conf`` for this one.
@@ -164,7 +168,8 @@ class Beats:
         )
         self.all.append(beat)
         beat.start()
-        beat.ready()
+        if wait:
+            beat.ready()
         return beat
 
     def start_worker(self, concurrency: int = 4) -> LocalWorker:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import QuorumUnreachable
 from tests.nodes.support import PATIENT, client
 
@@ -22,9 +21,10 @@ MAX_TTL = 0.5  # seconds, so that a quarantine is one of 1.5 s
 SHORT = {"redlock_ttl": 0.4, "redlock_max_ttl": MAX_TTL, "redlock_node_timeout": 0.1}
 
 
-def new(urls: Sequence[Any], max_ttl: float = MAX_TTL) -> Redlock:
-    """Return a service on these nodes with a short max_ttl."""
-    return Redlock(urls, ttl=0.4, max_ttl=max_ttl, node_timeout=0.1)
+def lock(urls: Sequence[Any], max_ttl: float = MAX_TTL) -> int:
+    """Take a lock on these nodes, with a short max_ttl; return its fence."""
+    with client(urls, ttl=0.4, max_ttl=max_ttl, node_timeout=0.1) as redlock:
+        return redlock.acquire("k").fence
 
 
 # -- init --------------------------------------------------------------------------
@@ -83,16 +83,16 @@ def test_reconfigure_moves_to_more_nodes(
     more = start_nodes(2, max_ttl=MAX_TTL, initialize=False)
     urls = [*old.urls, *more.urls]
     (tmp_path / "five").write_text("\n".join(urls))
-    before = new(old.urls).acquire("k").fence
+    before = lock(old.urls)
 
     run = project_on(old, **SHORT).redlock("reconfigure", "--to", "@five", typed="y\n")
 
     assert run.code == 0, run.err
     assert (run.out.count("stays"), run.out.count("new\n")) == (3, 2)
     assert "All 5 nodes vote for the new configuration" in run.out
-    assert new(urls).acquire("k").fence > before
+    assert lock(urls) > before
     with pytest.raises(QuorumUnreachable, match="set up"):
-        new(old.urls).acquire("k")
+        lock(old.urls)
 
 
 def test_reconfigure_replaces_a_named_node(
@@ -102,7 +102,8 @@ def test_reconfigure_replaces_a_named_node(
     nodes = start_nodes(4, initialize=False)
     first, second, third, fourth = nodes.urls
     kept = [{"name": "a", "url": first}, {"name": "b", "url": second}]
-    new([*kept, third]).initialize()
+    with client([*kept, third], ttl=0.4, max_ttl=MAX_TTL) as redlock:
+        redlock.initialize()
     project = project_on(nodes, **SHORT)
 
     run = project.redlock(
@@ -118,7 +119,7 @@ def test_reconfigure_replaces_a_named_node(
     assert run.code == 0, run.err
     assert run.document["gone"] == [f"127.0.0.1:{nodes.nodes[2].port}/0"]
     assert run.document["config"].endswith("nodes a, b, c")
-    assert new([*kept, {"name": "c", "url": fourth}]).acquire("k").is_valid()
+    assert lock([*kept, {"name": "c", "url": fourth}])
 
 
 def test_reconfigure_changes_max_ttl(
@@ -131,7 +132,7 @@ def test_reconfigure_changes_max_ttl(
 
     assert run.code == 0, run.err
     assert "redlock_max_ttl is 0.5 s, and 1 s afterwards." in run.out
-    assert new(nodes.urls, max_ttl=1).acquire("k").is_valid()
+    assert lock(nodes.urls, max_ttl=1)
 
 
 def test_reconfigure_goes_on_where_it_was_interrupted(
@@ -147,13 +148,13 @@ def test_reconfigure_goes_on_where_it_was_interrupted(
             pass
         interrupted = moving.interrupt()
     with pytest.raises(QuorumUnreachable):
-        new(nodes.urls).acquire("k")
+        lock(nodes.urls)
     again = project.redlock(*words)
 
     assert interrupted.code == 3
     assert "run it again, with the same arguments" in interrupted.err
     assert again.code == 0, again.err
-    assert new(nodes.urls, max_ttl=2).acquire("k").is_valid()
+    assert lock(nodes.urls, max_ttl=2)
 
 
 def test_reconfigure_wants_to_know_what_shall_change(project: Project) -> None:

@@ -144,6 +144,7 @@ def test_acl_is_enough_for_all_that_we_do(
 
         nodes.nodes[1].restart()
         until(lambda: recovers(redlock), what="the node to vote again")
+        assert [chart.denied for chart in examine(redlock, span=0.05)] == [()] * 3
         said = [refused(node) for node in nodes.nodes]
 
     assert said == [[], [], []]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_redlock import Redlock
+from celery_redlock import Redlock, diagnostics
 from celery_redlock.diagnostics import (
     Case,
     Finding,
@@ -89,3 +92,30 @@ def test_findings_as_json_are_words() -> None:
         "fact": "It is slow.",
         "remedy": "Move it.",
     }
+
+
+def codes_in_the_source() -> set[str]:
+    """Return the first argument of every ``Finding(...)`` in the package."""
+    folder = Path(diagnostics.__path__[0])
+    calls = (
+        call
+        for path in folder.glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Finding"
+    )
+    return {
+        constant.value
+        for call in calls
+        for constant in ast.walk(call.args[0])
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+    }
+
+
+def test_every_code_is_documented() -> None:
+    """The table in the documentation has all codes, and no others."""
+    page = Path(__file__).parents[2] / "docs" / "operations.md"
+    table = page.read_text(encoding="utf-8").split("| code |")[1].split("\n\n")[0]
+
+    documented = set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE))
+
+    assert documented == codes_in_the_source()

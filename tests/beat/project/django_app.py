@@ -9,9 +9,8 @@ import django
 from celery import Celery
 from django.conf import settings
 
+from tests.beat.project import DATABASE
 from tests.worker.project.app import SETTINGS
-
-DATABASE = "PROJECT_DATABASE"
 
 settings.configure(
     DATABASES={

@@ -21,7 +21,7 @@ def long_skip(key: str) -> None:
         work(LONG)
 
 
-@singleton_task(name="beat-wait", key="{key}", on_conflict="wait", wait_timeout=60)
+@singleton_task(name="beat-wait", key="{key}", on_conflict="wait", wait_timeout=2)
 def long_wait(key: str) -> None:
     """Run longer than the schedule's interval."""
     with recorded(key):

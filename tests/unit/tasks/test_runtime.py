@@ -99,12 +99,8 @@ def test_worker_with_a_wrong_setting_does_not_start(
         signals.worker_init.send(sender=worker)
 
 
-def test_worker_without_locked_tasks_needs_no_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_worker_without_locked_tasks_needs_no_nodes() -> None:
     """The package may be installed and not used."""
-    # Other tests' shared tasks would become this app's, too.
-    monkeypatch.setattr("celery._state._on_app_finalizers", set())
     app = Celery("without", broker="memory://", set_as_current=False)
 
     signals.worker_init.send(sender=Starting(app))

@@ -1,0 +1,117 @@
+"""Runs of a schedule do not overlap, whatever schedules and workers do."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from celery import Celery
+
+from tests.beat.project import HELD, LONG
+from tests.beat.support import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.beat.support import Beats, Site
+
+MINUTE = float(os.environ.get("REDLOCK_OVERLAP_SECONDS", "60"))
+
+
+def every(seconds: float, task: str, key: str) -> dict[str, object]:
+    """Return an entry that sends this task so often."""
+    return {"task": task, "schedule": seconds, "args": [key]}
+
+
+def test_runs_never_overlap(
+    project: Callable[..., Beats], site: Site, key: str
+) -> None:
+    """Every second a task of three, for a minute, on two workers and two beats.
+
+    ``skip`` runs again with the next tick, ``wait`` as soon as the last run has
+    ended; halfway the leader is killed.
+    """
+    skip, wait = f"{key}-skip", f"{key}-wait"
+    beats = project(
+        {
+            "skip": every(1.0, "beat-skip", skip),
+            "wait": every(1.0, "beat-wait", wait),
+        }
+    )
+    workers = [beats.start_worker(), beats.start_worker()]
+    leader = beats.start()
+    beats.start()
+    stage = site.stage
+    end = stage.now() + MINUTE
+    until(lambda: stage.now() >= end - MINUTE / 2, MINUTE)
+    leader.kill("SIGKILL")
+    until(lambda: stage.now() >= end, MINUTE)
+
+    for name in (skip, wait):
+        assert stage.overlaps(name) == []
+        ended = [run for run in stage.runs(name) if run.ended]
+        assert {run.outcome for run in ended} == {"done"}
+        assert len(ended) >= MINUTE / (LONG + 2) - 3
+    gaps = [
+        later.began - run.ended
+        for run, later in pairwise(stage.runs(wait))
+        if run.ended is not None
+    ]
+    assert sorted(gaps)[len(gaps) // 2] < 1  # a waiter needs no new tick
+    said = "\n".join(worker.logs() for worker in workers)
+    assert "is skipped (on_conflict)" in said
+    assert "waits for at most" in said
+
+
+def test_backlog_of_ticks_collapses_to_one_run(
+    project: Callable[..., Beats], site: Site, key: str
+) -> None:
+    """The workers were away for a while; what has piled up runs once."""
+    beats = project({"skip": every(0.5, "beat-skip", key)})
+    beat = beats.start()
+    ticks = beats.until_sent(6)
+    beat.kill("SIGTERM")
+
+    worker = beats.start_worker()
+    skipped = "is skipped (on_conflict)"
+    until(lambda: worker.logs().count(skipped) >= len(ticks) - 1)
+    until(lambda: not site.stage.running(key) and not beats.sent())
+
+    assert len(site.stage.runs(key)) == 1
+
+
+def test_schedulers_whose_clocks_differ_are_covered_by_hold_at_least(
+    project: Callable[..., Beats], site: Site, key: str
+) -> None:
+    """Two beats without election, part of a tick apart: each two ticks run once."""
+    beats = project({"held": every(1.0, "beat-held", key)})
+    worker = beats.start_worker()
+    plain = ("-S", "celery.beat:Scheduler")
+    beats.start(options=plain)
+    until(lambda: site.stage.runs(key))
+    beats.start(options=plain)
+
+    until(lambda: len(site.stage.runs(key)) >= 5, 30)
+
+    assert worker.logs().count("is skipped (on_conflict)") >= 3
+    for run, later in pairwise(site.stage.runs(key)):
+        assert later.began - run.began > HELD - 0.2
+
+
+def test_second_message_for_a_slot_is_dropped(
+    project: Callable[..., Beats], site: Site, key: str
+) -> None:
+    """Sent by two leaders, of which the first died before it could note the slot."""
+    beats = project({})
+    worker = beats.start_worker(concurrency=1)
+    slot = {"redlock": {"slot": f"{key}@2026-11-21T12:00:00+00:00"}}
+    with Celery(broker=beats.broker_url, set_as_current=False) as sender:
+        first = sender.send_task("beat-quick", [key], headers=slot)
+        second = sender.send_task("beat-quick", [key], headers=slot)
+        until(lambda: f"{second.id}] ignored" in worker.logs())
+        until(lambda: f"{first.id}] succeeded" in worker.logs())
+        sender.send_task("beat-quick", [key])
+        until(lambda: len(site.stage.runs(key)) == 2)
+
+    assert worker.logs().count(f"it has begun as {first.id}") == 1
