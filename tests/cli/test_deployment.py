@@ -102,7 +102,8 @@ def test_reconfigure_replaces_a_named_node(
     nodes = start_nodes(4, initialize=False)
     first, second, third, fourth = nodes.urls
     kept = [{"name": "a", "url": first}, {"name": "b", "url": second}]
-    with client([*kept, third], ttl=0.4, max_ttl=MAX_TTL) as redlock:
+    short = {"ttl": 0.4, "max_ttl": MAX_TTL, "node_timeout": 0.1}
+    with client([*kept, third], **short) as redlock:
         redlock.initialize()
     project = project_on(nodes, **SHORT)
 
