@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         StaleFence,
     )
     from celery_redlock.locking import current_lease, lock
+    from celery_redlock.options import LockOptions
     from celery_redlock.policies import Conflict
     from celery_redlock.runtime import runtime_of
-    from celery_redlock.settings import LockOptions
     from celery_redlock.task import SingletonTask
 
 __all__ = [
@@ -72,7 +72,7 @@ _HOMES = {
     "Conflict": "policies",
     "Holder": "core.lease",
     "Lease": "core.lease",
-    "LockOptions": "settings",
+    "LockOptions": "options",
     "Redlock": "core.redlock",
     "SingletonTask": "task",
     "current_lease": "locking",

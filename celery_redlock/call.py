@@ -20,8 +20,8 @@ from celery_redlock.runtime import runtime_of
 if TYPE_CHECKING:
     from celery_redlock.errors import RedlockError
     from celery_redlock.interrupt import Interrupter
+    from celery_redlock.options import ResolvedOptions
     from celery_redlock.runtime import Runtime
-    from celery_redlock.settings import ResolvedOptions
 
 __all__ = ["Call", "in_seconds"]
 

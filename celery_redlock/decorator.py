@@ -9,7 +9,7 @@ from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
-from celery_redlock.settings import LockOptions
+from celery_redlock.options import LockOptions
 from celery_redlock.task import SingletonTask, without_lost
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def singleton_task(
         app: The Celery app; without one it is a ``shared_task``.
         base: A task class of yours; the app's ``Task`` by default. The task is
             an instance of it and of ``SingletonTask``.
-        **options: Lock options (``settings.LockOptions``); everything else goes
+        **options: Lock options (``options.LockOptions``); everything else goes
             to Celery's decorator: ``name``, ``bind``, ``autoretry_for``, ...
 
     Raises:

@@ -25,7 +25,8 @@ from celery_redlock.announcer import Announcer
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locking import watchdog_of
 from celery_redlock.masking import UnmaskedConf, mask
-from celery_redlock.settings import LockOptions, ResolvedOptions, Settings
+from celery_redlock.options import LockOptions, ResolvedOptions
+from celery_redlock.settings import Settings
 
 if TYPE_CHECKING:
     from celery_redlock.core.deployment import NodesReport

@@ -16,11 +16,10 @@ signal              arguments
 ``lock_heartbeat``  you send it: ``lock_heartbeat.send(sender=self)`` in a body
                     renews the lock of the task that sends it now, in the
                     background; useful before a stretch that holds the GIL
+``leader_elected``  ``term`` (an ``election.Term``); the sender is beat's
+                    scheduler, whose loop it is sent in: be quick
+``leader_resigned`` the same, and ``lost``: whether the term ended by itself
 ==================  ============================================================
-
-``leader_elected`` and ``leader_resigned`` are of beat, and sent by its scheduler in
-its own loop, so be quick: ``term`` (an ``election.Term``), and ``lost``, whether it
-ended without being resigned.
 
 ``task_id`` is ``""`` where ``task.lock`` was used outside of a task. Receivers
 of ``lock_renewed`` and ``lock_lost`` run in a thread of their own: the one that

@@ -31,8 +31,8 @@ from celery_redlock.envelope import clean
 from celery_redlock.errors import ConfigurationError, DuplicateTask, LockLost
 from celery_redlock.execution import Execution, running
 from celery_redlock.masking import mask
+from celery_redlock.options import LockOptions
 from celery_redlock.runtime import runtime_of
-from celery_redlock.settings import LockOptions
 from celery_redlock.tasklock import task_lock
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class SingletonTask(Task):
     class. Options of base classes are inherited one by one.
 
     Attributes:
-        redlock: The lock options of this class; see ``settings.LockOptions``.
+        redlock: The lock options of this class; see ``options.LockOptions``.
         lock_options: The same with those of its base classes, checked.
         key_rule: How a call is reduced to a key.
 

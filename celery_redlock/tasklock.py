@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.options import ResolvedOptions
     from celery_redlock.runtime import Runtime
-    from celery_redlock.settings import ResolvedOptions
 
 __all__ = ["task_lock"]
 

@@ -29,7 +29,7 @@ HOUSE = """
     core.probe
     core.survey core.permissions
     core.debts core.connector core.agenda
-    settings core.node core.extension
+    settings options core.node core.extension
     core.fanout
     core.fence
     core.guard core.commands core.deployment

@@ -56,6 +56,7 @@ log = logging.getLogger("celery_redlock.beat")
 
 _MARGIN = 0.1  # of the ttl: what is left must do for sending a slot and noting it
 _LATE_US = 5_000_000  # a slot that is sent later than this is mentioned
+_SOON = 1.0  # seconds
 _US = 1_000_000
 
 
@@ -106,16 +107,24 @@ class Leading(_Base):
         self.setup_schedule()
         seen: dict[str, int] = {}
         for entry in inner.entries_of(self, office.record):
+            seen |= self._take_over(entry)
+        # So that the next leader knows of them also what this one does not send.
+        office.record.note(seen)
+
+    def _take_over(self, entry: ScheduleEntry) -> dict[str, int]:
+        """Let one entry go on; return from when on, if slots of it are to come."""
+        try:
             since = self._since(entry)
             self._mention_missed(entry)
             upcoming = next_due(entry.schedule, since)
             # Where it makes no difference, what people see as the last run stays.
             if upcoming != next_due(entry.schedule, as_us(entry.last_run_at)):
                 inner.set_last_run(self, entry, since)
-            if upcoming is None or upcoming > since:
-                seen[entry.name] = since
-        # So that the next leader knows of them also what this one does not send.
-        office.record.note(seen)
+        except Exception:
+            # Neither does Celery let one entry stop all others.
+            log.exception("The next run of %r cannot be told.", entry.name)
+            return {}
+        return {entry.name: since} if upcoming is None or upcoming > since else {}
 
     def send_owed(self) -> None:
         """Try again what could not be sent, while it is worth it."""
@@ -137,6 +146,8 @@ class Leading(_Base):
         state = super().is_due(entry)
         if not state[0] or self._slots(entry):
             return state
+        if not self.office.may_send():
+            return schedstate(is_due=False, next=_SOON)
         upcoming = next_due(entry.schedule, self._since(entry)) or 0
         left = (upcoming - self.office.clock.wall_us()) / _US
         return schedstate(is_due=False, next=left if left > 0 else self.max_interval)

@@ -1,13 +1,17 @@
-"""``celery -A proj redlock leader``: which beat sends, and which stand by."""
+"""``leader``: which beat sends, and which stand by."""
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_redlock.beat import election_key
+from celery_redlock.cli.session import DONE, ERROR, WARNING, Command, Session
+from celery_redlock.cli.words import age_of, holder_document
+from celery_redlock.core.ballot import VoteKind
+from celery_redlock.leadership import leadership_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,34 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = ["leader"]
 
-_NOBODY, _UNKNOWN = 1, 2  # exit codes
 
-
-@click.command(cls=CeleryCommand)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.command(cls=Command, short_help="Show which beat sends, and which stand by.")
 @click.pass_context
-@handle_preload_options
-def leader(ctx: click.Context, *, as_json: bool) -> None:
-    """Show which beat leads since when, and which stand by.
+def leader(ctx: click.Context) -> None:
+    """Show which beat sends since when, and which stand by.
 
-    Ends with 0 if one leads, 1 if none does, and 2 if too few nodes can tell.
+    Exits with 1 when nobody leads, and with 3 when too few nodes can tell.
     """
-    from celery_redlock.beat import election_key  # noqa: PLC0415
-    from celery_redlock.errors import ConfigurationError  # noqa: PLC0415
-    from celery_redlock.leadership import leadership_of  # noqa: PLC0415
-    from celery_redlock.runtime import runtime_of  # noqa: PLC0415
-
-    app = ctx.obj.app
-    try:
-        found = leadership_of(runtime_of(app).redlock, election_key(app))
-    except ConfigurationError as error:
-        raise click.ClickException(str(error)) from error
-    if as_json:
-        ctx.obj.echo(json.dumps(_facts(found), indent=2))
-    else:
-        ctx.obj.echo("\n".join(_lines(found)))
-    if found.leader is None:
-        ctx.exit(_NOBODY if _is_known(found) else _UNKNOWN)
+    session: Session = ctx.obj
+    found = leadership_of(session.redlock, election_key(session.app))
+    session.tell(list(_lines(found)), _document(found))
+    ctx.exit(DONE if found.leader else WARNING if _is_known(found) else ERROR)
 
 
 def _is_known(found: Leadership) -> bool:
@@ -53,48 +41,47 @@ def _is_known(found: Leadership) -> bool:
 
 
 def _lines(found: Leadership) -> Iterator[str]:
-    nodes = len(found.ballot.labels)
     if found.leader is not None:
         yield f"{found.key} is led by {found.leader}"
-        yield f"  since    {_local(found.leader.started)}"
+        yield f"  since    {_since(found.leader)}"
         yield f"  term     {found.leader.fence}"
-        yield f"  votes    {found.votes} of {nodes} nodes"
+        yield f"  votes    {found.votes} of {len(found.ballot.labels)} nodes"
         yield f"  ends in  {found.ttl_left:.1f} s, unless it is renewed"
     elif _is_known(found):
-        yield f"Nobody leads {found.key}: nothing is sent."
+        yield f"Nobody leads {found.key}: no beat sends anything."
     else:
         yield f"Who leads {found.key} is not known: too few nodes answer."
-    if reasons := found.ballot.reasons():
-        yield f"Not seen: {reasons}."
+    for standby in found.standbys:
+        yield f"Standing by: {standby}, since {_since(standby)}"
     if not found.standbys:
         yield "Nobody stands by."
-    for standby in found.standbys:
-        yield f"Standing by: {standby}, since {_local(standby.started)}"
+    if reasons := found.ballot.reasons():
+        yield f"Not seen: {reasons}."
 
 
-def _facts(found: Leadership) -> dict[str, Any]:
-    leader = found.leader
+def _document(found: Leadership) -> dict[str, Any]:
+    seen = {}
+    if found.leader is not None:
+        seen = {**_candidate(found.leader), "term": found.leader.fence}
+        seen |= {"votes": found.votes, "ends_in": found.ttl_left}
     return {
         "key": found.key,
-        "leader": None
-        if leader is None
-        else {
-            **_candidate(leader),
-            "term": leader.fence,
-            "votes": found.votes,
-            "ends_in": round(found.ttl_left, 3),
-        },
+        "leader": seen or None,
         "standbys": [_candidate(standby) for standby in found.standbys],
-        "nodes": len(found.ballot.labels),
-        "answered": found.ballot.answered,
-        "problems": found.ballot.reasons(),
+        "nodes": list(found.ballot.labels),
+        "unseen": {
+            label: vote.reason if vote else "had not answered"
+            for label, vote in zip(found.ballot.labels, found.ballot.votes, strict=True)
+            if vote is None or vote.kind in (VoteKind.SILENT, VoteKind.REFUSED)
+        },
     }
 
 
 def _candidate(holder: Holder) -> dict[str, Any]:
-    since = datetime.fromtimestamp(holder.started).astimezone()
-    return {"host": holder.host, "pid": holder.pid, "since": since.isoformat()}
+    facts = holder_document(holder)
+    return {name: facts[name] for name in ("host", "pid", "started", "age")}
 
 
-def _local(started: float) -> str:
-    return datetime.fromtimestamp(started).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+def _since(holder: Holder) -> str:
+    began = datetime.fromtimestamp(holder.started).astimezone()
+    return f"{began:%Y-%m-%d %H:%M:%S %Z} ({age_of(holder) or 0:.0f} s ago)"

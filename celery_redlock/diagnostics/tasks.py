@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.diagnostics.finding import Finding, Severity
-from celery_redlock.settings import LockOptions
+from celery_redlock.options import LockOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -109,6 +109,11 @@ def refused(node: DevNode) -> list[str]:
     return [e["object"] for e in entries if not e["object"].startswith("client")]
 
 
+def is_locked(node: DevNode, key: str) -> bool:
+    """Tell whether this node has the lock."""
+    return bool(node.command("EXISTS", f"redlock:lock:{key}"))
+
+
 def recovers(redlock: Redlock) -> bool:
     """Ask for a vote of each node; tell whether all give it."""
     return not redlock.check().problems
@@ -127,8 +132,7 @@ def test_acl_is_enough_for_all_that_we_do(
             node.command("HSET", "redlock:fence", "floor", str(9 * 10**15 + number))
         lease = redlock.acquire(key)  # the nodes differ: the fence is raised
         nodes.nodes[0].command("DEL", f"redlock:lock:{key}")
-        assert redlock.extend(lease)
-        until(lambda: nodes.nodes[0].command("EXISTS", f"redlock:lock:{key}"))
+        until(lambda: redlock.extend(lease) and is_locked(nodes.nodes[0], key))
         assert len(survey(redlock.addresses, "redlock", timeout=1.0).held) == 1
         assert eternal_keys(redlock.addresses, "redlock", timeout=1.0) == ({}, {})
         assert redlock.inspect(key).votes == 3

@@ -873,6 +873,27 @@ def test_scheduler_that_fails_ends_beat_and_another_one_leads(
     assert second.leads
 
 
+def test_entry_whose_next_run_cannot_be_told_stops_no_other(
+    start: StartBeat,
+    clock: FakeClock,
+    broker: Broker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with Celery: it is logged and tried again later."""
+
+    class Broken(crontab):
+        def remaining_estimate(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("no such day")
+
+    def schedule() -> Mapping[str, Any]:
+        return {"broken": {"task": "t", "schedule": Broken()}, **minutely()}
+
+    run(clock, [start(schedule)], 2 * MINUTE)
+
+    assert broker.dues("job") == ["12:01:00", "12:02:00"]
+    assert "The next run of 'broken' cannot be told" in caplog.text
+
+
 def test_losing_a_term_with_a_scheduler_that_cannot_be_closed_is_standby(
     nodes: FakeNodes, clock: FakeClock, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

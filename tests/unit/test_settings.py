@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_redlock.core.address import parse_node
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.options import LockOptions
 from celery_redlock.policies import (
     Abort,
     Conflict,
@@ -23,7 +24,7 @@ from celery_redlock.policies import (
     Skip,
     Wait,
 )
-from celery_redlock.settings import LockOptions, Settings
+from celery_redlock.settings import Settings
 
 NODES = ["redis://a", "redis://b:6380/1", "unix:///run/redis.sock"]
 CONFLICT = Conflict(key="k", task="t")
