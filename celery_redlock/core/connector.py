@@ -14,7 +14,7 @@ and one after a refusal so long ago that it says nothing now.
 
 from __future__ import annotations
 
-import threading
+import _thread
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.link import open_link
@@ -36,7 +36,6 @@ class Connector:
     Attributes:
         timeout: Seconds that a connection may take to be made.
         failures: How many attempts in a row have failed.
-        is_hopeful: Whether one is being made that is worth waiting for.
     """
 
     def __init__(self, address: NodeAddress, *, clock: Clock, timeout: float) -> None:
@@ -53,6 +52,11 @@ class Connector:
         self._arrived_at = self._next_at = 0.0
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a connection is being made, and nothing has come of it yet."""
+        return self._busy and self._arrival is None
+
+    @property
     def is_hopeful(self) -> bool:
         """Whether a connection is being made that is worth waiting for."""
         return self._busy and self._hopeful
@@ -63,9 +67,14 @@ class Connector:
         if self._busy or now < self._next_at:
             return
         self._hopeful = not self.failures or now - self._next_at > _LONG_AGO
-        self._busy = True
-        name = f"redlock-connect-{self._address.name}"
-        threading.Thread(target=self._connect, name=name, daemon=True).start()
+        try:
+            # Not by `threading`, whose `start` waits for the thread: the exception of
+            # a time limit that strikes in there spoils the lock that both share. None
+            # can strike between these two lines, as nothing is called.
+            self._busy = True
+            _thread.start_new_thread(self._connect, ())
+        except RuntimeError as error:  # there are too many
+            self._arrive(f"cannot be connected to: {error}")
 
     def take(self) -> Link | str | None:
         """Return what came of the attempt: a link, why there is none, or None yet."""
@@ -85,6 +94,12 @@ class Connector:
         self._next_at = self._clock.monotonic() + pause
 
     def _connect(self) -> None:
-        arrival = open_link(self._address, self.timeout)
+        try:
+            arrival = open_link(self._address, self.timeout)
+        except Exception as error:  # noqa: BLE001  (else it would be busy for ever)
+            arrival = f"cannot be connected to: {error!r}"
+        self._arrive(arrival)
+
+    def _arrive(self, arrival: Link | str) -> None:
         self._arrived_at = self._clock.monotonic()
         self._arrival = arrival

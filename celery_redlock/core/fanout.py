@@ -16,7 +16,7 @@ import os
 import selectors
 import threading
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.core.ballot import quorum_of
 
@@ -105,7 +105,7 @@ class Fanout:
         self._clock = clock
         self._timing = timing
         self._new_selector = new_selector
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # it knows its owner: see _in_turn
         self._selector: selectors.BaseSelector | None = None
         self._polled_at = 0.0
         _all_fanouts.add(self)
@@ -137,13 +137,7 @@ class Fanout:
             with self._turn:
                 self._send(questions)
             return True
-        if not self._turn.acquire(timeout=max(0.0, until - self._clock.monotonic())):
-            return False
-        try:
-            self._send(questions)
-        finally:
-            self._turn.release()
-        return True
+        return self._in_turn(until, self._send, questions)
 
     def wait(self, *questions: Question, until: float) -> None:
         """Return when all of them are settled, or at this instant.
@@ -151,12 +145,7 @@ class Fanout:
         For threads with a deadline of their own: also the wait for one's turn
         ends then.
         """
-        left = max(0.0, until - self._clock.monotonic())
-        if self._turn.acquire(timeout=left):
-            try:
-                self._wait(questions, until)
-            finally:
-                self._turn.release()
+        self._in_turn(until, self._wait, questions, until)
 
     def drain(self, until: float) -> None:
         """Read what has come without waiting; give up a busy line at ``until``."""
@@ -165,7 +154,7 @@ class Fanout:
     def forget(self) -> None:
         """Start anew in a forked child, touching nothing of the parent's."""
         selector, self._selector = self._selector, None
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         if selector:
             selector.close()
         for node in self.nodes:
@@ -180,7 +169,26 @@ class Fanout:
             if selector:
                 selector.close()
 
-    # -- under the lock ------------------------------------------------------
+    def _in_turn(self, until: float, do: Callable[..., None], *args: Any) -> bool:
+        """Do this when it is our turn; return False if that is not before ``until``.
+
+        CPython throws the exception of a time limit into a thread just after
+        ``acquire`` has returned, before a line can note that it was granted. So the
+        turn is given back in any case, and the lock knows whether we had it.
+        """
+        left = max(0.0, until - self._clock.monotonic())
+        try:
+            if not self._turn.acquire(timeout=left):
+                return False
+            do(*args)
+            return True
+        finally:
+            try:  # noqa: SIM105  (no call, and so no exception, before the release)
+                self._turn.release()
+            except RuntimeError:
+                pass
+
+    # -- in our turn ----------------------------------------------------------
 
     def _send(self, questions: Sequence[Question]) -> None:
         if self._clock.monotonic() - self._polled_at > _IDLE:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,17 +22,17 @@ from celery_redlock.core.scripts import ALL_SCRIPTS
 from celery_redlock.core.wire import ErrorReply, PythonReader
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.testing import MemoryNode
+from tests.strikes import Strike, Struck
 from tests.unit.core.wires import encoded
 from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
 BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
 BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
 CORE = str(Path(celery_redlock.core.__file__).parent)
-EVERY = 7  # lines between two strikes, so that it does not take too long
+EVERY = 3  # places from one strike to the next, so that it does not take too long
 SOON = 10.0  # seconds
 PATIENT = 5.0  # seconds for a node to answer, where none is late on purpose
 
@@ -296,45 +295,7 @@ def test_server_that_is_none_is_named(
     assert str(caught.value).count(reason) == 2
 
 
-class Struck(Exception):  # noqa: N818  (as Celery's SoftTimeLimitExceeded)
-    """What a time limit throws into a thread, anywhere."""
-
-
-class Strike:
-    """Raises once, at a line of the core.
-
-    Attributes:
-        at: How many lines are run before it.
-        done: How many lines were run.
-    """
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.done = 0
-
-    @property
-    def has_struck(self) -> bool:
-        """Whether it came so far."""
-        return self.done >= self.at
-
-    def __enter__(self) -> None:
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self._before)
-
-    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG002
-        if self.has_struck or not frame.f_code.co_filename.startswith(CORE):
-            return None
-        if event == "line":
-            self.done += 1
-            if self.has_struck:
-                raise Struck
-        return self._trace
-
-
-def test_conversation_survives_being_struck_at_any_line(
+def test_conversation_survives_being_struck_anywhere(
     servers: list[TinyServer], connect: Callable[..., Redlock]
 ) -> None:
     """Wherever a time limit lands: no reply is misread, and nothing stays locked."""
@@ -356,15 +317,22 @@ def test_conversation_survives_being_struck_at_any_line(
 
     at = 1
     while True:
-        strike, base = Strike(at), new_base()
+        strike, base = Strike(at, CORE), new_base()
         with contextlib.suppress(Struck), strike:
             work(base)
-        redlock.release_base("k", base)  # as `lock` does after an interruption
-        until(gone, what=f"a release after a strike at line {at}")
+        # As `lock` does after an interruption; here in another thread, which must get
+        # its turn to talk.
+        other = threading.Thread(
+            target=redlock.release_base, args=("k", base), daemon=True
+        )
+        other.start()
+        other.join(SOON)
+        assert not other.is_alive(), f"the turn was kept after a strike at place {at}"
+        until(gone, what=f"a release after a strike at place {at}")
         if not strike.has_struck:
             break
         at += EVERY
 
     assert misread == []
-    assert at > 50 * EVERY
+    assert at > 100 * EVERY
     assert redlock.acquire("k").votes >= 2

@@ -20,7 +20,7 @@ from celery_redlock.core import (
     redlock,
     renewal,
 )
-from tests.simulation.sync import SimQueueModule, SimThreading
+from tests.simulation.sync import SimLowLevel, SimQueueModule, SimThreading
 from tests.simulation.witness import ObservedLease
 from tests.simulation.world import World, here
 
@@ -57,7 +57,7 @@ def _open_link(address: NodeAddress, timeout: float) -> Any:
 
 
 _SEAMS: tuple[tuple[Any, str, Any], ...] = (
-    (connector, "threading", SimThreading),
+    (connector, "_thread", SimLowLevel),
     (connector, "open_link", _open_link),
     (fanout, "threading", SimThreading),
     (renewal, "threading", SimThreading),

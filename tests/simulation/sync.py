@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.world import Thread as SimThread
 from tests.simulation.world import here
 
-__all__ = ["SimQueueModule", "SimThreading"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SimLowLevel", "SimQueueModule", "SimThreading"]
 
 
 class Lock:
@@ -49,6 +52,34 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class RLock(Lock):
+    """A lock that its owner only can give back; nobody here takes it twice."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owner: SimThread | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT002  (as in threading)
+        """Take it; wait for at most ``timeout`` seconds, or for ever if negative."""
+        taken = super().acquire(blocking, timeout)
+        if taken:
+            self._owner = here()
+        return taken
+
+    def release(self) -> None:
+        """Give it to who has waited longest.
+
+        Raises:
+            RuntimeError: It is somebody else's.
+        """
+        if self._owner is not here():
+            raise RuntimeError("cannot release un-acquired lock")
+        self._owner = None
+        super().release()
 
 
 class SimpleQueue:
@@ -92,6 +123,7 @@ class SimThreading:
 
     Thread = SimThread
     Lock = Lock
+    RLock = RLock
 
     @staticmethod
     def get_ident() -> int:
@@ -102,6 +134,16 @@ class SimThreading:
     def current_thread() -> SimThread:
         """Return the thread that asks."""
         return here()
+
+
+class SimLowLevel:
+    """Stands in for the module ``_thread``."""
+
+    @staticmethod
+    def start_new_thread(function: Callable[..., object], args: tuple[()]) -> None:
+        """Let it run in a thread of its own."""
+        assert args == ()
+        SimThread(target=function).start()
 
 
 class SimQueueModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import threading
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from celery_redlock.core import fanout
 from celery_redlock.core.ballot import VoteKind
 from celery_redlock.core.fanout import Fanout
 from celery_redlock.core.node import Node
@@ -20,6 +22,7 @@ from celery_redlock.core.question import (
 )
 from celery_redlock.core.scripts import RELEASE
 from celery_redlock.core.timing import Timing
+from tests.strikes import Strike, Struck
 from tests.unit.core.wires import (
     SOON,
     Address,
@@ -28,6 +31,7 @@ from tests.unit.core.wires import (
     Sock,
     commands,
     encoded,
+    let_connect,
     question,
 )
 
@@ -50,9 +54,15 @@ class ClockedSelector(Selector):
         on_select: Called at each look.
     """
 
-    def __init__(self, clock: FakeClock, on_select: list[Callable[[], Any]]) -> None:
+    def __init__(
+        self,
+        clock: FakeClock,
+        on_select: list[Callable[[], Any]],
+        nodes: list[Node],
+    ) -> None:
         super().__init__()
         self.clock = clock
+        self.nodes = nodes
         self.waits: list[float] = []
         self.coming: list[tuple[float, Sock, bytes]] = []
         self.on_select = on_select
@@ -63,10 +73,7 @@ class ClockedSelector(Selector):
         self.waits.append(timeout)
         for call in list(self.on_select):
             call()
-        for thread in threading.enumerate():
-            ours = thread.name.startswith("redlock-connect-")
-            if ours and thread is not threading.current_thread():
-                thread.join(0.001)  # those behind a closed gate go on trying
+        let_connect(*self.nodes, seconds=0.005)  # some are behind a closed gate
         now = self.clock.monotonic()
         next_at = min((at for at, _, _ in self.coming), default=float("inf"))
         next_at = now if any(sock.inbox for sock in self.registered) else next_at
@@ -114,7 +121,7 @@ class Net:
         )
 
     def _new_selector(self) -> ClockedSelector:
-        self.selectors.append(ClockedSelector(self.clock, self.on_select))
+        self.selectors.append(ClockedSelector(self.clock, self.on_select, self.nodes))
         return self.selectors[-1]
 
     @property
@@ -610,3 +617,35 @@ def test_fork_in_the_middle_of_a_turn_does_not_block_the_child(net: Net) -> None
     net.fanout.ask(net.question())
 
     assert outcome == [17]
+
+
+@pytest.mark.parametrize("talk", ["ask", "send", "wait", "drain"])
+def test_turn_is_given_back_wherever_an_exception_strikes(
+    net: Net, clock: FakeClock, talk: str
+) -> None:
+    """Else the next one who wants to talk, or to give up a lock, waits for ever."""
+
+    def speak() -> None:
+        until = clock.monotonic() + NODE_TIMEOUT
+        asked = net.question()
+        if talk == "ask":
+            net.fanout.ask(asked)
+        elif talk == "drain":
+            net.fanout.drain(until)
+        else:
+            getattr(net.fanout, talk)(asked, until=until)
+
+    places, was_struck = 0, True
+    while was_struck:
+        places += 1
+        strike = Strike(places, fanout.__file__)
+        with contextlib.suppress(Struck), strike:
+            speak()
+        was_struck = strike.has_struck
+        other = threading.Thread(target=net.fanout.send, args=(net.question(),))
+        other.daemon = True
+        other.start()
+        other.join(SOON)
+        assert not other.is_alive(), f"the turn was kept after a strike at {places}"
+
+    assert places > 5

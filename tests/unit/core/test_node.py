@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import logging
 import selectors
 import ssl
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,7 +15,6 @@ from celery_redlock.core.node import Node
 from celery_redlock.core.scripts import INSPECT, RELEASE
 from celery_redlock.core.wire import ErrorReply
 from tests.unit.core.wires import (
-    SOON,
     Address,
     Connection,
     Selector,
@@ -23,8 +22,10 @@ from tests.unit.core.wires import (
     arrive,
     commands,
     encoded,
+    let_connect,
     question,
 )
+from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
     from celery_redlock.core.question import Question
@@ -114,8 +115,7 @@ def test_connecting_does_not_block(clock: FakeClock, connection: Connection) -> 
 
     assert stage.node.is_arriving
     assert stage.node.facts is None
-    names = [thread.name for thread in threading.enumerate()]
-    assert names.count("redlock-connect-node") == 1
+    assert stage.node._connector.is_busy  # noqa: SLF001
     stage.address.gate.set()
     stage.arrive()
     assert stage.address.tries == 1
@@ -823,12 +823,10 @@ def test_forked_child_touches_nothing_of_its_parents(
 
 def test_connect_thread_ends_when_it_is_done(clock: FakeClock) -> None:
     """No thread is left waiting on a node that is down."""
+    before = _thread._count()  # noqa: SLF001
     stage = Stage(clock)
     stage.node.tend(cast("Any", stage.selector))
 
-    for thread in threading.enumerate():
-        if thread.name == "redlock-connect-node":
-            thread.join(SOON)
+    let_connect(stage.node)
 
-    names = [thread.name for thread in threading.enumerate()]
-    assert "redlock-connect-node" not in names
+    until(lambda: _thread._count() == before)  # noqa: SLF001

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
+
+import redis.exceptions  # noqa: F401  (else the first thread that connects is slow)
 
 from celery_redlock.core.question import Question, by_everyone
 from celery_redlock.core.scripts import INSPECT, Script
@@ -20,6 +23,7 @@ __all__ = [
     "arrive",
     "commands",
     "encoded",
+    "let_connect",
     "question",
 ]
 
@@ -214,11 +218,17 @@ class Selector:
         self.registered.clear()
 
 
+def let_connect(*nodes: Node, seconds: float = SOON) -> None:
+    """Wait until connections have been made or have failed, for at most so long."""
+    until = time.monotonic() + seconds
+    connectors = [node._connector for node in nodes]  # noqa: SLF001
+    while any(c.is_busy for c in connectors) and time.monotonic() < until:
+        time.sleep(0.0001)
+
+
 def arrive(node: Node, selector: Any) -> None:
     """Let a connection be tried, and take what comes of it."""
     node.tend(selector)
-    for thread in threading.enumerate():
-        if thread.name == f"redlock-connect-{node.label}":
-            thread.join(SOON)
+    let_connect(node)
     node.tend(selector)
     node.catch_up()
