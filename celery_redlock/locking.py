@@ -85,7 +85,7 @@ def held_lease(redlock: Redlock, key: str) -> Lease | None:
 
 
 @contextlib.contextmanager
-def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstring)
     redlock: Redlock,
     key: str,
     *,
@@ -141,6 +141,18 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     outer, me = _holds.get(), _execution()
     lease: Lease | None = None
     refused = False
+    def let_go() -> None:
+        """Release what there is. Twice is harmless."""
+        _holds.set(outer)
+        if me[0] != os.getpid():
+            return  # a child was forked in the block: the lock is its parent's
+        if lease is not None:
+            watchdog.forget(lease)
+            redlock.release(lease, keep=hold_at_least and hold_at_least - lease.age())
+        elif not refused:
+            # Interrupted at some point between the grant and the assignment.
+            redlock.release_base(key, base)
+
     try:
         try:
             lease = redlock.acquire(key, ttl, wait, base=base, facts=facts)
@@ -155,35 +167,23 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         if me == _execution() and not lease.is_valid():
             raise lease.lost_error()
     finally:
-        _holds.set(outer)
-        if me[0] != os.getpid():
-            pass  # a child was forked in the block: the lock is its parent's
-        elif lease is None and not refused:
-            # Interrupted at some point between the grant and the assignment.
-            _shielded(redlock.release_base, key, base)
-        elif lease is not None:
-            watchdog.forget(lease)
-            keep = max(0.0, hold_at_least - lease.age()) if hold_at_least else 0.0
-            try:
-                _shielded(redlock.release, lease, keep=keep)
-            finally:
+        # A time limit can land after any call: so there is none before this `try`.
+        try:
+            let_go()
+        except BaseException:
+            _insist(let_go)
+            raise
+        finally:
+            if lease is not None and me[0] == os.getpid():
                 watchdog.look_after_debts()
                 if on_released:
                     on_released(lease)
 
 
-def _shielded(call: Callable[..., object], *args: object, **kwargs: object) -> None:
-    """Finish the call even if an exception is thrown into this thread meanwhile.
-
-    A soft time limit can land anywhere, so also here; it is raised again once
-    the nodes have been told. Twice is harmless.
-    """
-    late: Exception | None = None
-    for _ in range(3):
-        try:
-            call(*args, **kwargs)
-            break
-        except Exception as error:  # noqa: BLE001  (raised again below)
-            late = error
-    if late is not None:
-        raise late
+def _insist(call: Callable[[], None]) -> None:
+    """Call it once more, and again if an exception is thrown in again."""
+    try:
+        call()
+    except BaseException:
+        call()
+        raise

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock import locking
 from celery_redlock.core.lease import Holder, LeaseState, new_base
 from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
 from celery_redlock.locking import current_lease, held_lease, lock, watchdog_of
 from celery_redlock.testing import FakeClock, FakeNodes
+from tests.strikes import Strike, Struck
 from tests.unit.core.support import Stepped, args_of, asked, forget, holders, put, ttls
 
 if TYPE_CHECKING:
@@ -257,6 +259,30 @@ def test_interrupted_release_is_announced_all_the_same(
             clock.at(0.005, strike)
 
     assert released == [lease]
+
+
+def test_end_that_is_struck_anywhere_releases(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
+) -> None:
+    """Also between the end of the block and the first word to the nodes."""
+    places, was_struck = 0, True
+    while was_struck:
+        places += 1
+        released: list[Lease] = []
+        strike = Strike(places, locking.__file__)
+        with contextlib.suppress(Struck), contextlib.ExitStack() as stack:
+            with lock(
+                redlock, "k", watchdog=watchdog, on_released=released.append
+            ) as lease:
+                stack.enter_context(strike)
+        was_struck = strike.has_struck
+
+        assert holders(nodes) == NOBODY, f"struck at place {places}"
+        assert not watchdog.forget(lease)
+        assert held_lease(redlock, "k") is None
+
+    assert released == [lease]
+    assert places > 5
 
 
 def test_release_that_is_struck_again_and_again_gives_up(
