@@ -6,6 +6,7 @@ the nodes say                       then
 granted                             it runs, unless it is a copy of a call that
                                     has ended, or has expired as one
 a majority names another call       a duplicate: ``on_conflict``
+one has succeeded (``unique_for``)  the same
 a majority names this very call     it waits 1 s, then is put back: the other
                                     copy is running. The delay doubles up to ttl
 the votes are split                 it waits 1 s, then is put back
@@ -25,13 +26,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
 from typing import TYPE_CHECKING
 
 from celery.exceptions import TaskRevokedError
 
 from celery_redlock import outcome
-from celery_redlock.call import Call, in_seconds
+from celery_redlock.call import Call, doubled, in_seconds
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.errors import (
     DuplicateTask,
     LockContended,
@@ -39,17 +40,35 @@ from celery_redlock.errors import (
     LockUnavailable,
     QuorumUnreachable,
 )
-from celery_redlock.policies import Conflict, Outage, Raise, Retry, Run, Skip, Wait
-from celery_redlock.signals import lock_conflict
+from celery_redlock.following import Following
+from celery_redlock.notices import (
+    announce_conflict,
+    announce_outage,
+    duplicate,
+    facts_of,
+)
+from celery_redlock.policies import (
+    BufferOne,
+    CancelRunning,
+    Conflict,
+    Outage,
+    Raise,
+    Retry,
+    Run,
+    Skip,
+    Wait,
+)
+from celery_redlock.publishing import cooling
 from celery_redlock.slots import stand_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager, ExitStack
 
+    from celery_redlock.claims import JobHere
     from celery_redlock.core.lease import Lease
     from celery_redlock.interrupt import Interrupter
-    from celery_redlock.policies import ConflictDecision, OutageDecision
+    from celery_redlock.policies import ConflictDecision
 
 __all__ = ["Admission"]
 
@@ -79,6 +98,7 @@ class Admission:
         self._interrupter = interrupter
         self._waited = 0.0
         self._patience = _PATIENCE
+        self._following = Following(call, interrupter)
 
     def enter(self, stack: ExitStack) -> Lease | None:
         """Take the lock for as long as the stack lasts.
@@ -104,7 +124,11 @@ class Admission:
                 wait = self._when_unreachable(outage)
             else:
                 self._check_copy()
-                return lease
+                self._following.take_turn()
+                here = cooling(self._call)
+                if here is None or self._may_run_in_cool_down(here, stack):
+                    return lease
+                wait = 0.0
         return None
 
     def _try(self, stack: ExitStack, wait: float) -> Lease:
@@ -116,9 +140,19 @@ class Admission:
         call = self._call
         call.drop_if_finished()
         if call.has_twin and outcome.has_expired(call.task, call.request):
-            log.info("%s has expired.", call)
+            log.info("%s has expired.", call, extra=call.about("expired"))
             error = TaskRevokedError("expired")
             raise outcome.skip(call.task, call.request, error, expired=True)
+
+    def _may_run_in_cool_down(self, here: JobHere, stack: ExitStack) -> bool:
+        """Ask what to do so soon after a success; without an answer, wait for one."""
+        wait = self._when_held(here.error(), phase=here.phase)
+        if wait is None:
+            return True
+        stack.close()  # nobody has to wait for the lock meanwhile
+        pause = min(wait, here.left)
+        self._interrupter.expose(lambda: SYSTEM_CLOCK.sleep(pause))
+        return False
 
     def _check_slot(self) -> None:
         """End the second of two messages that beat sent for one slot."""
@@ -131,12 +165,12 @@ class Admission:
             f"{first}.",
             key=call.key,
         )
-        log.info("%s", error)
+        log.info("%s", error, extra=call.about("slot-sent-twice", slot=slot))
         raise outcome.skip(call.task, call.request, error, key=call.key, policy="slot")
 
     # -- refusals -----------------------------------------------------------
 
-    def _when_held(self, held: LockHeld) -> float | None:
+    def _when_held(self, held: LockHeld, phase: str = "running") -> float | None:
         call, holder = self._call, held.holder
         if holder is not None and holder.task_id and holder.task_id == call.id:
             return self._wait_or_put_back(held, twin=True)
@@ -151,31 +185,45 @@ class Admission:
             waited=self._waited,
             deferrals=call.envelope.deferred,
             retries=call.request.retries,
+            phase=phase,
         )
-        decision = call.options.on_conflict(conflict)
-        self._announce(conflict, decision, held)
+        decision = _meant(call.options.on_conflict(conflict), conflict)
+        announce_conflict(call, conflict, decision, held)
         match decision:
             case Wait(timeout):
+                if not call.task.lock_options.waits:  # or it was said at the start
+                    call.runtime.warn_of_waiting(call.task.name)
                 self._waited += in_seconds(timeout)
                 return in_seconds(timeout)
             case Retry(countdown):
                 deferred = call.envelope.deferred + 1
+                reason = duplicate(call, held, "retry", "is put back")
                 delay = in_seconds(countdown)
-                call.put_back(held, delay, self._interrupter, deferred=deferred)
+                call.put_back(reason, delay, self._interrupter, deferred=deferred)
                 return 0.0
+            case BufferOne(keep, countdown):
+                return self._following.follow(
+                    held, keep or "latest", in_seconds(countdown)
+                )
+            case CancelRunning(grace):
+                return self._following.replace(held, in_seconds(grace))
             case Run():
+                self._following.leave()
                 return None
             case Raise():
-                raise self._duplicate(held, "raise")
+                raise self._ended(held, "raise")
             case Skip():
                 raise outcome.skip(
                     call.task,
                     call.request,
-                    self._duplicate(held, "skip"),
-                    key=call.key,
-                    holder=str(holder),
-                    policy="skip",
+                    self._ended(held, "skip"),
+                    **facts_of(call, held, "skip"),
                 )
+
+    def _ended(self, held: LockHeld, policy: str) -> DuplicateTask:
+        self._following.leave()
+        waited = f", after {self._waited:g} s of waiting" if self._waited else ""
+        return duplicate(self._call, held, f"{policy}{waited}", "did not run")
 
     def _when_contended(self, contended: LockContended) -> float:
         return self._wait_or_put_back(contended)
@@ -185,8 +233,7 @@ class Admission:
         patience, self._patience = self._patience, 0.0
         if not patience:
             call, deferred = self._call, self._call.envelope.deferred
-            longest = min(call.options.ttl, 2.0**deferred)
-            countdown = longest * random.uniform(0.5, 1.0)  # noqa: S311  (jitter)
+            countdown = doubled(deferred, call.options.ttl)
             call.put_back(
                 refusal, countdown, self._interrupter, deferred=deferred + 1, **envelope
             )
@@ -204,8 +251,7 @@ class Admission:
             retries=call.request.retries,
         )
         decision = call.options.on_backend_error(outage)
-        what = _words(decision)
-        log.warning("%s %s (on_backend_error): %s", call, what, unreachable)
+        announce_outage(call, outage, decision, unreachable)
         match decision:
             case Retry(countdown):
                 outages = call.envelope.outages + 1
@@ -220,36 +266,11 @@ class Admission:
                 facts = {"key": call.key, "policy": "skip"}
                 raise outcome.skip(call.task, call.request, unreachable, **facts)
 
-    # -- seen and heard -------------------------------------------------------
 
-    def _announce(
-        self, conflict: Conflict, decision: ConflictDecision, held: LockHeld
-    ) -> None:
-        level = logging.WARNING if isinstance(decision, Run) else logging.INFO
-        what = _words(decision)
-        log.log(level, "%s %s (on_conflict): %s", self._call, what, held)
-        lock_conflict.send(sender=self._call.task, conflict=conflict, decision=decision)
-
-    def _duplicate(self, held: LockHeld, policy: str) -> DuplicateTask:
-        waited = f", after {self._waited:g} s of waiting" if self._waited else ""
-        return DuplicateTask(
-            f"{self._call} did not run (on_conflict: {policy}{waited}). {held}",
-            key=held.key,
-            ballot=held.ballot,
-            holder=held.holder,
-            retry_after=held.retry_after,
-        )
-
-
-def _words(decision: ConflictDecision | OutageDecision) -> str:
-    match decision:
-        case Skip():
-            return "is skipped"
-        case Raise():
-            return "fails"
-        case Run():
-            return "runs without the lock"
-        case Wait(timeout):
-            return f"waits for at most {in_seconds(timeout):.1f} s"
-        case Retry(countdown):
-            return f"is to be put back for {in_seconds(countdown):.1f} s"
+def _meant(decision: ConflictDecision, conflict: Conflict) -> ConflictDecision:
+    """Return what a decision means where the other one has ended already."""
+    if conflict.phase == "succeeded" and isinstance(decision, CancelRunning):
+        return Run()
+    if conflict.phase == "succeeded" and isinstance(decision, BufferOne):
+        return Retry(conflict.retry_after)
+    return decision

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Ignore, Retry
 
 from celery_redlock import outcome
+from celery_redlock.buffering import Turn
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.envelope import Envelope, take_off
+from celery_redlock.logs import about
 from celery_redlock.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
     from celery_redlock.options import ResolvedOptions
     from celery_redlock.runtime import Runtime
 
-__all__ = ["Call", "in_seconds"]
+__all__ = ["Call", "doubled", "in_seconds"]
 
 log = logging.getLogger("celery_redlock.call")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
+_MOST_DOUBLINGS = 16
 
 
 def in_seconds(duration: float | timedelta | None) -> float:
@@ -35,6 +38,15 @@ def in_seconds(duration: float | timedelta | None) -> float:
     if isinstance(duration, timedelta):
         return duration.total_seconds()
     return duration or 0.0
+
+
+def doubled(deferred: int, longest: float) -> float:
+    """Return the seconds for which to put a call back: random, longer each time.
+
+    Up to a second the first time, and to twice as long with each.
+    """
+    most = min(longest, 2.0 ** min(deferred, _MOST_DOUBLINGS))
+    return most * random.uniform(0.5, 1.0)  # noqa: S311  (jitter)
 
 
 @dataclass(slots=True)
@@ -50,6 +62,7 @@ class Call:
         envelope: What its message said to us.
         runtime: Of the task's app.
         options: The task's lock options.
+        began_at: Instant since when it wants its lock.
     """
 
     task: Any
@@ -60,6 +73,7 @@ class Call:
     envelope: Envelope
     runtime: Runtime
     options: ResolvedOptions
+    began_at: float
     _refusals: int = 0
 
     @classmethod
@@ -73,15 +87,20 @@ class Call:
             FingerprintError: The arguments cannot be reduced to a key.
         """
         request, runtime = task.request, runtime_of(task.app)
+        envelope = take_off(request)
+        if task.lock_options.lines_up and not envelope.published:
+            now = SYSTEM_CLOCK.wall_us()
+            envelope = dataclasses.replace(envelope, published=now)
         return cls(
             task=task,
             request=request,
             args=args,
             kwargs=kwargs,
             key=task.key_rule.key_of(args, kwargs),
-            envelope=take_off(request),
+            envelope=envelope,
             runtime=runtime,
             options=runtime.options(task.name, task.lock_options),
+            began_at=runtime.redlock.clock.monotonic(),
         )
 
     @property
@@ -90,10 +109,27 @@ class Call:
         return self.request.id or ""
 
     @property
+    def waited(self) -> float:
+        """The seconds for which it has wanted its lock."""
+        return self.runtime.redlock.clock.monotonic() - self.began_at
+
+    @property
     def has_twin(self) -> bool:
         """Whether another copy with this task id may run or have run."""
         redelivered = (self.request.delivery_info or {}).get("redelivered")
         return bool(redelivered) or self.envelope.twin
+
+    def turn(self, keep: str) -> Turn:
+        """Return its turn among those that wait for the lock; see ``buffering``."""
+        return Turn(
+            redlock=self.runtime.redlock,
+            key=self.key,
+            task=self.task.name,
+            task_id=self.id,
+            published=self.envelope.published,
+            expires=outcome.expiry_of(self.task, self.request),
+            keep=keep,
+        )
 
     def preserve_arguments(self) -> None:
         """Keep them as they are now, where they may be sent again after the body."""
@@ -104,7 +140,11 @@ class Call:
     def drop_if_finished(self) -> None:
         """End this copy if another one with the same id has run to its end."""
         if self.has_twin and outcome.has_finished(self.task, self.request):
-            log.info("%s has ended already; this copy of it is dropped.", self)
+            log.info(
+                "%s has ended already; this copy of it is dropped.",
+                self,
+                extra=self.about("copy-dropped"),
+            )
             outcome.count_in_chord(self.task, self.request)
             raise Ignore(f"{self} has ended already")
 
@@ -157,13 +197,24 @@ class Call:
                 type(error).__name__,
                 error,
                 pause,
+                extra=self.about("put-back-failed"),
             )
             interrupter.expose(lambda: SYSTEM_CLOCK.sleep(pause))
             return
-        log.info("%s is put back for %.1f s: %s", self, countdown, reason)
+        log.info(
+            "%s is put back for %.1f s: %s",
+            self,
+            countdown,
+            reason,
+            extra=self.about("put-back", countdown=countdown),
+        )
         if fresh.twin:
             raise Ignore(f"{self} is put back for {countdown:.1f} s")
         raise Retry(exc=reason, when=countdown)
+
+    def about(self, event: str, **facts: object) -> dict[str, object]:
+        """Return the fields of a line in the log about this call."""
+        return about(event, task=self.task.name, task_id=self.id, key=self.key, **facts)
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]"

@@ -10,7 +10,7 @@ from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
 from celery_redlock.options import LockOptions
-from celery_redlock.task import SingletonTask, without_lost
+from celery_redlock.task import PublishedOnCommit, SingletonTask, without_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,15 @@ def _composed(base: type[Task]) -> type[Task]:
     if issubclass(base, SingletonTask):
         return base
     about = {"abstract": True, "__module__": base.__module__, "__doc__": base.__doc__}
-    return type(base.__name__, (SingletonTask, base), about)
+    on_commit = (PublishedOnCommit,) if _publishes_on_commit(base) else ()
+    return type(base.__name__, (*on_commit, SingletonTask, base), about)
+
+
+def _publishes_on_commit(base: type[Task]) -> bool:
+    """Tell whether it does so in Celery's own way."""
+    names = ("delay_on_commit", "apply_async_on_commit")
+    wheres = {getattr(getattr(base, name, None), "__module__", "") for name in names}
+    return wheres == {"celery.contrib.django.task"}
 
 
 def _share(

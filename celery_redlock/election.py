@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.core.lease import Holder, Lease, LeaseState, new_base
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
 from celery_redlock.leadership import StandbyList
+from celery_redlock.logs import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +183,8 @@ class Elector:
         term, self.term = self.term, None
         if term is not None:
             self._redlock.release(term.lease)
-            log.info("Resigned from leading %r.", self.key)
+            fields = about("leader-resigned", election=self.key)
+            log.info("Resigned from leading %r.", self.key, extra=fields)
             self._said = None
         elif self._is_asking:  # it was interrupted, so that there may be a lock
             self._redlock.release_base(self.key, self._base)
@@ -212,7 +214,9 @@ class Elector:
         if extension.carry_through(self._redlock.transport, timeout):
             self._renewed_at = now
             if self._is_shaky:
-                log.info("The leadership of %r is renewed again.", self.key)
+                fields = about("leader-renewed", election=self.key)
+                text = "The leadership of %r is renewed again."
+                log.info(text, self.key, extra=fields)
             self._is_shaky = False
         elif ballot.top_taker[1] >= ballot.quorum:
             self._lose(term, f"{Holder.parse(ballot.holder_value())} has it")
@@ -231,6 +235,7 @@ class Elector:
                 self.key,
                 reasons or "a majority of the nodes does not have it",
                 term.remaining(),
+                extra=about("leader-not-renewed", election=self.key),
             )
         self._is_shaky = True
 
@@ -244,6 +249,7 @@ class Elector:
             self.key,
             lease.age(),
             reason,
+            extra=about("leader-lost", election=self.key, term=term.number),
         )
         # What is left of it would only keep others waiting.
         release = self._redlock.commands.release(
@@ -281,19 +287,24 @@ class Elector:
         self._renewed_at, self._said = began, term
         self.pause = self.ttl * _COME_BACK
         self._list.leave()
-        log.info("Elected leader of %r (term %d).", self.key, term.number)
+        fields = about("leader-elected", election=self.key, term=term.number)
+        text = "Elected leader of %r (term %d)."
+        log.info(text, self.key, term.number, extra=fields)
         _tell(self._on_elected, term)
         return term
 
     def _note_leader(self, holder: Holder | None) -> None:
         leader = holder.base if holder else ""
         if self._said != leader:
-            log.info("Standing by: %r is led by %s.", self.key, holder)
+            fields = about("standing-by", election=self.key)
+            log.info("Standing by: %r is led by %s.", self.key, holder, extra=fields)
         self._said = leader
 
     def _note_outage(self, error: QuorumUnreachable) -> None:
         if self._said is not QuorumUnreachable:
-            log.error("Nobody can be elected leader of %r. %s", self.key, error)
+            fields = about("nobody-elected", election=self.key)
+            text = "Nobody can be elected leader of %r. %s"
+            log.error(text, self.key, error, extra=fields)
         self._said = QuorumUnreachable
 
     def _here(self) -> Holder:

@@ -11,6 +11,11 @@ field         meaning                                               written by
 ``outages``   how often because too few nodes answered              the task
 ``twin``      another copy with this task id may run or have run    the task
 ``slot``      the slot of a beat schedule that the call is for      beat
+``published`` µs since 1970 when the call was published first; a    publisher or
+              call of which that is not known was when it came      main process
+``next``      it has offered itself as the next to run: "latest"    the task
+              or "first"; see ``buffering``
+``events``    whether its worker sends events                       main process
 ============  ====================================================  ============
 
 Celery copies the headers of a message into its retries, so ours are taken off
@@ -27,9 +32,10 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import new_base
 
-__all__ = ["HEADER", "Envelope", "address", "clean", "take_off"]
+__all__ = ["HEADER", "Envelope", "address", "clean", "stamp", "take_off"]
 
 HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
@@ -45,6 +51,10 @@ class Envelope:
         outages: How often because too few nodes answered.
         twin: Whether another copy with this task id may run or have run.
         slot: The slot of a beat schedule that the call is for; see ``slots``.
+        published: Microseconds since 1970 when it was published first; 0: not known.
+        next: Who stands before whom among those of whom it may be the next to run:
+            ``"latest"`` or ``"first"``; ``""``: it has not offered itself.
+        events: Whether its worker sends events about tasks.
     """
 
     base: str | None = None
@@ -52,22 +62,52 @@ class Envelope:
     outages: int = 0
     twin: bool = False
     slot: str = ""
+    published: int = 0
+    next: str = ""
+    events: bool = False
 
     def header(self) -> dict[str, dict[str, Any]]:
-        """Return the header that carries this, without the base, to the next copy."""
+        """Return the header that carries this to the next copy, but for the base."""
         carried = {
             "deferred": self.deferred,
             "outages": self.outages,
             "twin": self.twin,
         }
-        return {HEADER: {**carried, "slot": self.slot} if self.slot else carried}
+        known = {"slot": self.slot, "published": self.published, "next": self.next}
+        return {
+            HEADER: carried | {name: value for name, value in known.items() if value}
+        }
 
 
-def address(request: MutableMapping[str, Any]) -> str:
-    """Mint the base of an execution, in the main process, and write it down."""
-    base = new_base()
-    request[HEADER] = {**_fields(request), "base": base, "boot": _BOOT}
+def address(request: MutableMapping[str, Any], *, events: bool = False) -> str:
+    """Mint the base of an execution, in the main process, and write it down.
+
+    Args:
+        request: The headers of its message.
+        events: Whether this worker sends events about tasks.
+    """
+    base, fields = new_base(), _fields(request)
+    request[HEADER] = {
+        **fields,
+        "base": base,
+        "boot": _BOOT,
+        "published": _count(fields, "published") or SYSTEM_CLOCK.wall_us(),
+        "events": events,
+    }
     return base
+
+
+def stamp(headers: Mapping[str, Any] | None, published: int = 0) -> dict[str, Any]:
+    """Return headers that tell when the call was published, if they do not yet.
+
+    Args:
+        headers: Of the message that is about to be sent.
+        published: When it was, where it was published before; now by default.
+    """
+    headers = {**(headers or {})}
+    known = {"published": published or SYSTEM_CLOCK.wall_us()}
+    headers[HEADER] = {**known, **_fields(headers)}
+    return headers
 
 
 def take_off(request: Any) -> Envelope:
@@ -82,6 +122,9 @@ def take_off(request: Any) -> Envelope:
         outages=_count(fields, "outages"),
         twin=fields.get("twin") is True,
         slot=str(fields.get("slot") or ""),
+        published=_count(fields, "published"),
+        next=str(fields.get("next") or ""),
+        events=fields.get("events") is True,
     )
 
 

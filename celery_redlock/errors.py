@@ -172,7 +172,20 @@ class LockLost(LeaseError):
 
 
 class LockCancelled(LockLost):
-    """A newcomer asked for the lock (``on_conflict="cancel_running"``)."""
+    """A newcomer asked for the lock (``on_conflict="cancel_running"``).
+
+    Nobody else holds it before this run has ended.
+
+    Attributes:
+        by: Who asked: the task's name and id.
+    """
+
+    by: str | None = None
+
+    def __init__(
+        self, message: str = "", *, by: str | None = None, **extras: Any
+    ) -> None:
+        super().__init__(message, by=by, **extras)
 
 
 class NotHolder(LeaseError):

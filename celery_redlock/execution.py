@@ -12,6 +12,10 @@
 
 A body that ends in an error of its own after the loss ends in that error.
 
+A body whose lock a newcomer wants (``cancel_running``) is struck in the same way, with
+LockCancelled, keeps its lock until it has ended, and ends as REVOKED. One that tidies
+up and returns something has its result: it had the lock to its end.
+
 Everything but the body is out of reach of what strikes the body, and of soft
 time limits where they come by our hand; see ``interrupt``.
 """
@@ -27,19 +31,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery import signals as celery_signals
 from celery.exceptions import Reject
 
+from celery_redlock import outcome
 from celery_redlock.admission import Admission
 from celery_redlock.call import Call, in_seconds
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import LeaseState
-from celery_redlock.errors import LockLost
+from celery_redlock.errors import LockCancelled, LockLost
 from celery_redlock.interrupt import interrupter
 from celery_redlock.policies import Abort, Loss, Retry, Warn
-from celery_redlock.signals import lock_heartbeat, lock_lost
+from celery_redlock.publishing import claimed_until_it_begins, cool_down
+from celery_redlock.signals import lock_cancelled, lock_heartbeat, lock_lost
 from celery_redlock.tasklock import task_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+
+    from celery.exceptions import Ignore
 
     from celery_redlock.core.lease import Lease
     from celery_redlock.policies import LossDecision
@@ -99,7 +107,8 @@ class Execution:
         try:
             with ExitStack() as stack:
                 admission = Admission(self.call, self._lock, self._interrupter)
-                self.lease = admission.enter(stack)
+                with claimed_until_it_begins(self.call):
+                    self.lease = admission.enter(stack)
                 if self.lease is not None:
                     self.lease.ensure()
                     self.call.preserve_arguments()
@@ -107,6 +116,7 @@ class Execution:
                     returned.append(self._interrupter.expose(body))
                 finally:
                     self._has_ended = True
+                cool_down(self.call)
         except LockLost as error:
             return self._after_loss(error, returned)
         except Reject as rejected:
@@ -128,25 +138,44 @@ class Execution:
             options=call.options,
             wait=wait,
             base=call.envelope.base,
+            since=call.began_at,
             on_lost=self._on_lost,
+            on_cancelled=self._on_cancelled,
+            published=call.envelope.published,
         )
 
     def _on_lost(self, lease: Lease) -> None:
         self._is_lost = True
-        threading.Thread(
-            target=self._stop_body,
-            args=(lease,),
-            name=f"redlock-stop-{self.call.id}",
-            daemon=True,
-        ).start()
+        self._in_background(self._stop_body, lease)
+
+    def _on_cancelled(self, lease: Lease) -> None:
+        self._in_background(self._cancel_body, lease)
+
+    def _in_background(self, do: Callable[[Lease], None], lease: Lease) -> None:
+        name = f"redlock-stop-{self.call.id}"
+        threading.Thread(target=do, args=(lease,), name=name, daemon=True).start()
 
     def _stop_body(self, lease: Lease) -> None:
-        if isinstance(self._decide(lease), Warn):
-            return
-        error = lease.lost_error()
+        if not isinstance(self._decide(lease), Warn):
+            self._strike(lease.lost_error(), every=_STRIKE_EVERY)
+
+    def _cancel_body(self, lease: Lease) -> None:
+        error = lease.cancelled_error()
+        about = self.call.about("cancelled", fence=lease.fence, by=lease.cancelled_by)
+        log.warning("%s is stopped: %s", self.call, error, extra=about)
+        self.call.runtime.announcer.announce(
+            signal=lock_cancelled,
+            sender=self.call.task,
+            lease=lease,
+            task_id=self.call.id,
+            cancelled_by=lease.cancelled_by,
+        )
+        self._strike(error, every=self.call.options.cancel_grace)
+
+    def _strike(self, error: LockLost, *, every: float) -> None:
         while not self._has_ended:
             self._interrupter.strike(error)
-            SYSTEM_CLOCK.sleep(_STRIKE_EVERY)
+            SYSTEM_CLOCK.sleep(every)
 
     def _decide(self, lease: Lease) -> LossDecision:
         """Ask ``on_lock_lost``, once, and tell everybody."""
@@ -154,7 +183,12 @@ class Execution:
             if self._decision is None:
                 self._decision = self._ask(lease)
                 what = "runs on" if isinstance(self._decision, Warn) else "is stopped"
-                log.warning("%s lost its lock and %s (on_lock_lost).", self.call, what)
+                log.warning(
+                    "%s lost its lock and %s (on_lock_lost).",
+                    self.call,
+                    what,
+                    extra=self.call.about("loss", fence=lease.fence),
+                )
                 self.call.runtime.announcer.announce(
                     signal=lock_lost,
                     sender=self.call.task,
@@ -182,6 +216,8 @@ class Execution:
 
     def _after_loss(self, error: LockLost, returned: list[_T]) -> _T:
         lease = self.lease
+        if lease is not None and _is_cancellation(error, lease):
+            raise self._cancelled(lease) from None
         if lease is not None and self._is_lost and error.key is None:
             # An asynchronous exception comes bare.
             error = lease.lost_error().with_traceback(error.__traceback__)
@@ -195,13 +231,28 @@ class Execution:
             self.call.put_back(error, delay, self._interrupter)
         raise error from None
 
+    def _cancelled(self, lease: Lease) -> Ignore:
+        """Finish the result of a body that has ended because it was told to."""
+        call, by = self.call, lease.cancelled_by
+        log.info("%s has ended, cancelled by %s.", call, by)
+        facts = {"key": call.key, "policy": "cancel_running", "cancelled_by": by}
+        return outcome.skip(call.task, call.request, lease.cancelled_error(), **facts)
+
     def abandon(self) -> None:
         """Give back a lock that was left behind. As a rule there is none."""
         lease = self.lease
         if lease is not None and lease.state is LeaseState.HELD:
-            log.error("%s ended and left its lock %r; freed.", self.call, lease.key)
+            about = self.call.about("lock-left", fence=lease.fence)
+            text = "%s ended and left its lock %r; freed."
+            log.error(text, self.call, lease.key, extra=about)
             self.call.runtime.watchdog.forget(lease)
             self.call.runtime.redlock.release(lease)
+
+
+def _is_cancellation(error: LockLost, lease: Lease) -> bool:
+    """Tell whether the body ended in what it was told to end with."""
+    ours = error.key in (None, lease.key)  # an asynchronous exception comes bare
+    return isinstance(error, LockCancelled) and bool(lease.cancelled_by) and ours
 
 
 def _renew_now(**_: Any) -> None:

@@ -25,6 +25,7 @@ taken or given back waits until that is done.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import signal
@@ -214,7 +215,7 @@ class _ByAsyncException(Interrupter):
         with self._mutex:
             self._exposed = False
         if self._struck:
-            _throw(self._thread_id, None)  # what has not arrived yet never will
+            _take_back(self._thread_id)
 
     def strike(self, error: LockLost) -> None:
         with self._mutex:
@@ -223,9 +224,26 @@ class _ByAsyncException(Interrupter):
                 _throw(self._thread_id, type(error))
 
 
-def _throw(thread_id: int, kind: type[BaseException] | None) -> None:
+class _Blank(BaseException):
+    """Takes the place of a strike that has not arrived when the body has ended."""
+
+
+def _take_back(own_id: int) -> None:
+    """Let nothing arrive any more in the calling thread.
+
+    To set it to NULL would do that, too, but CPython would look for it for ever
+    after: that slows down all threads of the process, and 3.11 hangs in the first
+    function that is traced, as by a debugger or by coverage.
+    """
+    with contextlib.suppress(_Blank):
+        _throw(own_id, _Blank)
+        for _ in range(100):  # it comes with a jump at the latest
+            pass
+
+
+def _throw(thread_id: int, kind: type[BaseException]) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), None if kind is None else ctypes.py_object(kind)
+        ctypes.c_ulong(thread_id), ctypes.py_object(kind)
     )
 
 

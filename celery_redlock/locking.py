@@ -92,6 +92,7 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
     ttl: float | None = None,
     wait: float = 0.0,
     renew: bool = True,
+    renew_every: float | None = None,
     hold_at_least: float = 0.0,
     watchdog: Watchdog | None = None,
     base: str | None = None,
@@ -99,6 +100,7 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
     on_acquired: Callable[[Lease], None] | None = None,
     on_renewed: Callable[[Lease, float], None] | None = None,
     on_lost: Callable[[Lease], None] | None = None,
+    on_cancelled: Callable[[Lease], None] | None = None,
     on_released: Callable[[Lease], None] | None = None,
 ) -> Iterator[Lease]:
     """Hold the lock while the block runs.
@@ -110,6 +112,8 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
         wait: Seconds to keep trying before giving up; 0 tries once.
         renew: Keep it alive while the block runs. Without, the block must end
             within the ttl.
+        renew_every: Seconds between renewals, at most a third of the ttl: how soon
+            ``on_cancelled`` learns.
         hold_at_least: Seconds after the start for which the lock is kept, even
             when the block ends sooner. At most the service's max_ttl.
         watchdog: What renews it; one for this service and process by default.
@@ -119,6 +123,8 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
         on_renewed: Called in the watchdog's thread after each renewal, with the
             lease and the seconds by which it was late.
         on_lost: Called in the watchdog's thread when the validity has ended.
+        on_cancelled: Called in the watchdog's thread when somebody has asked the
+            holder to end. Nothing else happens by itself; the lock is kept.
         on_released: Called with the lease after the nodes were told.
 
     Raises:
@@ -141,6 +147,7 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
     outer, me = _holds.get(), _execution()
     lease: Lease | None = None
     refused = False
+
     def let_go() -> None:
         """Release what there is. Twice is harmless."""
         _holds.set(outer)
@@ -160,7 +167,14 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
             refused = True
             raise
         _holds.set((*outer, _Hold(redlock, lease, me)))
-        watchdog.watch(lease, on_lost=on_lost, on_renewed=on_renewed, renew=renew)
+        watchdog.watch(
+            lease,
+            on_lost=on_lost,
+            on_renewed=on_renewed,
+            on_cancelled=on_cancelled,
+            renew=renew,
+            renew_every=renew_every,
+        )
         if on_acquired:
             on_acquired(lease)
         yield lease

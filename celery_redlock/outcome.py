@@ -23,9 +23,19 @@ from celery.exceptions import Ignore, TimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from celery_redlock.envelope import Envelope
 
-__all__ = ["count_in_chord", "has_expired", "has_finished", "republish", "skip"]
+__all__ = [
+    "count_in_chord",
+    "expiry_of",
+    "has_ended",
+    "has_expired",
+    "has_finished",
+    "republish",
+    "skip",
+]
 
 log = logging.getLogger("celery_redlock.outcome")
 
@@ -95,20 +105,37 @@ def has_finished(task: Any, request: Any) -> bool:
     Where no result is kept, or it cannot be read, the answer is no: the call then
     runs again, after the other copy, as it would without us.
     """
-    if not _keeps_result(task, request) or not task.backend.persistent:
-        return False
-    try:
-        meta = task.backend.get_task_meta(request.id, cache=False)
-    except NotImplementedError:  # there is no result backend
-        return False
-    except Exception:
-        # Each backend has errors of its own, and none of them may end the call.
-        log.exception("The result of %s could not be read.", request.id)
-        return False
+    meta = _stored(task, request, request.id)
     if isinstance(meta.get("result"), TimeLimitExceeded) and task.acks_late:
         # Celery says FAILURE and gives the message back all the same, where told to.
         return bool(getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout))
-    return meta["status"] in states.READY_STATES
+    return meta.get("status") in states.READY_STATES
+
+
+def has_ended(task: Any, request: Any, task_id: str) -> bool:
+    """Tell whether a stored result says that another call of the task has ended.
+
+    Args:
+        task: The task.
+        request: Of the call that asks: where it keeps no result, the answer is no.
+        task_id: The other call.
+    """
+    return _stored(task, request, task_id).get("status") in states.READY_STATES
+
+
+def _stored(task: Any, request: Any, task_id: str) -> Mapping[str, Any]:
+    """Return what is stored of a result; nothing where that cannot be told."""
+    if not _keeps_result(task, request) or not task.backend.persistent:
+        return {}
+    try:
+        meta: Mapping[str, Any] = task.backend.get_task_meta(task_id, cache=False)
+    except NotImplementedError:  # there is no result backend
+        return {}
+    except Exception:
+        # Each backend has errors of its own, and none of them may end the call.
+        log.exception("The result of %s could not be read.", task_id)
+        return {}
+    return meta
 
 
 def count_in_chord(task: Any, request: Any) -> None:
@@ -127,10 +154,16 @@ def count_in_chord(task: Any, request: Any) -> None:
 
 def has_expired(task: Any, request: Any) -> bool:
     """Tell whether the time after which a call must not start has passed."""
+    expires = expiry_of(task, request)
+    return bool(expires) and datetime.now(timezone.utc).timestamp() > expires
+
+
+def expiry_of(task: Any, request: Any) -> float:
+    """Return after when a call must not start, in seconds since 1970; 0 for never."""
     if not request.expires:
-        return False
+        return 0.0
     expires = maybe_make_aware(maybe_iso8601(request.expires), task.app.conf.timezone)
-    return bool(datetime.now(timezone.utc) > expires)
+    return float(expires.timestamp())
 
 
 def _keeps_result(task: Any, request: Any) -> bool:

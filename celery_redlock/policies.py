@@ -8,6 +8,7 @@ the situation and answers with either. The task performs the answer.
 situation    option            words
 ===========  ================  ======================================
 `Conflict`   on_conflict       ``skip raise retry wait allow``
+                               ``buffer_one cancel_running``
 `Loss`       on_lock_lost      ``abort retry warn``
 `Outage`     on_backend_error  ``retry raise run skip``
 ===========  ================  ======================================
@@ -16,6 +17,16 @@ situation    option            words
 
     def urgent_ones_wait(conflict: Conflict) -> ConflictDecision | str:
         return Wait(timeout=60) if conflict.kwargs.get("urgent") else "skip"
+
+    def replays_in_order(conflict: Conflict) -> ConflictDecision | str:
+        return BufferOne(keep="first" if conflict.kwargs.get("replay") else "latest")
+
+    def forced_ones_replace(conflict: Conflict) -> ConflictDecision | str:
+        return CancelRunning(grace=5) if conflict.kwargs.get("force") else "skip"
+
+A conflict can be met twice: when a call is published, where it is claimed
+(``unique_while``), and when it is executed. ``{"publish": ..., "execute": ...}``
+answers each in its own way; see ``publish_policy``.
 
 A word that a callable answers is itself asked: ``"wait"`` waits once and then
 raises, while ``Wait()`` answered every time waits for ever.
@@ -26,23 +37,38 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
-from celery_redlock.core.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.fingerprint import did_you_mean
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from celery_redlock.core.lease import Holder
+from celery_redlock.situations import (
+    Abort,
+    BufferOne,
+    CancelRunning,
+    Conflict,
+    ConflictDecision,
+    Loss,
+    LossDecision,
+    Outage,
+    OutageDecision,
+    Raise,
+    Retry,
+    Run,
+    Situation,
+    Skip,
+    Wait,
+    Warn,
+)
 
 __all__ = [
     "ON_BACKEND_ERROR",
     "ON_CONFLICT",
     "ON_LOCK_LOST",
+    "ON_PUBLISH",
     "Abort",
+    "BufferOne",
+    "CancelRunning",
     "Conflict",
     "ConflictDecision",
     "Loss",
@@ -51,6 +77,7 @@ __all__ = [
     "OutageDecision",
     "Policy",
     "PolicyOption",
+    "PublishDecision",
     "Raise",
     "Retry",
     "Run",
@@ -59,135 +86,12 @@ __all__ = [
     "Wait",
     "Warn",
     "policy_from",
+    "publish_policy",
 ]
 
 _FIRST_SIT_OUT, _LONGEST_SIT_OUT, _MOST_DOUBLINGS = 15.0, 300.0, 5  # seconds
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What a policy is told of in any case.
-
-    Attributes:
-        key: The name that is locked, or was or should be.
-        task: Name of the task.
-        task_id: Its execution.
-        retries: Celery's count of retries. Deferrals by a policy do not touch it.
-    """
-
-    key: str
-    task: str
-    task_id: str = ""
-    retries: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict(Situation):
-    """A majority of the nodes names another holder of this call's key.
-
-    Attributes:
-        args: The call's positional arguments. May be private: do not log them.
-        kwargs: Its keyword arguments; the same.
-        holder: Who has the lock.
-        retry_after: Seconds until the lock ends by itself if nobody renews it.
-        waited: Seconds for which this execution has waited for it; 0 when the
-            policy is asked for the first time.
-        deferrals: How often this call was put back because of a conflict.
-    """
-
-    args: tuple[Any, ...] = field(default=(), repr=False)
-    kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    holder: Holder | None = None
-    retry_after: float | None = None
-    waited: float = 0.0
-    deferrals: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss(Situation):
-    """The lock of a running body can no longer be proven.
-
-    _Asked in the thread that keeps the locks alive: answer at once.
-
-    Attributes:
-        fence: The fence of the lease that was lost.
-        ran: Seconds since the lock was taken.
-    """
-
-    fence: int = 0
-    ran: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outage(Situation):
-    """Too few nodes answered to tell whether the key is free.
-
-    Attributes:
-        reason: What the nodes said, for people.
-        retry_after: Seconds after which the nodes said they will vote again;
-            ``None`` when none of them said so.
-        deferrals: How often this call was put back because of an outage.
-    """
-
-    reason: str = ""
-    retry_after: float | None = None
-    deferrals: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """Do not run; the result is REVOKED and names the holder."""
-
-
-@dataclass(frozen=True, slots=True)
-class Raise:
-    """Do not run; the result is FAILURE with the error that says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run without the lock, beside whoever has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Put the call back into its queue; ``max_retries`` does not count it.
-
-    It may run after ``countdown`` seconds; ``None``: the task's ``retry_countdown``.
-    """
-
-    countdown: float | timedelta | None = None
-
-    def __post_init__(self) -> None:
-        _read_seconds(self, "countdown")
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait for the lock in the worker's slot, then ask the policy again.
-
-    It waits ``timeout`` seconds; ``None``: the task's ``wait_timeout``.
-    """
-
-    timeout: float | timedelta | None = None
-
-    def __post_init__(self) -> None:
-        _read_seconds(self, "timeout")
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Interrupt the body with ``LockLost``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """Send the signal, log a warning, and let the body run on."""
-
-
-ConflictDecision = Skip | Raise | Retry | Wait | Run
-LossDecision = Abort | Retry | Warn
-OutageDecision = Retry | Raise | Run | Skip
+PublishDecision = Skip | Raise | Run
 
 _SituationT = TypeVar("_SituationT", bound=Situation)
 _DecisionT = TypeVar("_DecisionT")
@@ -271,8 +175,8 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
             return self.words[value]
         if isinstance(value, self.decisions):
             return _Always(cast("_DecisionT", value))
-        if isinstance(value, Mapping) and value and value.keys() == self.stages:
-            return self.policy(value["execute"])
+        if isinstance(value, Mapping) and value and value.keys() <= self.stages:
+            return self.policy(value.get("execute", "skip"))
         if not callable(value) or isinstance(value, type) or not _takes_one(value):
             raise ConfigurationError(
                 f"{self.name}={value!r} is no policy. Give {self.choices()}, or a "
@@ -284,11 +188,6 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
         """Say in words what there is to choose from."""
         decisions = [f"{kind.__name__}()" for kind in self.decisions]
         return f"one of {', '.join([*map(repr, self.words), *decisions])}"
-
-
-def _read_seconds(decision: Retry | Wait, name: str) -> None:
-    if (value := getattr(decision, name)) is not None:
-        object.__setattr__(decision, name, seconds_of(name, value))
 
 
 def _takes_one(value: Callable[..., object]) -> bool:
@@ -306,9 +205,20 @@ ON_CONFLICT: PolicyOption[Conflict, ConflictDecision] = PolicyOption(
         "retry": _Always(Retry()),
         "wait": _wait_once,
         "allow": _Always(Run()),
+        "buffer_one": _Always(BufferOne()),
+        "cancel_running": _Always(CancelRunning()),
     },
-    (Skip, Raise, Retry, Wait, Run),
-    stages=frozenset({"execute"}),
+    (Skip, Raise, Retry, Wait, Run, BufferOne, CancelRunning),
+    stages=frozenset({"publish", "execute"}),
+)
+ON_PUBLISH: PolicyOption[Conflict, PublishDecision] = PolicyOption(
+    "on_conflict['publish']",
+    {
+        "skip": _Always(Skip()),
+        "raise": _Always(Raise()),
+        "allow": _Always(Run()),
+    },
+    (Skip, Raise, Run),
 )
 ON_LOCK_LOST: PolicyOption[Loss, LossDecision] = PolicyOption(
     "on_lock_lost",
@@ -327,3 +237,28 @@ ON_BACKEND_ERROR: PolicyOption[Outage, OutageDecision] = PolicyOption(
 )
 
 policy_from = ON_CONFLICT.policy
+
+
+def publish_policy(on_conflict: object) -> Policy[Conflict, PublishDecision]:
+    """Return what an ``on_conflict`` says of a duplicate that is not yet published.
+
+    Of ``{"publish": ..., "execute": ...}`` the first, which is ``"skip"`` by default.
+    What is given for both stages means the same at both, where it can: a word or a
+    decision that only a worker can carry out is ``"skip"`` here. A callable is asked
+    each time; an answer that only a worker can carry out lets the call be published.
+
+    Raises:
+        ConfigurationError: It is no policy, or none for this stage.
+    """
+    if isinstance(on_conflict, Mapping):
+        return ON_PUBLISH.policy(on_conflict.get("publish", "skip"))
+    if isinstance(on_conflict, (str, *ON_CONFLICT.decisions)):
+        at_both = (*ON_PUBLISH.words, Skip(), Raise(), Run())
+        return ON_PUBLISH.policy(on_conflict if on_conflict in at_both else "skip")
+    ask = ON_CONFLICT.policy(on_conflict)
+
+    def answer(conflict: Conflict) -> PublishDecision:
+        decision = ask(conflict)
+        return decision if isinstance(decision, (Skip, Raise)) else Run()
+
+    return answer

@@ -21,15 +21,21 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore, Terminated, WorkerLostError
 from celery.worker.request import Request
 
+from celery_redlock.buffering import give_up_turn
+from celery_redlock.claims import Claims
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.envelope import address
+from celery_redlock.logs import about
 from celery_redlock.runtime import runtime_of
+
+if TYPE_CHECKING:
+    from celery_redlock.options import LockOptions
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -61,7 +67,15 @@ class RedlockRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._redlock_base = address(self.request_dict)
+        self._redlock_base = address(self.request_dict, events=self._sends_events())
+
+    def _sends_events(self) -> bool:
+        """Tell whether monitors hear of this task; heartbeats alone are no sign."""
+        eventer = self.eventer
+        if not (eventer and eventer.enabled and self.task.send_events):
+            return False
+        groups = getattr(eventer, "groups", None)
+        return not groups or "task" in groups
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Free the lock of a child that is gone, before the message is requeued."""
@@ -90,6 +104,32 @@ class RedlockRequest(Request):
         if self.delivery_info.get("redelivered"):
             return None
         return super().maybe_expire()
+
+    def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
+        """Free what a job had that was revoked, or has expired, before it began.
+
+        That is its claim, and its turn among those that wait: before anybody learns
+        of its end, so that whoever does can publish the call again.
+        """
+        options = self.task.lock_options
+        if options.unique_while != "running" or options.lines_up:
+            self._free_claim_and_turn(options)
+        super()._announce_revoked(*args, **kwargs)
+
+    def _free_claim_and_turn(self, options: LockOptions) -> None:
+        try:
+            runtime = runtime_of(self.app)
+            key = self.task.lock_key(*self.args, **self.kwargs)
+            if options.unique_while != "running":
+                Claims(runtime.redlock).free(key, self.id)
+            if options.lines_up:
+                give_up_turn(runtime.redlock, key, self.name, self.id)
+            runtime.watchdog.look_after_debts()
+        except Exception:
+            # The same as with a lock, below.
+            log.exception(
+                "The claim or turn of %s[%s] was not freed.", self.name, self.id
+            )
 
     def _free_lock(self) -> None:
         pid = self.worker_pid
@@ -126,6 +166,8 @@ class RedlockRequest(Request):
             key = self.task.lock_key(*self.args, **self.kwargs)
             runtime = runtime_of(self.app)
             freed = runtime.redlock.release_base(key, self._redlock_base)
+            if self.task.lock_options.lines_up:
+                give_up_turn(runtime.redlock, key, self.name, self.id)
             runtime.watchdog.look_after_debts()
         except Exception:
             # The key may come from a user's function, and this is the main process.
@@ -147,6 +189,7 @@ class RedlockRequest(Request):
                 freed,
                 len(runtime.redlock.labels),
                 self.worker_pid,
+                extra=about("lock-freed", task=self.name, task_id=self.id, key=key),
             )
 
 

@@ -9,14 +9,17 @@ their own.
 
     worker starts ──► settings and options are checked; a mistake ends the worker
     worker is ready ─► nodes are asked for a vote: a wait begins now and not with
-                       the first task, and the log says what is waited for
+                       the first task, and the log says what is waited for; what
+                       else `doctor` finds follows when it has looked
     child or worker ends ──► threads are ended, signals that are due are sent
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
@@ -24,16 +27,19 @@ from celery import signals
 from celery_redlock.announcer import Announcer
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locking import watchdog_of
+from celery_redlock.logs import about
 from celery_redlock.masking import UnmaskedConf, mask
 from celery_redlock.options import LockOptions, ResolvedOptions
 from celery_redlock.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from celery_redlock.core.deployment import NodesReport
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.renewal import Watchdog
 
-__all__ = ["Runtime", "runtime_of"]
+__all__ = ["Runtime", "instead", "runtime_of"]
 
 log = logging.getLogger("celery_redlock.runtime")
 
@@ -41,6 +47,7 @@ _ATTRIBUTE = "_redlock_runtime"  # of the app
 _MADE = "made"
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_instead: list[Callable[[Any], Runtime]] = []  # filled by tests alone
 
 
 class Runtime:
@@ -48,6 +55,7 @@ class Runtime:
 
     Args:
         app: The Celery app. Its configuration is read now.
+        **defaults: Settings for an app that does not have them; for tests.
 
     Attributes:
         settings: The app's ``redlock_*`` settings.
@@ -57,12 +65,13 @@ class Runtime:
         ConfigurationError: A setting is wrong.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, **defaults: Any) -> None:
         mask(app)
-        self.settings = Settings.of(UnmaskedConf(app.conf))
+        self.settings = Settings.of(UnmaskedConf(app.conf), **defaults)
         self.announcer = Announcer()
         self._service: dict[str, Redlock] = {}
         self._options: dict[str, ResolvedOptions] = {}
+        self._waiters: set[str] = set()
         _runtimes.add(self)
 
     @property
@@ -93,6 +102,20 @@ class Runtime:
         if resolved is None:
             resolved = self._options[task] = options.resolve(self.settings, task)
         return resolved
+
+    def warn_of_waiting(self, task: str) -> None:
+        """Say, once for each task, what it costs that its calls wait."""
+        if task in self._waiters:
+            return
+        self._waiters.add(task)
+        log.warning(
+            "Calls of %s may wait for their lock (on_conflict: wait). One that waits "
+            "occupies a slot of the worker and does nothing there: as many of them as "
+            "there are slots keep all other tasks out. Where that may happen, use "
+            "'retry' or 'buffer_one', which wait in the queue.",
+            task,
+            extra=about("waits-in-a-slot", task=task),
+        )
 
     def use(self, redlock: Redlock) -> None:
         """Lock by this service instead of by one on the app's nodes. For tests."""
@@ -127,8 +150,39 @@ def runtime_of(app: Any) -> Runtime:
         ConfigurationError: A setting is wrong.
     """
     app = getattr(app, "_get_current_object", lambda: app)()  # what a proxy stands for
+    if _instead:
+        return _instead[-1](app)
     runtime: Runtime | None = vars(app).get(_ATTRIBUTE)
     return runtime or vars(app).setdefault(_ATTRIBUTE, Runtime(app))
+
+
+@contextmanager
+def instead(make: Callable[[Settings], Redlock], **defaults: Any) -> Iterator[None]:
+    """Let all apps of this process lock by what ``make`` returns. For tests.
+
+    While the block runs they have other runtimes; afterwards all is as before.
+
+    Args:
+        make: Returns the lock service for an app's settings.
+        **defaults: Settings for apps that do not have them, such as ``nodes``.
+    """
+    made: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
+    turn = threading.Lock()
+
+    def find(app: Any) -> Runtime:
+        with turn:
+            if app not in made:
+                made[app] = Runtime(app, **defaults)
+                made[app].use(make(made[app].settings))
+            return made[app]
+
+    _instead.append(find)
+    try:
+        yield
+    finally:
+        _instead.remove(find)
+        for runtime in made.values():
+            runtime.stop()
 
 
 # -- with the worker ------------------------------------------------------------
@@ -155,23 +209,37 @@ def _check_configuration(sender: Any, **_: Any) -> None:
 
 
 def _look_at_nodes(sender: Any, **_: Any) -> None:
-    """Have restarted nodes begin their wait now, and say once what it is for."""
-    if not _locking_tasks(sender.app):
+    """Have restarted nodes begin their wait now, and say once what is wrong."""
+    tasks = _locking_tasks(sender.app)
+    if not tasks:
         return
+    for task in tasks:
+        if task.lock_options.waits:
+            runtime_of(sender.app).warn_of_waiting(task.name)
+    # Only a worker pays for the import of all that can be found.
+    from celery_redlock.diagnostics import (  # noqa: PLC0415
+        ABOUT_VOTES,
+        log_diagnosis,
+    )
+
     redlock = runtime_of(sender.app).redlock
     if not redlock.guard.enabled:
         log.warning(
             "redlock_restart_guard is off: a node that restarts empty votes at once. "
-            "It can let a second holder in, and give out old fences."
+            "It can let a second holder in, and give out old fences.",
+            extra=about("guard-off"),
         )
     _log_report(redlock.check())
+    log_diagnosis(redlock, sender.app, besides=ABOUT_VOTES | {"guard-off"})
 
 
 def _log_report(report: NodesReport) -> None:
     ballot = report.ballot
     nodes, problems = len(ballot.labels), "; ".join(report.problems)
+    fields = about("votes", votes=ballot.granted, nodes=nodes, quorum=ballot.quorum)
     if not problems:
-        log.info("All %d nodes vote (%d are a quorum).", nodes, ballot.quorum)
+        text = "All %d nodes vote (%d are a quorum)."
+        log.info(text, nodes, ballot.quorum, extra=fields)
     elif report.has_quorum:
         log.warning(
             "%d of %d nodes vote (%d are a quorum): %s.",
@@ -179,6 +247,7 @@ def _log_report(report: NodesReport) -> None:
             nodes,
             ballot.quorum,
             problems,
+            extra=fields,
         )
     else:
         when = (
@@ -194,6 +263,7 @@ def _log_report(report: NodesReport) -> None:
             ballot.quorum,
             problems,
             when,
+            extra=fields,
         )
 
 

@@ -62,7 +62,7 @@ class Settings:
     restart_guard: bool = True
     on_backend_error: Any = "retry"
     eager: bool = False
-    beat_scheduler: Any = "celery.beat:PersistentScheduler"
+    beat_scheduler: Any = None
     beat_ttl: float = _BEAT_TTL
     beat_catchup: float = 60.0
 
@@ -91,8 +91,12 @@ class Settings:
             ON_BACKEND_ERROR.policy(self.on_backend_error)
 
     @classmethod
-    def of(cls, conf: Mapping[str, Any]) -> Settings:
+    def of(cls, conf: Mapping[str, Any], **defaults: Any) -> Settings:
         """Read them from an app's configuration; ``None`` counts as not set.
+
+        Args:
+            conf: The configuration.
+            **defaults: What counts where it says nothing.
 
         Raises:
             ConfigurationError: A value cannot be used, a name does not exist, or
@@ -115,7 +119,7 @@ class Settings:
                     f"{spelling} is set, but Celery does not read it in this spelling. "
                     f"Write {read[bool(namespace)]}."
                 )
-        return cls(**given)
+        return cls(**{**defaults, **given})
 
     @property
     def timing(self) -> Timing:

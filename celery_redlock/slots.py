@@ -105,6 +105,11 @@ class SlotRecord:
         """Return the instant up to which an entry was seen to, if it ever was."""
         return self._known.get(entry)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is known here that a majority has not confirmed."""
+        return bool(self._to_note)
+
     def load(self) -> None:
         """Learn what others have noted, as a new leader must before it sends.
 

@@ -27,11 +27,12 @@ from celery import Task
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.call import Call
-from celery_redlock.envelope import clean
+from celery_redlock.envelope import clean, stamp
 from celery_redlock.errors import ConfigurationError, DuplicateTask, LockLost
 from celery_redlock.execution import Execution, running
 from celery_redlock.masking import mask
 from celery_redlock.options import LockOptions
+from celery_redlock.publishing import publish
 from celery_redlock.runtime import runtime_of
 from celery_redlock.tasklock import task_lock
 
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.explain import Explanation
     from celery_redlock.fingerprint import KeyRule
 
-__all__ = ["SingletonTask", "without_lost"]
+__all__ = ["PublishedOnCommit", "SingletonTask", "without_lost"]
 
 _REQUEST = "celery_redlock.request:RedlockRequest"
+_MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
+_AFTER_COMMIT = "redlock_after_commit"
 
 
 class SingletonTask(Task):
@@ -159,6 +163,20 @@ class SingletonTask(Task):
         self._get_app()  # binds the task, which makes the rule
         return self.key_rule.key_of(args, kwargs)
 
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Say what would happen to a call with these arguments, changing nothing.
+
+        Which key it has, whether it would be published and would run now, who is in
+        its way, and what the policies decide; see `explain.Explanation`. Print it.
+
+        Raises:
+            ConfigurationError: A setting or an option is wrong.
+            FingerprintError: The arguments cannot be reduced to a key.
+        """
+        from celery_redlock.explain import explain  # noqa: PLC0415  (needs nodes)
+
+        return explain(self, args, kwargs)
+
     # -- publishing -----------------------------------------------------------
 
     def apply_async(
@@ -168,22 +186,61 @@ class SingletonTask(Task):
         *more: Any,
         **options: Any,
     ) -> Any:
-        """Publish as Celery does, unless the call has no key.
+        """Publish as Celery does, unless the call has no key or is a duplicate.
+
+        Only tasks with ``unique_while`` or ``unique_for`` know of duplicates here;
+        see ``publishing``. For them the result has an attribute ``conflict``: None,
+        or the ``policies.Conflict`` that was met.
 
         Raises:
             FingerprintError: The arguments do not fit the task or cannot be
                 reduced to a key. Nothing was sent.
+            DuplicateTask: Another job of the call is here, and ``on_conflict`` is
+                ``raise``. Nothing was sent.
         """
-        self.lock_key(*(args or ()), **(kwargs or {}))
-        return super().apply_async(args, kwargs, *more, **options)
+        key = self.lock_key(*(args or ()), **(kwargs or {}))
+        if self.lock_options.lines_up:
+            options["headers"] = stamp(options.get("headers"))
+        send = functools.partial(super().apply_async, args, kwargs)
+        named = dict(zip(_MORE, more, strict=False))
+        can_raise = not options.pop(_AFTER_COMMIT, False)
+        if not self.lock_options.is_unique_before_it_runs:
+            return send(**named, **options)
+        options = {**named, **options}
+        return publish(self, key, (args, kwargs), options, send, can_raise=can_raise)
 
     def signature_from_request(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the call for a retry; it does not carry our header on."""
+        """Return the call for a retry; it does not carry our header on.
+
+        But for one thing: a retry is no newer than the call that it repeats.
+        """
         signature = super().signature_from_request(*args, **kwargs)
-        headers = signature.options.get("headers")
-        if headers:
-            signature.options["headers"] = clean(headers)
+        options, execution = signature.options, running()
+        if options.get("headers"):
+            options["headers"] = clean(options["headers"])
+        if self.lock_options.lines_up and execution and execution.call.task is self:
+            published = execution.call.envelope.published
+            options["headers"] = stamp(options.get("headers"), published)
         return signature
+
+
+class PublishedOnCommit:
+    """Part of tasks whose base is Django's, which publish when a transaction commits.
+
+    A call is claimed then and not before: nobody is kept out by a job that may never
+    be sent. A duplicate raises nothing at that time, whatever ``on_conflict`` says:
+    it would look like a failure of the commit, and keep what else waits for it from
+    being done.
+    """
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Publish when the database transaction is committed."""
+        self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **options: Any) -> None:
+        """Publish when the database transaction is committed."""
+        base: Any = super()
+        base.apply_async_on_commit(*args, **{**options, _AFTER_COMMIT: True})
 
 
 def without_lost(

@@ -10,6 +10,7 @@ from celery_redlock.core.lease import Holder
 from celery_redlock.locking import lock
 from celery_redlock.signals import (
     lock_acquired,
+    lock_cancelled,
     lock_lost,
     lock_released,
     lock_renewed,
@@ -35,7 +36,10 @@ def task_lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     options: ResolvedOptions,
     wait: float = 0.0,
     base: str | None = None,
+    since: float | None = None,
+    published: int = 0,
     on_lost: Callable[[Lease], None] | None = None,
+    on_cancelled: Callable[[Lease], None] | None = None,
 ) -> AbstractContextManager[Lease]:
     """Return ``locking.lock`` for a task.
 
@@ -47,26 +51,43 @@ def task_lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         options: The task's lock options.
         wait: Seconds to keep trying.
         base: First part of the token.
+        since: Instant since when it is wanted; now by default.
+        published: Microseconds since 1970 when the call was published, if known.
         on_lost: Called in the watchdog's thread instead of sending ``lock_lost``.
+        on_cancelled: The same, instead of ``lock_cancelled``.
     """
     about: dict[str, Any] = {"sender": task, "task_id": task_id}
     announce = functools.partial(runtime.announcer.announce, **about)
+    clock = runtime.redlock.clock
+    began_at = clock.monotonic() if since is None else since
     return lock(
         runtime.redlock,
         key,
         ttl=options.ttl,
         wait=wait,
         renew=options.renew,
+        renew_every=options.renew_every,
         hold_at_least=options.hold_at_least,
         base=base,
         facts=Holder.here(
-            task=task.name, task_id=task_id, started=SYSTEM_CLOCK.wall_us() / 1e6
+            task=task.name,
+            task_id=task_id,
+            started=SYSTEM_CLOCK.wall_us() / 1e6,
+            published=published,
         ),
-        on_acquired=lambda lease: lock_acquired.send(lease=lease, **about),
+        on_acquired=lambda lease: lock_acquired.send(
+            lease=lease, waited=clock.monotonic() - began_at, **about
+        ),
         on_renewed=lambda lease, lateness: announce(
             signal=lock_renewed, lease=lease, lateness=lateness
         ),
         on_lost=on_lost
         or (lambda lease: announce(signal=lock_lost, lease=lease, decision=None)),
+        on_cancelled=on_cancelled
+        or (
+            lambda lease: announce(
+                signal=lock_cancelled, lease=lease, cancelled_by=lease.cancelled_by
+            )
+        ),
         on_released=lambda lease: lock_released.send(lease=lease, **about),
     )

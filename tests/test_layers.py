@@ -21,34 +21,37 @@ if TYPE_CHECKING:
 # and all that is in it, which may import each other. Of what is in the last line,
 # delete one, and nothing else changes.
 HOUSE = """
-    errors core contrib core.clock core.wire
-    fingerprint core.scripts.* core.ballot core.lease core.address
+    errors core contrib core.clock core.wire logs
+    core.voice fingerprint core.scripts.* core.ballot core.lease core.address
     core.timing
     checks
-    policies core.question core.link core.failure
-    core.probe
-    core.survey core.permissions
-    core.debts core.connector core.agenda
-    settings options core.node core.extension
+    situations core.question core.link core.failure
+    core.probe policies uniqueness succession
+    core.survey core.permissions core.removal
+    core.debts core.connector core.agenda core.waiting
+    settings options core.node core.extension core.wakeup
     core.fanout
     core.fence
     core.guard core.commands core.deployment
-    core.redlock
+    core.redlock core.reservations
     core.renewal core.reconfiguration core.examination
-    leadership slots
-    locking election testing.* devnodes.* diagnostics.*
-    signals envelope masking announcer
+    leadership slots claims buffering cancelling
+    locking election devnodes.* diagnostics.*
+    testing.*
+    signals envelope masking announcer observing
     runtime
     interrupt beat.*
     request
-    outcome tasklock
+    outcome tasklock publishing
     call
+    notices explain
+    following
     admission
     execution
     task
     decorator
     celery_redlock
-    cli.* contrib.django.* contrib.sqlalchemy demo.* metrics pytest_plugin tracing
+    cli.* contrib.django.* contrib.sqlalchemy demo.* metrics.* pytest_plugin tracing
 """
 PLACES = {
     place: rank

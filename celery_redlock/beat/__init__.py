@@ -1,8 +1,8 @@
 """``celery -A proj beat -S redlock``: any number of beats, of which one sends.
 
 ``scheduler`` wraps whichever scheduler the project uses, ``leading`` is that one
-while this beat leads, ``due`` tells which slots are due, and ``inner`` knows in what
-the schedulers differ that can be wrapped.
+while this beat leads, ``office`` is what it may do in its term, ``due`` tells which
+slots are due, and ``inner`` knows in what the schedulers differ that can be wrapped.
 """
 
 from __future__ import annotations

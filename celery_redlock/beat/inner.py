@@ -21,6 +21,7 @@ import logging
 from datetime import timezone
 from typing import TYPE_CHECKING, Any
 
+from celery.beat import PersistentScheduler
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
 from celery_redlock.beat.due import as_datetime
@@ -45,36 +46,51 @@ log = logging.getLogger("celery_redlock.beat")
 _ENTRY_POINTS = "celery.beat_schedulers"
 
 
-def scheduler_class(wanted: Any, *, not_itself: type) -> Any:
+def scheduler_class(wanted: Any, usual: Any, *, not_itself: type) -> Any:
     """Return the class that a setting names: itself, a path, or a name for ``-S``.
 
     Args:
-        wanted: The value of ``redlock_beat_scheduler``.
+        wanted: The value of ``redlock_beat_scheduler``; None if it is not set.
+        usual: The value of Celery's ``beat_scheduler``, which is taken then, unless
+            it names what wraps: then it is Celery's default.
         not_itself: What is going to wrap it.
 
     Raises:
         ConfigurationError: There is no such class, or it is the one that wraps.
     """
-    names = dict(load_extension_class_names(_ENTRY_POINTS))
-    try:
-        found = symbol_by_name(wanted, aliases=names)
-    except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(sorted(set(names) - {"redlock"})) or "none"
-        raise ConfigurationError(
-            f"redlock_beat_scheduler is {wanted!r}, which cannot be imported: {error}. "
-            'Write "module:Class", or one of the names that are installed here: '
-            f"{known}."
-        ) from error
+    if wanted is not None:
+        return _scheduler("redlock_beat_scheduler", wanted, not_itself)
+    found = _class("beat_scheduler", usual)
+    if isinstance(found, type) and issubclass(found, not_itself):
+        return PersistentScheduler
+    return _scheduler("beat_scheduler", usual, not_itself)
+
+
+def _scheduler(setting: str, wanted: Any, not_itself: type) -> Any:
+    found = _class(setting, wanted)
     if not (isinstance(found, type) and hasattr(found, "setup_schedule")):
         raise ConfigurationError(
-            f"redlock_beat_scheduler is {wanted!r}, which is no beat scheduler."
+            f"{setting} is {wanted!r}, which is no beat scheduler."
         )
     if issubclass(found, not_itself):
         raise ConfigurationError(
-            f"redlock_beat_scheduler is {wanted!r}, which is what wraps others. Name "
+            f"{setting} is {wanted!r}, which is what wraps others. Name "
             "the scheduler that it is to wrap, or leave it out."
         )
     return found
+
+
+def _class(setting: str, wanted: Any) -> Any:
+    names = dict(load_extension_class_names(_ENTRY_POINTS))
+    try:
+        return symbol_by_name(wanted, aliases=names)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = ", ".join(sorted(set(names) - {"redlock"})) or "none"
+        raise ConfigurationError(
+            f"{setting} is {wanted!r}, which cannot be imported: {error}. "
+            'Write "module:Class", or one of the names that are installed here: '
+            f"{known}."
+        ) from error
 
 
 def ignore_own_lock(scheduler: Scheduler) -> None:

@@ -17,15 +17,17 @@ the scheduler remembers: its file may be old, its row may not have been written,
 key may have been written and the leader killed before it sent.
 
 A slot that the broker does not take is tried again with each tick, for as long as
-the catch-up window is.
+the catch-up window is. While what was sent cannot be noted nothing more is sent, so
+that a leader that is cut off leaves one slot at most that is sent twice.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-from celery.schedules import schedstate
+from celery.schedules import schedstate, schedule
 from kombu.exceptions import OperationalError
 
 from celery_redlock.beat import inner
@@ -37,6 +39,7 @@ from celery_redlock.beat.due import (
     slots_due,
     window_from,
 )
+from celery_redlock.beat.office import Gate, TermEnds
 from celery_redlock.envelope import HEADER
 from celery_redlock.slots import slot_name
 
@@ -44,53 +47,17 @@ if TYPE_CHECKING:
     from celery.beat import ScheduleEntry
     from celery.beat import Scheduler as _Base
 
-    from celery_redlock.core.clock import Clock
-    from celery_redlock.election import Term
-    from celery_redlock.slots import SlotRecord
+    from celery_redlock.beat.office import Office
 else:
     _Base = object
 
-__all__ = ["Leading", "Office", "leading_class"]
+__all__ = ["Leading", "leading_class"]
 
 log = logging.getLogger("celery_redlock.beat")
 
-_MARGIN = 0.1  # of the ttl: what is left must do for sending a slot and noting it
 _LATE_US = 5_000_000  # a slot that is sent later than this is mentioned
 _SOON = 1.0  # seconds
 _US = 1_000_000
-
-
-class Office(NamedTuple):
-    """What comes with a term.
-
-    Attributes:
-        term: The term.
-        record: Which slots were sent.
-        catchup: Seconds for which a slot that was missed is still sent.
-        since: When the term began, in microseconds since 1970.
-        clock: Reads time.
-    """
-
-    term: Term
-    record: SlotRecord
-    catchup: float
-    since: int
-    clock: Clock
-
-    def may_send(self) -> bool:
-        """Tell whether a slot can be sent, and noted, before the term ends."""
-        return self.term.remaining() > self.term.lease.ttl * _MARGIN
-
-    @property
-    def earliest(self) -> int:
-        """Slots before this instant are not sent any more."""
-        # Not after now: the wall clock may have been set back.
-        return min(self.since, self.clock.wall_us()) - round(self.catchup * _US)
-
-
-class _Owed(NamedTuple):
-    entry: ScheduleEntry
-    until: int
 
 
 class Leading(_Base):
@@ -101,7 +68,7 @@ class Leading(_Base):
     def take(self, office: Office) -> None:
         """Set the schedule up and let it go on where the last leader left it."""
         self.office = office
-        self._owed: dict[str, _Owed] = {}
+        self._owed: dict[str, ScheduleEntry] = {}
         self._reserved: dict[str, ScheduleEntry] = {}
         inner.ignore_own_lock(self)
         self.setup_schedule()
@@ -128,16 +95,33 @@ class Leading(_Base):
 
     def send_owed(self) -> None:
         """Try again what could not be sent, while it is worth it."""
-        for name, owed in list(self._owed.items()):
+        for name, entry in list(self._owed.items()):
             if not self.office.may_send():
                 return
             del self._owed[name]
-            if self.office.clock.wall_us() > owed.until:
-                log.error("A slot of %r could not be sent in time, and is lost.", name)
-                continue
-            self.apply_entry(owed.entry, producer=self.producer)
-            if name in self._owed:
-                return  # the others would fare no better
+            self._give_up_old(entry)
+            try:
+                self.apply_async(entry, producer=self.producer, advance=False)
+            except Exception as error:
+                if name in self._owed:
+                    # Celery has said so, with a traceback, at the first try.
+                    log.info("%r could still not be sent: %s", name, error)
+                    return  # the others would fare no better
+                log.exception("%r could not be sent.", name)
+
+    def _give_up_old(self, entry: ScheduleEntry) -> None:
+        """Let slots go that could not be sent within the catch-up window."""
+        slots, too_late = self._waiting(entry), self.office.too_late
+        since = window_from(entry.schedule, self._seen(entry), too_late)
+        if not slots or since <= self._seen(entry):
+            return
+        self.office.record.note({entry.name: since})
+        left = self._waiting(entry)
+        if left and left[0] not in slots:
+            return  # an interval is late, and there is nothing but that to lose
+        for due in slots[: len(slots) - len(left)]:
+            name = slot_name(entry.name, due)
+            log.error("%s could not be sent in time, and is lost.", name)
 
     # -- what the scheduler does by itself -------------------------------------
 
@@ -159,10 +143,14 @@ class Leading(_Base):
         reserved = self._reserved[entry.name] = super().reserve(entry)
         return reserved
 
+    def should_sync(self) -> bool:
+        """Tell whether the scheduler wants to save, and may."""
+        return self.office.lasts() and bool(super().should_sync())
+
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send an entry that is due. Errors are logged."""
         if not self.office.may_send():
-            self._put_off(entry, self.office.clock.wall_us())
+            self._put_off(entry)
         elif self._slots(entry):
             super().apply_entry(entry, producer=producer)
 
@@ -183,18 +171,23 @@ class Leading(_Base):
         result = None
         for due in slots:
             if not self.office.may_send():
-                self._put_off(entry, due)
+                self._put_off(entry)
                 break
-            stamped = _stamped(entry, due)
+            last = reserved if due == slots[-1] else None
             try:
-                result = super().apply_async(
-                    stamped, producer=producer, advance=False, **options
-                )
+                with ExitStack() as until_noted:
+                    gate = Gate(producer or self.producer, self.office, until_noted)
+                    result = super().apply_async(
+                        _stamped(entry, due), producer=gate, advance=False, **options
+                    )
+                    self._note_sent(entry, due, last)
             except Exception as error:
-                if _is_outage(error):
-                    self._owe(entry, due)
+                if _has(error, TermEnds):
+                    self._put_off(entry)
+                    break
+                if _has(error, (OperationalError, OSError)):  # the broker's fault
+                    self._owed[entry.name] = entry
                 raise
-            self._note_sent(entry, due, reserved if due == slots[-1] else None)
         return result
 
     # -- slots -------------------------------------------------------------------
@@ -210,9 +203,11 @@ class Leading(_Base):
 
     def _slots(self, entry: ScheduleEntry) -> list[int]:
         """Return the slots of an entry that are due and may be sent now."""
+        return self._waiting(entry) if self.office.may_send() else []
+
+    def _waiting(self, entry: ScheduleEntry) -> list[int]:
+        """Return the slots of an entry that are due and were not sent, oldest first."""
         office = self.office
-        if not office.may_send():
-            return []
         now, since = office.clock.wall_us(), self._since(entry)
         found = slots_due(entry.schedule, since, now)
         if never_ran(since, now):
@@ -234,23 +229,27 @@ class Leading(_Base):
     def _note_sent(
         self, entry: ScheduleEntry, due: int, reserved: ScheduleEntry | None
     ) -> None:
-        late = self.office.clock.wall_us() - due
-        if late > _LATE_US:
+        now = self.office.clock.wall_us()
+        if now - due > _LATE_US:
             name = slot_name(entry.name, due)
-            log.info("%s was sent, %.0f s after it was due.", name, late / _US)
+            log.info("%s was sent, %.0f s after it was due.", name, (now - due) / _US)
         # An interval counts from when it ran and not from when it was due.
-        seen = due if reserved is None else as_us(reserved.last_run_at)
-        self.office.record.note({entry.name: max(due, seen)})
+        if reserved is not None:
+            due = max(due, as_us(reserved.last_run_at))
+        elif isinstance(entry.schedule, schedule):
+            due = now
+        self.office.record.note({entry.name: due})
         self._owed.pop(entry.name, None)
 
-    def _put_off(self, entry: ScheduleEntry, due: int) -> None:
-        """Leave a slot to the next leader, or to this one once it has renewed."""
-        log.warning("%r is not sent now: the term ends.", entry.name)
-        self._owe(entry, due)
-
-    def _owe(self, entry: ScheduleEntry, due: int) -> None:
-        until = due + round(self.office.catchup * _US)
-        self._owed[entry.name] = _Owed(entry, until)
+    def _put_off(self, entry: ScheduleEntry) -> None:
+        """Leave a slot to the next leader, or to this one when it may send again."""
+        reason = (
+            "what was sent before is not noted yet"
+            if self.office.lasts()
+            else "the term ends"
+        )
+        log.warning("%r is not sent now: %s.", entry.name, reason)
+        self._owed[entry.name] = entry
 
 
 def leading_class(scheduler: type) -> Any:
@@ -265,8 +264,11 @@ def _stamped(entry: ScheduleEntry, due: int) -> ScheduleEntry:
     return copy_of(entry, options={**entry.options, "headers": headers})
 
 
-def _is_outage(error: BaseException | None) -> bool:
-    """Tell whether it is the broker that failed, and not what was to be sent."""
-    while error is not None and not isinstance(error, (OperationalError, OSError)):
+def _has(
+    error: BaseException | None,
+    kind: type[BaseException] | tuple[type[BaseException], ...],
+) -> bool:
+    """Tell whether an error is of this kind, or comes from one that is."""
+    while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None

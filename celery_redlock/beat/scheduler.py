@@ -13,8 +13,9 @@
 
 The term is renewed by ``tick`` and by nothing else: a beat whose loop hangs, in its
 broker or its database, loses it. Settings: ``redlock_beat_scheduler`` names the
-project's scheduler, ``redlock_beat_ttl`` after how long a beat that is gone is
-replaced, ``redlock_beat_catchup`` how old a slot may be that is still sent.
+project's scheduler, or else Celery's own ``beat_scheduler`` does;
+``redlock_beat_ttl`` is after how long a beat that is gone is replaced, and
+``redlock_beat_catchup`` how old a slot may be that is still sent.
 
 Beat makes a second, lazy instance for its banner; that one does nothing. It closes
 the scheduler from its handler of SIGTERM, which may strike in the middle of a tick,
@@ -29,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 from celery.beat import Scheduler
 
 from celery_redlock.beat import inner
-from celery_redlock.beat.leading import Leading, Office, leading_class
+from celery_redlock.beat.leading import Leading, leading_class
+from celery_redlock.beat.office import Office
 from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable
 from celery_redlock.runtime import runtime_of
@@ -46,6 +48,7 @@ __all__ = ["RedlockScheduler", "election_key"]
 log = logging.getLogger("celery_redlock.beat")
 
 _NAME = "celery beat"
+_SOON = 1.0  # seconds
 
 
 def election_key(app: Any) -> str:
@@ -85,7 +88,9 @@ class RedlockScheduler(Scheduler):
             self._settings = runtime_of(app).settings
             self._redlock = runtime_of(app).redlock
             self._inner_class = inner.scheduler_class(
-                self._settings.beat_scheduler, not_itself=RedlockScheduler
+                self._settings.beat_scheduler,
+                app.conf.beat_scheduler,
+                not_itself=RedlockScheduler,
             )
             self.elector = Elector(
                 self._redlock,
@@ -124,9 +129,16 @@ class RedlockScheduler(Scheduler):
         if term is not None and self._leading is None:
             self._leading = self._take_office(term)
         leading, pause = self._leading, self.elector.pause
-        if leading is None or not leading.office.may_send():
+        if leading is None:
             return pause
-        self._record.flush()
+        if not self._record.flush():
+            self._note_loss(
+                "what was sent last is not noted on a majority of the nodes"
+            )
+            return min(pause, _SOON)
+        self._is_at_a_loss = False
+        if not leading.office.may_send():
+            return pause
         leading.send_owed()
         wanted: float = leading.tick(*args, **kwargs)
         return min(wanted, pause)
@@ -136,9 +148,8 @@ class RedlockScheduler(Scheduler):
         try:
             self._record.load()
         except QuorumUnreachable as error:
-            self._note_loss(error)
+            self._note_loss(f"which slots were sent is not known. {error}")
             return None
-        self._is_at_a_loss = False
         clock = self._redlock.clock
         office = Office(
             term, self._record, self._settings.beat_catchup, clock.wall_us(), clock
@@ -149,9 +160,9 @@ class RedlockScheduler(Scheduler):
         leading.take(office)
         return leading
 
-    def _note_loss(self, error: QuorumUnreachable) -> None:
+    def _note_loss(self, reason: str) -> None:
         if not self._is_at_a_loss:
-            log.error("Nothing is sent: which slots were is not known. %s", error)
+            log.error("Nothing is sent: %s", reason)
         self._is_at_a_loss = True
 
     # -- what beat asks of a scheduler ---------------------------------------------
@@ -163,14 +174,11 @@ class RedlockScheduler(Scheduler):
 
     def should_sync(self) -> bool:
         """Tell whether the project's scheduler wants to save, and may."""
-        leading = self._leading
-        if leading is None or not leading.office.may_send():
-            return False
-        return bool(leading.should_sync())
+        return self._leading is not None and self._leading.should_sync()
 
     def _do_sync(self) -> None:
         leading = self._leading
-        if leading is not None and leading.office.may_send():
+        if leading is not None and leading.office.lasts():
             leading._do_sync()  # noqa: SLF001  (the same method of the same family)
 
     def close(self) -> None:
@@ -181,7 +189,7 @@ class RedlockScheduler(Scheduler):
         try:
             leading, self._leading = self._leading, None
             try:
-                if leading is not None and leading.office.may_send():
+                if leading is not None and leading.office.lasts():
                     leading.close()
                     inner.forget(leading)
                 elif leading is not None:

@@ -34,6 +34,7 @@ __all__ = ["redlock"]
 _COMMANDS = {
     "ls": "locks",
     "show": "locks",
+    "explain": "explain",
     "release": "release",
     "leaked": "leaked",
     "top": "top",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,12 @@ def ls(
     if watch:
         show_live(lambda: session.render(look()), every=every, plain=session.as_json)
         return
-    listing = look()
-    session.show(listing)
+    gc.disable()  # a fifth of the time with very many locks, for no garbage at all
+    try:
+        listing = look()
+        session.show(listing)
+    finally:
+        gc.enable()
     ctx.exit(DONE if listing.seen.has_quorum else ERROR)
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.cli.claims import release_reservations
 from celery_redlock.cli.session import DONE, ERROR, WARNING, Command, Failure, Session
 from celery_redlock.cli.table import duration, painted
 from celery_redlock.cli.words import holder_document, plural, unseen_lines
-from celery_redlock.core.ballot import VoteKind
-from celery_redlock.core.lease import TOKEN_LENGTH, Holder
-from celery_redlock.core.probe import NodeSilent, each_node
-from celery_redlock.core.scripts import RELEASE
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.removal import is_ours, remove, values_on
 
 if TYPE_CHECKING:
-    from celery_redlock.core.ballot import Ballot
     from celery_redlock.core.lease import Inspection
-    from celery_redlock.core.redlock import Redlock
 
 __all__ = ["release"]
 
@@ -26,20 +22,41 @@ _MS = 1000
 
 
 @click.command(cls=Command, short_help="Take a lock away from its holder.")
-@click.argument("key")
+@click.argument("key", required=False)
+@click.option("--claims", is_flag=True, help="Not a lock: claims of jobs that wait.")
+@click.option("--cool-downs", is_flag=True, help="Not a lock: what unique_for made.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.pass_context
-def release(ctx: click.Context, *, key: str, dry_run: bool, yes: bool) -> None:
+def release(  # noqa: PLR0913  (click gives each option by name)
+    ctx: click.Context,
+    *,
+    key: str | None,
+    claims: bool,
+    cool_downs: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
     """Take the lock KEY away from its holder.
 
     Wait instead, if you can: a lock whose holder is gone ends by itself within its
     ttl. What is released is what was shown: should somebody else have taken the lock
     meanwhile, it is left alone. Exits with 1 when there is nothing to release.
+
+    With --claims or --cool-downs KEY is a pattern, and may be left out: '*'. After
+    `celery purge`, claims of jobs that are gone keep their calls from being published.
     """
     session: Session = ctx.obj
+    if claims and cool_downs:
+        raise click.UsageError("Give --claims or --cool-downs, one at a time.")
+    if claims or cool_downs:
+        kind = "claim" if claims else "cooldown"
+        code = release_reservations(session, kind, key or "*", dry_run=dry_run, yes=yes)
+        ctx.exit(code)
+    if key is None:
+        raise click.UsageError("Missing argument 'KEY'.")
     seen = session.redlock.inspect(key)
-    values = _values(seen.ballot)
+    values = values_on(seen.ballot)
     if not values:
         if seen.ballot.answered < seen.ballot.quorum:
             raise Failure(f"Too few nodes answered: {seen.ballot.reasons()}.", ERROR)
@@ -50,7 +67,7 @@ def release(ctx: click.Context, *, key: str, dry_run: bool, yes: bool) -> None:
     lines = ["Nothing was done."]
     if not dry_run:
         session.confirm("Release it?", yes=yes)
-        released = _release(session.redlock, key, list(values))
+        released = remove(session.redlock, key, values)
         lines = _outcome(released)
     holders = [holder_document(Holder.parse(value)) for value in values]
     session.tell(
@@ -60,20 +77,11 @@ def release(ctx: click.Context, *, key: str, dry_run: bool, yes: bool) -> None:
     ctx.exit(DONE if dry_run or True in released.values() else WARNING)
 
 
-def _values(ballot: Ballot) -> dict[str, list[str]]:
-    """Return the nodes that have each value, those of the holder first."""
-    nodes = defaultdict(list)
-    for index in ballot.indexes(VoteKind.TAKEN):
-        vote = ballot.votes[index]
-        nodes[vote.value if vote else ""].append(ballot.labels[index])
-    return dict(sorted(nodes.items(), key=lambda item: -len(item[1])))
-
-
 def _explanation(seen: Inspection, values: dict[str, list[str]]) -> list[str]:
     lines = []
     for value, nodes in values.items():
         where = f"on {len(nodes)} of {plural(len(seen.ballot.labels), 'node')}"
-        if _is_ours(value):
+        if is_ours(value):
             lines.append(f"{seen.key} is held by {Holder.parse(value)}, {where}.")
         else:
             lines.append(f"{seen.key} was not written by celery-redlock, {where}.")
@@ -89,27 +97,6 @@ def _explanation(seen: Inspection, values: dict[str, list[str]]) -> list[str]:
         "has it by then, it is told that it lost it; if nobody has, it takes it back.",
         "",
     ]
-
-
-def _is_ours(value: str) -> bool:
-    token = value.partition("\n")[0]
-    return len(token) == TOKEN_LENGTH and "." in token
-
-
-def _release(redlock: Redlock, key: str, values: list[str]) -> dict[str, Any]:
-    """Run RELEASE on every node for each value; return what each node said."""
-    proofs = [Holder.parse(v).token if _is_ours(v) else v for v in values]
-    lock = redlock.commands.lock_key(key)
-    calls = [("EVAL", RELEASE.source, 1, lock, proof, 0) for proof in proofs if proof]
-    said = each_node(
-        redlock.addresses,
-        lambda probe: 1 in probe.ask(*calls),
-        timeout=redlock.timing.connect_timeout,
-    )
-    return {
-        label: str(one) if isinstance(one, NodeSilent) else one
-        for label, one in zip(redlock.labels, said, strict=True)
-    }
 
 
 def _outcome(released: dict[str, Any]) -> list[str]:

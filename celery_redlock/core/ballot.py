@@ -18,12 +18,10 @@ change it. Only *held* says that somebody has the lock; treating a split vote as
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Ballot", "Verdict", "Vote", "VoteKind", "quorum_of"]
 
@@ -45,8 +43,7 @@ class VoteKind(enum.Enum):
     SILENT = "silent"
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
+class Vote(NamedTuple):
     """One node's answer.
 
     Attributes:
@@ -68,6 +65,9 @@ class Vote:
         return self.value.partition("\n")[0]
 
 
+_NOBODY: Mapping[str, int] = {}  # shared: each lease keeps its last ballot
+
+
 class Verdict(enum.Enum):
     """How an attempt ended, or that it has not."""
 
@@ -82,17 +82,36 @@ class Ballot:
     """The votes of one attempt, one place per node, filled in any order.
 
     Not thread-safe: whoever polls the nodes fills it.
+
+    Attributes:
+        labels: The names of the nodes.
+        votes: What each said; None while one is out.
+        quorum: How many of them are a majority.
+        pending: How many are out.
+        answered: How many gave a vote that counts: granted, taken or free.
+        granted: How many granted.
+        taken: How many name another holder, whoever it is.
     """
 
-    __slots__ = ("_takers", "granted", "labels", "pending", "quorum", "votes")
+    __slots__ = (
+        "_takers",
+        "answered",
+        "granted",
+        "labels",
+        "pending",
+        "quorum",
+        "taken",
+        "votes",
+    )
 
     def __init__(self, labels: Sequence[str]) -> None:
+        nodes = len(labels)
         self.labels = labels
-        self.quorum = quorum_of(len(labels))
-        self.votes: list[Vote | None] = [None] * len(labels)
-        self.pending = len(labels)
-        self.granted = 0
-        self._takers: Counter[str] = Counter()
+        self.quorum = quorum_of(nodes)
+        self.votes: list[Vote | None] = [None] * nodes
+        self.pending = nodes
+        self.answered = self.granted = self.taken = 0
+        self._takers = _NOBODY
 
     def cast(self, index: int, vote: Vote) -> None:
         """Record the vote of one node. A second vote of a node is a mistake."""
@@ -102,20 +121,15 @@ class Ballot:
         self.votes[index] = vote
         self.pending -= 1
         if vote.kind is VoteKind.GRANTED:
+            self.answered += 1
             self.granted += 1
         elif vote.kind is VoteKind.TAKEN:
-            self._takers[vote.token] += 1
-
-    @property
-    def taken(self) -> int:
-        """How many nodes name another holder, whoever it is."""
-        return sum(self._takers.values())
-
-    @property
-    def answered(self) -> int:
-        """How many nodes gave a vote that counts: granted, taken or free."""
-        counted = (VoteKind.GRANTED, VoteKind.TAKEN, VoteKind.FREE)
-        return sum(vote is not None and vote.kind in counted for vote in self.votes)
+            self.answered += 1
+            self.taken += 1
+            times = self._takers.get(vote.token, 0) + 1
+            self._takers = {**self._takers, vote.token: times}
+        elif vote.kind is VoteKind.FREE:
+            self.answered += 1
 
     @property
     def top_taker(self) -> tuple[str, int]:
@@ -154,15 +168,15 @@ class Ballot:
 
     def indexes(self, kind: VoteKind) -> list[int]:
         """Return the places of the nodes that voted this way, in node order."""
-        return [i for i, v in enumerate(self.votes) if v is not None and v.kind is kind]
+        return [i for i, v in enumerate(self.votes) if v and v.kind is kind]
 
     def numbers(self, kind: VoteKind) -> list[int]:
         """Return the numbers that came with the votes of this kind."""
-        return [v.number for v in self.votes if v is not None and v.kind is kind]
+        return [v.number for v in self.votes if v and v.kind is kind]
 
     def votes_for(self, token: str) -> int:
         """Return how many nodes name this token as the holder."""
-        return self._takers[token]
+        return self._takers.get(token, 0)
 
     def quarantine_ms(self) -> int | None:
         """Return after how long a majority may vote again, as far as nodes said.
@@ -175,6 +189,10 @@ class Ballot:
 
     def reasons(self) -> str:
         """Say in words why nodes gave no vote: ``"redis-b refused, ..."``."""
+        return ", ".join(self.problems())
+
+    def problems(self) -> list[str]:
+        """Say it in a clause for each of these nodes; [] when all have voted."""
         said = []
         for label, vote in zip(self.labels, self.votes, strict=True):
             if vote is None:
@@ -185,7 +203,7 @@ class Ballot:
                 said.append(f"{label} has not recovered its fences yet")
             elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
                 said.append(f"{label} {vote.reason}")
-        return ", ".join(said)
+        return said
 
     def __repr__(self) -> str:
         votes = (

@@ -5,7 +5,7 @@ The tables in ``core.scripts`` read from the other side.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.extension import Extension
 from celery_redlock.core.fence import stripe_of
@@ -15,7 +15,7 @@ from celery_redlock.core.question import (
     by_majority,
     verdict_certain,
 )
-from celery_redlock.core.scripts import ACQUIRE, INSPECT, RELEASE
+from celery_redlock.core.scripts import ACQUIRE, INSPECT, LINE_UP, RELEASE, STEP_OUT
 from celery_redlock.core.timing import drift_of
 
 if TYPE_CHECKING:
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.guard import Guard
     from celery_redlock.core.lease import Lease
+    from celery_redlock.core.scripts import Script
 
 __all__ = ["Commands"]
 
 _MS = 1000
+_LINE_TTL_MS = 60_000  # many times as long as anybody in it takes to look again
 
 
 class Commands:
@@ -52,6 +54,10 @@ class Commands:
     def lock_key(self, key: str) -> str:
         """Return the name of the lock's key on a node."""
         return f"{self._guard.prefix}:lock:{key}"
+
+    def line_key(self, key: str) -> str:
+        """Return the name of the line of those who wait for the lock on a node."""
+        return f"{self._guard.prefix}:line:{key}"
 
     def acquire(
         self,
@@ -109,7 +115,7 @@ class Commands:
         """
         return Question(
             RELEASE,
-            [self.lock_key(key)],
+            [self.lock_key(key), self.line_key(key)],
             [prefix, max(0, round(keep * _MS))],
             labels=self._labels,
             settle=by_majority,
@@ -126,3 +132,15 @@ class Commands:
             labels=self._labels,
             settle=by_everyone,
         )
+
+    def line_up(self, key: str, waiter: str, rank: int) -> Question:
+        """Take or keep a place in the line for the lock, and ask who holds it."""
+        return self._of_line(LINE_UP, key, [waiter, rank, _LINE_TTL_MS])
+
+    def step_out(self, key: str, waiter: str, *, passes_on: bool) -> Question:
+        """Leave the line; pass on that the lock is free, where it is."""
+        return self._of_line(STEP_OUT, key, [waiter, 0 if passes_on else ""])
+
+    def _of_line(self, script: Script, key: str, args: Sequence[Any]) -> Question:
+        keys = [self.lock_key(key), self.line_key(key)]
+        return Question(script, keys, args, labels=self._labels, settle=verdict_certain)

@@ -27,37 +27,31 @@ class _Debt(NamedTuple):
     is_last: bool
 
 
-class Debts:
+class Debts(dict[tuple[object, ...], _Debt]):
     """Questions that insist on being heard, each once, oldest first."""
 
-    __slots__ = ("_debts",)
-
-    def __init__(self) -> None:
-        self._debts: dict[tuple[object, ...], _Debt] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._debts)
+    __slots__ = ()
 
     def owe(self, question: Question, node: int, now: float) -> None:
         """Note that this question did not get through, unless it may be dropped."""
-        while self._debts:
-            name, oldest = next(iter(self._debts.items()))
+        while self:
+            name, oldest = next(iter(self.items()))
             if oldest.question.insist_until > now:
                 break
-            del self._debts[name]
+            del self[name]
         if question.insist_until > now:
             script, keys, args = question.call
             name = (script.name, *keys, *args)
-            self._debts[name] = _Debt(question, node, now, is_last=False)
+            self[name] = _Debt(question, node, now, is_last=False)
 
     def due(self, now: float) -> Iterator[tuple[Question, int]]:
         """Yield what is to be told now, as new questions."""
-        for name, debt in list(self._debts.items()):
+        for name, debt in list(self.items()):
             if debt.question.insist_until <= now:
-                self._debts.pop(name, None)
+                self.pop(name, None)
             elif debt.due_at <= now:
-                self._debts.pop(name, None)  # a telling that failed may have dropped it
+                self.pop(name, None)  # a telling that failed may have dropped it
                 if not debt.is_last:
                     later = now + _SECOND_TELLING
-                    self._debts[name] = debt._replace(due_at=later, is_last=True)
+                    self[name] = debt._replace(due_at=later, is_last=True)
                 yield debt.question.again(), debt.node

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.lease import new_base, new_token
+from celery_redlock.core.question import by_everyone
 from celery_redlock.errors import RedlockError
 
 if TYPE_CHECKING:
@@ -13,9 +15,11 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.address import NodeAddress
     from celery_redlock.core.ballot import Ballot
+    from celery_redlock.core.commands import Commands
+    from celery_redlock.core.fanout import Transport
     from celery_redlock.core.guard import Guard
 
-__all__ = ["NodesReport", "count_locks", "initialize"]
+__all__ = ["NodesReport", "check", "count_locks", "initialize"]
 
 _SCAN_STEP = 1000
 
@@ -33,7 +37,7 @@ class NodesReport:
     @property
     def problems(self) -> list[str]:
         """What keeps nodes from voting, a clause per node; [] when all vote."""
-        return self.ballot.reasons().split(", ") if self.ballot.reasons() else []
+        return self.ballot.problems()
 
     @property
     def has_quorum(self) -> bool:
@@ -45,6 +49,22 @@ class NodesReport:
         """Seconds until quarantined nodes make up a quorum; None if they won't."""
         wait_ms = self.ballot.quarantine_ms()
         return None if wait_ms is None else wait_ms / 1000
+
+
+def check(
+    guard: Guard, commands: Commands, transport: Transport, ttl: float
+) -> NodesReport:
+    """Ask every node for a vote that locks nothing anybody wants, and report.
+
+    A node that must go into quarantine goes now and not with the first task.
+    """
+    base = new_base()
+    key, token = f"check:{base}", new_token(base)
+    question = commands.acquire(key, ttl=ttl, token=token, facts="", settle=by_everyone)
+    transport.ask(question)
+    transport.send(commands.release(key, token))
+    guard.recover(question.ballot)
+    return NodesReport(question.ballot)
 
 
 def count_locks(address: NodeAddress, prefix: str, *, timeout: float) -> int:

@@ -150,11 +150,11 @@ def examine(redlock: Redlock, *, span: float = 1.0) -> list[Chart]:
         return Chart(
             glance=_glance(probe, guard=redlock.guard),
             rhythm=_watch_clock(probe, redlock.clock, span),
-            denied=denied_to(probe, redlock.guard.prefix),
             strangers=strangers,
             holders=holders,
             saves=_saves(probe),
             database=probe.database,
+            denied=denied_to(probe, redlock.guard.prefix),  # the last thing asked
         )
 
     charts = []

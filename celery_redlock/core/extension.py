@@ -18,12 +18,12 @@ does not wait for all: whom it finds without the key too late, the next one rest
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.ballot import VoteKind
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.core.question import Question, granted_or_hopeless
-from celery_redlock.core.scripts import EXTEND, RESTORE
+from celery_redlock.core.scripts import EXTEND, GRANTED, RESTORE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,7 @@ class Extension:
         started_at: Instant before the first send.
         result: None while under way; True when the lease's validity has moved;
             False when this try has failed, which ends nothing by itself.
+        cancelled_by: Who has asked the holder to end, as some node said.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Extension:
         "_drift",
         "_extended",
         "_keys",
+        "cancelled_by",
         "lease",
         "question",
         "result",
@@ -77,6 +79,7 @@ class Extension:
         self.lease = lease
         self.started_at = clock.monotonic()
         self.result: bool | None = None
+        self.cancelled_by = ""
         self._clock = clock
         self._drift = drift
         self._keys = keys
@@ -115,6 +118,8 @@ class Extension:
             return None
         ballot = self.question.ballot
         restoring = self._extended is not None
+        if not restoring:
+            self.cancelled_by = _who_cancels(self.question.replies)
         granted = set(ballot.indexes(VoteKind.GRANTED))
         if self._extended is not None:
             granted |= set(self._extended.indexes(VoteKind.GRANTED))
@@ -159,3 +164,9 @@ class Extension:
 def _lacks(ballot: Ballot | None) -> bool:
     """Tell whether some node said that it is without the key."""
     return ballot is not None and bool(ballot.indexes(VoteKind.FREE))
+
+
+def _who_cancels(replies: Sequence[Any]) -> str:
+    """Return whom a node names besides: it is told by those who still have the key."""
+    told = [r[2] for r in replies if isinstance(r, list) and r[0] == GRANTED and r[2:]]
+    return str(told[0].decode(errors="replace")) if told else ""

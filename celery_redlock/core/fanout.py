@@ -23,6 +23,7 @@ from celery_redlock.core.ballot import quorum_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from celery_redlock.core.ballot import Vote
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.node import Node
     from celery_redlock.core.question import Question
@@ -90,6 +91,9 @@ class Fanout:
         timing: How long a node may take to answer; and to be connected to, for
             which is waited when fewer than a quorum are connected yet.
         new_selector: Makes what waits for several nodes.
+
+    Attributes:
+        observer: Asked for the observer of each question that is sent.
     """
 
     def __init__(
@@ -105,9 +109,11 @@ class Fanout:
         self._clock = clock
         self._timing = timing
         self._new_selector = new_selector
+        self.observer: Callable[[Question], Callable[[int, Vote], None]] | None = None
         self._turn = threading.RLock()  # it knows its owner: see _in_turn
         self._selector: selectors.BaseSelector | None = None
         self._polled_at = 0.0
+        self._needy: list[Node] = []  # at the last look
         _all_fanouts.add(self)
 
     @property
@@ -191,8 +197,10 @@ class Fanout:
     # -- in our turn ----------------------------------------------------------
 
     def _send(self, questions: Sequence[Question]) -> None:
-        if self._clock.monotonic() - self._polled_at > _IDLE:
+        now = self._clock.monotonic()
+        if now - self._polled_at > _IDLE:
             # Connections may have been closed meanwhile, behind late answers.
+            self._polled_at = now
             self._poll(0.0)
             self._poll(0.0)
         self._tend()
@@ -204,19 +212,24 @@ class Fanout:
             else:
                 for index in range(len(self.nodes)):
                     question.fail(index, "was not asked any more")
+        if self.observer is not None:
+            for question in wanted:
+                question.observer = self.observer(question)
         if wanted:
+            packed = b"".join([question.packed() for question in wanted])
             for index, node in enumerate(self.nodes):
-                node.send(wanted, index)
+                node.send(wanted, index, packed)
 
     def _patience(self) -> float:
-        arriving = sum(node.is_arriving for node in self.nodes)
+        arriving = len([node for node in self._needy if node.is_arriving])
         few = len(self.nodes) - arriving < quorum_of(len(self.nodes))
         return self._timing.connect_timeout if few else self._timing.node_timeout
 
     def _wait(self, questions: Sequence[Question], until: float) -> None:
         unsettled = [q for q in questions if not q.is_settled()]
         while unsettled and self._worth_waiting(unsettled):
-            left = until - self._clock.monotonic()
+            self._polled_at = self._clock.monotonic()
+            left = until - self._polled_at
             if left <= 0:
                 break
             self._poll(left)
@@ -229,6 +242,8 @@ class Fanout:
             self._note_late(unsettled)
 
     def _worth_waiting(self, questions: Sequence[Question]) -> bool:
+        if not [node for node in self.nodes if node.suspect]:
+            return any(question.ballot.pending for question in questions)
         for question in questions:
             ballot = question.ballot
             out = (i for i, vote in enumerate(ballot.votes) if vote is None)
@@ -245,19 +260,16 @@ class Fanout:
                     self.nodes[index].overdue()
 
     def _poll(self, timeout: float) -> None:
-        self._polled_at = self._clock.monotonic()
         selector = self._selector
-        if selector is None or any(node.wants_tending for node in self.nodes):
+        if selector is None or [node for node in self.nodes if node.wants_tending]:
             selector = self._tend()
-            timeout = min(timeout, _GLANCE) if self._arriving() else timeout
+            if any(node.is_arriving for node in self._needy):
+                timeout = min(timeout, _GLANCE)
         for key, events in selector.select(timeout):
             if events & selectors.EVENT_READ:
                 key.data.receive()
             if events & selectors.EVENT_WRITE:
                 key.data.flush()
-
-    def _arriving(self) -> bool:
-        return any(node.is_arriving for node in self.nodes)
 
     def _tend(self) -> selectors.BaseSelector:
         selector = self._selector
@@ -265,13 +277,12 @@ class Fanout:
             # Looked up late: gevent and eventlet replace it when they patch.
             new = self._new_selector or selectors.DefaultSelector
             selector = self._selector = new()
-        needy = [node for node in self.nodes if node.wants_tending]
-        if needy:
-            for node in needy:
-                if node.tend(selector):
-                    self._expose_twin(node)
-            for node in needy:
-                node.catch_up()
+        needy = self._needy = [node for node in self.nodes if node.wants_tending]
+        for node in needy:
+            if node.tend(selector):
+                self._expose_twin(node)
+        for node in needy:
+            node.catch_up()
         return selector
 
     def _expose_twin(self, newcomer: Node) -> None:

@@ -63,19 +63,15 @@ class Fence:
         Costs nothing where a quorum returned the same number, and one round
         trip where they differ.
         """
-        numbers = {
-            index: vote.number
-            for index, vote in enumerate(ballot.votes)
-            if vote is not None and vote.kind is VoteKind.GRANTED
-        }
-        fence = max(numbers.values())
-        agreed = {index for index, number in numbers.items() if number == fence}
-        if len(agreed) >= ballot.quorum:
+        numbers = ballot.numbers(VoteKind.GRANTED)
+        fence = max(numbers)
+        if numbers.count(fence) >= ballot.quorum:
             return fence
+        counted = ballot.indexes(VoteKind.GRANTED)
         return self._raise(
             ballot.quorum,
-            set(numbers),
-            agreed,
+            set(counted),
+            {i for i, number in zip(counted, numbers, strict=True) if number == fence},
             [lock_key, self._fence_key],
             [token, facts, stripe, fence],
         )

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.core import scripts
 from celery_redlock.core.ballot import Ballot, VoteKind, quorum_of
 from celery_redlock.core.question import Question, by_everyone
+from celery_redlock.logs import about
 
 if TYPE_CHECKING:
     from celery_redlock.core.clock import Clock
@@ -111,9 +112,11 @@ class Guard:
             Whether a node votes now that did not before. At most one try in
             0.2 s; the others of that time return False at once.
         """
-        now = self._clock.monotonic()
         unsynced = ballot.indexes(VoteKind.UNSYNCED)
-        if not unsynced or now < self._next_recovery_at:
+        if not unsynced:
+            return False
+        now = self._clock.monotonic()
+        if now < self._next_recovery_at:
             return False
         self._next_recovery_at = now + _PAUSE_BETWEEN_RECOVERIES
         counters = self._ask(scripts.COUNTERS, [self.config])
@@ -167,12 +170,14 @@ class Guard:
                 "that were granted: its own TIME is the floor of its counters now. "
                 "The order of fences across this moment rests on clocks.",
                 label,
+                extra=about("node-floor", node=label),
             )
         else:
             log.info(
                 "Node %s votes again; fences recovered from %d nodes.",
                 label,
                 len(sources),
+                extra=about("node-recovered", node=label),
             )
         return True
 

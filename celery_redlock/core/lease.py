@@ -8,7 +8,9 @@ The value of a lock on a node is readable text::
     0c9d…                    task id  │ facts about the holder, for people
     worker-1                 host     │ and for one-read inspection
     4711                     pid      │
-    1790000000.123           start, seconds since 1970 by the holder's clock ┘
+    1790000000.123           start, seconds since 1970 by the holder's clock │
+    1789999999000000         µs since 1970 when its call was published, if known ┘
+    cancelled send_invoice…  only when somebody has asked it to end, and who
 
 The *base* is minted once per execution and the *attempt* for every try: a
 delayed release of one try cannot delete the vote of the next one.
@@ -17,13 +19,14 @@ delayed release of one try cannot delete the vote of the next one.
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import secrets
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_redlock.errors import LockLost
+from celery_redlock.errors import LockCancelled, LockLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +45,7 @@ __all__ = [
 ]
 
 _BASE_BYTES, _ATTEMPT_BYTES = 16, 8
+_CANCELLED = "\ncancelled "  # as CANCEL of core.scripts writes it
 TOKEN_LENGTH = 2 * _BASE_BYTES + 1 + 2 * _ATTEMPT_BYTES
 
 
@@ -53,6 +57,9 @@ def new_base() -> str:
 def new_token(base: str) -> str:
     """Mint the token of one attempt of this execution."""
     return f"{base}.{secrets.token_hex(_ATTEMPT_BYTES)}"
+
+
+_host = functools.cache(socket.gethostname)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,9 @@ class Holder:
         host: Host name of the holder.
         pid: Process id of the holder on its host.
         started: Seconds since 1970, by the holder's clock, at its acquire.
+        published: Microseconds since 1970, by the publisher's clock, when the call
+            was published; 0 where that is not known.
+        cancelled_by: Who has asked it to end, or ``""``.
     """
 
     token: str
@@ -77,21 +87,40 @@ class Holder:
     host: str = ""
     pid: int = 0
     started: float = 0.0
+    published: int = 0
+    cancelled_by: str = ""
 
     @classmethod
-    def here(cls, *, task: str = "", task_id: str = "", started: float = 0.0) -> Holder:
+    def here(
+        cls,
+        *,
+        task: str = "",
+        task_id: str = "",
+        started: float = 0.0,
+        published: int = 0,
+    ) -> Holder:
         """Return the facts of this process, before there is a token."""
-        return cls("", 0, task, task_id, socket.gethostname(), os.getpid(), started)
+        host, pid = _host(), os.getpid()
+        return cls("", 0, task, task_id, host, pid, started, published)
 
     @classmethod
     def parse(cls, value: str) -> Holder:
         """Read a lock's value; what is missing or foreign in it stays empty."""
-        token, fence, task, task_id, host, pid, started, *_ = (
+        value, _, by = value.partition(_CANCELLED)
+        token, fence, task, task_id, host, pid, started, published, *_ = (
             *value.split("\n"),
-            *[""] * 7,
+            *[""] * 8,
         )
         return cls(
-            token, _number(fence), task, task_id, host, _number(pid), _seconds(started)
+            token,
+            _number(fence),
+            task,
+            task_id,
+            host,
+            _number(pid),
+            _seconds(started),
+            _number(published),
+            by,
         )
 
     @property
@@ -103,7 +132,8 @@ class Holder:
         """Return the text that follows token and fence in a lock's value."""
         fields = (self.task, self.task_id, self.host, str(self.pid))
         clean = (field.replace("\n", " ") for field in fields)
-        return "\n".join((*clean, f"{self.started:.3f}"))
+        published = (str(self.published),) if self.published else ()
+        return "\n".join((*clean, f"{self.started:.3f}", *published))
 
     def __str__(self) -> str:
         what = self.task or "a lock taken outside of a task"
@@ -166,11 +196,14 @@ class Lease:
         votes: How many nodes granted it, at acquire or at the last renewal.
         state: Held, released or lost.
         renewal_ballot: What nodes said at the last renewal, late ones included.
+        cancelled_by: Who has asked the holder to end; ``""`` while nobody has. The
+            lease stays valid: it is the holder who lets go of it.
     """
 
     __slots__ = (
         "_clock",
         "_confirm",
+        "cancelled_by",
         "facts",
         "fence",
         "key",
@@ -207,6 +240,7 @@ class Lease:
         self.votes = votes
         self.state = LeaseState.HELD
         self.renewal_ballot: Ballot | None = None
+        self.cancelled_by = ""
         self._clock = clock
         self._confirm = confirm
 
@@ -236,10 +270,14 @@ class Lease:
         Raises:
             LockLost: The validity ended, or (``network``) the nodes name
                 somebody else. Somebody else may be running; write nothing.
+            LockCancelled: Somebody has asked the holder to end. Nobody else runs
+                before it has.
             QuorumUnreachable: (``network``) too few nodes answered to tell.
         """
         if not self.is_valid():
             raise self.lost_error()
+        if self.cancelled_by:
+            raise self.cancelled_error()
         if network:
             self._confirm(self)
 
@@ -257,6 +295,17 @@ class Lease:
             f"fence {self.fence}.",
             key=self.key,
             fence=self.fence,
+        )
+
+    def cancelled_error(self) -> LockCancelled:
+        """Build the error that says who has asked the holder to end."""
+        return LockCancelled(
+            f"{self.cancelled_by} wants the lock {self.key!r} and has cancelled the "
+            f"run that holds it (on_conflict: cancel_running). It is held under fence "
+            f"{self.fence} until this run has ended.",
+            key=self.key,
+            fence=self.fence,
+            by=self.cancelled_by,
         )
 
     def __repr__(self) -> str:

@@ -83,7 +83,10 @@ def open_link(address: NodeAddress, timeout: float) -> Link | str:
     except (RedisError, OSError, UnicodeError) as error:
         if "refused" in str(error).lower():
             return "refused the connection"
-        return f"cannot be connected to: {str(error).rstrip('.')}"
+        # redis-py wraps the system's error in words about hosts and numbers.
+        cause = error if isinstance(error, OSError) else error.__context__
+        words = cause.strerror if isinstance(cause, OSError) else ""
+        return f"cannot be connected to: {(words or str(error)).rstrip('.')}"
 
 
 def _teach(connection: AbstractConnection) -> None:

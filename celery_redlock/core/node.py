@@ -23,7 +23,6 @@ Nothing here blocks; connecting is done in the background, by ``core.connector``
 from __future__ import annotations
 
 import contextlib
-import logging
 import selectors
 from collections import deque
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from celery_redlock.core.connector import Connector
 from celery_redlock.core.debts import Debts
 from celery_redlock.core.link import would_block
 from celery_redlock.core.question import Lesson, Question
+from celery_redlock.core.voice import NodeVoice
 from celery_redlock.core.wire import ErrorReply
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from celery_redlock.core.wire import ReplyReader
 
 __all__ = ["Node"]
-
-log = logging.getLogger("celery_redlock.node")
 
 _READ_SIZE = 65536
 _READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -67,13 +65,14 @@ class Node:
         self._link: Link | None = None
         self._selector: selectors.BaseSelector | None = None
         self._out = bytearray()
+        self._is_tls = False
         self._torn = False
         self._silent_since = 0.0
         self._last_seen_at = 0.0
         self._debts = Debts()
         self._down_because = ""
         self._backlog: list[tuple[Question, int]] = []
-        self._said = ""
+        self._voice = NodeVoice(self.label)
 
     # -- what the fan-out asks ---------------------------------------------
 
@@ -92,10 +91,18 @@ class Node:
         """Whether this node has to be told something when it is there."""
         return bool(self._debts) or bool(self._backlog)
 
-    def send(self, questions: Sequence[Question], index: int) -> None:
-        """Put questions on the wire at once, or enter why that cannot be."""
+    def send(
+        self, questions: Sequence[Question], index: int, packed: bytes = b""
+    ) -> None:
+        """Put questions on the wire at once, or enter why that cannot be.
+
+        Args:
+            questions: What to ask.
+            index: The place of this node's votes.
+            packed: The bytes of all questions, which the nodes can share.
+        """
         if self._link and not self.misfit:
-            packed = [question.packed() for question in questions]
+            packed = packed or b"".join([question.packed() for question in questions])
             self._write([(question, index) for question in questions], packed)
             return
         for question in questions:
@@ -109,8 +116,13 @@ class Node:
     @property
     def wants_tending(self) -> bool:
         """Whether ``tend`` has something to do."""
-        unwell = self._link is None or self.suspect or self._torn
-        return unwell or bool(self.misfit) or bool(self._debts)
+        return bool(
+            self._link is None
+            or self.suspect
+            or self._torn
+            or self.misfit
+            or self._debts
+        )
 
     def tend(self, selector: selectors.BaseSelector) -> bool:
         """Take a new connection or start one. Return whether one was taken."""
@@ -144,9 +156,8 @@ class Node:
 
     def disqualify(self, misfit: str) -> None:
         """Give this node no vote, and say why."""
-        if misfit and misfit != self._said:
-            log.error("Node %s %s. It does not vote.", self.label, misfit)
-            self._said = misfit
+        if misfit:
+            self._voice.unfit(misfit)
         self.misfit = misfit
 
     def receive(self) -> None:
@@ -159,7 +170,7 @@ class Node:
             data = link.sock.recv(_READ_SIZE)
             while data:
                 link.reader.feed(data)
-                if len(data) < _READ_SIZE and not hasattr(link.sock, "pending"):
+                if len(data) < _READ_SIZE and not self._is_tls:
                     break
                 data = link.sock.recv(_READ_SIZE)
         except OSError as error:
@@ -196,9 +207,7 @@ class Node:
         if self._link and not self.suspect:
             self.suspect = True
             self._silent_since = self._clock.monotonic()
-            log.warning(
-                "Node %s is late; asking it without waiting for it.", self.label
-            )
+            self._voice.late()
 
     def forget(self) -> None:
         """Start anew in a forked child: the connection is the parent's."""
@@ -216,12 +225,11 @@ class Node:
         self._debts = Debts()
 
     def _write(
-        self, asked: Sequence[tuple[Question | Lesson, int]], parts: list[bytes]
+        self, asked: Sequence[tuple[Question | Lesson, int]], packed: bytes
     ) -> None:
         link = self._link
         if link is None:
             return
-        packed = parts[0] if len(parts) == 1 else b"".join(parts)
         # An asynchronous exception (a time limit, LockLost) may strike between
         # any two of these lines; a connection left torn is never used again.
         self._torn = True
@@ -241,7 +249,7 @@ class Node:
                 if self._selector:
                     self._selector.modify(link.sock, _READ_AND_WRITE, self)
         self._torn = False
-        if len(self._out) > _MOST_UNSENT:
+        if self._out and len(self._out) > _MOST_UNSENT:
             self._drop("took nothing more from a full connection")
 
     def _deliver(self, reader: ReplyReader) -> None:
@@ -257,17 +265,17 @@ class Node:
                 question.answer(index, reply)
         if not self.pending and self.suspect:
             self.suspect, self._connector.failures = False, 0
-            log.info("Node %s answers in time again.", self.label)
+            self._voice.in_time()
 
     def _explain(self, question: Question, index: int) -> None:
         """Send the script itself, unless that would overtake a later command."""
         key = question.call[1][0]
         if any(later.call[1][0] == key for later, _ in self.pending):
             lesson = Lesson(question.script)
-            self._write([(lesson, index)], [lesson.packed()])
+            self._write([(lesson, index)], lesson.packed())
             self._fail(question, index, "had forgotten its scripts")
         else:
-            self._write([(question, index)], [question.packed_source()])
+            self._write([(question, index)], question.packed_source())
 
     def _drop(self, reason: str) -> None:
         self._torn = True  # until all is done: it may be interrupted at any line
@@ -277,7 +285,7 @@ class Node:
                 with contextlib.suppress(KeyError, ValueError):  # interrupted before
                     self._selector.unregister(self._link.sock)
             self._link.close()
-            log.info("Node %s %s.", self.label, reason)
+            self._voice.lost(reason)
         self._link = None
         pending, self.pending = self.pending, deque()
         self._out, self._torn, self.suspect = bytearray(), False, False
@@ -295,7 +303,7 @@ class Node:
         if self._link is None:
             self._down_because = reason
         if self._connector.failures == 1:
-            log.warning("Node %s %s.", self.label, reason)
+            self._voice.unreachable(reason)
         backlog, self._backlog = self._backlog, []
         for question, index in backlog:
             self._fail(question, index, reason)
@@ -309,9 +317,10 @@ class Node:
         if self._link:
             self._drop("was silent for too long and has been connected to anew")
         if self._connector.failures:
-            log.info("Node %s is connected again.", self.label)
+            self._voice.back()
         if self._selector:
             self._selector.register(arrival.sock, selectors.EVENT_READ, self)
+        self._is_tls = hasattr(arrival.sock, "pending")  # may hold more than it shows
         self._link, self._down_because = arrival, ""
         self.disqualify(arrival.facts.misfit)
         self._connector.settle(usable=not self.misfit)

@@ -23,10 +23,13 @@ __all__ = ["COMMANDS", "OUR_KEYS", "acl_rules", "denied_command", "denied_to"]
 _CALLED_BY_SCRIPTS = {
     verb.lower()
     for script in ALL_SCRIPTS
-    for verb in re.findall(r"redis\.call\('(\w+)'", script.source)
+    for verb in re.findall(r"redis\.p?call\('(\w+)'", script.source)
 }
 COMMANDS = tuple(
-    sorted(_CALLED_BY_SCRIPTS | {"eval", "evalsha", "info", "scan", "script|load"})
+    sorted(
+        _CALLED_BY_SCRIPTS
+        | {"eval", "evalsha", "info", "scan", "script|load", "subscribe"}
+    )
 )
 """In the words of ACLs."""
 
@@ -45,7 +48,8 @@ def acl_rules(prefix: str, *, select: bool = False) -> str:
     """
     commands = (*COMMANDS, "select") if select else COMMANDS
     allowed = " ".join(f"+{command}" for command in sorted(commands))
-    return f"resetkeys ~{prefix}:* resetchannels -@all {allowed}"
+    channels = f"resetchannels &{prefix}:wake:*"
+    return f"resetkeys ~{prefix}:* {channels} -@all {allowed}"
 
 
 def denied_command(error: str) -> str:
@@ -57,9 +61,11 @@ def denied_command(error: str) -> str:
 def denied_to(probe: Probe, prefix: str) -> tuple[str, ...]:
     """Return what of ``COMMANDS`` and ``OUR_KEYS`` a node refuses, by trying.
 
-    What is tried touches no key but one of its own, which ends after a second.
+    What is tried touches no key but one of its own, which ends after a second. In
+    the end the connection listens to a channel, and can be used for nothing else.
     """
-    key = f"{prefix}:doctor:{secrets.token_hex(8)}"
+    unique = secrets.token_hex(8)
+    key, channel = f"{prefix}:doctor:{unique}", f"{prefix}:wake:doctor:{unique}"
     trials: dict[str, Sequence[Any]] = {
         # The key holds a text, so that these can do nothing to it.
         "hdel": ("HDEL", key, "field"),
@@ -77,15 +83,25 @@ def denied_to(probe: Probe, prefix: str) -> tuple[str, ...]:
         "info": ("INFO", "server"),
         "scan": ("SCAN", 0, "COUNT", 1),
         "time": ("TIME",),
+        "zadd": ("ZADD", key, 0, "member"),
+        "zpopmin": ("ZPOPMIN", key),
+        "zrem": ("ZREM", key, "member"),
+        "publish": ("PUBLISH", channel, ""),
+        # The last one: from then on the connection does nothing but listen.
+        "subscribe": ("SUBSCRIBE", channel),
     }
     (stored,) = probe.ask(("SET", key, "", "PX", _MS))
     if isinstance(stored, ErrorReply):
-        del trials["hset"]  # it would make a key that stays
+        del trials["hset"], trials["zadd"]  # they would make a key that stays
     answers = [str(reply) for reply in (stored, *probe.ask(*trials.values()))]
+    foreign = any("no permissions to access one of the keys" in a for a in answers)
     denied = [
         name
         for name, answer in zip(("set", *trials), answers, strict=True)
-        if denied_command(answer)
+        if denied_command(answer) or (_denies_channel(answer) and not foreign)
     ]
-    foreign = any("no permissions to access one of the keys" in a for a in answers)
     return (*sorted(denied), *((OUR_KEYS,) if foreign else ()))
+
+
+def _denies_channel(error: str) -> bool:
+    return "NOPERM" in error and "channel" in error

@@ -58,7 +58,7 @@ def _text(data: bytes) -> str:
 
 
 _VOTE_OF_STATUS: dict[int, Callable[[list[Any]], Vote]] = {
-    scripts.GRANTED: lambda r: Vote(VoteKind.GRANTED, r[1] if len(r) > 1 else 0),
+    scripts.GRANTED: lambda r: Vote(VoteKind.GRANTED, r[1]) if any(r[1:]) else _YES,
     scripts.TAKEN: lambda r: Vote(VoteKind.TAKEN, r[2], _text(r[1])),
     scripts.FREE: lambda _: _NO,
     scripts.QUARANTINED: lambda r: Vote(VoteKind.QUARANTINED, max(0, r[1])),
@@ -107,6 +107,7 @@ class Question:
         ballot: The votes; those of late nodes are still entered.
         replies: What the nodes said, in node order; None while one is silent.
         withdrawn: Asked just before sending; when it says True, nothing is sent.
+        observer: Told of each vote, with the node's place. Must not raise.
         insist_until: Instant until which a node that could not be reached is
             asked again when it is back. 0 for a question that can be dropped.
         insist_since: Instant; nodes that were away ever since are not asked again.
@@ -121,6 +122,7 @@ class Question:
         "ballot",
         "insist_since",
         "insist_until",
+        "observer",
         "replies",
         "script",
         "withdrawn",
@@ -149,6 +151,7 @@ class Question:
         self.insist_since = insist_since
         self.insist_until = insist_until
         self.withdrawn = withdrawn
+        self.observer: Callable[[int, Vote], None] | None = None
 
     @property
     def call(self) -> tuple[Script, Sequence[str], Sequence[Any]]:
@@ -176,11 +179,16 @@ class Question:
     def answer(self, index: int, reply: Any) -> None:
         """Enter the reply of one node."""
         self.replies[index] = reply
-        self.ballot.cast(index, vote_of(reply))
+        self._cast(index, vote_of(reply))
 
     def fail(self, index: int, reason: str) -> None:
         """Enter that there is no answer from this node, and why."""
-        self.ballot.cast(index, Vote(VoteKind.SILENT, reason=reason))
+        self._cast(index, Vote(VoteKind.SILENT, reason=reason))
+
+    def _cast(self, index: int, vote: Vote) -> None:
+        self.ballot.cast(index, vote)
+        if self.observer is not None:
+            self.observer(index, vote)
 
     def is_settled(self) -> bool:
         """Tell whether there is nothing more to wait for."""

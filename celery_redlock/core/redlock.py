@@ -7,6 +7,7 @@
                   │      └─ held / contended / unreachable ──► release what was
                   │                                            granted, then
                   └── random delay, new token ◄── try again ◄──┘   or raise
+                      (or until it is released: see core.waiting)
 
 A lease is valid for ``ttl − (now − time before the attempt's first send) − drift``
 with ``drift = 1 % of ttl + 2 ms``, by a monotonic clock, and looked at again
@@ -28,7 +29,7 @@ from celery_redlock.core.address import parse_nodes
 from celery_redlock.core.ballot import Verdict, quorum_of
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.commands import Commands
-from celery_redlock.core.deployment import NodesReport, initialize
+from celery_redlock.core.deployment import NodesReport, check, initialize
 from celery_redlock.core.failure import (
     delay_after,
     failure_of,
@@ -47,9 +48,15 @@ from celery_redlock.core.lease import (
     new_token,
 )
 from celery_redlock.core.node import Node
-from celery_redlock.core.question import by_everyone
 from celery_redlock.core.timing import Timing, drift_of
-from celery_redlock.errors import ConfigurationError, LockContended, LockUnavailable
+from celery_redlock.core.waiting import Waiting
+from celery_redlock.core.wakeup import Ears
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockContended,
+    LockHeld,
+    LockUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,6 +92,7 @@ class Redlock:
         timing: The durations, checked against each other.
         commands: With which keys and arguments scripts are called here.
         guard: Looks after nodes that may not vote yet.
+        ears: Hear of releases. None where the transport is given: a wait asks and asks.
 
     Raises:
         ConfigurationError: A value cannot be used. Says which, and the remedy.
@@ -116,6 +124,7 @@ class Redlock:
             clock=clock,
             timing=self.timing,
         )
+        self.ears = None if transport else Ears(self.addresses, prefix, self.timing)
         self.guard = Guard(
             self.transport,
             prefix=prefix,
@@ -127,8 +136,6 @@ class Redlock:
         self.commands = Commands(
             self.labels, guard=self.guard, clock=clock, insist=self.timing.max_ttl
         )
-
-    # -- acquire ---------------------------------------------------------------
 
     def acquire(
         self,
@@ -144,8 +151,8 @@ class Redlock:
         Args:
             key: The name to lock.
             ttl: Seconds; the service's ttl by default.
-            wait: Seconds to keep trying. At 0 a lock that is held is an error at
-                once, and split votes are tried again at most five times.
+            wait: Seconds to wait for it, in line with others. At 0 a lock that is held
+                is an error at once, and split votes are tried at most five times.
             base: First part of the token, when somebody else must be able to
                 release this execution's locks; random by default.
             facts: What others see of the holder; this process by default.
@@ -163,21 +170,29 @@ class Redlock:
         base = base or new_base()
         facts = facts or Holder.here(started=self.clock.wall_us() / 1e6)
         give_up_at = self.clock.monotonic() + wait
-        tries = 0
-        while True:
-            began = self.clock.monotonic()
-            outcome = self._attempt(key, ttl, new_token(base), facts.facts())
-            if isinstance(outcome, Lease):
-                return outcome
-            if outcome.ballot and self.guard.recover(outcome.ballot):
-                continue
-            tries += 1
-            now = self.clock.monotonic()
-            delay = delay_after(outcome, tries, ttl=ttl, took=now - began)
-            again = isinstance(outcome, LockContended) and tries < _TRIES_AT_ONCE
-            if now + delay > give_up_at and not again:
-                raise outcome
-            self.clock.sleep(delay)
+        tries, waiting, outcome = 0, None, None
+        try:
+            while True:
+                began = self.clock.monotonic()
+                outcome = self._attempt(key, ttl, new_token(base), facts.facts())
+                if isinstance(outcome, Lease):
+                    return outcome
+                if outcome.ballot and self.guard.recover(outcome.ballot):
+                    continue
+                tries, now = tries + 1, self.clock.monotonic()
+                if self.ears and now < give_up_at and isinstance(outcome, LockHeld):
+                    waiting = waiting or Waiting(key, self.ears, self)
+                    waiting.pause(give_up_at)
+                    tries = 0
+                    continue
+                delay = delay_after(outcome, tries, ttl=ttl, took=now - began)
+                again = isinstance(outcome, LockContended) and tries < _TRIES_AT_ONCE
+                if now + delay > give_up_at and not again:
+                    raise outcome
+                self.clock.sleep(delay)
+        finally:
+            if waiting:
+                waiting.end(acquired=isinstance(outcome, Lease))
 
     def _attempt(
         self, key: str, ttl: float, token: str, facts: str
@@ -219,8 +234,6 @@ class Redlock:
             self.transport.send(self.commands.release(key, token, since=started_at))
         return failure
 
-    # -- extend ------------------------------------------------------------------
-
     def extend(self, lease: Lease) -> bool:
         """Renew the lease now. Return whether its validity has moved.
 
@@ -229,8 +242,6 @@ class Redlock:
         """
         extension = self.commands.extension(lease)
         return extension.carry_through(self.transport, self.timing.node_timeout)
-
-    # -- release -------------------------------------------------------------------
 
     def release(self, lease: Lease, *, keep: float = 0.0) -> int:
         """Let go of the lock on all nodes. Twice is harmless.
@@ -265,8 +276,6 @@ class Redlock:
         self.transport.ask(question)
         return question.ballot.granted
 
-    # -- look ------------------------------------------------------------------------
-
     def inspect(self, key: str) -> Inspection:
         """Tell who holds the key now. Changes nothing and promises nothing."""
         question = self.commands.inspect(key)
@@ -299,19 +308,8 @@ class Redlock:
         raise lease.lost_error()
 
     def check(self) -> NodesReport:
-        """Ask every node for a vote that locks nothing anybody wants, and report.
-
-        A node that must go into quarantine goes now and not with the first task.
-        """
-        base = new_base()
-        key, token = f"check:{base}", new_token(base)
-        question = self.commands.acquire(
-            key, ttl=self.timing.ttl, token=token, facts="", settle=by_everyone
-        )
-        self.transport.ask(question)
-        self.transport.send(self.commands.release(key, token))
-        self.guard.recover(question.ballot)
-        return NodesReport(question.ballot)
+        """Ask every node for a vote that locks nothing anybody wants, and report."""
+        return check(self.guard, self.commands, self.transport, self.timing.ttl)
 
     def initialize(self) -> None:
         """Start a brand-new deployment without waiting for the restart guard.
@@ -324,6 +322,8 @@ class Redlock:
 
     def close(self) -> None:
         """Close all connections. The next use opens them again."""
+        if self.ears:
+            self.ears.close()
         self.transport.close()
 
     def __repr__(self) -> str:

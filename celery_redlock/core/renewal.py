@@ -27,8 +27,9 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.agenda import Agenda, Watch
+from celery_redlock.core.agenda import Agenda, Watch, tell
 from celery_redlock.core.lease import LeaseState
+from celery_redlock.logs import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,13 +81,15 @@ class Watchdog:
 
     # -- what holders call -----------------------------------------------------
 
-    def watch(
+    def watch(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         self,
         lease: Lease,
         *,
         on_lost: Callable[[Lease], None] | None = None,
         on_renewed: Callable[[Lease, float], None] | None = None,
+        on_cancelled: Callable[[Lease], None] | None = None,
         renew: bool = True,
+        renew_every: float | None = None,
     ) -> None:
         """Keep the lease alive until ``forget``.
 
@@ -95,11 +98,16 @@ class Watchdog:
             on_lost: Called with the lease when its validity has ended.
             on_renewed: Called with the lease and the seconds by which its
                 renewal was later than a third of the ttl.
+            on_cancelled: Called with the lease, once, when a renewal has told that
+                somebody wants its holder to end; it is renewed all the same.
             renew: False only announces the end of its validity.
+            renew_every: Seconds between renewals, where a third of the ttl is too
+                long to wait for ``on_cancelled``.
         """
         self._start_anew_after_fork()
-        renew_at = lease.started_at + lease.ttl * RENEW_AT if renew else math.inf
-        watch = Watch(lease, on_lost, on_renewed, renew_at)
+        every = min(lease.ttl * RENEW_AT, renew_every or math.inf)
+        renew_at = lease.started_at + every if renew else math.inf
+        watch = Watch(lease, on_lost, on_renewed, renew_at, on_cancelled, every)
         self._watched[lease.token] = watch
         self._mailbox.put(watch)
         self.start()
@@ -121,6 +129,22 @@ class Watchdog:
         if watch and not watch.renewing and watch.renew_at != math.inf:
             watch.renew_at = self._clock.monotonic()
             self._mailbox.put(watch)
+
+    def expire(self, key: str) -> Lease | None:
+        """End the validity of the lease of this key now, so that its loss is announced.
+
+        For tests: it is what a pause of this process beyond the ttl would do.
+
+        Returns:
+            The lease; None if none is under watch.
+        """
+        self._start_anew_after_fork()
+        for watch in list(self._watched.values()):
+            if watch.lease.key == key:
+                watch.lease.until = self._clock.monotonic()
+                self._mailbox.put(watch)
+                return watch.lease
+        return None
 
     def look_after_debts(self) -> None:
         """See to it, in the background, that absent nodes are told what they must."""
@@ -266,14 +290,18 @@ class Watchdog:
                 self._conclude(watch, extension)
 
     def _conclude(self, watch: Watch, extension: Extension) -> None:
-        lease, planned_at = watch.lease, watch.renew_at
+        lease = watch.lease
         watch.renewing = False
+        if extension.cancelled_by and not lease.cancelled_by:
+            lease.cancelled_by = extension.cancelled_by
+            tell(watch.on_cancelled, lease)
         if extension.result:
-            watch.renew_at = extension.started_at + lease.ttl * RENEW_AT
+            in_time = watch.renewed_at + lease.ttl * RENEW_AT
+            watch.renewed_at = extension.started_at
+            watch.renew_at = watch.renewed_at + watch.renew_every
             self._agenda.plan(watch)
-            if watch.on_renewed:
-                lateness = max(0.0, extension.started_at - planned_at)
-                _tell(watch.on_renewed, lease, lateness)
+            lateness = max(0.0, extension.started_at - in_time)
+            tell(watch.on_renewed, lease, lateness)
         else:
             self._renew_later(watch)
             log.warning(
@@ -283,6 +311,7 @@ class Watchdog:
                 lease.fence,
                 extension.question.ballot.reasons() or "a majority does not hold it",
                 lease.remaining(),
+                extra=about("renewal-failed", key=lease.key, fence=lease.fence),
             )
 
     def _renew_later(self, watch: Watch) -> None:
@@ -295,14 +324,6 @@ class Watchdog:
         if self._watched.pop(lease.token, None) is None:
             return
         lease.state = LeaseState.LOST
-        log.error("%s", lease.lost_error())
-        if watch.on_lost:
-            _tell(watch.on_lost, lease)
-
-
-def _tell(callback: Callable[..., None], *facts: object) -> None:
-    """Call back; an error in there is its author's and ends nothing here."""
-    try:
-        callback(*facts)
-    except Exception:
-        log.exception("The callback %r raised an error.", callback)
+        fields = about("lock-lost", key=lease.key, fence=lease.fence)
+        log.error("%s", lease.lost_error(), extra=fields)
+        tell(watch.on_lost, lease)

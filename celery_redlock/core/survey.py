@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +30,23 @@ if TYPE_CHECKING:
     from celery_redlock.core.address import NodeAddress
     from celery_redlock.core.probe import Probe
 
-__all__ = ["STEP", "SeenLock", "Survey", "eternal_keys", "survey", "walk"]
+__all__ = [
+    "STEP",
+    "SeenLock",
+    "Survey",
+    "escaped",
+    "eternal_keys",
+    "survey",
+    "walk",
+]
 
 STEP = 250  # keys for a node to look at in one go
 _PAUSE = 0.001  # seconds after each step: where nodes share cores, others get in
 _MS = 1000
 _NO_TTL, _GONE = -1, -2  # as PTTL says it
 
-_Sightings = dict[str, tuple[bytes, int]]  # node -> value, ms left
+# Value -> ms left, on each node. Of a hundred thousand keys each container counts.
+_Sightings = dict[bytes, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +120,24 @@ def survey(
     """
     head = f"{prefix}:lock:"
     sightings: defaultdict[bytes, _Sightings] = defaultdict(dict)
+    counts = dict.fromkeys((address.name for address in addresses), 0)
     texts: dict[bytes, bytes] = {}  # as a rule all nodes have the same: keep it once
     turn = threading.Lock()
 
     def look(probe: Probe) -> None:
-        for keys, replies in walk(probe, _escaped(head) + pattern, "GET", "PTTL"):
+        known: set[bytes] = set()  # a walk may come to a key twice
+        for keys, replies in walk(probe, escaped(head) + pattern, "GET", "PTTL"):
             with turn:
                 for key, value, left in zip(
                     keys, replies[::2], replies[1::2], strict=True
                 ):
-                    if value is not None and left != _GONE:
+                    if value is not None and left != _GONE and key not in known:
+                        known.add(key)
                         # An error is no text: it is a hash or a list of somebody's.
                         text = value if isinstance(value, bytes) else b""
                         text = texts.setdefault(text, text)
-                        sightings[key][probe.label] = text, left
+                        sightings[key].setdefault(text, []).append(left)
+                        counts[probe.label] += 1
 
     unseen = _unseen(addresses, each_node(addresses, look, timeout=timeout))
     labels = tuple(address.name for address in addresses)
@@ -134,8 +147,7 @@ def survey(
         for key, seen in sorted(sightings.items())
         for lock in _locks_of(_text(key[skip:]), seen, quorum)
     ]
-    counts = Counter(label for seen in sightings.values() for label in seen)
-    return Survey(labels, unseen, locks, {label: counts[label] for label in labels})
+    return Survey(labels, unseen, locks, counts)
 
 
 def eternal_keys(
@@ -151,7 +163,7 @@ def eternal_keys(
 
     def look(probe: Probe) -> list[str]:
         found = set()
-        for keys, replies in walk(probe, _escaped(f"{prefix}:") + "*", "PTTL"):
+        for keys, replies in walk(probe, escaped(f"{prefix}:") + "*", "PTTL"):
             for key, left in zip(keys, replies, strict=True):
                 if left == _NO_TTL and key not in lasting:
                     found.add(_text(key))
@@ -179,6 +191,9 @@ def walk(
     Raises:
         NodeSilent: It stopped answering, or may not be walked by us.
     """
+    # Many thousands of commands are packed by hand, but for the key.
+    heads = [b"*2\r\n$%d\r\n%b\r\n" % (len(v), v.encode()) for v in verbs]
+    heads = [head + b"$%d\r\n%b\r\n" for head in heads]
     cursor = b"0"
     while True:
         (said,) = probe.ask(("SCAN", cursor, "MATCH", match, "COUNT", STEP))
@@ -186,13 +201,17 @@ def walk(
             raise NodeSilent(f"does not list its keys: {said}")
         cursor, keys = said
         if keys:
-            yield keys, probe.ask(*((verb, key) for key in keys for verb in verbs))
+            packed = b"".join(
+                [head % (len(key), key) for key in keys for head in heads]
+            )
+            yield keys, probe.converse(packed, len(keys) * len(verbs))
         if cursor == b"0":
             return
         SYSTEM_CLOCK.sleep(_PAUSE)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a pattern that means this very text."""
     return re.sub(r"([\\*?\[\]^-])", r"\\\1", text)
 
 
@@ -209,16 +228,16 @@ def _unseen(addresses: Sequence[NodeAddress], seen: Sequence[Any]) -> dict[str, 
 
 
 def _locks_of(key: str, seen: _Sightings, quorum: int) -> Iterator[SeenLock]:
-    by_value: defaultdict[bytes, list[float]] = defaultdict(list)
-    for value, ms in seen.values():
-        by_value[value].append(math.inf if ms < 0 else float(ms))
     # Values of one holder differ in the fence alone, if they do.
     by_token: dict[str, tuple[Holder, list[float]]] = {}
-    for value, lefts in by_value.items():
+    for value, milliseconds in seen.items():
         holder = Holder.parse(_text(value))
-        known, others = by_token.get(holder.token, (holder, []))
-        greater = max(known, holder, key=lambda each: each.fence)
-        by_token[holder.token] = greater, others + lefts
+        lefts = [math.inf if ms < 0 else float(ms) for ms in milliseconds]
+        if holder.token in by_token:
+            known, others = by_token[holder.token]
+            holder = max(known, holder, key=lambda each: each.fence)
+            lefts += others
+        by_token[holder.token] = holder, lefts
     for holder, lefts in by_token.values():
         lefts.sort()
         end = lefts[len(lefts) - quorum] if len(lefts) >= quorum else lefts[-1]

@@ -29,6 +29,7 @@ from celery_redlock.core.examination import examine
 from celery_redlock.diagnostics import deployment, nodes, servers, tasks
 from celery_redlock.diagnostics.case import Case
 from celery_redlock.diagnostics.finding import Finding, Severity, worst_of
+from celery_redlock.logs import about
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -125,8 +126,8 @@ def log_findings(findings: Iterable[Finding], *, besides: Collection[str] = ()) 
     """
     for finding in findings:
         if finding.code not in besides:
-            extra = {"redlock_code": finding.code, "redlock_about": finding.about}
-            log.log(_LEVELS[finding.severity], "%s", finding, extra=extra)
+            fields = about("finding", code=finding.code, about=finding.about)
+            log.log(_LEVELS[finding.severity], "%s", finding, extra=fields)
 
 
 def log_diagnosis(

@@ -39,14 +39,18 @@ class WrongType(Exception):  # noqa: N818  (Redis calls it WRONGTYPE)
         )
 
 
+class _SortedSet(dict[bytes, float]):
+    """Members and their scores."""
+
+
 @dataclass(slots=True)
 class _Entry:
-    value: bytes | dict[bytes, bytes]
+    value: bytes | dict[bytes, bytes] | _SortedSet
     expires_at_ms: int | None = None
 
 
 class Keyspace:
-    """Keys that hold strings or hashes, with ttls in milliseconds.
+    """Keys that hold strings, hashes or sorted sets, with ttls in milliseconds.
 
     Attributes:
         now_ms: The instant that commands see, until ``look_at_clock``.
@@ -74,7 +78,7 @@ class Keyspace:
         entry = self._find(name)
         if entry is None:
             return None
-        if isinstance(entry.value, dict):
+        if not isinstance(entry.value, bytes):
             raise WrongType
         return entry.value
 
@@ -118,14 +122,14 @@ class Keyspace:
         entry = self._find(name)
         if entry is None:
             return {}
-        if not isinstance(entry.value, dict):
+        if isinstance(entry.value, (bytes, _SortedSet)):
             raise WrongType
         return entry.value
 
     def hset(self, name: bytes, fields: Mapping[bytes, bytes]) -> None:
         """Set fields of a hash (HSET)."""
         entry = self._find(name) or self._entries.setdefault(name, _Entry({}))
-        if not isinstance(entry.value, dict):
+        if isinstance(entry.value, (bytes, _SortedSet)):
             raise WrongType
         entry.value.update(fields)
 
@@ -135,6 +139,29 @@ class Keyspace:
             fields: Any = self._entries[name].value
             fields.pop(field, None)
             if not fields:
+                self.delete(name)
+
+    def zset(self, name: bytes) -> Mapping[bytes, float]:
+        """Return a sorted set, least score first (ZRANGE WITHSCORES)."""
+        entry = self._find(name)
+        if entry is None:
+            return {}
+        if not isinstance(entry.value, _SortedSet):
+            raise WrongType
+        return dict(sorted(entry.value.items(), key=lambda item: item[::-1]))
+
+    def zadd(self, name: bytes, member: bytes, score: float) -> None:
+        """Give a member of a sorted set this score (ZADD)."""
+        self.zset(name)
+        members: Any = self._entries.setdefault(name, _Entry(_SortedSet())).value
+        members[member] = score
+
+    def zrem(self, name: bytes, member: bytes) -> None:
+        """Forget one member of a sorted set, and the set with the last (ZREM)."""
+        if self.zset(name):
+            members: Any = self._entries[name].value
+            members.pop(member, None)
+            if not members:
                 self.delete(name)
 
     def _find(self, name: bytes) -> _Entry | None:

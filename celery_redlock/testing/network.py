@@ -71,7 +71,7 @@ class FakeNodes:
         node_timeout: float = 0.05,
     ) -> None:
         self.clock: Clock = FakeClock() if clock is None else clock
-        self._fresh = isinstance(nodes, int)
+        self._fresh = {"fresh"} if isinstance(nodes, int) else set()
         if isinstance(nodes, int):
             names = [f"node-{number}:6379/0" for number in range(1, nodes + 1)]
             nodes = [FakeNode(name, self.clock) for name in names]
@@ -97,16 +97,17 @@ class FakeNodes:
         """
         options = {"node_timeout": self._node_timeout, "clock": self.clock, **options}
         redlock = Redlock(self.urls, transport=self, **options)
-        if self._fresh and redlock.guard.enabled:
+        fresh = bool(self._fresh)
+        self._fresh.clear()  # for all clients
+        if fresh and redlock.guard.enabled:
             redlock.guard.initialize()
             self.asked.clear()
-        self._fresh = False
         return redlock
 
     def another_client(self) -> FakeNodes:
         """Return the same nodes as another process sees them."""
         other = FakeNodes(self.nodes, clock=self.clock, node_timeout=self._node_timeout)
-        other._turn = self._turn
+        other._turn, other._fresh = self._turn, self._fresh
         return other
 
     def freeze(self, *indexes: int) -> None:

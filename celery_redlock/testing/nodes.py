@@ -24,7 +24,10 @@ from celery_redlock.core.scripts import (
     UNSYNCED,
 )
 from celery_redlock.core.wire import ErrorReply
+from celery_redlock.testing.claims import ClaimScripts
 from celery_redlock.testing.keyspace import Keyspace, WrongType
+from celery_redlock.testing.line import LineScripts
+from celery_redlock.testing.next import NextScripts, cancelled_by
 from celery_redlock.testing.slots import SlotScripts
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ class MemoryNode:
     """One master, as far as the scripts can tell. Not thread-safe.
 
     There is a method for each script, of the same name, with its KEYS and ARGV;
-    those about slots are in ``testing.slots``.
+    those about slots and claims are in ``testing.slots`` and ``testing.claims``.
 
     Args:
         clock: Its ``monotonic`` counts ttls, its ``wall_us`` is the node's TIME.
@@ -90,6 +93,7 @@ class MemoryNode:
         self._new_run_id = new_run_id
         self.run_id = new_run_id()
         self.redis = Keyspace(clock)
+        self._line = LineScripts(self.redis)
         self._methods: dict[str, Callable[[list[bytes], list[bytes]], Any]] = {
             scripts.ACQUIRE.name: self.acquire,
             scripts.EXTEND.name: self.extend,
@@ -102,6 +106,9 @@ class MemoryNode:
             scripts.INITIALIZE.name: self.initialize,
             scripts.CLOSE.name: self.close,
             scripts.OPEN.name: self.open,
+            **self._line.methods,
+            **ClaimScripts(self.redis).methods,
+            **NextScripts(self.redis).methods,
             **SlotScripts(self.redis, clock, lambda: self.run_id).methods,
         }
 
@@ -179,7 +186,7 @@ class MemoryNode:
         value = self.redis.get(lock)
         if _owned(value, token):
             self.redis.pexpire(lock, int(ttl_ms))
-            return [GRANTED, 0]
+            return [GRANTED, 0, *cancelled_by(value or b"")]
         return self._taken_or_free(lock)
 
     def restore(self, keys: list[bytes], args: list[bytes]) -> Any:
@@ -210,14 +217,11 @@ class MemoryNode:
 
     def release(self, keys: list[bytes], args: list[bytes]) -> Any:
         """Let go of the lock, if it is ours."""
-        (lock,) = keys
-        token, keep_ms = args
+        (lock, line), (token, keep_ms) = keys, args
         if not _owned(self.redis.get(lock), token):
             return 0
-        if keep_ms == b"0":
-            self.redis.delete(lock)
-        else:
-            self.redis.pexpire(lock, int(keep_ms))
+        self.redis.pexpire(lock, int(keep_ms))  # 0 is now
+        self._line.wake_first(line)
         return 1
 
     def inspect(self, keys: list[bytes], args: list[bytes]) -> Any:  # noqa: ARG002

@@ -99,7 +99,7 @@ def test_standby_goes_on_where_the_leader_was_killed(
     beats.until_sent(2, by=first)
     assert beats.sent_by(second) == []
 
-    first.kill("SIGKILL")
+    beats.kill_between_slots(first)
     beats.until_sent(4, by=second)
     second.kill("SIGTERM")
     third = start()
@@ -120,7 +120,7 @@ def test_frozen_leader_with_shared_storage_stands_by(
     beats, start = inner
     first, second = start(), start()
     beats.until_sent(2, by=first)
-    first.pause()
+    beats.freeze_between_slots(first)
     beats.until_sent(2, by=second)
     before = beats.sent_by(first)
 

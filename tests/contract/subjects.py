@@ -43,6 +43,11 @@ class Subject(ABC):
         return f"{self.prefix}:lock:a"
 
     @property
+    def line(self) -> str:
+        """The name of the key with those who wait for the lock."""
+        return f"{self.prefix}:line:a"
+
+    @property
     def fence(self) -> str:
         """The name of the key with the counters."""
         return f"{self.prefix}:fence"
@@ -94,6 +99,10 @@ class Subject(ABC):
     @abstractmethod
     def pttl(self, key: str) -> int:
         """Read a ttl: -1 for ever, -2 for no key."""
+
+    @abstractmethod
+    def in_line(self) -> list[bytes]:
+        """Read who waits, in their order."""
 
     @abstractmethod
     def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
@@ -192,7 +201,15 @@ class Subject(ABC):
 
     def release(self, token: str = TOKEN, *, keep_ms: int = 0) -> Any:
         """Run RELEASE."""
-        return self.run(scripts.RELEASE, [self.lock], [token, keep_ms])
+        return self.run(scripts.RELEASE, [self.lock, self.line], [token, keep_ms])
+
+    def line_up(self, waiter: str = "w/1", rank: int = 1, ttl_ms: int = TTL) -> Any:
+        """Run LINE_UP."""
+        return self.run(scripts.LINE_UP, [self.lock, self.line], [waiter, rank, ttl_ms])
+
+    def step_out(self, waiter: str = "w/1", after: str = "0") -> Any:
+        """Run STEP_OUT."""
+        return self.run(scripts.STEP_OUT, [self.lock, self.line], [waiter, after])
 
     def inspect(self) -> Any:
         """Run INSPECT."""
@@ -282,6 +299,11 @@ class MemorySubject(Subject):
             return self.get(key)
         except WrongType:
             return self.hgetall(key)
+
+    def in_line(self) -> list[bytes]:
+        """Read who waits, in their order."""
+        self.node.redis.look_at_clock()
+        return list(self.node.redis.zset(self.line.encode()))
 
     def pttl(self, key: str) -> int:
         """Read a ttl: -1 for ever, -2 for no key."""
@@ -386,6 +408,11 @@ class ServerSubject(Subject):
         """Read a key of any type."""
         is_hash = self.command("TYPE", key) == b"hash"
         return self.hgetall(key) if is_hash else self.get(key)
+
+    def in_line(self) -> list[bytes]:
+        """Read who waits, in their order."""
+        waiters: list[bytes] = self.command("ZRANGE", self.line, 0, -1)
+        return waiters
 
     def pttl(self, key: str) -> int:
         """Read a ttl: -1 for ever, -2 for no key."""

@@ -21,6 +21,7 @@ APART = 5000  # ms by which two ttls may differ that were set one after the othe
 HOUR = 3_600_000_000  # µs
 FLOOR = 1000  # what is written over a floor that came from a clock
 WHOLE = 2**53
+TTL_OF_LINE = 25_000  # ms
 
 tokens = st.sampled_from(["a.1", "a.2", "b.1"])
 configs = st.sampled_from(["", CONFIG, CLOSED, NEW])
@@ -28,6 +29,7 @@ stripes = st.sampled_from(["7", "8"])
 counters = st.integers(1, 20) | st.sampled_from([WHOLE - 1, WHOLE, WHOLE + 2])
 ttls = st.sampled_from([20_000, 30_000])
 names = st.sampled_from(["lock", "fence", "meta", "quarantine"])
+waiters = st.sampled_from(["w/1", "w/2", "x/1"])
 pairs = st.lists(st.tuples(st.sampled_from(["7", "8", "floor"]), counters), max_size=3)
 
 
@@ -56,6 +58,10 @@ scripts = [
         keep_ms=st.sampled_from([0, 9000]),
     ),
     call("inspect"),
+    call(
+        "line_up", waiter=waiters, rank=st.integers(1, 3), ttl_ms=st.just(TTL_OF_LINE)
+    ),
+    call("step_out", waiter=waiters, after=st.sampled_from(["", "0"])),
     call("counters", config=st.sampled_from([CONFIG, NEW])),
     call("sync", run_id=st.booleans(), pairs=pairs, floor=st.sampled_from([0, 1])),
     call("initialize", config=st.sampled_from([CONFIG, NEW])),
@@ -157,6 +163,7 @@ def test_memory_answers_as_a_server_does(
 
     fake_keys, real_keys = (keys_of(subject) for subject in both)
     assert fake_keys == real_keys
-    for key in ("lock", "fence", "meta", "quarantine"):
+    assert both[0].in_line() == both[1].in_line()
+    for key in ("lock", "line", "fence", "meta", "quarantine"):
         left = [subject.pttl(getattr(subject, key)) for subject in both]
         assert about(*left), key

@@ -14,7 +14,7 @@ from sqlalchemy import NullPool, create_engine, delete, make_url, update
 from sqlalchemy.orm import Session
 
 from celery_redlock.contrib.sqlalchemy import fenced, update_fenced
-from tests.contrib import declared
+from tests.contrib import declared, office
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,12 +82,7 @@ def use_django(url: str) -> str:
         "PORT": str(parts.port or ""),
     }
     if not settings.configured:
-        settings.configure(
-            INSTALLED_APPS=["tests.contrib.shop"],
-            DATABASES={},
-            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-            USE_TZ=True,
-        )
+        settings.configure(DATABASES={}, **office.SETTINGS)
         django.setup()
     known = {"default": {}, alias: database}
     connections.settings[alias] = connections.configure_settings(known)[alias]

@@ -81,6 +81,7 @@ def test_extras_are_optional(name: str) -> None:
     assert vars(error).keys() <= {"key", "ballot", "holder", "retry_after"} | {
         "fence",
         "latest",
+        "by",
     }
     assert set(vars(error).values()) <= {None}
 

@@ -16,7 +16,10 @@ from celery_redlock.policies import (
     ON_BACKEND_ERROR,
     ON_CONFLICT,
     ON_LOCK_LOST,
+    ON_PUBLISH,
     Abort,
+    BufferOne,
+    CancelRunning,
     Conflict,
     Loss,
     Outage,
@@ -28,6 +31,7 @@ from celery_redlock.policies import (
     Wait,
     Warn,
     policy_from,
+    publish_policy,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +67,8 @@ def delay(decision: object) -> float:
         ("retry", Retry()),
         ("wait", Wait()),
         ("allow", Run()),
+        ("buffer_one", BufferOne()),
+        ("cancel_running", CancelRunning()),
     ],
 )
 def test_conflict_is_answered_by_a_word(word: str, decision: object) -> None:
@@ -221,7 +227,7 @@ def test_callable_is_a_policy_for_every_option() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, "", "skp", "buffer_one", True, 5, Skip, Abort(), ["skip"]]
+    "answer", [None, "", "skp", "buffer_all", True, 5, Skip, Abort(), ["skip"]]
 )
 def test_callable_that_answers_nonsense(answer: Any) -> None:
     """What is no answer to a conflict is refused, with all that is one."""
@@ -282,10 +288,10 @@ def test_unknown_word_gets_the_nearest(
         option.policy(word)
 
 
-@pytest.mark.parametrize("word", ["buffer_one", "cancel_running", ""])
+@pytest.mark.parametrize("word", ["return_existing", "terminate", ""])
 def test_word_that_does_not_exist_is_refused(word: str) -> None:
     """Where nothing is near, all words are named."""
-    with pytest.raises(ConfigurationError, match="There is 'allow', 'raise', 'retry'"):
+    with pytest.raises(ConfigurationError, match="There is 'allow', 'buffer_one'"):
         policy_from(word)
 
 
@@ -301,13 +307,54 @@ def test_word_of_another_option_is_refused(option: PolicyOption[Any, Any]) -> No
             option.policy(word)
 
 
-def test_policy_can_be_given_for_the_execution() -> None:
-    """``{"execute": ...}`` says when the policy is asked; what is not there is not."""
+def test_policy_can_be_given_for_each_stage() -> None:
+    """``{"publish": ..., "execute": ...}`` says when it is asked; else it is "skip"."""
     assert policy_from({"execute": "raise"})(CONFLICT) == Raise()
     assert policy_from({"execute": lambda _: "wait"})(CONFLICT) == Wait()
-    for value in ({"publish": "skip"}, {"execute": "skip", "publish": "skip"}):
+    assert policy_from({"publish": "raise"})(CONFLICT) == Skip()
+    assert publish_policy({"publish": "raise", "execute": "wait"})(CONFLICT) == Raise()
+    assert publish_policy({"execute": "raise"})(CONFLICT) == Skip()
+    for value in ({}, {"publsh": "skip"}, {"execute": "skip", "before": "skip"}):
         with pytest.raises(ConfigurationError, match="is no policy"):
             policy_from(value)
+
+
+@pytest.mark.parametrize("word", sorted(ON_CONFLICT.words))
+def test_word_for_both_stages_is_carried_out_where_it_can_be(word: str) -> None:
+    """What only a worker can do means at publish: it is not published."""
+    here = {"skip": Skip(), "raise": Raise(), "allow": Run()}.get(word, Skip())
+
+    assert publish_policy(word)(CONFLICT) == here
+    if word not in ON_PUBLISH.words:
+        with pytest.raises(ConfigurationError, match=r"on_conflict\['publish'\]="):
+            publish_policy({"publish": word})
+
+
+def test_decision_for_both_stages_is_carried_out_where_it_can_be() -> None:
+    """The same as with words."""
+    assert publish_policy(Raise())(CONFLICT) == Raise()
+    assert publish_policy(Run())(CONFLICT) == Run()
+    assert publish_policy(Retry(5))(CONFLICT) == Skip()
+
+
+@pytest.mark.parametrize(
+    ("answer", "decision"),
+    [("skip", Skip()), (Raise(), Raise()), ("allow", Run()), ("wait", Run())],
+)
+def test_callable_for_both_stages_can_let_a_call_be_queued(
+    answer: Any, decision: Any
+) -> None:
+    """To answer what only a worker can do is to let it come to a worker."""
+    assert publish_policy(lambda _: answer)(CONFLICT) == decision
+
+
+def test_callable_for_publish_answers_for_publish() -> None:
+    """There it must not answer what only a worker can do."""
+    assert publish_policy({"publish": lambda _: "raise"})(CONFLICT) == Raise()
+    with pytest.raises(ConfigurationError, match="'wait'"):
+        publish_policy({"publish": lambda _: "wait"})(CONFLICT)
+    with pytest.raises(ConfigurationError, match="is no policy"):
+        publish_policy(17)
 
 
 def test_situation_hides_the_arguments() -> None:

@@ -371,14 +371,6 @@ def test_unknown_option_is_refused(wrong: str) -> None:
     assert said.startswith(f"There is no lock option '{wrong}'. Did you mean '")
 
 
-@pytest.mark.parametrize(
-    "name", ["unique_while", "unique_for", "claim_ttl", "buffer_keep", "cancel_grace"]
-)
-def test_option_that_does_not_exist_is_refused(name: str) -> None:
-    """No option is taken and then ignored."""
-    assert f"There is no lock option '{name}'" in option_refusal(**{name: 1})
-
-
 @pytest.mark.parametrize("name", ["ttl", "wait_timeout", "retry_countdown"])
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "30"])
 def test_duration_option_that_is_none(name: str, value: Any) -> None:

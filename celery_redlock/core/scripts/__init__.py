@@ -7,6 +7,10 @@ a client's knowledge is old by the time it arrives.
 Keys on a node, under the prefix (default ``redlock``)::
 
     redlock:lock:{key}     the lock: its value tells the holder (core.lease)
+    redlock:line:{key}     sorted set: who waits for the lock -> since when
+    redlock:next:{key}     which of those who wait in their queue runs next
+    redlock:claim:{key}    the job that waits in the queue
+    redlock:cooldown:{key} the job that has succeeded a while ago
     redlock:fence          hash: stripe -> counter, "floor" -> least counter
     redlock:meta           hash: config, run_id, life, synced (core.guard)
     redlock:quarantine     exists while the node must not vote
@@ -14,9 +18,10 @@ Keys on a node, under the prefix (default ``redlock``)::
     redlock:ran:{slot}     the id of the task that stands for this slot
     redlock:standby:{key}  hash: who stands by in this election -> until when
 
-``locks`` has what votes, ``guard`` what admits to the vote, ``slots`` what
-schedulers tell each other. Every script but ``RELEASE`` answers with a list that
-begins with a status:
+``locks`` has what votes, ``line`` what wakes those who wait, ``next`` what newcomers
+tell each other and the holder, ``guard`` what admits
+to the vote, ``slots`` what schedulers tell each other, ``claims`` what publishers do.
+Every script but ``RELEASE`` answers with a list that begins with a status:
 
 ===  ============  =======================================================
  1   GRANTED       {1, number}: done; the number is the fence counter
@@ -32,7 +37,14 @@ Numbers are formatted with ``%.0f``: Lua would write 1.79e+15 otherwise.
 
 from __future__ import annotations
 
+from celery_redlock.core.scripts.claims import (
+    CLAIM,
+    COOL_DOWN,
+    FREE_CLAIM,
+    KEEP_CLAIM,
+)
 from celery_redlock.core.scripts.guard import CLOSE, COUNTERS, INITIALIZE, OPEN, SYNC
+from celery_redlock.core.scripts.line import LINE_UP, STEP_OUT
 from celery_redlock.core.scripts.locks import (
     ACQUIRE,
     EXTEND,
@@ -40,6 +52,12 @@ from celery_redlock.core.scripts.locks import (
     RAISE_FENCE,
     RELEASE,
     RESTORE,
+)
+from celery_redlock.core.scripts.next import (
+    CANCEL,
+    LEAVE_NEXT,
+    OFFER_NEXT,
+    TAKE_NEXT,
 )
 from celery_redlock.core.scripts.script import (
     FREE,
@@ -61,15 +79,23 @@ from celery_redlock.core.scripts.slots import (
 __all__ = [
     "ACQUIRE",
     "ALL_SCRIPTS",
+    "CANCEL",
+    "CLAIM",
     "CLOSE",
+    "COOL_DOWN",
     "COUNTERS",
     "EXTEND",
     "FREE",
+    "FREE_CLAIM",
     "GRANTED",
     "INITIALIZE",
     "INSPECT",
+    "KEEP_CLAIM",
+    "LEAVE_NEXT",
+    "LINE_UP",
     "MARK_SLOT",
     "MISCONFIGURED",
+    "OFFER_NEXT",
     "OPEN",
     "QUARANTINED",
     "RAISE_FENCE",
@@ -79,8 +105,10 @@ __all__ = [
     "RESTORE",
     "STANDBYS",
     "STAND_BY",
+    "STEP_OUT",
     "SYNC",
     "TAKEN",
+    "TAKE_NEXT",
     "UNSYNCED",
     "Script",
 ]

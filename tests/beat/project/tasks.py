@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from celery_redlock import singleton_task
+from celery_redlock import current_lease, singleton_task
 from tests.beat.project import HELD, LONG
-from tests.worker.project.body import recorded
+from tests.worker.harness.stage import Stage
+from tests.worker.project.body import hold, recorded, stage
 
 
 def work(seconds: float) -> None:
@@ -28,6 +29,13 @@ def long_wait(key: str) -> None:
         work(LONG)
 
 
+@singleton_task(name="beat-buffer", key="{key}", on_conflict="buffer_one")
+def long_buffer(key: str) -> None:
+    """Run longer than the schedule's interval."""
+    with recorded(key):
+        work(LONG)
+
+
 @singleton_task(name="beat-quick", key="{key}")
 def quick(key: str) -> None:
     """Run and end."""
@@ -35,8 +43,15 @@ def quick(key: str) -> None:
         pass
 
 
+@singleton_task(name="beat-gated", key="{key}")
+def gated(key: str) -> None:
+    """Run until the test lets it end."""
+    hold(key)
+
+
 @singleton_task(name="beat-held", key="{key}", hold_at_least=HELD)
 def quick_held(key: str) -> None:
     """Run and end, and keep the lock for longer than clocks may differ."""
+    lease = current_lease()
     with recorded(key):
-        pass
+        stage().note(key, "granted", since=Stage.now() - (lease.age() if lease else 0))

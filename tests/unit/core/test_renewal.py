@@ -108,6 +108,22 @@ def test_renewal_tells_how_late_it_was(
     assert latenesses == pytest.approx([2.0, 0.0], abs=0.001)
 
 
+def test_renewal_that_failed_before_is_late(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, told: Told, clock: FakeClock
+) -> None:
+    """It counts from when it should have been renewed, and not from the last try."""
+    lease = redlock.acquire("k")
+    watchdog.watch(lease, on_renewed=told.on_renewed)
+    nodes.partition(0, 1, 2)
+    watchdog.run_for(clock, 6.0)
+    nodes.heal()
+    watchdog.run_for(clock, 2.0)
+
+    ((_, lateness, instant), *_) = told.renewed
+    assert lateness == pytest.approx(instant - 1000.0 - TTL / 3, abs=0.01)
+    assert lateness > 2.0
+
+
 def test_renewal_is_one_exchange_for_all_leases(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, told: Told, clock: FakeClock
 ) -> None:

@@ -74,6 +74,36 @@ def test_strike_that_comes_with_the_end_is_taken_back() -> None:
     assert sum(range(1000)) == 499500
 
 
+@pytest.mark.parametrize(
+    "body", ["guard.strike(LOST)", "guard.strike(LOST); [None for _ in range(9)]"]
+)
+def test_strike_leaves_nothing_behind_in_the_interpreter(body: str) -> None:
+    """Functions can be traced afterwards, as by a debugger: CPython 3.11 hung."""
+    program = f"""
+        import contextlib, sys
+        from celery_redlock import LockLost
+        from celery_redlock.interrupt import interrupter
+        LOST, guard = LockLost("lost", key="k"), interrupter()
+        def body():
+            {body}
+        with contextlib.suppress(LockLost), guard:
+            guard.expose(body)
+        def traced():
+            return "went on"
+        sys.settrace(lambda *_: None)
+        print(traced())
+    """
+    ended = subprocess.run(  # noqa: S603  (our own)
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+    assert ended.stdout == "went on\n"
+
+
 def test_body_that_swallows_can_be_struck_again() -> None:
     """One strike may be caught; the next one comes all the same."""
     guard = interrupter()

@@ -108,7 +108,8 @@ class Deployment(CeleryTestSetup):
         """Return the number of the worker that runs this key."""
         (run,) = self.stage.running(key)
         for number, worker in enumerate(self.worker_cluster):
-            if run.pid in descendants(worker.container.pid):
+            pid = worker.container.pid
+            if run.pid in (pid, *descendants(pid)):
                 return number
         message = f"no worker of ours has the process {run.pid}"
         raise LookupError(message)

@@ -139,6 +139,12 @@ class LockNodes:
         for client in self._clients[:nodes]:
             client.delete(PREFIX + key)
 
+    def forget_next(self, key: str) -> None:
+        """Delete on all nodes who of those that wait for this lock is the next."""
+        for client in self._clients:
+            for name in client.scan_iter(f"redlock:next:{key}:*", count=1000):
+                client.delete(name)
+
     @contextmanager
     def majority_paused(self) -> Iterator[None]:
         """Stop so many nodes that the rest is no quorum, while the block runs."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Stage"]
 
 _runs = itertools.count()
+_HOST = socket.gethostname()  # pids repeat between containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Run:
         ended: When it ended; None while it runs, or if it was killed unseen.
         outcome: ``"done"``, the name of the exception that ended it, or
             ``"killed"``; None while it runs.
+        host: The machine or container that ran it.
     """
 
     task_id: str
@@ -46,6 +49,7 @@ class Run:
     began: float
     ended: float | None = None
     outcome: str | None = None
+    host: str = ""
 
     def overlaps(self, other: Run) -> bool:
         """Tell whether both bodies were running at one instant."""
@@ -65,7 +69,8 @@ class Stage:
 
     def note(self, key: str, event: str, **facts: Any) -> None:
         """Append one line to the record of this key."""
-        line = {"event": event, "at": time.monotonic(), "pid": os.getpid(), **facts}
+        here = {"pid": os.getpid(), "host": _HOST}
+        line = {"event": event, "at": time.monotonic(), **here, **facts}
         data = (json.dumps(line) + "\n").encode()
         handle = os.open(self._record(key), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -76,7 +81,7 @@ class Stage:
     @contextmanager
     def run(self, key: str, task_id: str) -> Iterator[None]:
         """Record that a body runs for as long as the block does."""
-        number = f"{os.getpid()}-{next(_runs)}"
+        number = f"{_HOST}-{os.getpid()}-{next(_runs)}"
         thread = threading.get_ident()
         self.note(key, "began", run=number, task_id=task_id, thread=thread)
         outcome = "done"
@@ -97,6 +102,15 @@ class Stage:
                 raise TimeoutError(message)
             time.sleep(0.01)
 
+    def is_open(self, gate: str) -> bool:
+        """Tell whether a body need not wait for this gate."""
+        return self._gate(gate).exists()
+
+    @staticmethod
+    def pause() -> None:
+        """Let others run; a moment for a body that asks again and again."""
+        time.sleep(0.01)
+
     @staticmethod
     def now() -> float:
         """Return the present on the clock of the records, in seconds."""
@@ -107,6 +121,10 @@ class Stage:
     def open(self, gate: str) -> None:
         """Let all bodies go on that wait for this gate, now and later."""
         self._gate(gate).touch()
+
+    def close(self, gate: str) -> None:
+        """Let all bodies wait again that come to this gate."""
+        self._gate(gate).unlink(missing_ok=True)
 
     def open_all(self, key: str) -> None:
         """Let all bodies go on whose key begins like this."""
@@ -129,7 +147,8 @@ class Stage:
                 killed[line["victim"]] = line
         runs = []
         for number, first in began.items():
-            last = ended.get(number) or killed.get(first["pid"]) or {}
+            last = ended.get(number) or killed.get(first["pid"])
+            last = last or killed.get(first["host"]) or {}
             runs.append(
                 Run(
                     first["task_id"],
@@ -138,6 +157,7 @@ class Stage:
                     first["at"],
                     last.get("at"),
                     last.get("outcome"),
+                    first["host"],
                 )
             )
         return runs
@@ -151,13 +171,15 @@ class Stage:
         pairs = itertools.combinations(self.runs(key), 2)
         return [(one, other) for one, other in pairs if one.overlaps(other)]
 
-    def killed(self, key: str, pid: int) -> None:
-        """Record that this process is killed now, so that its runs have an end.
+    def killed(self, key: str, victim: int | str) -> None:
+        """Record that a process (by pid) or all on a host are killed now.
+
+        So their runs have an end.
 
         Call it immediately before the kill: an end that is named too early by
         microseconds cannot blame an innocent successor.
         """
-        self.note(key, "killed", victim=pid, outcome="killed")
+        self.note(key, "killed", victim=victim, outcome="killed")
 
     # -- Files -------------------------------------------------------------
 

@@ -42,6 +42,13 @@ def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
     )
 
 
+def on_cancelled(lease: Lease, task_id: str, cancelled_by: str, **_: Any) -> None:
+    """Note that the holder was told to end."""
+    by = {"cancelled_by": cancelled_by}
+    stage().note(lease.key, "signal-cancelled", task_id=task_id, **by)
+
+
+signals.lock_cancelled.connect(on_cancelled)
 signals.lock_acquired.connect(on_acquired)
 signals.lock_renewed.connect(on_renewed)
 signals.lock_lost.connect(on_lost)

@@ -6,7 +6,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Celery
-from celery.beat import Scheduler
+from celery.beat import PersistentScheduler, Scheduler
+from celery.schedules import crontab
 from kombu.exceptions import OperationalError
 
 from celery_redlock.beat import RedlockScheduler
@@ -14,13 +15,30 @@ from celery_redlock.runtime import runtime_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from celery.beat import ScheduleEntry
 
     from celery_redlock.testing import FakeClock, FakeNodes
 
-__all__ = ["Beat", "Broker", "Project", "RecordingScheduler", "Sent", "at", "run"]
+    StartBeat = Callable[..., "Beat"]
 
+__all__ = [
+    "Beat",
+    "Broker",
+    "Project",
+    "RecordingScheduler",
+    "Sent",
+    "at",
+    "every",
+    "minutely",
+    "persistent",
+    "run",
+    "us",
+]
+
+NOON = "2026-11-21T12:00:00+00:00"
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 TTL = 15.0
 TICK = 0.001  # seconds that one takes: Celery's scheduler ticks on until it is time
 
@@ -28,6 +46,21 @@ TICK = 0.001  # seconds that one takes: Celery's scheduler ticks on until it is 
 def at(text: str) -> float:
     """Return an instant that is written in ISO 8601, in seconds since 1970."""
     return datetime.fromisoformat(text).timestamp()
+
+
+def us(text: str) -> int:
+    """Return an instant of that day in microseconds."""
+    return round(at(f"2026-11-21T{text}+00:00") * 1_000_000)
+
+
+def minutely() -> Mapping[str, Any]:
+    """Return a schedule with one entry, due at each full minute."""
+    return {"job": {"task": "proj.job", "schedule": crontab()}}
+
+
+def every(seconds: float) -> Callable[[], Mapping[str, Any]]:
+    """Return a schedule with one entry, due so long after its last run."""
+    return lambda: {"job": {"task": "proj.job", "schedule": seconds}}
 
 
 class Sent(NamedTuple):
@@ -84,18 +117,44 @@ class Project(Celery):
         return datetime.fromtimestamp(wall, tz=timezone.utc).astimezone(self.timezone)
 
 
-class RecordingScheduler(Scheduler):
-    """A project's scheduler that sends to the broker of the test."""
+class Producer:
+    """Publishes to the broker of the test.
 
-    def apply_async(self, entry: ScheduleEntry, *_: Any, **__: Any) -> None:
-        """Send it."""
-        broker = self.app.broker_of_test
+    Args:
+        app: Who publishes.
+    """
+
+    def __init__(self, app: Project) -> None:
+        self._app = app
+
+    def publish(self, entry: ScheduleEntry) -> None:
+        """Publish what an entry says."""
+        broker = self._app.broker_of_test
         if broker.is_down:
             raise OperationalError("the broker is down")
         slot = (entry.options.get("headers") or {}).get("redlock", {}).get("slot", "")
-        now = self.app.clock_of_test.wall_us() / 1e6
-        broker.sent.append(Sent(entry.name, slot, now, self.app.host))
+        now = self._app.clock_of_test.wall_us() / 1e6
+        broker.sent.append(Sent(entry.name, slot, now, self._app.host))
         broker.when_sent()
+
+
+class RecordingScheduler(Scheduler):
+    """A project's scheduler that sends to the broker of the test."""
+
+    @property
+    def producer(self) -> Producer:
+        """What it publishes by."""
+        return Producer(self.app)
+
+    def apply_async(
+        self, entry: ScheduleEntry, producer: Any = None, *_: Any, **__: Any
+    ) -> None:
+        """Send it."""
+        (producer or self.producer).publish(entry)
+
+
+class RecordingPersistentScheduler(RecordingScheduler, PersistentScheduler):
+    """Celery's default scheduler, sending to the broker of the test."""
 
 
 class Beat:
@@ -171,6 +230,28 @@ class Beat:
     def kill(self) -> None:
         """End the process (SIGKILL)."""
         self.due_at = float("inf")
+
+
+def persistent(
+    host: str, nodes: FakeNodes, broker: Broker, file: Path, **settings: Any
+) -> Beat:
+    """Return a beat with a schedule file."""
+    conf = {
+        "redlock_beat_scheduler": RecordingPersistentScheduler,
+        **{f"redlock_{name}": value for name, value in settings.items()},
+    }
+    return Beat(
+        host,
+        nodes.another_client(),
+        broker,
+        lambda: {
+            "minutely": {"task": "t", "schedule": crontab()},
+            "daily": {"task": "t", "schedule": crontab(hour=12, minute=1)},
+            "hourly": {"task": "t", "schedule": HOUR},
+        },
+        conf=conf,
+        schedule_filename=str(file),
+    )
 
 
 def run(clock: FakeClock, beats: Sequence[Beat], seconds: float) -> None:

@@ -1,0 +1,27 @@
+"""Which Celery app a Django project has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["celery_app"]
+
+
+def celery_app() -> Any:
+    """Return the project's Celery app.
+
+    It is the one that ``REDLOCK_CELERY_APP`` names in Django's settings
+    (``"proj.celery:app"``, or the app itself), and without that Celery's current app:
+    the one that ``proj/__init__.py`` imports, as Celery's guide for Django has it.
+
+    Raises:
+        ImportError, AttributeError: There is no app of that name.
+    """
+    from celery import current_app
+    from django.conf import settings
+    from kombu.utils.imports import symbol_by_name
+
+    named = getattr(settings, "REDLOCK_CELERY_APP", None)
+    if named:
+        return symbol_by_name(named)  # type: ignore[no-untyped-call]
+    return current_app._get_current_object()  # noqa: SLF001  (what the proxy stands for)

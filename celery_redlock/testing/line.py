@@ -1,0 +1,66 @@
+"""What a node in memory knows of those who wait for a lock.
+
+Nobody can subscribe to it: it takes all who wait for gone, as a server does whose
+waiters have lost their connections. They find out by looking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core import scripts
+from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
+from celery_redlock.testing.keyspace import WrongType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.testing.keyspace import Keyspace
+
+__all__ = ["LineScripts"]
+
+
+class LineScripts:
+    """The scripts of ``core.scripts.line``, restated in Python.
+
+    There is a method for each script, of the same name, with its KEYS and ARGV.
+
+    Args:
+        redis: The keys of the node.
+    """
+
+    def __init__(self, redis: Keyspace) -> None:
+        self._redis = redis
+
+    @property
+    def methods(self) -> dict[str, Callable[[list[bytes], list[bytes]], Any]]:
+        """The method for each script, by the script's name."""
+        return {
+            scripts.LINE_UP.name: self.line_up,
+            scripts.STEP_OUT.name: self.step_out,
+        }
+
+    def line_up(self, keys: list[bytes], args: list[bytes]) -> Any:
+        """Wait in line, or keep one's place there, and tell who holds the lock."""
+        lock, line = keys
+        waiter, rank, ttl_ms = args
+        self._redis.zadd(line, waiter, float(rank))
+        self._redis.pexpire(line, int(ttl_ms))
+        value = self._redis.get(lock)
+        return [FREE] if value is None else [TAKEN, value, self._redis.pttl(lock)]
+
+    def step_out(self, keys: list[bytes], args: list[bytes]) -> Any:
+        """Leave the line. Who goes without the lock passes on that it is free."""
+        lock, line = keys
+        waiter, after_ms = args
+        self._redis.zrem(line, waiter)
+        if after_ms and self._redis.get(lock) is None:
+            self.wake_first(line)
+        return [GRANTED, 0]
+
+    def wake_first(self, line: bytes) -> None:
+        """Wake the first who hears it: nobody does."""
+        with contextlib.suppress(WrongType):
+            for waiter in self._redis.zset(line):
+                self._redis.zrem(line, waiter)

@@ -1,0 +1,89 @@
+"""``redlock explain NAME``: what would happen to a call, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_redlock.devnodes import DevNodes
+    from tests.cli.project import Project
+
+Hold = Any
+
+
+def test_explain_of_a_free_call_exits_with_0(project: Project) -> None:
+    """It says the key, and that nothing is in the way."""
+    run = project.redlock("explain", "proj.send_invoice", "--args", "[42]")
+
+    assert run.code == 0, run.err
+    assert run.out.splitlines() == [
+        "key         invoice:42",
+        "published   it would be published.",
+        "executed    it would run.",
+    ]
+
+
+def test_explain_says_who_is_in_the_way(
+    project: Project, three_nodes: DevNodes, hold: Hold
+) -> None:
+    """And what the policy decides; it exits with 1."""
+    hold(three_nodes, "invoice:42")
+
+    run = project.redlock("explain", "proj.send_invoice", "--kwargs", '{"number": 42}')
+
+    assert run.code == 1
+    assert "executed    it would be skipped: proj.send_invoice[id-of-" in run.out
+    assert "worker-1 (pid 4711)" in run.out
+
+
+def test_explain_in_json_has_everything(
+    project: Project, three_nodes: DevNodes, hold: Hold
+) -> None:
+    """For programs: the decisions, and whom they are about."""
+    hold(three_nodes, "invoice:42")
+
+    run = project.redlock("explain", "proj.send_invoice", "--args", "[42]", "--json")
+
+    document = run.document
+    assert document["key"] == "invoice:42"
+    assert (document["would_run"], document["known"]) == (False, True)
+    assert document["publish"] == {
+        "decision": "publish",
+        "goes_on": True,
+        "reason": None,
+    }
+    assert document["execute"]["decision"] == "skip"
+    assert document["running"]["task_id"] == "id-of-invoice:42"
+    assert 0 < document["running"]["ttl_left"] <= 60
+    assert document["waiting"] is None
+
+
+def test_explain_with_too_few_nodes_exits_with_3(
+    project: Project, three_nodes: DevNodes
+) -> None:
+    """Nobody can tell; what ``on_backend_error`` decides is said."""
+    three_nodes.nodes[0].kill()
+    three_nodes.nodes[1].kill()
+
+    run = project.redlock("explain", "proj.send_invoice", "--args", "[42]")
+
+    assert run.code == 3
+    assert "it would be put back for " in run.out
+    assert "(need 2)" in run.out
+
+
+def test_explain_corrects_what_cannot_be_meant(project: Project) -> None:
+    """Names, JSON and arguments that do not fit: usage errors."""
+    wrong_name = project.redlock("explain", "proj.send_invoise")
+    no_lock = project.redlock("explain", "celery.chord")
+    no_json = project.redlock("explain", "proj.send_invoice", "--args", "42,")
+    no_list = project.redlock("explain", "proj.send_invoice", "--args", "42")
+    no_fit = project.redlock("explain", "proj.send_invoice", "--args", "[1, 2]")
+
+    assert [r.code for r in (wrong_name, no_lock, no_json, no_list)] == [2] * 4
+    assert "Did you mean 'proj.send_invoice'?" in wrong_name.err
+    assert "takes no lock" in no_lock.err
+    assert "--args is not JSON" in no_json.err
+    assert "write a JSON list" in no_list.err
+    assert no_fit.code == 1
+    assert "send_invoice" in no_fit.err

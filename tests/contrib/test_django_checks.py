@@ -1,0 +1,216 @@
+"""Django's system checks find what ``celery redlock doctor`` finds."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import singleton_task
+from celery_redlock.contrib.django.checks import TAG, check_nodes, check_project
+from tests.contrib.storages import use_django
+from tests.nodes.support import PATIENT, run_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.devnodes import DevNodes
+
+NOWHERE = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
+
+
+@pytest.fixture
+def project(sqlite: str) -> Iterator[Callable[..., Any]]:
+    """Give a function that makes the site's Celery app, with a task that locks."""
+    use_django(sqlite)
+    from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
+
+    with contextlib.ExitStack() as stack:
+
+        def make(options: dict[str, Any] | None = None, **settings: Any) -> Any:
+            app = Celery("office", set_as_current=False, broker="memory://")
+            app.conf.update({"result_backend": "cache+memory://", **settings})
+            stack.callback(app.close)
+            stack.enter_context(override_settings(REDLOCK_CELERY_APP=app))
+            if options is not None:
+
+                @singleton_task(app=app, name="office.work", shared=False, **options)
+                def work() -> None:
+                    """Do nothing."""
+
+            return app
+
+        yield make
+
+
+def by_id(messages: Any) -> dict[str, Any]:
+    """Return messages of checks by their ids, without the app's label."""
+    return {one.id.removeprefix(f"{TAG}."): one for one in messages}
+
+
+def run_checks(**options: Any) -> dict[str, Any]:
+    """Return what Django's own run of our checks says."""
+    from django.core.checks import run_checks as run  # noqa: PLC0415
+
+    return by_id(run(tags=[TAG], **options))
+
+
+def test_settings_that_work_give_no_message(project: Callable[..., Any]) -> None:
+    """Without `--deploy` no node is asked: they need not even exist."""
+    project({}, redlock_nodes=NOWHERE)
+
+    assert run_checks() == {}
+
+
+def test_wrong_setting_is_an_error_with_its_name(project: Callable[..., Any]) -> None:
+    """What would end a worker at its start is known before one is started."""
+    project({}, redlock_nodes=NOWHERE, redlock_tll=5)
+
+    found = run_checks()["settings"]
+
+    assert found.is_serious()
+    assert "There is no setting redlock_tll" in found.msg
+
+
+def test_task_that_locks_without_nodes_is_an_error(project: Callable[..., Any]) -> None:
+    """There is nothing that it could lock on."""
+    project({})
+
+    found = run_checks()["settings"]
+
+    assert found.is_serious()
+    assert "redlock_nodes is not set" in found.msg
+
+
+def test_site_without_locks_is_no_error(project: Callable[..., Any]) -> None:
+    """An app that is installed for later is a note."""
+    project()
+
+    assert not run_checks()["settings"].is_serious()
+
+
+def test_option_that_does_not_go_with_a_setting_is_an_error(
+    project: Callable[..., Any],
+) -> None:
+    """It names the task."""
+    project({"ttl": 90}, redlock_nodes=NOWHERE)
+
+    found = run_checks()["option"]
+
+    assert found.is_serious()
+    assert "office.work" in str(found)
+
+
+def test_findings_about_tasks_have_doctors_code_and_remedy(
+    project: Callable[..., Any],
+) -> None:
+    """The id is doctor's code, the hint its remedy, the object the task."""
+    project({"acks_late": True}, redlock_nodes=NOWHERE)
+
+    found = run_checks()["acks-late"]
+
+    assert "acks_late without reject_on_worker_lost" in found.msg
+    assert "reject_on_worker_lost=True" in found.hint
+    assert found.obj == "office.work"
+
+
+def test_tasks_that_cannot_be_imported_are_an_error(
+    project: Callable[..., Any],
+) -> None:
+    """The check says what was raised, and does not raise it."""
+    project({}, redlock_nodes=NOWHERE, imports=["no_such_module_of_tasks"])
+
+    found = run_checks()["tasks"]
+
+    assert found.is_serious()
+    assert "no_such_module_of_tasks" in found.msg
+
+
+def test_app_that_does_not_exist_is_an_error(project: Callable[..., Any]) -> None:
+    """A wrong REDLOCK_CELERY_APP is said, and the checks of nodes do not stumble."""
+    project()
+    from django.test import override_settings  # noqa: PLC0415
+
+    with override_settings(REDLOCK_CELERY_APP="no_such_project:app"):
+        found = by_id(check_project())
+        nodes = check_nodes()
+
+    assert "REDLOCK_CELERY_APP" in found["tasks"].hint
+    assert nodes == []
+
+
+def test_nodes_are_asked_by_deployment_checks_only(
+    project: Callable[..., Any], three_nodes: DevNodes
+) -> None:
+    """`check --deploy` says what doctor says of the nodes; `check` does not."""
+    project({}, redlock_nodes=three_nodes.urls, redlock_node_timeout=PATIENT)
+    three_nodes.nodes[0].kill()
+
+    usual, deployed = run_checks(), run_checks(include_deployment_checks=True)
+
+    assert usual == {}
+    label = f"127.0.0.1:{three_nodes.nodes[0].port}/0"
+    assert deployed["unreachable"].obj == label
+    assert deployed["unreachable"].hint == "Start it, or mend the way to it."
+    assert "quorum-edge" in deployed
+
+
+def test_lost_quorum_fails_a_deployment_check(project: Callable[..., Any]) -> None:
+    """Doctor's errors are errors: `manage.py check --deploy` ends with exit code 1."""
+    from django.core.checks import ERROR  # noqa: PLC0415
+
+    project({}, redlock_nodes=NOWHERE, redlock_node_timeout=PATIENT)
+
+    found = run_checks(include_deployment_checks=True)
+
+    assert found["no-quorum"].level == ERROR
+
+
+def test_deployment_checks_say_nothing_twice(
+    project: Callable[..., Any], three_nodes: DevNodes
+) -> None:
+    """What both kinds of check find is reported by one of them."""
+    project(
+        {"acks_late": True},
+        redlock_nodes=three_nodes.urls,
+        redlock_node_timeout=PATIENT,
+    )
+
+    ids = [one.id for one in [*check_project(), *check_nodes()]]
+
+    assert f"{TAG}.acks-late" in ids
+    assert len(ids) == len(set(ids))
+
+
+def test_checks_do_not_call_themselves(project: Callable[..., Any]) -> None:
+    """Celery runs all checks when it imports tasks, as these checks make it do."""
+    app = project({"acks_late": True}, redlock_nodes=NOWHERE)
+    from celery.signals import import_modules  # noqa: PLC0415
+
+    inner: list[Any] = []
+
+    def run_all_checks(**_: Any) -> None:
+        inner.append(run_checks())
+
+    import_modules.connect(run_all_checks, sender=app)
+    try:
+        outer = run_checks()
+    finally:
+        import_modules.disconnect(run_all_checks, sender=app)
+
+    assert inner == [{}]
+    assert set(outer) == {"acks-late"}
+
+
+def test_package_is_importable_without_django() -> None:
+    """Only what needs Django imports it: the rest is there without."""
+    said = run_python(
+        "import sys\n"
+        "sys.modules['django'] = None\n"
+        "import celery_redlock.contrib.django as it\n"
+        "print('FencedModel' in it.__all__)\n"
+    )
+
+    assert said == ["True"]

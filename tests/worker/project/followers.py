@@ -1,0 +1,156 @@
+"""Tasks of which one more run follows, or of which the newest replaces the others.
+
+The second argument tells one call from the other; the lock is on the first alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock import LockCancelled, current_lease, singleton_task
+from celery_redlock.policies import BufferOne, CancelRunning
+from tests.worker.project.body import recorded, stage
+
+if TYPE_CHECKING:
+    from celery import Task
+
+    from celery_redlock.policies import Conflict
+
+LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
+
+
+def hold(key: str, number: int) -> int:
+    """Run until the gate opens, and tell which call it was."""
+    with recorded(key):
+        stage().note(key, "arguments", number=number)
+        stage().wait(key)
+    return number
+
+
+@singleton_task(name="buffered", key="{key}", on_conflict="buffer_one")
+def buffered(key: str, number: int = 0) -> int:
+    """Run until the gate opens."""
+    return hold(key, number)
+
+
+@singleton_task(
+    name="buffered-first", key="{key}", on_conflict="buffer_one", buffer_keep="first"
+)
+def buffered_first(key: str, number: int = 0) -> int:
+    """Run until the gate opens."""
+    return hold(key, number)
+
+
+@singleton_task(
+    name="buffered-late",
+    key="{key}",
+    on_conflict="buffer_one",
+    retry_countdown=0.5,
+    ttl=2,
+    **LATE,
+)
+def buffered_late(key: str, number: int = 0) -> int:
+    """Run until the gate opens; a job that must not be lost with its worker."""
+    return hold(key, number)
+
+
+@singleton_task(name="buffered-other", key="{key}", on_conflict="buffer_one")
+def buffered_other(key: str, number: int = 0) -> int:
+    """Run until the gate opens; another task with the same lock."""
+    return hold(key, number)
+
+
+def replays_keep_their_order(conflict: Conflict) -> BufferOne:
+    """Let the first of the replays follow, and the latest of all others."""
+    return BufferOne(keep="first" if conflict.kwargs.get("replay") else "latest")
+
+
+@singleton_task(
+    name="buffered-callable", key="{key}", on_conflict=replays_keep_their_order
+)
+def buffered_callable(key: str, number: int = 0, *, replay: bool = False) -> int:
+    """Run until the gate opens."""
+    return hold(key, number)
+
+
+@singleton_task(name="replacing", key="{key}", on_conflict="cancel_running")
+def replacing(key: str, number: int = 0) -> int:
+    """Run until the gate opens, or until it is cancelled."""
+    return hold(key, number)
+
+
+@singleton_task(
+    name="replacing-deaf",
+    key="{key}",
+    on_conflict="cancel_running",
+    cancel_grace=0.5,
+    retry_countdown=0.5,
+)
+def replacing_deaf(key: str, number: int = 0) -> int:
+    """Go on when it is cancelled, until its gate opens."""
+    with recorded(key):
+        while True:
+            try:
+                stage().wait(f"{key}-{number}")
+            except LockCancelled:  # noqa: PERF203  (the point of this task)
+                stage().note(key, "told", number=number)
+            else:
+                return number
+
+
+@singleton_task(name="replacing-tidy", key="{key}", on_conflict="cancel_running")
+def replacing_tidy(key: str, number: int = 0) -> str:
+    """Tidy up when it is cancelled, and tell how far it came."""
+    with recorded(key):
+        try:
+            stage().wait(f"{key}-{number}")
+        except LockCancelled:
+            stage().wait(f"{key}-tidied")
+            return f"half of {number}"
+        return f"all of {number}"
+
+
+@singleton_task(
+    name="replacing-late", key="{key}", on_conflict="cancel_running", ttl=2, **LATE
+)
+def replacing_late(key: str, number: int = 0) -> int:
+    """Run until the gate opens; a job that must not be lost with its worker."""
+    return hold(key, number)
+
+
+@singleton_task(name="replacing-polite", key="{key}", on_conflict="cancel_running")
+def replacing_polite(key: str, number: int = 0) -> int:
+    """Ask again and again whether it is to go on."""
+    lease = current_lease()
+    assert lease is not None
+    with recorded(key):
+        while not stage().is_open(f"{key}-{number}"):
+            lease.ensure()
+            stage().pause()
+    return number
+
+
+def forced_ones_replace(conflict: Conflict) -> CancelRunning | str:
+    """Let a call that is forced replace the one that runs."""
+    return CancelRunning(grace=5) if conflict.kwargs.get("force") else "skip"
+
+
+@singleton_task(name="replacing-callable", key="{key}", on_conflict=forced_ones_replace)
+def replacing_callable(key: str, number: int = 0, *, force: bool = False) -> int:
+    """Run until the gate opens, or until it is cancelled."""
+    return hold(key, number)
+
+
+@singleton_task(
+    name="replacing-retried",
+    key="{key}",
+    on_conflict="cancel_running",
+    bind=True,
+    max_retries=5,
+)
+def replacing_retried(self: Task, key: str, number: int = 0) -> int:
+    """Retry itself whatever stops it."""
+    try:
+        return hold(key, number)
+    except Exception as error:
+        raise self.retry(exc=error, countdown=0) from error

@@ -1,0 +1,280 @@
+"""``buffer_one``: one more run follows the one that runs, however many ask for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import states
+
+from celery_redlock import DuplicateTask
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.result import AsyncResult
+
+    from tests.worker.harness.deployment import Deployment
+
+
+@pytest.fixture(params=["prefork", "threads"])
+def here(
+    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
+) -> Deployment:
+    """Give workers of both pools in turn."""
+    return deployed(request.param)
+
+
+def send_waiting(
+    here: Deployment, name: str, key: str, *numbers: int
+) -> list[AsyncResult]:
+    """Publish calls one after the other, each when the one before has been seen to."""
+    results = []
+    for number in numbers:
+        result = here.send(name, key, number)
+        until(
+            lambda: result.state in (states.RETRY, states.REVOKED),  # noqa: B023
+            what=f"call {number} to be seen to",
+        )
+        results.append(result)
+    return results
+
+
+def numbers(here: Deployment, key: str) -> list[int]:
+    """Return the arguments of the bodies that ran, in their order."""
+    return [note["number"] for note in here.stage.notes(key, "arguments")]
+
+
+def test_buffer_one_runs_once_more_with_the_newest_arguments(
+    here: Deployment, key: str
+) -> None:
+    """However many duplicates arrive while it runs, one run follows: the newest's."""
+    first = here.begin("buffered", key, 0)
+    others = send_waiting(here, "buffered", key, 1, 2, 3, 4, 5)
+
+    here.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert others[-1].get(timeout=20) == 5
+    for other in others[:-1]:
+        with pytest.raises(DuplicateTask, match="runs in its stead"):
+            other.get(timeout=20)
+        assert other.state == states.REVOKED
+    assert numbers(here, key) == [0, 5]
+    assert here.stage.overlaps(key) == []
+
+
+def test_buffer_keep_first_runs_once_more_with_the_first_arguments(
+    here: Deployment, key: str
+) -> None:
+    """With ``buffer_keep="first"`` the one that has waited longest is it."""
+    first = here.begin("buffered-first", key, 0)
+    others = send_waiting(here, "buffered-first", key, 1, 2, 3)
+
+    here.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert others[0].get(timeout=20) == 1
+    for other in others[1:]:
+        with pytest.raises(DuplicateTask, match=others[0].id):
+            other.get(timeout=10)
+    assert numbers(here, key) == [0, 1]
+
+
+def test_callable_buffers_as_it_decides(here: Deployment, key: str) -> None:
+    """A function answers ``BufferOne(...)``, for each call in its own way."""
+    first = here.begin("buffered-callable", key, 0)
+    older, newer = send_waiting(here, "buffered-callable", key, 1, 2)
+
+    here.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert newer.get(timeout=20) == 2
+    with pytest.raises(DuplicateTask, match=newer.id):
+        older.get(timeout=10)
+
+
+def test_call_that_finds_the_lock_free_just_runs(here: Deployment, key: str) -> None:
+    """Without a duplicate there is nothing to buffer."""
+    here.stage.open(key)
+
+    for number in range(3):
+        assert here.send("buffered", key, number).get(timeout=10) == number
+
+    assert numbers(here, key) == [0, 1, 2]
+
+
+def test_duplicate_of_the_one_that_follows_is_buffered_in_its_turn(
+    here: Deployment, key: str
+) -> None:
+    """What arrives while the second one runs is followed by a third run."""
+    here.begin("buffered", key, 0)
+    (second,) = send_waiting(here, "buffered", key, 1)
+    here.stage.open(key)
+    assert second.get(timeout=20) == 1
+    here.stage.close(key)
+
+    third = here.begin("buffered", key, 2)
+    (fourth,) = send_waiting(here, "buffered", key, 3)
+    here.stage.open(key)
+
+    assert third.get(timeout=10) == 2
+    assert fourth.get(timeout=20) == 3
+    assert numbers(here, key) == [0, 1, 2, 3]
+
+
+def test_calls_of_another_task_are_not_superseded(here: Deployment, key: str) -> None:
+    """Two tasks that share a lock have one follower each: theirs are other jobs."""
+    first = here.begin("buffered", key, 0)
+    results = [
+        *send_waiting(here, "buffered-other", key, 1),
+        *send_waiting(here, "buffered", key, 2),
+    ]
+
+    here.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert [result.get(timeout=20) for result in results] == [1, 2]
+    assert here.stage.overlaps(key) == []
+
+
+def test_call_sent_by_name_is_buffered_as_well(here: Deployment, key: str) -> None:
+    """A producer that knows the name alone does not say when it published."""
+    first = here.begin("buffered", key, 0)
+    results = [here.app.send_task("buffered", [key, n]) for n in (1, 2)]
+    until(lambda: all(r.state in (states.RETRY, states.REVOKED) for r in results))
+
+    here.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    until(lambda: all(r.ready() for r in results), 20)
+    assert sorted(r.state for r in results) == [states.REVOKED, states.SUCCESS]
+    assert len(here.stage.runs(key)) == 2
+
+
+def test_one_that_expires_stands_for_nobody_that_does_not(
+    here: Deployment, key: str
+) -> None:
+    """The newest may never run: the older one waits, too, and is not lost."""
+    first = here.begin("buffered", key, 0)
+    (older,) = send_waiting(here, "buffered", key, 1)
+    soon = datetime.now(timezone.utc) + timedelta(seconds=2)
+    newest = here.send("buffered", key, 2, expires=soon)
+    until(lambda: newest.state == states.REVOKED)
+
+    here.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert older.get(timeout=30) == 1
+    assert numbers(here, key) == [0, 1]
+
+
+def test_revoked_follower_makes_way(here: Deployment, key: str) -> None:
+    """Who is revoked while it waits stands for none of those that come after it."""
+    first = here.begin("buffered-first", key, 0)
+    (revoked,) = send_waiting(here, "buffered-first", key, 1)
+    revoked.revoke()
+    until(lambda: revoked.state == states.REVOKED, 20)
+
+    (second,) = send_waiting(here, "buffered-first", key, 2)
+    here.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert second.get(timeout=20) == 2
+    assert numbers(here, key) == [0, 2]
+
+
+# -- deaths --------------------------------------------------------------------
+
+
+def kill_body(here: Deployment, key: str) -> None:
+    """SIGKILL the process that runs this key."""
+    (run,) = here.stage.running(key)
+    here.stage.killed(key, run.pid)
+    os.kill(run.pid, signal.SIGKILL)
+
+
+def test_killed_holder_takes_nobody_along(prefork: Deployment, key: str) -> None:
+    """The one that ran runs again, and one more run follows."""
+    first = prefork.begin("buffered-late", key, 0)
+    older, newer = send_waiting(prefork, "buffered-late", key, 1, 2)
+
+    kill_body(prefork, key)
+    prefork.stage.open(key)
+
+    assert newer.get(timeout=30) == 2
+    assert first.get(timeout=30) == 0
+    with pytest.raises(DuplicateTask):
+        older.get(timeout=30)
+    assert prefork.stage.overlaps(key) == []
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("victims", ["waiter", "holder", "both"])
+def test_killed_workers_lose_nothing(
+    deploy: Callable[..., Deployment], key: str, pool: str, victims: str
+) -> None:
+    """SIGKILL whole workers, of the holder, of the one that waits, or of both."""
+    here = deploy(
+        pool=pool,
+        workers=2,
+        concurrency=1,
+        settings={"worker_prefetch_multiplier": 1, **REDELIVERY},
+    )
+    first = here.begin("buffered-late", key, 0)
+    holder = here.worker_of(key)
+    others = send_waiting(here, "buffered-late", key, 1, 2)
+    waiter = 1 - holder  # the only one that can have seen to them
+
+    dead = {"waiter": [waiter], "holder": [holder], "both": [holder, waiter]}[victims]
+    for number in dead:
+        here.kill_worker(key, number)
+    for number in dead:
+        here.start_worker(number)
+    here.stage.open(key)
+
+    assert others[-1].get(timeout=40) == 2
+    assert first.get(timeout=40) == 0
+    until(others[0].ready, 40)  # it may run, too: where nodes have forgotten by then
+    assert here.stage.overlaps(key) == []
+
+
+def test_lost_nodes_lose_no_call(frail: Deployment, key: str) -> None:
+    """A minority stops while a call waits, and what is left is still one more run."""
+    first = frail.begin("buffered", key, 0)
+    with frail.nodes.minority_paused():
+        older, newer = send_waiting(frail, "buffered", key, 1, 2)
+        frail.stage.open(key)
+        assert first.get(timeout=10) == 0
+        assert newer.get(timeout=30) == 2
+        with pytest.raises(DuplicateTask):
+            older.get(timeout=30)
+
+    assert numbers(frail, key) == [0, 2]
+
+
+def test_nodes_that_forget_who_waits_lose_no_call(
+    prefork: Deployment, key: str
+) -> None:
+    """Who comes back and is in no register enters itself again."""
+    first = prefork.begin("buffered", key, 0)
+    (other,) = send_waiting(prefork, "buffered", key, 1)
+
+    prefork.nodes.forget_next(key)
+    prefork.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert other.get(timeout=20) == 1
+
+
+REDELIVERY = {
+    "broker_transport_options": {
+        "visibility_timeout": 4,  # seconds
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+}

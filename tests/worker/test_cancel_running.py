@@ -1,0 +1,219 @@
+"""``cancel_running``: the newest call replaces the one that runs; never both."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import states
+
+from celery_redlock import DuplicateTask, LockCancelled
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.result import AsyncResult
+
+    from tests.worker.harness.deployment import Deployment
+
+
+@pytest.fixture(params=["prefork", "threads"])
+def here(
+    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
+) -> Deployment:
+    """Give workers of both pools in turn."""
+    return deployed(request.param)
+
+
+def until_asked(here: Deployment, result: AsyncResult) -> None:
+    """Wait until this call has asked the one that runs to end."""
+    until(
+        lambda: f"[{result.id}] has the one that runs told to end" in here.logs(),
+        what=f"{result.id} to ask the one that runs to end",
+    )
+
+
+def test_newcomer_cancels_the_one_that_runs_and_runs_when_it_has_ended(
+    here: Deployment, key: str
+) -> None:
+    """The body is told, ends as REVOKED and says for whom; then the other runs."""
+    first = here.begin("replacing", key, 1)
+
+    second = here.begin("replacing", key, 2)
+
+    with pytest.raises(LockCancelled, match=second.id):
+        first.get(timeout=10)
+    assert first.state == states.REVOKED
+    here.stage.open(key)
+    assert second.get(timeout=10) == 2
+    assert [run.outcome for run in here.stage.runs(key)] == ["LockCancelled", "done"]
+    assert here.stage.overlaps(key) == []
+
+
+def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> None:
+    """Only the newest call counts: those between are cancelled, or never begin."""
+    first = here.begin("replacing-tidy", key, 0)
+    others = []
+    for number in (1, 2, 3):
+        others.append(here.send("replacing-tidy", key, number))
+        until_asked(here, others[-1])
+
+    here.stage.open(f"{key}-tidied")
+    here.stage.open(f"{key}-3")
+
+    assert first.get(timeout=10) == "half of 0"
+    assert others[-1].get(timeout=20) == "all of 3"
+    for other in others[:-1]:
+        with pytest.raises(DuplicateTask, match="runs in its stead"):
+            other.get(timeout=20)
+        assert other.state == states.REVOKED
+    assert here.stage.overlaps(key) == []
+
+
+def test_body_may_tidy_up_and_keep_its_result(here: Deployment, key: str) -> None:
+    """It has the lock until it has ended: what it returns is its result."""
+    first = here.begin("replacing-tidy", key, 1)
+    second = here.send("replacing-tidy", key, 2)
+    until_asked(here, second)
+    until(lambda: here.stage.notes(key, "signal-cancelled"))
+    assert [run.task_id for run in here.stage.running(key)] == [first.id]
+
+    here.stage.open(f"{key}-tidied")
+    here.stage.open(f"{key}-2")
+
+    assert first.get(timeout=10) == "half of 1"
+    assert second.get(timeout=10) == "all of 2"
+    assert here.stage.overlaps(key) == []
+
+
+def test_body_that_goes_on_is_told_again_and_the_newcomer_waits(
+    here: Deployment, key: str
+) -> None:
+    """After ``cancel_grace`` it is told once more; both never run at once."""
+    first = here.begin("replacing-deaf", key, 1)
+    second = here.send("replacing-deaf", key, 2)
+
+    until(lambda: len(here.stage.notes(key, "told")) >= 3)
+    until(lambda: second.state == states.RETRY)
+    assert [run.task_id for run in here.stage.running(key)] == [first.id]
+    here.stage.open(f"{key}-1")
+    here.stage.open(f"{key}-2")
+
+    assert first.get(timeout=10) == 1
+    assert second.get(timeout=20) == 2
+    assert here.stage.overlaps(key) == []
+
+
+def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
+    """``lease.ensure()`` raises as soon as somebody wants the lock."""
+    first = here.begin("replacing-polite", key, 1)
+    second = here.send("replacing-polite", key, 2)
+    here.stage.open(f"{key}-2")
+
+    with pytest.raises(LockCancelled, match=second.id):
+        first.get(timeout=10)
+    assert second.get(timeout=10) == 2
+    assert here.stage.overlaps(key) == []
+
+
+def test_callable_cancels_where_it_decides(here: Deployment, key: str) -> None:
+    """A function answers ``CancelRunning(...)``, or another word."""
+    first = here.begin("replacing-callable", key, 1)
+    with pytest.raises(DuplicateTask, match=first.id):
+        here.send("replacing-callable", key, 2).get(timeout=10)
+
+    forced = here.send("replacing-callable", key, 3, kwargs={"force": True})
+
+    with pytest.raises(LockCancelled, match=forced.id):
+        first.get(timeout=10)
+    here.stage.open(key)
+    assert forced.get(timeout=10) == 3
+
+
+def test_older_call_that_comes_late_does_not_cancel_a_newer_one(
+    here: Deployment, key: str
+) -> None:
+    """Newest is who was published last, not who has come last."""
+    late = {"redlock": {"published": 1_000_000}}
+    newer = here.begin("replacing", key, 2)
+
+    older = here.send("replacing", key, 1, headers=late)
+
+    with pytest.raises(DuplicateTask, match=newer.id):
+        older.get(timeout=10)
+    assert older.state == states.REVOKED
+    here.stage.open(key)
+    assert newer.get(timeout=10) == 2
+    assert here.stage.notes(key, "signal-cancelled") == []
+
+
+def test_cancelled_call_that_retries_itself_does_not_cancel_its_successor(
+    here: Deployment, key: str
+) -> None:
+    """A retry is as old as the call that it repeats: the newer one runs on."""
+    first = here.begin("replacing-retried", key, 1)
+
+    second = here.send("replacing-retried", key, 2)
+
+    here.until_running(key, second.id)
+    with pytest.raises(DuplicateTask, match=second.id):
+        first.get(timeout=20)
+    here.stage.open(key)
+    assert second.get(timeout=10) == 2
+    assert here.stage.overlaps(key) == []
+
+
+def test_block_outside_of_a_task_is_told_by_its_lease(
+    here: Deployment, key: str
+) -> None:
+    """``with task.lock(...)`` is not interrupted; it may ask, and nobody runs by it."""
+    with here.task("replacing").lock(key) as lease:
+        second = here.send("replacing", key, 2)
+        until(lambda: lease.cancelled_by)
+        with pytest.raises(LockCancelled, match=second.id):
+            lease.ensure()
+        assert here.stage.runs(key) == []
+        assert lease.is_valid()
+
+    here.stage.open(key)
+    assert second.get(timeout=20) == 2
+
+
+@pytest.mark.parametrize("victim", ["running", "newcomer"])
+def test_killed_workers_lose_no_newest_call(
+    deploy: Callable[..., Deployment], key: str, victim: str
+) -> None:
+    """SIGKILL the worker of either one: the newest runs in the end, and alone."""
+    here = deploy(
+        workers=2,
+        concurrency=1,
+        settings={"worker_prefetch_multiplier": 1, **REDELIVERY},
+    )
+    here.begin("replacing-late", key, 1)
+    running = here.worker_of(key)
+    (body,) = here.stage.running(key)
+    os.kill(body.pid, signal.SIGSTOP)  # it is not to hear of it yet
+
+    newest = here.send("replacing-late", key, 2)
+    until_asked(here, newest)
+    number = running if victim == "running" else 1 - running
+    here.kill_worker(key, number)
+    if victim == "newcomer":
+        os.kill(body.pid, signal.SIGCONT)
+    here.start_worker(number)
+    here.stage.open(key)
+
+    assert newest.get(timeout=40) == 2
+    assert here.stage.overlaps(key) == []
+
+
+REDELIVERY = {
+    "broker_transport_options": {
+        "visibility_timeout": 4,  # seconds
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+}

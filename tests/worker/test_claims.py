@@ -1,0 +1,303 @@
+"""Unique before it runs: what is published, over real workers, word by word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import group, states
+
+from celery_redlock import DuplicateTask
+from celery_redlock.claims import Claims
+from celery_redlock.runtime import runtime_of
+from tests.worker.harness.processes import free_port
+from tests.worker.harness.waiting import until
+from tests.worker.project.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from celery import Celery
+
+    from tests.worker.harness.deployment import Deployment
+
+SOON = 10.0  # seconds
+
+
+@pytest.fixture(params=["prefork", "threads"])
+def here(
+    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
+) -> Deployment:
+    """Give workers of a pool with processes and of one without, in turn."""
+    return deployed(request.param)
+
+
+def waiting(deployment: Deployment, key: str) -> str | None:
+    """Return the id of the job that has the claim."""
+    found = Claims(runtime_of(deployment.app).redlock).waiting(key)
+    return found.holder.task_id if found else None
+
+
+def until_unclaimed(deployment: Deployment, key: str) -> None:
+    """Wait until no job has the claim."""
+    until(lambda: waiting(deployment, key) is None, what=f"no claim on {key}")
+
+
+# -- the words -------------------------------------------------------------------
+
+
+def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
+    here: Deployment, key: str
+) -> None:
+    """However many are published, one runs and one waits; the rest is that one."""
+    first = here.send("one-queued", key, countdown=1)
+    assert [here.send("one-queued", key).id for _ in range(3)] == [first.id] * 3
+
+    here.until_running(key, first.id)
+    second = here.send("one-queued", key)
+    assert second.id != first.id
+    assert [here.send("one-queued", key).id for _ in range(3)] == [second.id] * 3
+
+    here.stage.open(key)
+    assert first.get(timeout=SOON) == first.id
+    assert second.get(timeout=SOON) == second.id
+    assert [run.task_id for run in here.stage.runs(key)] == [first.id, second.id]
+    assert here.stage.overlaps(key) == []
+
+
+def test_queued_or_running_gives_the_one_that_is_there_until_it_has_ended(
+    here: Deployment, key: str
+) -> None:
+    """Who publishes another one waits for the first, and gets its result."""
+    first = here.send("one-at-all", key, countdown=1)
+    assert here.send("one-at-all", key).id == first.id
+
+    here.until_running(key, first.id)
+    second = here.send("one-at-all", key)
+    assert (second.id, second.conflict.phase) == (first.id, "running")
+
+    here.stage.open(key)
+    assert second.get(timeout=SOON) == first.id
+    here.nodes.until_free(key)
+    third = here.send("one-at-all", key)
+    assert third.get(timeout=SOON) == third.id != first.id
+    assert len(here.stage.runs(key)) == 2
+
+
+def test_unique_for_gives_the_one_that_succeeded_until_it_has_cooled_down(
+    here: Deployment, key: str
+) -> None:
+    """Its result is there at once, and no other one runs, however it was sent."""
+    first = here.send("one-in-a-while", key)
+    assert first.get(timeout=SOON) == first.id
+    here.nodes.until_free(key)
+
+    second = here.send("one-in-a-while", key)
+    assert (second.id, second.conflict.phase) == (first.id, "succeeded")
+    by_name = here.app.send_task("one-in-a-while", (key,))
+    with pytest.raises(DuplicateTask, match=first.id):
+        by_name.get(timeout=SOON)
+    assert by_name.state == states.REVOKED
+
+    until(lambda: here.send("one-in-a-while", key).id != first.id, SOON)
+    until(lambda: len(here.stage.runs(key)) == 2)
+
+
+def test_raise_tells_who_publishes_which_job_is_there(
+    here: Deployment, key: str
+) -> None:
+    """The error has the job's id, for whoever wants its result."""
+    first = here.begin("one-queued-raise", key)
+
+    with pytest.raises(DuplicateTask, match=first.id) as refusal:
+        here.send("one-queued-raise", key)
+
+    assert refusal.value.holder is not None
+    assert refusal.value.holder.task_id == first.id
+    here.stage.open(key)
+    assert first.get(timeout=SOON) == first.id
+    assert len(here.stage.runs(key)) == 1
+
+
+def test_allow_publishes_and_leaves_it_to_the_worker(
+    here: Deployment, key: str
+) -> None:
+    """The conflict can be seen; the worker does what is said for it."""
+    first = here.begin("one-queued-allow", key)
+
+    second = here.send("one-queued-allow", key)
+
+    assert second.conflict.holder.task_id == first.id
+    with pytest.raises(DuplicateTask, match=first.id):
+        second.get(timeout=SOON)
+    here.stage.open(key)
+    assert first.get(timeout=SOON) == first.id
+
+
+def test_callable_is_asked_at_both_stages(here: Deployment, key: str) -> None:
+    """It raises where somebody calls, and skips where nobody does."""
+    first = here.begin("one-queued-callable", key)
+
+    with pytest.raises(DuplicateTask, match=first.id):
+        here.send("one-queued-callable", key)
+    by_name = here.app.send_task("one-queued-callable", (key,))
+
+    with pytest.raises(DuplicateTask, match=first.id):
+        by_name.get(timeout=SOON)
+    assert by_name.state == states.REVOKED
+
+
+def test_canvas_is_deduplicated_when_it_runs(here: Deployment, key: str) -> None:
+    """Its members are published under the ids that others wait for: none hangs."""
+    first = here.begin("one-at-all", key)
+
+    both = group(here.task("one-at-all").s(key) for _ in range(2)).apply_async()
+
+    until(both.ready, SOON)
+    assert {result.state for result in both} == {states.REVOKED}
+    here.stage.open(key)
+    assert first.get(timeout=SOON) == first.id
+    assert len(here.stage.runs(key)) == 1
+
+
+def test_retry_keeps_others_out_while_it_waits(here: Deployment, key: str) -> None:
+    """A job that retries itself is in the queue again, and one is enough."""
+    first = here.send("one-queued-again", key)
+
+    until(lambda: first.state == states.RETRY, SOON)
+    here.nodes.until_free(key)
+    second = here.send("one-queued-again", key)
+
+    assert (second.id, second.conflict.phase) == (first.id, "queued")
+    here.stage.open(key)
+    assert first.get(timeout=SOON) == first.id
+    assert len(here.stage.runs(key)) == 1
+
+
+def test_of_many_who_publish_at_once_one_is_published(
+    here: Deployment, key: str
+) -> None:
+    """Each in an app of its own, as processes of a web server are: never two."""
+    with contextlib.ExitStack() as stack:
+        apps = [stack.enter_context(publisher(here)) for _ in range(4)]
+        for app in apps:
+            runtime_of(app).redlock.check()  # connects to all of them
+        for number in range(5):
+            call = f"{key}-{number}"
+            results = at_once(apps, call)
+            (task_id,) = {result.id for result in results}
+            assert sum(result.conflict is None for result in results) == 1
+            here.stage.open(call)
+            assert here.app.AsyncResult(task_id).get(timeout=SOON) == task_id
+            assert len(here.stage.runs(call)) == 1
+
+
+@contextlib.contextmanager
+def publisher(deployment: Deployment, **settings: Any) -> Iterator[Celery]:
+    """Give an app of its own that publishes to these workers."""
+    conf = {
+        "broker_url": deployment.app.conf.broker_url,
+        "result_backend": "disabled://",
+        "redlock_nodes": deployment.nodes.urls,
+        **settings,
+    }
+    with create_app(conf) as app:
+        yield app
+        runtime_of(app).stop()
+        runtime_of(app).redlock.close()
+
+
+def at_once(apps: Sequence[Celery], call: str) -> list[Any]:
+    """Let each app publish the call, all at the same instant."""
+    gate = threading.Barrier(len(apps))
+
+    def publish(app: Celery) -> Any:
+        gate.wait(SOON)
+        return app.tasks["one-at-all"].delay(call)
+
+    with ThreadPoolExecutor(len(apps)) as pool:
+        return list(pool.map(publish, apps))
+
+
+# -- given back --------------------------------------------------------------------
+
+
+def test_revoked_job_gives_its_claim_back(here: Deployment, key: str) -> None:
+    """The next call is not told to wait for a job that will never run."""
+    first = here.send("one-at-all", key, countdown=1)
+    here.until_received(first.id, 1)
+    assert waiting(here, key) == first.id
+
+    first.revoke()
+
+    until_unclaimed(here, key)
+    assert first.state == states.REVOKED
+    here.stage.open(key)
+    second = here.send("one-at-all", key)
+    assert second.get(timeout=SOON) == second.id
+
+
+def test_expired_job_gives_its_claim_back(here: Deployment, key: str) -> None:
+    """The same of a job whose time has passed."""
+    first = here.send("one-at-all", key, countdown=1.2, expires=1)
+    assert waiting(here, key) == first.id
+
+    until_unclaimed(here, key)
+
+    here.stage.open(key)
+    second = here.send("one-at-all", key)
+    assert second.get(timeout=SOON) == second.id
+    assert [run.task_id for run in here.stage.runs(key)] == [second.id]
+
+
+def test_claim_is_given_back_if_the_broker_does_not_take_the_job(
+    here: Deployment, key: str
+) -> None:
+    """Who tries again when the broker is back is no duplicate of nobody."""
+    gone = f"redis://127.0.0.1:{free_port()}/0"
+
+    with publisher(here, broker_url=gone, task_publish_retry=False) as cut_off:
+        with pytest.raises(Exception, match="refused"):
+            cut_off.tasks["one-at-all"].delay(key)
+        until_unclaimed(here, key)
+
+    here.stage.open(key)
+    result = here.send("one-at-all", key)
+    assert result.get(timeout=SOON) == result.id
+
+
+def test_job_is_published_if_no_node_answers(here: Deployment, key: str) -> None:
+    """A publisher that cannot reach the nodes publishes; the workers deduplicate."""
+    gone = [f"redis://127.0.0.1:{free_port()}/0" for _ in range(3)]
+
+    with publisher(here, redlock_nodes=gone) as cut_off:
+        ids = {cut_off.tasks["one-at-all"].delay(key).id for _ in range(2)}
+
+    assert len(ids) == 2
+    results = [here.app.AsyncResult(task_id) for task_id in ids]
+    until(lambda: any(result.ready() for result in results), SOON)
+    here.stage.open(key)
+    until(lambda: all(result.ready() for result in results), SOON)
+    final = sorted(result.state for result in results)
+    assert final == [states.REVOKED, states.SUCCESS]
+    assert len(here.stage.runs(key)) == 1
+
+
+def test_killed_job_keeps_nobody_out(prefork: Deployment, key: str) -> None:
+    """What a killed process ran is gone with its lock: no claim outlives it."""
+    first = prefork.begin("one-at-all", key)
+    (run,) = prefork.stage.running(key)
+    assert waiting(prefork, key) is None
+    prefork.stage.killed(key, run.pid)
+    os.kill(run.pid, signal.SIGKILL)
+
+    prefork.nodes.until_free(key)
+    prefork.stage.open(key)
+    second = prefork.send("one-at-all", key)
+
+    assert second.get(timeout=SOON) == second.id != first.id

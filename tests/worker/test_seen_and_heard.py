@@ -1,0 +1,232 @@
+"""Every duplicate is seen and heard, whatever becomes of it, and none looks well.
+
+A log line, a signal, an event for monitors and, where it is kept, a result: each
+names the holder, the policy and the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states
+from celery.events.state import State
+
+from celery_redlock import DuplicateTask
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery.result import AsyncResult
+
+    from tests.worker.harness.deployment import Deployment, Site
+    from tests.worker.harness.nodes import LockNodes
+
+
+@dataclass
+class Monitor:
+    """What Flower and ``celery events`` see.
+
+    Attributes:
+        state: Celery's own picture of it.
+        events: Each event of a task.
+    """
+
+    connection: Any = None
+    state: State = field(default_factory=State)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take in one event."""
+        self.events.append(event)
+        self.state.event(event)
+
+    def look(self) -> None:
+        """Take in what has come, or what comes in a moment."""
+        with contextlib.suppress(TimeoutError):
+            self.connection.drain_events(timeout=0.2)
+
+    def until(self, task_id: str, *types: str) -> dict[str, dict[str, Any]]:
+        """Wait for events of these types about a task, and return them."""
+
+        def all_of_them() -> dict[str, dict[str, Any]] | None:
+            self.look()
+            told = {e["type"]: e for e in self.events if e.get("uuid") == task_id}
+            return told if told.keys() >= set(types) else None
+
+        return until(all_of_them, 15, what=f"{types} of {task_id}") or {}
+
+    def state_of(self, task_id: str) -> str:
+        """Return the state in which a monitor shows a task."""
+        return str(self.state.tasks[task_id].state)
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def here(
+    request: pytest.FixtureRequest, site: Site, nodes: LockNodes
+) -> Iterator[Deployment]:
+    """Give a worker of each pool that sends events."""
+    deployment = site.deploy(nodes, pool=request.param, options=["--task-events"])
+    yield deployment
+    deployment.teardown()
+
+
+@contextlib.contextmanager
+def looking_on(here: Deployment) -> Iterator[Monitor]:
+    """See what the workers tell monitors while the block runs."""
+    monitor = Monitor()
+    with here.app.connection_for_read() as connection:
+        receiver = here.app.events.Receiver(connection, handlers={"*": monitor.see})
+        with receiver.consumer_context() as (monitor.connection, _, _):
+            monitor.look()  # it is only now that it subscribes
+            yield monitor
+
+
+@pytest.fixture
+def monitor(here: Deployment) -> Iterator[Monitor]:
+    """Give what looks on."""
+    with looking_on(here) as monitor:
+        yield monitor
+
+
+def names_all(text: str, key: str, holder_id: str, policy: str) -> bool:
+    """Tell whether a text names the key, the holder and the policy."""
+    return all(word in text for word in (repr(key), holder_id, policy))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one policy looks like from outside.
+
+    Attributes:
+        task: The name of the task.
+        policy: What it says to a conflict.
+        decision: What the signal says.
+        events: Types of the events that follow.
+        shown: The state in which monitors show it.
+        state: The state of its result meanwhile.
+    """
+
+    task: str
+    policy: str
+    decision: str
+    events: tuple[str, ...]
+    shown: str
+    state: str
+
+
+OURS, RETRIED = "task-conflict", "task-retried"
+CASES = [
+    Case("job", "skip", "Skip", ("task-revoked",), "REVOKED", states.REVOKED),
+    Case("job-raise", "raise", "Raise", ("task-failed",), "FAILURE", states.FAILURE),
+    Case("job-retry", "retry", "Retry", (OURS, RETRIED), "RETRY", states.RETRY),
+    Case("job-wait", "wait", "Wait", (OURS,), "CONFLICT", states.PENDING),
+    Case("job-allow", "allow", "Run", (OURS,), "CONFLICT", states.PENDING),
+    Case("buffered", "buffer_one", "BufferOne", (OURS, RETRIED), "RETRY", states.RETRY),
+    Case(
+        "replacing-deaf",
+        "cancel_running",
+        "CancelRunning",
+        (OURS, RETRIED),
+        "RETRY",
+        states.RETRY,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.policy)
+def test_duplicate_is_seen_and_heard(
+    here: Deployment, monitor: Monitor, key: str, case: Case
+) -> None:
+    """Log, signal, event and result agree, and none of them says success."""
+    first = here.begin(case.task, key)
+
+    second = here.send(case.task, key)
+    told = monitor.until(second.id, *case.events)
+
+    for event in told.values():
+        if event["type"] in ("task-revoked", OURS):
+            assert (event["key"], event["policy"]) == (key, case.policy)
+            assert first.id in event["holder"]
+        elif event["type"] in (RETRIED, "task-failed"):
+            assert names_all(event["exception"], key, first.id, case.policy)
+    assert "task-succeeded" not in told
+    # A copy that was put back may have come in again by now.
+    shown = {case.shown, *({"RECEIVED", "STARTED"} if RETRIED in told else ())}
+    assert monitor.state_of(second.id) in {*shown, "CONFLICT"}
+    signals = here.stage.notes(key, "signal-conflict")
+    assert (signals[0]["task_id"], signals[0]["decision"]) == (second.id, case.decision)
+    assert any(
+        names_all(line, key, first.id, "on_conflict") and second.id in line
+        for line in here.logs_of_the_package().splitlines()
+    )
+    until(lambda: second.state == case.state)
+    if case.state != states.PENDING:
+        assert isinstance(second.result, DuplicateTask)
+        assert names_all(str(second.result), key, first.id, case.policy)
+    for gate in (key, f"{key}-0"):
+        here.stage.open(gate)
+    _end(first, second)
+
+
+def test_superseded_call_says_who_runs_in_its_stead(
+    here: Deployment, monitor: Monitor, key: str
+) -> None:
+    """Of those that wait all but one end as REVOKED, for monitors, too."""
+    first = here.begin("buffered", key)
+    second = here.send("buffered", key)
+    until(lambda: second.state == states.RETRY)
+    third = here.send("buffered", key)
+
+    event = monitor.until(second.id, "task-revoked")["task-revoked"]
+
+    assert event["superseded_by"] == third.id
+    assert (event["key"], event["policy"]) == (key, "buffer_one")
+    until(second.ready)
+    assert second.state == states.REVOKED
+    assert names_all(str(second.result), key, third.id, "buffer_one")
+    assert f"{third.id} runs in its stead" in here.logs_of_the_package()
+    here.stage.open(key)
+    _end(first, third)
+
+
+def test_cancelled_call_says_for_whom(
+    here: Deployment, monitor: Monitor, key: str
+) -> None:
+    """The one that is stopped is no failure and no success: it is REVOKED."""
+    first = here.begin("replacing", key)
+
+    second = here.send("replacing", key)
+    event = monitor.until(first.id, "task-revoked")["task-revoked"]
+
+    assert second.id in event["cancelled_by"]
+    assert (event["key"], event["policy"]) == (key, "cancel_running")
+    assert monitor.state_of(first.id) == "REVOKED"
+    until(first.ready)
+    assert first.state == states.REVOKED
+    assert names_all(str(first.result), key, second.id, "cancel_running")
+    (signal,) = until(lambda: here.stage.notes(key, "signal-cancelled"))
+    assert signal["task_id"] == first.id
+    assert second.id in signal["cancelled_by"]
+    here.stage.open(key)
+    _end(second)
+
+
+def test_worker_without_events_sends_none(prefork: Deployment, key: str) -> None:
+    """Nobody pays for what nobody wants to see."""
+    with looking_on(prefork) as monitor:
+        first = prefork.begin("job-wait", key)
+        second = prefork.send("job-wait", key)
+        until(lambda: prefork.stage.notes(key, "signal-conflict"))
+        prefork.stage.open(key)
+        _end(first, second)
+        monitor.look()
+
+    assert [e for e in monitor.events if e["type"].startswith("task-")] == []
+
+
+def _end(*results: AsyncResult) -> None:
+    until(lambda: all(result.ready() for result in results), 30)

@@ -1,0 +1,93 @@
+"""What a worker says of its nodes and tasks when it starts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.worker.harness.nodes import LockNodes
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.devnodes import DevNodes
+    from tests.worker.harness.deployment import Deployment
+
+FINDING = re.compile(r"celery_redlock\.diagnostics\] (.*\[([a-z-]+)\])$", re.MULTILINE)
+
+
+@pytest.fixture
+def four_nodes(start_nodes: Callable[..., DevNodes]) -> LockNodes:
+    """Give four nodes, one of which throws away what it has no room for."""
+    nodes = start_nodes(4)
+    nodes.nodes[0].command("CONFIG", "SET", "maxmemory", "50mb")
+    nodes.nodes[0].command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    return LockNodes(nodes)
+
+
+def findings(deployment: Deployment) -> list[tuple[str, str]]:
+    """Return each finding in the log, with its code."""
+    return FINDING.findall(deployment.logs())
+
+
+def test_worker_says_each_finding_once_at_its_start(
+    deploy: Callable[..., Deployment], four_nodes: LockNodes
+) -> None:
+    """The same as `doctor`: of the nodes, of all of them, of the tasks."""
+    deployment = deploy(four_nodes)
+
+    def codes() -> set[str]:
+        return {code for _, code in findings(deployment)}
+
+    until(lambda: {"eviction", "even-nodes", "one-host"} <= codes(), 20.0)
+    deployment.send("quick", "said-once").get(timeout=10)
+
+    said = Counter(findings(deployment))
+    assert set(said.values()) == {1}
+    levels = {
+        level: re.findall(
+            rf" {level} MainProcess celery_redlock.diag.*\[([a-z-]+)\]$",
+            deployment.logs(),
+            re.MULTILINE,
+        )
+        for level in ("ERROR", "INFO")
+    }
+    assert levels["ERROR"] == ["eviction"]
+    assert {"even-nodes", "one-host", "result-backend"} <= set(levels["INFO"])
+
+
+def test_what_the_vote_has_shown_is_not_said_again(
+    deploy: Callable[..., Deployment], four_nodes: LockNodes
+) -> None:
+    """A node that is down is in the line about the vote, and in no other."""
+    four_nodes.dev.nodes[3].kill()
+    label = four_nodes.urls[3].removeprefix("redis://")
+    deployment = deploy(four_nodes)
+
+    until(lambda: "[eviction]" in deployment.logs(), 20.0)
+
+    lines = [
+        line
+        for line in deployment.logs_of_the_package().splitlines()
+        if label in line and "celery_redlock.node]" not in line
+    ]
+    (line,) = lines
+    assert "3 of 4 nodes vote" in line
+
+
+def test_node_that_hangs_does_not_hold_up_the_start(
+    deploy: Callable[..., Deployment], four_nodes: LockNodes
+) -> None:
+    """The worker takes tasks while the diagnosis still waits for the node."""
+    four_nodes.dev.nodes[3].pause()
+    settings: dict[str, Any] = {"redlock_connect_timeout": 8}
+
+    deployment = deploy(four_nodes, settings=settings)
+    deployment.send("quick", "meanwhile").get(timeout=10)
+
+    assert findings(deployment) == []
+    until(lambda: findings(deployment), 30.0, what="the findings")
