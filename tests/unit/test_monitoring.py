@@ -1,0 +1,247 @@
+"""docs/monitoring.md, and the files beside it, speak of what there is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import celery
+import pytest
+from prometheus_client import CollectorRegistry
+
+import celery_redlock
+from celery_redlock.metrics.instruments import Instruments
+from celery_redlock.metrics.standing import StandingCollector
+from tests.nodes.support import run_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "monitoring.md").read_text(encoding="utf-8")
+FOLDER = DOCS / "monitoring"
+RULES = (FOLDER / "alerts.yml").read_text(encoding="utf-8")
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text("utf-8"))
+
+
+# -- what there is -----------------------------------------------------------------
+
+
+@cache
+def metrics() -> dict[str, set[str]]:
+    """Return the metrics by the names that people call them, with their series."""
+    registry = CollectorRegistry()
+    Instruments(registry)
+    registry.register(StandingCollector(celery.Celery(set_as_current=False)))
+    standing = StandingCollector(None).describe()
+    found = {}
+    for family in [*registry.collect(), *standing]:
+        endings = {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_sum", "_count"),
+            "gauge": ("",),
+        }[family.type]
+        counted = family.name + ("_total" if family.type == "counter" else "")
+        found[counted] = {family.name + ending for ending in endings}
+    return found
+
+
+def series() -> set[str]:
+    """Return the names of all series."""
+    return set().union(*metrics().values())
+
+
+def named_in(expression: str) -> set[str]:
+    """Return the series that a query names."""
+    return set(re.findall(r"\bredlock_\w+", expression))
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the rows of the table under a line that begins like this."""
+    table = PAGE.split(f"\n{heading}", 1)[1].split("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def words(cell: str) -> set[str]:
+    """Return what is set as code in a cell."""
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+# -- the page ----------------------------------------------------------------------
+
+
+def test_every_metric_is_documented() -> None:
+    """The two tables have all metrics, and no others."""
+    tables = PAGE.split("### What there is")[1].split("### Dashboard")[0]
+    documented = re.findall(r"^\| `(redlock_\w+)` \|", tables, re.MULTILINE)
+
+    assert sorted(documented) == sorted(metrics())
+
+
+def test_every_alert_is_documented() -> None:
+    """The table has all alerts, and no others."""
+    documented = [name for row in rows("| alert |") for name in words(row[0])]
+
+    assert documented == re.findall(r"- alert: (\w+)", RULES)
+
+
+def calls() -> Iterator[tuple[str, set[str]]]:
+    """Yield the event of each line in the log of the package, with its fields."""
+    for path in sorted(Path(celery_redlock.__path__[0]).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            if name == "self._say":
+                reason = {"reason"} if len(node.args) > 3 else set()
+                yield str(texts[0]), {"node"} | reason
+            elif name.rpartition(".")[2] == "about" and texts:
+                fields = {keyword.arg for keyword in node.keywords if keyword.arg}
+                if name != "about":  # of a call, whose facts it adds
+                    fields |= {"task", "task_id", "key"}
+                yield str(texts[0]), fields
+
+
+def test_every_event_of_the_log_is_documented_with_its_fields() -> None:
+    """What one may search for stays, and says what it says there."""
+    in_the_source: dict[str, set[str]] = {}
+    for event, fields in calls():
+        in_the_source.setdefault(event, set()).update(fields)
+    documented = {
+        event: words(row[3])
+        for row in rows("| `redlock_event` |")
+        for event in words(row[0])
+    }
+
+    assert documented == in_the_source
+    assert len(documented) > 20
+
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+EXAMPLE = json.loads(PAGE.split("```json\n")[1].split("```")[0])
+
+
+def test_python_of_the_page_runs() -> None:
+    """All of it, from top to bottom, as one program."""
+    assert len(BLOCKS) > 3
+
+    run_python("import os\n" + "\n".join(BLOCKS))
+
+
+def test_structlog_shows_the_fields_as_they_are() -> None:
+    """The example logs what the example under it shows, but for the time."""
+    program = [
+        BLOCKS[-1],
+        "log_as_json()",
+        "import sys; logging.getLogger().handlers[0].setStream(sys.stdout)",
+        "from celery_redlock.core.voice import NodeVoice",
+        "NodeVoice('redis-b:6379/0').late()",
+    ]
+
+    (line,) = run_python("\n".join(program))
+
+    shown = json.loads(line)
+    assert {**shown, "timestamp": ""} == {**EXAMPLE, "timestamp": ""}
+
+
+# -- the dashboard -----------------------------------------------------------------
+
+
+def queries() -> list[str]:
+    """Return all queries of the dashboard."""
+    panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+    targets = [target["expr"] for panel in panels for target in panel["targets"]]
+    notes = [note["expr"] for note in DASHBOARD["annotations"]["list"]]
+    choices = DASHBOARD["templating"]["list"]
+    return targets + notes + [c["definition"] for c in choices if "definition" in c]
+
+
+def test_dashboard_shows_what_there_is() -> None:
+    """Each query names series that exist, and each metric has a place."""
+    assert all(named_in(query) for query in queries())
+    named = set().union(*map(named_in, queries()))
+
+    assert named <= series()
+    assert [name for name, own in metrics().items() if not own & named] == []
+
+
+def test_dashboard_is_one_that_grafana_can_import() -> None:
+    """Panels have numbers of their own and do not overlap; the source is chosen."""
+    panels = DASHBOARD["panels"]
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    sources = re.findall(r'"uid": "([^"]*)"', json.dumps(panels))
+
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    assert set(sources) == {"${datasource}"}
+    assert {c["name"] for c in DASHBOARD["templating"]["list"]} >= {"datasource"}
+
+
+# -- the alerts --------------------------------------------------------------------
+
+
+def test_alerts_ask_for_what_there_is() -> None:
+    """A rule about a series that does not exist never fires."""
+    asked = named_in(re.sub(r"summary:.*|description:.*|#.*", "", RULES))
+
+    assert asked <= series()
+    assert asked
+
+
+def promtool(*words: str, folder: Path) -> None:
+    """Run promtool, which Debian has in its package ``prometheus``; it must agree."""
+    path = shutil.which("promtool")
+    if path is None:
+        pytest.skip("promtool is not on PATH; it checks the rules (prometheus)")
+    done = subprocess.run(  # noqa: S603  (a checker of our own files)
+        [path, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alert_rules_are_valid() -> None:
+    """Prometheus itself says so."""
+    promtool("check", "rules", "alerts.yml", folder=FOLDER)
+
+
+def test_alert_rules_fire_when_they_should() -> None:
+    """Each has its tests, which go on being tests for whoever changes a threshold."""
+    tests = (FOLDER / "alerts.test.yml").read_text(encoding="utf-8")
+
+    assert set(re.findall(r"alertname: (\w+)", tests)) == set(
+        re.findall(r"- alert: (\w+)", RULES)
+    )
+    promtool("test", "rules", "alerts.test.yml", folder=FOLDER)
+
+
+def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
+    """Prometheus reads each of them, once Grafana has put in what was chosen."""
+    lines = ["groups:", "- name: dashboard", "  rules:"]
+    for number, query in enumerate(queries()):
+        if query.startswith("label_values"):
+            continue
+        chosen = re.sub(r"\$(job|task)", ".*", query)
+        chosen = chosen.replace("$__rate_interval", "1m")
+        lines += [f"  - record: q:{number}", f"    expr: {json.dumps(chosen)}"]
+    (tmp_path / "dashboard.yml").write_text("\n".join(lines), encoding="utf-8")
+
+    promtool("check", "rules", "dashboard.yml", folder=tmp_path)

@@ -1,0 +1,47 @@
+"""A process that serves metrics, as Prometheus sees it."""
+
+from __future__ import annotations
+
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.worker.harness.waiting import until
+
+__all__ = ["PORT", "Scraped"]
+
+PORT = "PROJECT_METRICS_PORT"  # the variable that tells a process where
+
+
+class Scraped:
+    """What a process of this machine serves on a port."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}/metrics"
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """Return all samples of one scrape, by name and labels."""
+        with urllib.request.urlopen(self.url, timeout=10) as response:  # noqa: S310  (ours)
+            text = response.read().decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return one sample of a new scrape; 0 where there is none."""
+        return self.samples().get((name, frozenset(labels.items())), 0.0)
+
+    def has(self, name: str) -> bool:
+        """Tell whether a new scrape has samples of this name."""
+        return any(name == found for found, _ in self.samples())
+
+    def until_at_least(self, least: float, name: str, **labels: str) -> float:
+        """Scrape until a sample has come to this value, and return it."""
+
+        def value() -> float:
+            now = self.value(name, **labels)
+            return now if now >= least else 0.0
+
+        return until(value, 20.0, what=f"{name}{labels} >= {least:g}")

@@ -1,0 +1,148 @@
+"""Metrics as Prometheus sees them: scraped over HTTP from real workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.worker.harness.nodes import LockNodes
+from tests.worker.harness.processes import free_port
+from tests.worker.harness.scraped import PORT, Scraped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from celery_redlock.devnodes import DevNodes
+    from tests.worker.harness.deployment import Deployment
+    from tests.worker.harness.stage import Stage
+
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class Metered(Scraped):
+    """Workers that serve metrics.
+
+    Attributes:
+        deployment: The workers.
+    """
+
+    def __init__(self, deployment: Deployment, port: int) -> None:
+        super().__init__(port)
+        self.deployment = deployment
+
+
+def labels(nodes: LockNodes) -> list[str]:
+    """Return what the nodes are called."""
+    return [url.removeprefix("redis://") for url in nodes.urls]
+
+
+@pytest.fixture
+def metered(
+    deploy: Callable[..., Deployment],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Callable[..., Metered]:
+    """Give a function that starts a worker with metrics."""
+
+    def start(*nodes: LockNodes, shared: bool = True, **options: Any) -> Metered:
+        port = free_port()
+        monkeypatch.setenv(PORT, str(port))
+        if shared:
+            monkeypatch.setenv(SHARED, str(tmp_path))
+        settings = {"imports": ["tests.worker.project.metered"]}
+        return Metered(deploy(*nodes, settings=settings, **options), port)
+
+    return start
+
+
+def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
+    metered: Callable[..., Metered], stage: Stage, key: str
+) -> None:
+    """Waits, holds, conflicts, renewals and answers of all children are one sum."""
+    it = metered(concurrency=4)
+    deployment = it.deployment
+    keys = [f"{key}-{number}" for number in range(3)]
+
+    running = [deployment.begin("short", each) for each in keys]
+    skipped = deployment.send("short", keys[0])
+    skipped.get(timeout=10, propagate=False)
+    it.until_at_least(3, "redlock_renewal_lateness_seconds_count", task="short")
+    for each, result in zip(keys, running, strict=True):
+        stage.open(each)
+        result.get(timeout=10)
+    it.until_at_least(3, "redlock_hold_seconds_count", task="short")
+
+    assert len({run.pid for each in keys for run in stage.runs(each)}) == 3
+    granted = {"task": "short", "outcome": "granted"}
+    assert it.value("redlock_wait_seconds_count", **granted) == 3
+    about = {"task": "short", "policy": "skip", "decision": "skip"}
+    assert it.value("redlock_conflicts_total", **about) == 1
+    assert it.value("redlock_hold_seconds_sum", task="short") > 1.5
+    assert it.value("redlock_late_renewals_total", task="short") == 0
+    for label in labels(deployment.nodes):
+        assert it.value("redlock_node_latency_seconds_count", node=label) > 3
+        assert it.value("redlock_node_answers_total", node=label, answer="granted") > 3
+
+
+def test_loss_and_outage_are_scraped(
+    metered: Callable[..., Metered], frail_nodes: LockNodes, stage: Stage, key: str
+) -> None:
+    """A majority stops: the lock is lost, the next call finds no quorum, nodes err."""
+    it = metered(frail_nodes)
+    result = it.deployment.begin("short", key)
+
+    with frail_nodes.majority_paused():
+        it.until_at_least(1, "redlock_losses_total", task="short", decision="abort")
+        outage = it.deployment.send("short", f"{key}-2")
+        it.until_at_least(1, "redlock_outages_total", task="short", decision="retry")
+        edge = it.samples()
+    result.get(timeout=20, propagate=False)
+    stage.open(f"{key}-2")
+    outage.get(timeout=40)
+
+    votes = [value for (name, _), value in edge.items() if name == "redlock_node_votes"]
+    assert sorted(votes) == [0, 0, 0, 1, 1]
+    assert edge["redlock_quorum", frozenset()] == 3
+    assert edge["redlock_nodes", frozenset()] == 5
+
+
+def test_node_that_restarts_is_scraped_in_quarantine(
+    metered: Callable[..., Metered], start_nodes: Callable[..., DevNodes]
+) -> None:
+    """An idle worker tells how the nodes stand, and for how long."""
+    nodes = LockNodes(start_nodes(3))
+    it = metered(nodes, pool="solo", shared=False, concurrency=1)
+    label = labels(nodes)[0]
+    assert it.value("redlock_node_votes", node=label) == 1
+
+    nodes.dev.nodes[0].restart()
+
+    it.until_at_least(1, "redlock_node_quarantine_seconds", node=label)
+    assert it.value("redlock_node_up", node=label) == 1
+    assert it.value("redlock_node_votes", node=label) == 0
+    nodes.close()
+
+
+def test_prefork_worker_without_a_folder_says_what_is_missing(
+    metered: Callable[..., Metered],
+) -> None:
+    """Its children count where nobody sees it; the worker runs all the same."""
+    it = metered(shared=False)
+
+    log = it.deployment.logs_of_the_package()
+    assert "PROMETHEUS_MULTIPROC_DIR was not set" in log
+    assert it.value("redlock_nodes") == 5
+
+
+def test_port_that_is_taken_stops_no_worker(
+    metered: Callable[..., Metered], key: str
+) -> None:
+    """The second worker of a machine says so, and works."""
+    it = metered(workers=2, pool="solo", concurrency=1, shared=False)
+
+    assert it.deployment.logs().count("The metrics are served at") == 1
+    assert it.deployment.logs().count("The metrics are not served at") == 1
+    result = it.deployment.send("quick", key)
+    assert result.get(timeout=10) == result.id
