@@ -1,0 +1,1 @@
+"""The nightly import, which must never overlap with itself."""

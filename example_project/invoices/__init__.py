@@ -1,0 +1,1 @@
+"""Invoices, whose numbers have no gap and no double."""

@@ -1,0 +1,8 @@
+"""Invoices in the admin. A series that is saved there keeps its fence."""
+
+from django.contrib import admin
+
+from invoices.models import Invoice, Series
+
+admin.site.register(Invoice, list_display=["__str__", "customer", "amount", "made_at"])
+admin.site.register(Series, list_display=["year", "last", "fence"])

@@ -1,0 +1,1 @@
+"""The live page: nodes, locks and runs as they happen."""

@@ -1,0 +1,96 @@
+"""Write down when bodies begin and end.
+
+The timeline of the live page is drawn from this and from nothing else: it shows what
+the bodies did, not what the locks say, so an overlap would be seen.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from celery import current_task
+from django.utils import timezone
+
+from celery_redlock import LockLost, current_lease
+from live.models import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from celery_redlock import Lease
+
+__all__ = ["close_gone", "overlaps", "recorded"]
+
+
+@contextmanager
+def recorded(task: str = "") -> Iterator[Lease]:
+    """Write down the block, which runs under a lock, and give its lease.
+
+    Args:
+        task: Who runs it, where that is no task.
+    """
+    lease = current_lease()
+    if lease is None:
+        raise RuntimeError("Only what runs under a lock is written down.")
+    request = current_task.request if current_task else None
+    close_gone(lease.key)
+    run = Run.objects.create(
+        key=lease.key,
+        task=current_task.name if current_task else task,
+        task_id=(request and request.id) or "",
+        state=Run.State.RUNNING,
+        began_at=timezone.now(),
+        fence=lease.fence,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        parent_pid=os.getppid(),
+    )
+    state, note = Run.State.DONE, ""
+    try:
+        yield lease
+    except LockLost as error:
+        state, note = Run.State.LOST, str(error)
+        raise
+    except BaseException as error:
+        state, note = Run.State.FAILED, f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        still = Run.objects.filter(pk=run.pk, state=Run.State.RUNNING)
+        still.update(state=state, note=note, ended_at=timezone.now())
+
+
+def close_gone(key: str = "") -> None:
+    """Mark runs as killed whose process is gone: it cannot say so itself."""
+    running = Run.objects.filter(state=Run.State.RUNNING, host=socket.gethostname())
+    if key:
+        running = running.filter(key=key)
+    for run in running:
+        if not _lives(run.pid):
+            ended = Run.objects.filter(pk=run.pk, state=Run.State.RUNNING)
+            ended.update(state=Run.State.KILLED, ended_at=timezone.now())
+
+
+def _lives(pid: int | None) -> bool:
+    try:
+        os.kill(pid or 0, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def overlaps(runs: Iterable[Run]) -> list[tuple[Run, Run]]:
+    """Return the pairs of bodies of one key that ran at the same time."""
+    found, bodies = [], [run for run in runs if run.fence is not None]
+    bodies.sort(key=lambda run: (run.key, run.began_at))
+    for index, run in enumerate(bodies):
+        for later in bodies[index + 1 :]:
+            if later.key != run.key:
+                break
+            if run.ended_at is None or later.began_at < run.ended_at:
+                found.append((run, later))
+    return found

@@ -1,0 +1,5 @@
+"""The site "Reports"."""
+
+from project.celery import app as celery_app
+
+__all__ = ["celery_app"]

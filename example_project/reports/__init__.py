@@ -1,0 +1,1 @@
+"""Which customers there are, and reports on what they ordered."""

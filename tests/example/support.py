@@ -1,0 +1,223 @@
+"""The example site as a process, and a browser to look at it with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ROOT", "Browser", "Site", "browser_lacks", "open_browser", "open_site"]
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0  # seconds in which a page shows what it is to show
+_STARTS_WITHIN, _ENDS_WITHIN = 90.0, 30.0
+
+
+def _program(*names: str) -> str | None:
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def browser_lacks() -> str:
+    """Return what this machine lacks to run a browser, or ``""``."""
+    if not _program("chromium", "chromium-browser", "google-chrome"):
+        return "Chromium is not installed: on Debian, apt-get install chromium"
+    if not _program("chromedriver"):
+        return (
+            "chromedriver is not installed: on Debian, apt-get install chromium-driver"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The example as it runs.
+
+    Attributes:
+        url: Of its web server.
+        var: The folder with its database.
+    """
+
+    url: str
+    var: Path
+
+    def manage(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of ``manage.py`` in a shell that knows the nodes."""
+        command = [sys.executable, str(ROOT / "example_project/manage.py"), *words]
+        where = (self.var / "env").read_text()
+        known = dict(re.findall(r"^export (\w+)='(.*)'$", where, re.MULTILINE))
+        return subprocess.run(  # noqa: S603  (our own program)
+            command,
+            env={**os.environ, **known, "REPORTS_VAR": str(self.var)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@contextlib.contextmanager
+def open_site(var: Path, *, report_seconds: float = 5.0) -> Iterator[Site]:
+    """Run the example; stop it as Ctrl-C does.
+
+    Args:
+        var: The folder for its database and logs.
+        report_seconds: How long a report takes.
+    """
+    out = var / "out"
+    with out.open("w") as file:
+        process = subprocess.Popen(  # noqa: S603  (our own program)
+            [sys.executable, str(ROOT / "example_project" / "run.py")],
+            env={
+                **os.environ,
+                "REPORTS_VAR": str(var),
+                "REPORT_SECONDS": str(report_seconds),
+            },
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+
+        def url() -> str:
+            assert process.poll() is None, f"the example ended:\n{out.read_text()}"
+            found = re.search(r"(http://\S+)/live/", out.read_text())
+            return found[1] if found else ""
+
+        until(url, _STARTS_WITHIN, what="the example runs")
+        yield Site(url(), var)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.wait(_ENDS_WITHIN)
+    assert process.returncode == 0, out.read_text()
+
+
+@contextlib.contextmanager
+def open_browser(
+    folder: Path, url: str, *, width: int = 1280, height: int = 1000
+) -> Iterator[Browser]:
+    """Start Chromium without a screen.
+
+    Args:
+        folder: For its profile.
+        url: Of the site.
+        width: Of the window, in pixels.
+        height: The same.
+    """
+    from selenium import webdriver  # noqa: PLC0415  (only where there is a browser)
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = (
+        _program("chromium", "chromium-browser", "google-chrome") or ""
+    )
+    for switch in (
+        "--headless=new",
+        "--no-sandbox",  # it cannot have one as root
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--no-first-run",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+        f"--user-data-dir={folder / 'profile'}",
+    ):
+        options.add_argument(switch)
+    # Named, so that selenium does not look for drivers elsewhere.
+    service = webdriver.ChromeService(executable_path=_program("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        yield Browser(driver, url)
+    finally:
+        driver.quit()
+
+
+class Browser:
+    """A window of Chromium: finds by CSS, and waits for what is to come."""
+
+    def __init__(self, driver: Any, url: str) -> None:
+        self.driver = driver
+        self._url = url
+
+    def open(self, path: str) -> None:
+        """Go to a page of the site."""
+        self.driver.get(self._url + path)
+
+    def find(self, css: str) -> Any:
+        """Return the first element, once there is one."""
+        self.wait(lambda: self.count(css), f"there is {css}")
+        return self.driver.find_element("css selector", css)
+
+    def count(self, css: str) -> int:
+        """Return how many elements there are."""
+        return len(self.driver.find_elements("css selector", css))
+
+    def text(self, css: str = "body") -> str:
+        """Return the visible text of the first element, in one line."""
+        script = "return (document.querySelector(arguments[0]) || {}).innerText || ''"
+        return " ".join(self.driver.execute_script(script, css).split())
+
+    def facts(self, css: str) -> list[dict[str, str]]:
+        """Return the ``data-`` attributes of all elements, read at one moment."""
+        script = (
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".map((one) => ({...one.dataset}))"
+        )
+        return list(self.driver.execute_script(script, css))
+
+    def attributes(self, css: str, name: str) -> list[str]:
+        """Return an attribute of all elements, read at one moment."""
+        script = (
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".map((one) => one.getAttribute(arguments[1]))"
+        )
+        return list(self.driver.execute_script(script, css, name))
+
+    def click(self, css: str) -> None:
+        """Click on the first element, also of a page that is just changing."""
+        from selenium.common import StaleElementReferenceException  # noqa: PLC0415
+
+        while True:
+            with contextlib.suppress(StaleElementReferenceException):
+                self.find(css).click()
+                return
+
+    def choose(self, css: str, value: str) -> None:
+        """Choose an option of a select by its value."""
+        self.click(f"{css} option[value='{value}']")
+
+    def type(self, css: str, text: str) -> None:
+        """Type into a field."""
+        self.find(css).send_keys(text)
+
+    def wait(self, condition: Any, what: str, seconds: float = PATIENCE) -> None:
+        """Wait until it is so; fail with what the page says."""
+        try:
+            until(condition, seconds, what=what)
+        except Exception as error:
+            raise AssertionError(f"{error}. The page says:\n{self.text()}") from error
+
+    def sees(self, text: str, css: str = "main, #container") -> str:
+        """Wait until an element has this text, and return all that it says then."""
+        self.wait(lambda: text in self.text(css), f"{text!r} is shown")
+        return self.text(css)
+
+    def prefer(self, scheme: str) -> None:
+        """Have the system prefer ``light`` or ``dark``."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": features}
+        )
+
+    def picture(self, path: Path) -> None:
+        """Save what the window shows."""
+        self.driver.save_screenshot(str(path))

@@ -1,0 +1,282 @@
+"""The example site, used as people do: by clicking in a browser.
+
+Each test has customers of its own, so that their order does not matter.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.example.support import Browser, Site
+
+FREE_WITHIN = 6.0  # seconds, for the lock of a process that was killed
+PAGE_LAG = 2.0  # seconds, for the page to look again
+VOTES_WITHIN = 45.0  # seconds, for nodes that came back empty
+
+ADMIN = "/admin/celery_redlock/heldlock/"
+
+
+@pytest.fixture
+def live(browser: Browser) -> Browser:
+    """Give the live page, filled."""
+    browser.open("/live/")
+    browser.find("#nodes tbody tr")
+    return browser
+
+
+def states(browser: Browser, key: str) -> Counter[str]:
+    """Return how many calls of a key the table of runs shows in each state."""
+    rows = browser.facts("#runs tbody tr")
+    return Counter(row["state"] for row in rows if row["key"] == key)
+
+
+def holder(browser: Browser, key: str) -> tuple[str, str] | None:
+    """Return process and fence of a key's holder, as the page shows it."""
+    rows = browser.facts("#locks tbody tr")
+    return next(((r["pid"], r["fence"]) for r in rows if r["key"] == key), None)
+
+
+def click_and_hold(browser: Browser, customer: int) -> tuple[str, str]:
+    """Run a customer's report and return its holder, once the page shows it."""
+    browser.choose("#customer", str(customer))
+    browser.click("#run-once")
+    key = f"report:{customer}"
+    browser.wait(lambda: holder(browser, key), f"{key} is held")
+    found = holder(browser, key)
+    assert found
+    return found
+
+
+# -- The live page -------------------------------------------------------------------
+
+
+def test_ten_clicks_at_once_give_one_run_and_nine_skips(live: Browser) -> None:
+    """Ten requests at once: one body runs, and nine rows say who has the lock."""
+    live.choose("#customer", "1")
+
+    live.click("#run-ten")
+
+    live.wait(lambda: sum(states(live, "report:1").values()) >= 10, "ten rows")
+    live.wait(lambda: states(live, "report:1")["done"] == 1, "the run is done")
+    assert states(live, "report:1") == {"done": 1, "skipped": 9}
+    assert live.text("#runs").count("held by process") >= 9
+    assert live.text("#overlaps") == "No two ran at the same time."
+
+
+def test_killed_holders_lock_is_free_within_six_seconds(live: Browser) -> None:
+    """The lock changes hands long before its ttl is renewed in vain; no job is lost."""
+    pid, fence = click_and_hold(live, 2)
+
+    live.click("#kill")
+
+    live.wait(
+        lambda: (pid, fence) != holder(live, "report:2"),
+        "the lock of the killed process is free",
+        FREE_WITHIN + PAGE_LAG,
+    )
+    live.wait(lambda: states(live, "report:2")["killed"] == 1, "the kill is shown")
+    live.wait(lambda: states(live, "report:2")["done"] == 1, "it has run once more")
+    assert live.text("#overlaps") == "No two ran at the same time."
+
+
+def press(browser: Browser, word: str, node: int) -> None:
+    """Stop or start a node, and wait until its button says that it is done."""
+    button = f"#nodes tbody tr:nth-child({node}) button"
+    browser.wait(lambda: browser.text(button) == word, f"node {node} has {word}")
+    browser.click(button)
+    browser.wait(lambda: browser.text(button) != word, f"{word} of node {node} is done")
+
+
+def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -> None:
+    """The page says how many vote; what could not be locked waits and is not lost."""
+    press(live, "Stop", 1)
+    press(live, "Stop", 2)
+    live.wait(lambda: "3 of 5 nodes vote" in live.text("#verdict"), "three votes")
+    assert (
+        live.text("#verdict") == "Locks are granted: 3 of 5 nodes vote, 3 are enough."
+    )
+    click_and_hold(live, 3)
+    live.wait(lambda: states(live, "report:3")["done"] == 1, "it is done")
+
+    press(live, "Stop", 3)
+    live.wait(lambda: "2 of 5 nodes vote" in live.text("#verdict"), "two votes")
+    assert live.text("#verdict") == (
+        "Nothing can be locked: 2 of 5 nodes vote, 3 are needed."
+    )
+    live.choose("#customer", "4")
+    live.click("#run-once")
+    live.wait(lambda: states(live, "report:4")["retried"] >= 1, "it is put back")
+    assert set(states(live, "report:4")) == {"retried"}
+
+    for node in (1, 2, 3):
+        press(live, "Start", node)
+    live.wait(lambda: "restarted empty" in live.text("#nodes"), "a quarantine")
+    live.wait(
+        lambda: live.text("#verdict") == "All 5 nodes vote.", "all vote", VOTES_WITHIN
+    )
+    live.wait(
+        lambda: states(live, "report:4")["done"] == 1,
+        "what was put back has run",
+        VOTES_WITHIN,
+    )
+    assert live.text("#overlaps") == "No two ran at the same time."
+
+
+@pytest.fixture
+def forged(site: Site) -> Iterator[None]:
+    """Forge a journal in which two bodies of one key ran at the same time."""
+    now = datetime.now(timezone.utc)
+    row = {"task": "t", "state": "done", "renewals": 0, "task_id": "", "note": ""}
+    row |= {"host": "elsewhere", "holder": "", "key": "forged", "pid": 1}
+    with closing(sqlite3.connect(site.var / "db.sqlite3", timeout=20)) as database:
+        for fence, (began, ended) in enumerate([(20, 10), (12, 5)], start=1):
+            times = {
+                "began_at": str(now - timedelta(seconds=began))[:26],
+                "ended_at": str(now - timedelta(seconds=ended))[:26],
+            }
+            facts = row | times | {"fence": fence}
+            marks = ", ".join("?" * len(facts))
+            database.execute(
+                f"INSERT INTO live_run ({', '.join(facts)}) VALUES ({marks})",  # noqa: S608
+                list(facts.values()),
+            )
+        database.commit()
+        yield
+        database.execute("DELETE FROM live_run WHERE key = 'forged'")
+        database.commit()
+
+
+def test_overlap_would_be_seen_at_once(forged: None, live: Browser) -> None:
+    """Bodies that overlap are counted, framed, and drawn below each other."""
+    live.wait(lambda: live.count("#timeline .bar.clash") == 2, "two framed bars")
+
+    heights = live.attributes("#timeline .bar.clash", "y")
+    assert len(set(heights)) == 2
+    assert (
+        "forged: 2 done, overlapping"
+        in live.attributes("#timeline svg", "aria-label")[0]
+    )
+    live.sees("Overlaps: 1. Two ran at the same time!", "#overlaps")
+
+
+def test_focus_stays_where_it_is_while_the_page_changes(live: Browser) -> None:
+    """Whoever uses the keyboard does not lose their place when the page looks again."""
+    button = live.find("#nodes tbody tr:nth-child(4) button")
+    live.driver.execute_script("arguments[0].focus()", button)
+    name, age = button.accessible_name, live.text("#locks")
+
+    live.wait(lambda: live.text("#locks") != age, "the page has changed")
+
+    assert live.driver.switch_to.active_element == button
+    assert name.startswith("Stop node 127.0.0.1:")
+
+
+def test_everything_has_a_name_that_can_be_read_out(live: Browser) -> None:
+    """Controls have names, tables have captions, the page has a language and a main."""
+    controls = live.driver.find_elements("css selector", "button, select, a")
+
+    assert controls
+    assert all(control.accessible_name for control in controls)
+    assert live.count("table") == live.count("table > caption") == 3
+    assert live.count("html[lang=en] main h1") == 1
+
+
+# -- The other pages -----------------------------------------------------------------
+
+
+def test_customer_page_says_who_builds_the_report_since_when(browser: Browser) -> None:
+    """A second call is told, before it is skipped, who has the lock."""
+    browser.open("/customers/5/")
+    browser.click("main form button")
+    browser.wait(lambda: browser.count("#holder"), "it is being built")
+
+    browser.click("main form button")
+
+    said = browser.sees("It is being built already, by reports.tasks.build_report[")
+    assert "Your call will be skipped." in said
+    browser.wait(lambda: browser.count("td .skipped") == 1, "the skip is shown")
+    assert "held by process" in browser.text()
+
+
+def test_command_takes_the_lock_of_the_task(live: Browser, site: Site) -> None:
+    """While a worker builds a report, ``manage.py build_report`` says so and stops."""
+    pid, _ = click_and_hold(live, 6)
+
+    done = site.manage("build_report", "6")
+
+    assert done.returncode == 1
+    assert "It is being built by reports.tasks.build_report[" in done.stderr
+    assert f"(pid {pid}) since" in done.stderr
+
+
+def test_invoice_gets_a_number_and_a_late_writer_is_refused(browser: Browser) -> None:
+    """The number comes from a worker; an older fence cannot change the series."""
+    browser.open("/invoices/")
+    browser.click("main form:nth-of-type(1) button")
+    browser.wait(lambda: reloaded(browser, "/invoices/", "-0001"), "a number")
+
+    browser.click("main form:nth-of-type(2) button")
+
+    browser.sees("Refused. The write of Series")
+
+
+def test_import_is_sent_by_one_beat_and_skips_what_overlaps(browser: Browser) -> None:
+    """One beat sends and another stands by; every second import comes too early."""
+    browser.wait(lambda: reloaded(browser, "/import/", "skipped held by"), "a skip")
+
+    text = browser.text()
+    assert text.count("Stands by process") == 1
+    assert "Sends process" in text
+
+
+def reloaded(browser: Browser, path: str, text: str) -> bool:
+    """Look at a page anew and tell whether it has this text."""
+    browser.open(path)
+    return text in browser.text("main")
+
+
+# -- The admin -----------------------------------------------------------------------
+
+
+def log_in(browser: Browser, name: str) -> None:
+    """Log in to the admin; passwords are what names are."""
+    browser.open(f"/admin/login/?next={ADMIN}")
+    browser.type("#id_username", name)
+    browser.type("#id_password", name)
+    browser.click("[type=submit]")
+    browser.find("#result_list")
+
+
+def test_support_sees_locks_and_may_not_release_them(live: Browser) -> None:
+    """Staff without the permission have no link, and no way around it."""
+    click_and_hold(live, 7)
+    log_in(live, "support")
+
+    live.sees("report:7", "#result_list")
+    assert not live.count("a[href*=release]")
+    live.open(f"{ADMIN}release/?key=report:7")
+    live.sees("403 Forbidden", "body")
+
+
+def test_admin_is_asked_before_a_lock_is_released(live: Browser) -> None:
+    """The page says what it risks; after a yes the lock is released, and logged."""
+    click_and_hold(live, 8)
+    log_in(live, "admin")
+    live.click("a[aria-label='Release report:8']")
+    asked = live.sees("two may run at the same time")
+
+    live.click("input[value^='Release it']")
+
+    assert "reports.tasks.build_report[" in asked
+    assert "of 5 nodes" in live.sees("Released report:8 on ")
+    live.open("/admin/")
+    live.sees("report:8", "#recent-actions-module")
