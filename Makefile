@@ -13,18 +13,25 @@ REDIS := $(or $(REDLOCK_REDIS_SERVER),$(shell command -v redis-server || command
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint soak torture clean
+.PHONY: help demo example test lint docs check-package bench soak torture clean
 
 help:
 	@echo "make demo    five Redis nodes, two workers, a storm of duplicates, and kills"
+	@echo "make example a Django site with all it needs, and a live page to break it"
 	@echo "make test    all tests; ARGS='-k name' for some of them"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the site, in site/"
+	@echo "make check-package  build sdist and wheel, and test what was built"
+	@echo "make bench   what a lock costs beside others; ARGS=--quick to see that it runs"
 	@echo "make soak    the simulator, until stopped; ARGS='--histories N'"
 	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
 	@echo "make clean   remove what was made here"
 
 demo: $(VENV)/.with-dev
 	@$(BIN)/python -m celery_redlock.demo $(ARGS)
+
+example: $(VENV)/.with-example
+	@$(BIN)/python example_project/run.py $(ARGS)
 
 test: $(VENV)/.with-test
 	@$(BIN)/python -m pytest $(ARGS)
@@ -34,6 +41,16 @@ lint: $(VENV)/.with-lint
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy
 
+docs: $(VENV)/.with-docs
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d site/.doctrees docs site
+	@echo "The site is in site/index.html."
+
+check-package: $(VENV)/.made
+	@$(BIN)/python -m tests.packaging.check
+
+bench: $(VENV)/bench/.ready
+	@$(VENV)/bench/bin/python -m benchmarks $(ARGS)
+
 soak: $(VENV)/.with-test
 	@$(BIN)/python -m tests.simulation.soak $(ARGS)
 
@@ -41,16 +58,26 @@ torture: $(VENV)/.with-test
 	@$(BIN)/python -m tests.torture $(ARGS)
 
 clean:
-	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.with-dev: EXTRAS := dev
+$(VENV)/.with-example: EXTRAS := dev,example
+$(VENV)/.with-docs: EXTRAS := dev,docs,test
 $(VENV)/.with-test: EXTRAS := dev,test
 $(VENV)/.with-lint: EXTRAS := dev,test,lint
 
 $(VENV)/.with-%: $(VENV)/.made pyproject.toml
 	@echo "Installing celery-redlock[$(EXTRAS)] into $(VENV) ..."
 	@$(PIP) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# The peers want an environment of their own.
+$(VENV)/bench/.ready: $(VENV)/.made pyproject.toml benchmarks/requirements.txt
+	@echo "Installing celery-redlock and what it is compared with into $(VENV)/bench ..."
+	@$(BIN)/python -m venv --clear $(VENV)/bench
+	@$(VENV)/bench/bin/python -m pip install -qq --disable-pip-version-check \
+	  --editable '.[dev]' -r benchmarks/requirements.txt
 	@touch $@
 
 # able <condition>: leave in $python the first Python that meets it and has venv.

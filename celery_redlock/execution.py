@@ -10,7 +10,9 @@
                    ├─ retry: the same, then the call is put back ──────► RETRY
                    └─ warn:  it runs on ───────────────────────────────► its result
 
-A body that ends in an error of its own after the loss ends in that error.
+A body that ends in an error of its own after the loss ends in that error. One that
+retries itself keeps the lock until Celery has stored RETRY: the retry, which may be
+here already, would otherwise have its result overwritten with that.
 
 A body whose lock a newcomer wants (``cancel_running``) is struck in the same way, with
 LockCancelled, keeps its lock until it has ended, and ends as REVOKED. One that tidies
@@ -25,11 +27,12 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import signals as celery_signals
 from celery.exceptions import Reject
+from celery.exceptions import Retry as RetriesItself
 
 from celery_redlock import outcome
 from celery_redlock.admission import Admission
@@ -62,6 +65,9 @@ _STRIKE_EVERY = 5.0  # seconds in which a body may tidy up before it is struck a
 _running: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "celery_redlock_running", default=None
 )
+_retried: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
+    "celery_redlock_retried", default=None
+)
 
 
 def running() -> Execution | None:
@@ -80,6 +86,7 @@ class Execution:
         self._decision: LossDecision | None = None
         self._is_lost = False
         self._has_ended = False
+        self._kept = ExitStack()  # the lock, from the end of a body that is retried
 
     def is_of(self, task: Any, request: Any) -> bool:
         """Tell whether this is the execution of that request."""
@@ -114,6 +121,11 @@ class Execution:
                     self.call.preserve_arguments()
                 try:
                     returned.append(self._interrupter.expose(body))
+                except RetriesItself:
+                    if not self.call.request.is_eager:
+                        _retried.set(self)
+                        self._kept = stack.pop_all()
+                    raise
                 finally:
                     self._has_ended = True
                 cool_down(self.call)
@@ -238,6 +250,11 @@ class Execution:
         facts = {"key": call.key, "policy": "cancel_running", "cancelled_by": by}
         return outcome.skip(call.task, call.request, lease.cancelled_error(), **facts)
 
+    def give_back(self) -> None:
+        """Give back what was kept until RETRY is stored. Twice is harmless."""
+        with self._interrupter, suppress(LockLost):
+            self._kept.close()
+
     def abandon(self) -> None:
         """Give back a lock that was left behind. As a rule there is none."""
         lease = self.lease
@@ -263,7 +280,11 @@ def _renew_now(**_: Any) -> None:
 
 
 def _look_after(task_id: str = "", **_: Any) -> None:
-    """Free what an exception that struck in a bad moment may have left locked."""
+    """Free what was kept, and what a strike in a bad moment may have left locked."""
+    retried = _retried.get()
+    if retried and retried.call.id == task_id:
+        _retried.set(None)
+        retried.give_back()
     execution = running()
     if execution and execution.call.id == task_id:
         _running.set(None)

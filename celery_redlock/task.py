@@ -1,7 +1,8 @@
 """A task that runs once at a time: ``SingletonTask``.
 
-The lock is taken in ``__call__`` and given back before it returns. That is the
-only place which is outside of ``autoretry_for`` and before the chain's tail and
+The lock is taken in ``__call__`` and given back before it returns (or, where the
+body retries itself, when Celery has stored that; see ``execution``). That is the only
+place which is outside of ``autoretry_for`` and before the chain's tail and
 the callbacks are published, and it costs nothing: in a worker Celery calls it
 for every task anyway.
 

@@ -41,6 +41,7 @@ from celery_redlock.beat.due import (
 )
 from celery_redlock.beat.office import Gate, TermEnds
 from celery_redlock.envelope import HEADER
+from celery_redlock.logs import about
 from celery_redlock.slots import slot_name
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ class Leading(_Base):
             return  # an interval is late, and there is nothing but that to lose
         for due in slots[: len(slots) - len(left)]:
             name = slot_name(entry.name, due)
-            log.error("%s could not be sent in time, and is lost.", name)
+            text = "%s could not be sent in time, and is lost."
+            log.error(text, name, extra=about("slot-lost", slot=name))
 
     # -- what the scheduler does by itself -------------------------------------
 
@@ -219,11 +221,13 @@ class Leading(_Base):
         seen, earliest = self._seen(entry), self.office.earliest
         missed = next_due(entry.schedule, seen)
         if missed is not None and missed < earliest and not never_ran(seen, earliest):
+            name = slot_name(entry.name, missed)
             log.warning(
                 "%s is not sent any more: it was missed while nobody led, and "
                 "redlock_beat_catchup is %g s.",
-                slot_name(entry.name, missed),
+                name,
                 self.office.catchup,
+                extra=about("slot-missed", slot=name),
             )
 
     def _note_sent(
@@ -231,8 +235,9 @@ class Leading(_Base):
     ) -> None:
         now = self.office.clock.wall_us()
         if now - due > _LATE_US:
-            name = slot_name(entry.name, due)
-            log.info("%s was sent, %.0f s after it was due.", name, (now - due) / _US)
+            name, late = slot_name(entry.name, due), (now - due) / _US
+            extra = about("slot-late", slot=name, seconds=late)
+            log.info("%s was sent, %.0f s after it was due.", name, late, extra=extra)
         # An interval counts from when it ran and not from when it was due.
         if reserved is not None:
             due = max(due, as_us(reserved.last_run_at))
@@ -248,7 +253,8 @@ class Leading(_Base):
             if self.office.lasts()
             else "the term ends"
         )
-        log.warning("%r is not sent now: %s.", entry.name, reason)
+        extra = about("slot-put-off", entry=entry.name)
+        log.warning("%r is not sent now: %s.", entry.name, reason, extra=extra)
         self._owed[entry.name] = entry
 
 

@@ -34,6 +34,7 @@ from celery_redlock.beat.leading import Leading, leading_class
 from celery_redlock.beat.office import Office
 from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable
+from celery_redlock.logs import about
 from celery_redlock.runtime import runtime_of
 from celery_redlock.signals import leader_elected, leader_resigned
 from celery_redlock.slots import SlotRecord
@@ -136,6 +137,8 @@ class RedlockScheduler(Scheduler):
                 "what was sent last is not noted on a majority of the nodes"
             )
             return min(pause, _SOON)
+        if self._is_at_a_loss:
+            log.info("Slots are sent again.", extra=self._about("sent-again"))
         self._is_at_a_loss = False
         if not leading.office.may_send():
             return pause
@@ -162,8 +165,12 @@ class RedlockScheduler(Scheduler):
 
     def _note_loss(self, reason: str) -> None:
         if not self._is_at_a_loss:
-            log.error("Nothing is sent: %s", reason)
+            extra = self._about("nothing-sent")
+            log.error("Nothing is sent: %s", reason, extra=extra)
         self._is_at_a_loss = True
+
+    def _about(self, event: str) -> dict[str, object]:
+        return about(event, election=self.elector.key)
 
     # -- what beat asks of a scheduler ---------------------------------------------
 

@@ -208,6 +208,7 @@ class Fanout:
         for question in questions:
             # Asked here, in our turn: nothing can be sent between this and that.
             if question.withdrawn is None or not question.withdrawn():
+                question.withdrawn = None  # is not asked again, and may hold a lease
                 wanted.append(question)
             else:
                 for index in range(len(self.nodes)):

@@ -16,6 +16,7 @@ What is heard is a hint. Nothing rests on it but how soon somebody looks.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import os
@@ -29,6 +30,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.connector import Connector
 from celery_redlock.core.link import Link, would_block
 from celery_redlock.core.wire import ErrorReply, pack
+from celery_redlock.logs import about
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +47,7 @@ _CHANNEL_BYTES = 16
 _GLANCE = 0.002  # seconds between two looks at a connection that is being made
 _LOOK_AROUND = 0.5  # seconds between two looks at what else there is to do
 _IDLE = 30.0  # seconds without a waiter after which the thread ends
+_PRESUMED_DEAD = 10.0  # seconds of silence, of a thread that looks around twice in one
 _PAUSE_AFTER_ERROR = 0.1
 _MS = 1000
 
@@ -137,7 +140,9 @@ class Ears:
         self._selector = None
         self._waiters: dict[str, Waiter] = {}
         self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = 0  # the number of the one that runs
+        self._threads = 0
+        self._alive_at = 0.0
         self._closing = False
         self._count = 0
         unique = secrets.token_hex(_CHANNEL_BYTES)
@@ -155,11 +160,15 @@ class Ears:
             self._count += 1
             waiter = Waiter(f"{self.channel}/{self._count}")
             self._waiters[str(self._count)] = waiter
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="redlock-ears", daemon=True
-                )
-                self._thread.start()
+            now = self._clock.monotonic()
+            if not self._thread or now - self._alive_at > _PRESUMED_DEAD:
+                self._threads += 1
+                self._thread, self._alive_at = self._threads, now
+                try:
+                    # Not by `threading`, for the reason in `Connector.begin`.
+                    _thread.start_new_thread(self._run, (self._thread,))
+                except RuntimeError:  # there are too many; people look instead
+                    self._thread = 0
         return waiter
 
     def dismiss(self, waiter: Waiter) -> None:
@@ -172,31 +181,34 @@ class Ears:
 
     # -- the thread -----------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         # Looked up late: gevent and eventlet replace it when they patch.
         selector = self._selector = selectors.DefaultSelector()
+        for ear in self._ears:
+            ear.drop()  # of one that was presumed dead
         needed_at = self._clock.monotonic()
-        while not self._is_done(needed_at):
+        while not self._is_done(number, needed_at):
+            self._alive_at = self._clock.monotonic()
             if self._waiters:
-                needed_at = self._clock.monotonic()
+                needed_at = self._alive_at
             try:
                 self._step(selector)
             except Exception:
                 log.exception("Listening for releases met an error and goes on.")
                 self._clock.sleep(_PAUSE_AFTER_ERROR)
+        selector.close()
 
-    def _is_done(self, needed_at: float) -> bool:
+    def _is_done(self, number: int, needed_at: float) -> bool:
         """End if nobody has waited for a while; the next waiter starts another."""
-        selector, now = self._selector, self._clock.monotonic()
         with self._starting:
-            idle = not self._waiters and now - needed_at > _IDLE
-            if selector is None or not (self._closing or idle):
-                return selector is None
-            for ear in self._ears:
-                ear.drop(selector)
-            selector.close()
-            self._selector = self._thread = None
-            return True
+            if number != self._thread:
+                return True
+            idle = not self._waiters and self._clock.monotonic() - needed_at > _IDLE
+            if self._closing or idle:
+                self._thread = 0
+                for ear in self._ears:
+                    ear.drop()
+            return not self._thread
 
     def _step(self, selector: selectors.BaseSelector) -> None:
         for ear in self._ears:
@@ -204,7 +216,7 @@ class Ears:
         arriving = any(ear.is_arriving for ear in self._ears)
         for key, _ in selector.select(_GLANCE if arriving else _LOOK_AROUND):
             ear = key.data
-            for message in ear.receive(selector):
+            for message in ear.receive():
                 self._take_in(ear, message)
 
     def _take_in(self, ear: _Ear, message: Any) -> None:
@@ -232,6 +244,7 @@ class _Ear:
         self._label = address.name
         self._connector = Connector(address, clock=clock, timeout=timeout)
         self._link: Link | None = None
+        self._selector: selectors.BaseSelector | None = None
         self._refused = False
 
     @property
@@ -257,11 +270,11 @@ class _Ear:
             except OSError:
                 arrival.close()
                 return
+            self._selector, self._link = selector, arrival
             selector.register(arrival.sock, selectors.EVENT_READ, self)
-            self._link = arrival
         self._connector.begin()
 
-    def receive(self, selector: selectors.BaseSelector) -> list[Any]:
+    def receive(self) -> list[Any]:
         """Return the messages that have come."""
         link, messages = self._link, []
         if link is None:
@@ -272,12 +285,15 @@ class _Ear:
                 if len(data) < _READ_SIZE and not hasattr(link.sock, "pending"):
                     break
             else:
-                self.drop(selector)
+                self.drop()
         except OSError as error:
             if not would_block(error):
-                self.drop(selector)
-        while (message := link.reader.gets()) is not False:
-            messages.append(message)
+                self.drop()
+        try:
+            while (message := link.reader.gets()) is not False:
+                messages.append(message)
+        except ErrorReply:  # it does not speak the protocol of Redis
+            self.drop()
         return messages
 
     def refuse(self, why: str) -> None:
@@ -289,13 +305,15 @@ class _Ear:
                 "and again instead.",
                 self._label,
                 why,
+                extra=about("node-unheard", node=self._label, reason=why),
             )
 
-    def drop(self, selector: selectors.BaseSelector) -> None:
+    def drop(self) -> None:
         """Close the connection."""
         link, self._link = self._link, None
         self.listens = False
         if link:
-            with contextlib.suppress(KeyError, ValueError):
-                selector.unregister(link.sock)
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):
+                if self._selector:
+                    self._selector.unregister(link.sock)
             link.close()

@@ -6,10 +6,12 @@ Celery is not imported here: an app and its tasks are asked for what they have.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.diagnostics.finding import Finding, Severity
 from celery_redlock.options import LockOptions
+from celery_redlock.policies import Raise, Run, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +162,16 @@ def result_backend(case: Case) -> Iterator[Finding]:
                 "Keep its results, which tell that it has finished.",
                 task.name,
             )
-        elif options.on_conflict == "skip":
+        elif options.unique_while != "running" and _skips(options, "publish"):
+            yield Finding(
+                "result-backend",
+                Severity.WARNING,
+                f"Task {task.name} gives whoever sends a duplicate the result of the "
+                f"call that is here already, and {why}: it never comes.",
+                'Keep its results, or use on_conflict={"publish": "raise"}.',
+                task.name,
+            )
+        elif _skips(options, "execute"):
             yield Finding(
                 "result-backend",
                 Severity.NOTE,
@@ -169,6 +180,17 @@ def result_backend(case: Case) -> Iterator[Finding]:
                 "Keep its results if anybody asks for them.",
                 task.name,
             )
+
+
+def _skips(options: LockOptions, stage: str) -> bool:
+    """Tell whether a duplicate is skipped at this stage, be it for want of a worker."""
+    policy = options.on_conflict
+    if isinstance(policy, Mapping):
+        policy = policy.get(stage, "skip")
+    if stage == "publish":
+        others = ("raise", "allow", Raise(), Run())
+        return not callable(policy) and policy not in others
+    return policy in ("skip", Skip())
 
 
 def _lock_tasks(case: Case) -> Iterator[tuple[Any, LockOptions]]:

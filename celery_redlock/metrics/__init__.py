@@ -104,6 +104,8 @@ class Metrics(Observer):
             (signals.lock_released, count.on_released),
             (signals.lock_conflict, count.on_conflict),
             (signals.lock_outage, count.on_outage),
+            (signals.lock_cancelled, count.on_cancelled),
+            (signals.publish_deduplicated, count.on_deduplicated),
             (signals.lock_lost, count.on_lost),
             (signals.lock_renewed, count.on_renewed),
             (signals.leader_elected, count.on_elected),

@@ -10,6 +10,8 @@ metric                              labels     what it is
 ``redlock_conflicts_total``         task,      how often a policy was asked what to
                                     policy,    do about another holder, and what it
                                     decision   decided
+``redlock_publish_conflicts_total`` the same   the same when a call was published
+``redlock_cancellations_total``     task       runs that a newcomer had told to end
 ``redlock_outages_total``           task,      the same where too few nodes answered
                                     decision
 ``redlock_losses_total``            task,      locks that could not be proven any
@@ -96,6 +98,14 @@ class Instruments:
             "How often a policy was asked about another holder of the lock.",
             *("task", "policy", "decision"),
         )
+        self._publish_conflicts = counter(
+            "publish_conflicts",
+            "How often a policy was asked about another job when a call was published.",
+            *("task", "policy", "decision"),
+        )
+        self._cancellations = counter(
+            "cancellations", "Runs that were told to end for a newcomer.", "task"
+        )
         self._outages = counter(
             "outages",
             "How often too few nodes answered to tell whether the lock is free.",
@@ -143,11 +153,22 @@ class Instruments:
         self, sender: Any, decision: object, waited: float, **_: Any
     ) -> None:
         """Count a conflict, and time a wait that was in vain."""
-        words = policy_of(sender), word_of(decision)
+        words = policy_of(sender, "execute"), word_of(decision)
         with _turn:
             self._conflicts.labels(sender.name, *words).inc()
             if not goes_on_waiting(decision):
                 self._wait.labels(sender.name, "refused").observe(waited)
+
+    def on_deduplicated(self, sender: Any, decision: object, **_: Any) -> None:
+        """Count a call that met another job when it was published."""
+        words = policy_of(sender, "publish"), word_of(decision)
+        with _turn:
+            self._publish_conflicts.labels(sender.name, *words).inc()
+
+    def on_cancelled(self, sender: Any, **_: Any) -> None:
+        """Count a run that is told to end for a newcomer."""
+        with _turn:
+            self._cancellations.labels(sender.name).inc()
 
     def on_outage(self, sender: Any, decision: object, waited: float, **_: Any) -> None:
         """Count that too few nodes answered."""
@@ -197,9 +218,11 @@ def instruments_in(registry: CollectorRegistry) -> Instruments:
         return _made.get(registry) or _made.setdefault(registry, Instruments(registry))
 
 
-def policy_of(task: Any) -> str:
-    """Return the task's policy in a word; functions are all called alike."""
+def policy_of(task: Any, stage: str) -> str:
+    """Return the task's policy at a stage in a word; functions are all called alike."""
     policy = task.lock_options.on_conflict
     if isinstance(policy, Mapping):
-        policy = policy.get("execute")
-    return policy if isinstance(policy, str) else "callable"
+        policy = policy.get(stage, "skip")
+    if isinstance(policy, str):
+        return policy
+    return "callable" if callable(policy) else word_of(policy)

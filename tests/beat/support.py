@@ -187,103 +187,6 @@ class Beats:
             beat.ready()
         return beat
 
-    def command(self) -> Sequence[str]:
-        """Return what is to be run."""
-        return [
-            *(sys.executable, "-m", "celery", "-A", self.app, "beat", "-l", "INFO"),
-            *("-s", str(self.folder / f"{self.name}-schedule"), *self.options),
-        ]
-
-    def environment(self) -> Mapping[str, str]:
-        """Return the variables that it gets beside ours."""
-        return {"PYTHONUNBUFFERED": "1", **self._environment}
-
-    def count(self, text: str) -> int:
-        """Return how many lines of its log have this in them."""
-        return sum(text in line for line in self.logs().splitlines())
-
-    def until_logged(self, text: str, seconds: float = 20.0, *, times: int = 1) -> None:
-        """Wait until its log has this in so many lines."""
-        until(lambda: self.count(text) >= times, seconds, what=f"{self.name}: {text!r}")
-
-
-class Beats:
-    """The beats and workers of one project, with a broker database of their own.
-
-    Attributes:
-        nodes: The lock nodes.
-        all: The beats that were started, oldest first.
-        broker_url: Where they send to.
-    """
-
-    def __init__(
-        self, site: Site, number: int, nodes: LockNodes, settings: Mapping[str, Any]
-    ) -> None:
-        self.nodes = nodes
-        self.all: list[LocalBeat] = []
-        self._workers: list[LocalWorker] = []
-        self._site = site
-        self._number = number
-        self._settings = settings
-        self._environment: dict[str, str] = {}
-        port = site.broker.port
-        self._broker = redis.Redis(port=port, db=number, protocol=2)
-        self.broker_url = f"redis://127.0.0.1:{port}/{number}"
-        self._redlock = Redlock(nodes.urls, node_timeout=NODE_TIMEOUT)
-
-    # -- processes -------------------------------------------------------------
-
-    def use(self, **environment: str) -> None:
-        """Give all processes that are started from now on these variables."""
-        self._environment |= environment
-
-    def environment(self, **settings: Any) -> dict[str, str]:
-        """Return the variables by which a process knows its settings."""
-        conf = {
-            "broker_url": self.broker_url,
-            "broker_connection_retry_on_startup": True,
-            "redlock_nodes": self.nodes.urls,
-            "redlock_beat_ttl": TTL,
-            "redlock_node_timeout": NODE_TIMEOUT,
-            **self._settings,
-            **settings,
-        }
-        return {
-            SETTINGS: json.dumps(conf),
-            STAGE: str(self._site.stage.folder),
-            "PYTHONPATH": self._site.path,
-            **self._environment,
-        }
-
-    def start(
-        self,
-        *,
-        app: str = "tests.beat.project.app",
-        options: Sequence[str] = ("-S", "redlock"),
-        wait: bool = True,
-        **settings: Any,
-    ) -> LocalBeat:
-        """Start a beat and wait until it ticks.
-
-        Args:
-            wait: Or do not wait.
-            app: What follows ``celery -A``.
-            options: Of the command line.
-            settings: More of ``app.conf`` for this one.
-        """
-        beat = LocalBeat(
-            self._site.folder,
-            f"beat-{self._number}-{len(self.all)}",
-            app=app,
-            environment=self.environment(**settings),
-            options=options,
-        )
-        self.all.append(beat)
-        beat.start()
-        if wait:
-            beat.ready()
-        return beat
-
     def start_worker(self, concurrency: int = 4, **settings: Any) -> LocalWorker:
         """Start a worker and wait until it is ready."""
         worker = LocalWorker(
@@ -291,7 +194,7 @@ class Beats:
             f"beat-worker-{self._number}-{len(self._workers)}",
             app="tests.beat.project.app",
             concurrency=concurrency,
-            environment=self.environment(),
+            environment=self.environment(**settings),
         )
         self._workers.append(worker)
         worker.start()

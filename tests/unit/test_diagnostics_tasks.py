@@ -9,6 +9,7 @@ from celery import Celery
 
 from celery_redlock import Redlock, singleton_task
 from celery_redlock.diagnostics import Case, Finding, Severity, tasks
+from celery_redlock.policies import Raise, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,6 +180,38 @@ def test_results_that_nobody_keeps(settings: dict[str, Any]) -> None:
     why = "there is no result_backend" if settings else "it has ignore_result"
     assert why in late.fact
     assert why in early.fact
+
+
+@pytest.mark.parametrize(
+    ("on_conflict", "severity"),
+    [
+        ("skip", WARNING),
+        ("wait", WARNING),  # which only a worker can do
+        ({"execute": "raise"}, WARNING),
+        ({"publish": "raise"}, NOTE),
+        ({"publish": "raise", "execute": "raise"}, None),
+        ("raise", None),
+        (Raise(), None),
+        (Skip(), WARNING),
+        (lambda _: "raise", None),
+    ],
+)
+def test_result_that_a_publisher_is_given_and_nobody_keeps(
+    on_conflict: Any, severity: Severity | None
+) -> None:
+    """Who sends a duplicate gets the first call's result, which then never comes."""
+    found_here = found(
+        tasks.result_backend,
+        ignore_result=True,
+        unique_while="queued_or_running",
+        on_conflict=on_conflict,
+    )
+
+    assert [finding.severity for finding in found_here] == (
+        [severity] if severity else []
+    )
+    if severity is WARNING:
+        assert "it never comes" in only(found_here).fact
 
 
 def test_without_an_app_nothing_is_asked_of_it() -> None:

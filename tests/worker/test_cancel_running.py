@@ -37,9 +37,10 @@ def until_asked(here: Deployment, result: AsyncResult) -> None:
 
 
 def test_newcomer_cancels_the_one_that_runs_and_runs_when_it_has_ended(
-    here: Deployment, key: str
+    any_pool: Deployment, key: str
 ) -> None:
     """The body is told, ends as REVOKED and says for whom; then the other runs."""
+    here = any_pool
     first = here.begin("replacing", key, 1)
 
     second = here.begin("replacing", key, 2)

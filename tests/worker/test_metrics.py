@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +16,6 @@ from tests.worker.harness.scraped import PORT, Scraped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from celery_redlock.devnodes import DevNodes
     from tests.worker.harness.deployment import Deployment
@@ -146,3 +149,52 @@ def test_port_that_is_taken_stops_no_worker(
     assert it.deployment.logs().count("The metrics are not served at") == 1
     result = it.deployment.send("quick", key)
     assert result.get(timeout=10) == result.id
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_pools_of_one_process_need_no_folder(
+    metered: Callable[..., Metered], key: str, pool: str
+) -> None:
+    """What threads and greenlets count is in the process that serves."""
+    it = metered(pool=pool, shared=False)
+
+    it.deployment.send("quick", key).get(timeout=10)
+
+    it.until_at_least(1, "redlock_hold_seconds_count", task="quick")
+    assert it.value("redlock_nodes") == 5
+    assert "PROMETHEUS_MULTIPROC_DIR" not in it.deployment.logs()
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Return the names of a process's sockets, which it may share with others."""
+    links = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            links.add(str(handle.readlink()))
+    return {link for link in links if link.startswith("socket:")}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
+def test_child_that_replaces_another_does_not_keep_the_port(
+    metered: Callable[..., Metered], stage: Stage, key: str
+) -> None:
+    """It would outlive its parent, and keep the port from the next worker."""
+    it = metered(concurrency=1)
+    main = it.deployment.worker_cluster[0].container.pid
+    it.deployment.send("quick", key).get(timeout=10)
+    (first,) = stage.runs(key)
+
+    os.kill(first.pid, signal.SIGKILL)
+    result = it.deployment.begin("job", f"{key}-2")
+
+    (second,) = stage.runs(f"{key}-2")
+    table = Path("/proc/net/tcp").read_text(encoding="ascii")
+    (row,) = [r for r in table.splitlines() if f":{it.port:04X} 00000000:0000 0A" in r]
+    listening = f"socket:[{row.split()[9]}]"
+    assert second.pid != first.pid
+    assert listening in sockets_of(main)
+    assert listening not in sockets_of(second.pid)
+    stage.open(f"{key}-2")
+    assert result.get(timeout=10) == result.id
+    # And what the child had counted that is gone is still there.
+    assert it.value("redlock_hold_seconds_count", task="quick") == 1

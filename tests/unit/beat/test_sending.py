@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -294,13 +295,17 @@ def test_leader_that_is_cut_off_leaves_one_slot_that_is_sent_twice(
 
 
 def test_leader_that_was_cut_off_for_a_moment_goes_on(
-    start: StartBeat, clock: FakeClock, broker: Broker
+    start: StartBeat,
+    clock: FakeClock,
+    broker: Broker,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What it has held back is sent, by the same leader, and nothing twice."""
 
     def schedule() -> Mapping[str, Any]:
         return {f"job-{n}": {"task": "t", "schedule": crontab()} for n in range(9)}
 
+    caplog.set_level(logging.INFO, "celery_redlock.beat")
     first, second = start(schedule), start(schedule)
     run(clock, [first, second], 45)
     first.nodes.partition()
@@ -310,3 +315,4 @@ def test_leader_that_was_cut_off_for_a_moment_goes_on(
 
     assert [sent.by for sent in broker.sent] == ["a"] * 9
     assert len({sent.slot for sent in broker.sent}) == 9
+    assert caplog.messages.count("Slots are sent again.") == 1

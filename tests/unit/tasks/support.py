@@ -53,7 +53,7 @@ class Worker:
         tracer = build_tracer(task.name, task, app=self.app)
         outcome = tracer(task_id, list(args), {}, request)
         meta = task.backend.get_task_meta(task_id, cache=False)
-        self._collect()
+        self.collect()
         state = outcome.info.state if outcome.info else states.SUCCESS
         return Run(task_id, state, meta["status"], meta["result"])
 
@@ -63,7 +63,8 @@ class Worker:
         delivery = {"exchange": "", "routing_key": queue, "redelivered": True}
         return self.run(task, *args, delivery_info=delivery, **request)
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Take in what was published, as ``run`` does."""
         with self.app.connection_for_read() as connection:
             queue = connection.SimpleQueue(self.app.conf.task_default_queue)
             while queue.qsize():

@@ -15,8 +15,15 @@ from celery_redlock.core.ballot import Vote, VoteKind
 from celery_redlock.core.lease import Holder
 from celery_redlock.election import Elector
 from celery_redlock.metrics.instruments import instruments_in
+from celery_redlock.policies import Raise
 from celery_redlock.runtime import runtime_of
-from celery_redlock.signals import leader_elected, leader_resigned, lock_renewed
+from celery_redlock.signals import (
+    leader_elected,
+    leader_resigned,
+    lock_cancelled,
+    lock_renewed,
+    publish_deduplicated,
+)
 from celery_redlock.testing import SignalRecorder
 from tests.nodes.support import run_python
 
@@ -214,6 +221,25 @@ def test_keys_and_ids_are_no_labels(
     assert "private-key" not in text
     assert run.id not in text
     assert "other-id" not in text
+
+
+@pytest.mark.usefixtures("installed")
+def test_conflicts_at_publish_and_cancelled_runs_are_counted(
+    app: Celery, rival: Redlock, registry: CollectorRegistry
+) -> None:
+    """With the policy of that stage, where there are two."""
+    stages = {"publish": "raise", "execute": "skip"}
+    task = singleton(app, unique_while="queued", on_conflict=stages)
+
+    publish_deduplicated.send(sender=task, conflict=None, decision=Raise())
+    lease = rival.acquire("k")
+    lock_cancelled.send(sender=task, lease=lease, task_id="", cancelled_by="other")
+
+    about = {"task": "job", "policy": "raise", "decision": "raise"}
+    published = registry.get_sample_value("redlock_publish_conflicts_total", about)
+    assert published == 1
+    of = {"task": "job"}
+    assert registry.get_sample_value("redlock_cancellations_total", of) == 1
 
 
 # -- installing --------------------------------------------------------------------

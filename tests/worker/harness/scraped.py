@@ -17,6 +17,7 @@ class Scraped:
     """What a process of this machine serves on a port."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self.url = f"http://127.0.0.1:{port}/metrics"
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -5,6 +5,8 @@ The second argument tells one call from the other; the lock is on the first alon
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock import LockCancelled, current_lease, singleton_task
@@ -154,3 +156,33 @@ def replacing_retried(self: Task, key: str, number: int = 0) -> int:
         return hold(key, number)
     except Exception as error:
         raise self.retry(exc=error, countdown=0) from error
+
+
+# -- The same call inside of its own run -------------------------------------------
+
+
+@singleton_task(name="applying", key="{key}", bind=True, on_conflict="raise")
+def applying(self: Task, key: str, depth: int) -> list[str]:
+    """Run itself at once, so deep; tell the lease of each of them."""
+    lease = current_lease()
+    token = lease.token if lease else ""
+    with recorded(key):
+        inner = self.apply((key, depth - 1)).result if depth else []
+    return [token, *inner]
+
+
+@singleton_task(name="applying-elsewhere", key="{key}", bind=True, on_conflict="raise")
+def applying_elsewhere(self: Task, key: str, depth: int) -> str:
+    """Have a thread run it at once; tell what came of it."""
+    answers: list[Any] = []
+    if not depth:
+        return "ran"
+    here = contextvars.copy_context()  # as frameworks do for the threads they start
+
+    def apply() -> None:
+        answers.append(self.apply((key, depth - 1)).result)
+
+    thread = threading.Thread(target=here.run, args=(apply,))
+    thread.start()
+    thread.join()
+    return type(answers[0]).__name__

@@ -1,0 +1,275 @@
+"""Build the package as for a release, and run tests against what was built.
+
+``python -m tests.packaging.check`` (or ``make check-package``) does, bounded in time:
+
+1. build an sdist, and a wheel from that sdist, so that the sdist has all it takes
+2. for each Python that is there: install the wheel in an empty environment and
+   look at what came with it
+3. run the fast part of the suite there, as it is in the sdist, beside no checkout
+4. the same once more with the oldest versions of what the package depends on
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+AT_ONCE = 2
+_SHOWN = 6000  # characters of what a command printed that failed
+# What takes seconds and no extra. (So redis-py is tested without hiredis, too.)
+FAST = (
+    *("tests/contract", "tests/unit/core", "tests/unit/tasks"),
+    *("tests/unit/test_fingerprint.py", "tests/unit/test_locking.py"),
+    *("tests/unit/test_policies.py", "tests/unit/test_testing.py"),
+)
+NOT = ("core/test_wire.py", "tasks/test_metrics.py", "tasks/test_tracing.py")
+NEEDS = ("hypothesis", "psutil", "pydantic", "pytest>=9", "pytest-timeout")
+NEEDED = ("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "pyproject.toml")
+FOLDERS = ("celery_redlock/", "docs/", "tests/", "benchmarks/", "example_project/")
+
+# Run in the new environment. Prints what was installed and nobody asked for.
+CLOSURE = """
+import importlib.metadata as metadata, re
+from pip._vendor.packaging.requirements import Requirement
+norm = lambda name: re.sub("[-_.]+", "-", name).lower()
+seen, todo = set(), [("celery", ""), ("redis", ""), ("kombu", "")]
+while todo:
+    name, extra = todo.pop()
+    if (norm(name), extra) in seen:
+        continue
+    seen.add((norm(name), extra))
+    try:
+        requires = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        continue
+    for text in requires:
+        need = Requirement(text)
+        if need.marker is None or need.marker.evaluate({"extra": extra}):
+            todo += [(need.name, ""), *((need.name, more) for more in need.extras)]
+known = {name for name, _ in seen}
+known |= {"celery-redlock", "pip", "setuptools", "wheel"}
+print(*sorted({norm(d.name) for d in metadata.distributions()} - known))
+"""
+
+HOME = """
+import celery_redlock
+print(celery_redlock.__file__)
+"""
+
+
+class Failed(Exception):  # noqa: N818  (it is what has happened)
+    """A step failed; the message is what it printed."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was built, and where.
+
+    Attributes:
+        wheel: The wheel.
+        suite: The sdist's contents without the package.
+    """
+
+    wheel: Path
+    suite: Path
+
+
+def run(*command: str | Path, cwd: Path | None = None, seconds: float = 180) -> str:
+    """Run a command and return what it printed.
+
+    Raises:
+        Failed: It failed or did not end in time.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603  (our own commands)
+            [str(word) for word in command],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or ""
+        text = said.decode(errors="replace") if isinstance(said, bytes) else said
+        raise Failed(f"{command} did not end within {seconds:g} s\n{text}") from None
+    if done.returncode:
+        end = done.stdout[-_SHOWN:]
+        raise Failed(f"{command} returned {done.returncode}\n{end}")
+    return done.stdout
+
+
+def pythons() -> dict[str, Path]:
+    """Return the interpreters of this machine that can make environments."""
+    found: dict[str, Path] = {}
+    for version in PYTHONS:
+        installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
+        on_path = shutil.which(f"python{version}")
+        for candidate in (on_path, *sorted(installed), sys.executable):
+            if candidate and version not in found and is_python(candidate, version):
+                found[version] = Path(candidate)
+    return found
+
+
+def is_python(candidate: str | Path, version: str) -> bool:
+    """Tell whether this is an interpreter of that version with venv."""
+    program = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        return run(candidate, "-c", program, seconds=20).strip() == version
+    except (Failed, OSError):
+        return False  # such as a shim for a version that is not installed
+
+
+def make_venv(python: str | Path, folder: Path) -> Path:
+    """Make an environment and return its interpreter."""
+    run(python, "-m", "venv", folder)
+    return folder / "bin" / "python"
+
+
+def pip(python: Path, *words: str | Path) -> None:
+    """Install something."""
+    quiet = ("--quiet", "--disable-pip-version-check")
+    run(python, "-m", "pip", *quiet, "install", "--no-compile", *words, seconds=240)
+
+
+# -- Building ----------------------------------------------------------------------
+
+
+def build(folder: Path) -> Built:
+    """Build sdist and wheel, and look into both."""
+    python = make_venv(sys.executable, folder / "build")
+    pip(python, "build")
+    run(python, "-m", "build", "--outdir", folder / "dist", ROOT)
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    check_sdist(sdist)
+    check_wheel(wheel)
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:
+            archive.extractall(folder)  # noqa: S202  (we have just made it)
+    suite = folder / sdist.name.removesuffix(".tar.gz")
+    shutil.rmtree(suite / "celery_redlock")
+    return Built(wheel, suite)
+
+
+def check_sdist(sdist: Path) -> None:
+    """See that all is in it, and nothing that was left lying about."""
+    with tarfile.open(sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    here = [folder for folder in FOLDERS if (ROOT / folder).is_dir()]
+    missing = [name for name in NEEDED if name not in names]
+    missing += [f for f in here if not any(name.startswith(f) for name in names)]
+    if missing:
+        raise Failed(f"{sdist.name} is without {missing}")
+    refuse(sdist, names)
+
+
+def check_wheel(wheel: Path) -> None:
+    """See that it has the package and nothing else."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    strange = {top for top in tops if not re.match(r"celery_redlock($|-.*info$)", top)}
+    if strange or "celery_redlock/py.typed" not in names:
+        raise Failed(f"{wheel.name}: strange {strange}; py.typed must be in it")
+    refuse(wheel, names)
+
+
+def refuse(archive: Path, names: list[str]) -> None:
+    """See that no cache or database slipped in."""
+    bad = [
+        name for name in names if re.search(r"__pycache__|\.pyc$|\.rdb$|_cache/", name)
+    ]
+    if bad:
+        raise Failed(f"{archive.name} has {bad}")
+
+
+# -- Installing and testing --------------------------------------------------------
+
+
+def check_install(python: Path, built: Built, constraints: list[str]) -> None:
+    """Install the wheel alone and see what came with it."""
+    pip(python, built.wheel, *constraints)
+    extra = run(python, "-c", CLOSURE).split()
+    if extra:
+        raise Failed(f"installing {built.wheel.name} also installed {extra}")
+    run(python, "-m", "pip", "check")
+    home = run(python, "-c", HOME, cwd=built.suite).strip()
+    if "site-packages" not in home:
+        raise Failed(f"celery_redlock is imported from {home}")
+    said = run(python, "-m", "celery", "--help", cwd=built.suite)
+    if "redlock" not in said:
+        raise Failed(f"celery has no command redlock:\n{said}")
+
+
+def check_suite(name: str, source: Path, folder: Path, built: Built) -> str:
+    """Test the wheel in one environment; return a line about it."""
+    began = time.monotonic()
+    oldest = name.endswith("oldest")
+    constraints = ["-c", str(ROOT / "tests/packaging/minimum.txt")] if oldest else []
+    python = make_venv(source, folder / f"venv-{name}")
+    check_install(python, built, constraints)
+    pip(python, *NEEDS, *constraints)
+    tests = (
+        *(python, "-m", "pytest", "-q", "-p", "no:randomly", *FAST),
+        *(f"--ignore=tests/unit/{name}" for name in NOT),
+        *("-k", "not struck and not strikes"),  # they count steps of one CPython
+        "--hypothesis-profile=ci",  # no deadlines
+    )
+    try:
+        said = run(*tests, cwd=built.suite, seconds=300)
+    except Failed as first:
+        print(f"{name}: once more, after\n{first}", flush=True)  # noqa: T201
+        said = run(*tests, "--last-failed", cwd=built.suite, seconds=120)
+    outcome = said.strip().splitlines()[-1]
+    return f"{name}: {outcome} ({time.monotonic() - began:.0f} s with installing)"
+
+
+def main() -> int:
+    """Do it all; return the exit code."""
+    there = pythons()
+    print("Pythons:", *there.values())  # noqa: T201
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="redlock-package-") as name:
+        folder = Path(name)
+        built = build(folder)
+        print("Built:", built.wheel.name)  # noqa: T201
+        oldest = next(iter(there))
+        wanted = {**there, f"{oldest}-oldest": there[oldest]}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            runs = {
+                label: pool.submit(check_suite, label, python, folder, built)
+                for label, python in wanted.items()
+            }
+            for label, outcome in runs.items():
+                error = outcome.exception()
+                if error is None:
+                    print(outcome.result(), flush=True)  # noqa: T201
+                else:
+                    failures.append(label)
+                    print(f"{label}: FAILED\n{error}", flush=True)  # noqa: T201
+    if failures:
+        print("Failed:", *failures)  # noqa: T201
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as error:
+        sys.exit(str(error))

@@ -1,0 +1,105 @@
+"""What lines in the log say besides their text."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock import singleton_task
+from celery_redlock.core.lease import Holder
+from celery_redlock.election import Elector
+from celery_redlock.logs import about
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.testing import FakeNodes
+    from tests.unit.tasks.support import Worker
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Hear everything that the package says."""
+    caplog.set_level(logging.INFO, "celery_redlock")
+
+
+def fields(caplog: pytest.LogCaptureFixture, event: str) -> dict[str, Any]:
+    """Return the fields of the only line about this event."""
+    (found,) = [
+        vars(record)
+        for record in caplog.records
+        if vars(record).get("redlock_event") == event
+    ]
+    head = "redlock_"
+    return {n.removeprefix(head): v for n, v in found.items() if n.startswith(head)}
+
+
+def singleton(app: Celery, **options: Any) -> Any:
+    """Return a task with an argument that is private."""
+
+    @singleton_task(app=app, shared=False, name="job", key="k", **options)
+    def job(_secret: str) -> None: ...
+
+    return job
+
+
+def test_fields_are_flat_and_begin_alike() -> None:
+    """So that formatters show them, and nobody else's have their names."""
+    assert about("node-late", node="a") == {
+        "redlock_event": "node-late",
+        "redlock_node": "a",
+    }
+
+
+def test_conflict_names_call_decision_and_holder(
+    app: Celery, worker: Worker, rival: Redlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the call that is put back says for how long."""
+    rival.acquire("k", facts=Holder.here(task="job", task_id="other-id"))
+
+    run = worker.run(singleton(app, on_conflict="retry", retry_countdown=7), "hush")
+
+    call = {"task": "job", "task_id": run.id, "key": "k"}
+    conflict = {"event": "conflict", "decision": "retry", "holder": "other-id"}
+    put_back = fields(caplog, "put-back")
+    assert fields(caplog, "conflict") == {**call, **conflict}
+    assert 3 < put_back.pop("countdown") < 11
+    assert put_back == {**call, "event": "put-back"}
+    assert "hush" not in caplog.text
+
+
+def test_outage_names_call_and_decision(
+    app: Celery, worker: Worker, nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which nodes it was is in the text."""
+    nodes.partition(0, 1)
+
+    run = worker.run(singleton(app, on_backend_error="raise"), "hush")
+
+    assert fields(caplog, "outage") == {
+        "event": "outage",
+        "task": "job",
+        "task_id": run.id,
+        "key": "k",
+        "decision": "raise",
+    }
+
+
+def test_leader_names_election_and_term(
+    rival: Redlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is found by the same words when it begins and when it ends."""
+    elector = Elector(rival, "beat:unit", ttl=5.0)
+    term = elector.campaign()
+    elector.resign()
+
+    assert term is not None
+    elected, resigned = (
+        fields(caplog, "leader-elected"),
+        fields(caplog, "leader-resigned"),
+    )
+    assert elected.pop("term") == term.number
+    assert elected.pop("election") == resigned.pop("election") == "beat:unit"
