@@ -316,7 +316,8 @@ def test_guard_that_is_off_is_found(start_nodes: Callable[..., DevNodes]) -> Non
 
 def test_missing_permissions_are_found(start_nodes: Callable[..., DevNodes]) -> None:
     """The commands are named, and what follows from their lack is not."""
-    options = ServerOptions(username="u", password="p", acl="~redlock:* &redlock:* +@all -hset")
+    acl = "~redlock:* &redlock:* +@all -hset"
+    options = ServerOptions(username="u", password="p", acl=acl)
     nodes = start_nodes(3, options=options, initialize=False)
     nodes.nodes[1].command("ACL", "SETUSER", "u", "-info")
 

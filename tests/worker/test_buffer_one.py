@@ -258,6 +258,24 @@ def test_lost_nodes_lose_no_call(frail: Deployment, key: str) -> None:
     assert numbers(frail, key) == [0, 2]
 
 
+def test_hung_majority_loses_no_call(frail: Deployment, key: str) -> None:
+    """Nobody can tell who is the next for a while: they wait until somebody can."""
+    first = frail.begin("buffered", key, 0)
+    older, newer = send_waiting(frail, "buffered", key, 1, 2)
+    with frail.nodes.majority_paused():
+        for result in (older, newer):
+            until(
+                lambda: f"[{result.id}] is to be put back" in frail.logs(),  # noqa: B023
+                20,
+            )
+    frail.stage.open(key)
+
+    assert first.get(timeout=10) == 0
+    assert newer.get(timeout=60) == 2
+    until(older.ready, 60)
+    assert frail.stage.overlaps(key) == []
+
+
 def test_nodes_that_forget_who_waits_lose_no_call(
     prefork: Deployment, key: str
 ) -> None:

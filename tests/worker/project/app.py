@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 
 from tests.worker.project import (  # noqa: F401  (they register)
-    followers,
     claimed,
+    followers,
     kinds,
     observers,
     plain,
