@@ -124,7 +124,10 @@ class LockNodes:
     def rename_holder(self, key: str, task_id: str) -> None:
         """Let the nodes say that it is this task that holds the lock."""
         for client in self._alive():
-            fields = str(client.get(PREFIX + key)).split("\n")
+            value = client.get(PREFIX + key)
+            if value is None:
+                continue  # a majority has it: this node is just being connected to
+            fields = str(value).split("\n")
             fields[3] = task_id
             client.set(PREFIX + key, "\n".join(fields), keepttl=True)
 
