@@ -53,6 +53,8 @@ class Following:
         self._keep = call.envelope.next
         self._is_entered = bool(self._keep)  # by a majority of the nodes
         self._policy = "buffer_one"
+        if call.options.only_newest:  # also one that finds the lock free
+            self._keep, self._policy = "latest", "cancel_running"
         self._was_patient = False
 
     def follow(self, held: LockHeld, keep: str, countdown: float = 0.0) -> float:

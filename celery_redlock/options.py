@@ -71,6 +71,7 @@ class ResolvedOptions:
     claim_ttl: float
     cancel_grace: float
     renew_every: float | None
+    only_newest: bool
 
     @property
     def is_claimed(self) -> bool:
@@ -285,6 +286,7 @@ class LockOptions:
             claim_ttl=uniqueness.time_of_claim(self.claim_ttl),
             cancel_grace=grace,
             renew_every=succession.LEARNS_WITHIN if cancels else None,
+            only_newest=cancels and not callable(_at_execution(self.on_conflict)),
         )
 
     @property

@@ -138,7 +138,8 @@ class RedlockScheduler(Scheduler):
             )
             return min(pause, _SOON)
         if self._is_at_a_loss:
-            log.info("Slots are sent again.", extra=self._about("sent-again"))
+            fields = about("sent-again", election=self.elector.key)
+            log.info("Slots are sent again.", extra=fields)
         self._is_at_a_loss = False
         if not leading.office.may_send():
             return pause
@@ -165,12 +166,9 @@ class RedlockScheduler(Scheduler):
 
     def _note_loss(self, reason: str) -> None:
         if not self._is_at_a_loss:
-            extra = self._about("nothing-sent")
-            log.error("Nothing is sent: %s", reason, extra=extra)
+            fields = about("nothing-sent", election=self.elector.key)
+            log.error("Nothing is sent: %s", reason, extra=fields)
         self._is_at_a_loss = True
-
-    def _about(self, event: str) -> dict[str, object]:
-        return about(event, election=self.elector.key)
 
     # -- what beat asks of a scheduler ---------------------------------------------
 

@@ -167,8 +167,18 @@ class Fanout:
             node.forget()
 
     def close(self) -> None:
-        """Close all connections. The next question opens them again."""
+        """Close all connections. The next question opens them again.
+
+        Not over answers that are on their way, for as long as a node may take: a
+        node that cannot deliver one drops what it has not read yet, releases too.
+        """
         with self._turn:
+            until = self._clock.monotonic() + self._timing.node_timeout
+            while [node for node in self.nodes if node.pending] and self._selector:
+                left = until - self._clock.monotonic()
+                if left <= 0:
+                    break
+                self._read(self._selector, left)
             for node in self.nodes:
                 node.close()
             selector, self._selector = self._selector, None
@@ -266,6 +276,10 @@ class Fanout:
             selector = self._tend()
             if any(node.is_arriving for node in self._needy):
                 timeout = min(timeout, _GLANCE)
+        self._read(selector, timeout)
+
+    @staticmethod
+    def _read(selector: selectors.BaseSelector, timeout: float) -> None:
         for key, events in selector.select(timeout):
             if events & selectors.EVENT_READ:
                 key.data.receive()

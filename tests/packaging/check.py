@@ -225,7 +225,7 @@ def check_suite(name: str, source: Path, folder: Path, built: Built) -> str:
     python = make_venv(source, folder / f"venv-{name}")
     check_install(python, built, constraints)
     pip(python, *NEEDS, *constraints)
-    tests = (
+    tests: tuple[str | Path, ...] = (
         *(python, "-m", "pytest", "-q", "-p", "no:randomly", *FAST),
         *(f"--ignore=tests/unit/{name}" for name in NOT),
         *("-k", "not struck and not strikes"),  # they count steps of one CPython

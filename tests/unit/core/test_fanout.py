@@ -587,6 +587,36 @@ def test_close_closes_everything_and_the_next_use_begins_anew(net: Net) -> None:
     assert net.selector is not selector
 
 
+def test_close_waits_for_answers_that_are_on_their_way(
+    net: Net, clock: FakeClock
+) -> None:
+    """A node that finds the connection gone may drop releases that it has not read."""
+    asked = net.question(settle=by_everyone)
+    net.fanout.send(asked)
+    began = clock.monotonic()
+    for index in range(3):
+        net.comes(index, 0.01 * (index + 1), FREE)
+
+    net.fanout.close()
+
+    assert net.kinds(asked) == [VoteKind.FREE] * 3
+    assert clock.monotonic() - began == pytest.approx(0.03)
+
+
+def test_close_waits_for_no_longer_than_a_node_may_take(
+    net: Net, clock: FakeClock
+) -> None:
+    """One that hangs does not keep a process from ending."""
+    asked = net.question(settle=by_everyone)
+    net.fanout.send(asked)
+    began = clock.monotonic()
+
+    net.fanout.close()
+
+    assert net.kinds(asked) == [VoteKind.SILENT] * 3
+    assert clock.monotonic() - began == pytest.approx(NODE_TIMEOUT)
+
+
 def test_forked_child_begins_anew(net: Net) -> None:
     """With a turn, a selector and connections of its own; its parent's live on."""
     net.fanout.send(net.question())

@@ -269,3 +269,29 @@ def test_one_node_is_enough_to_be_told(
 
     assert isinstance(run.result, LockCancelled)
     assert WHO in str(run.result)
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_call_that_finds_the_lock_free_makes_way_for_a_newer_one_that_waits(
+    app: Celery, worker: Worker, rival: Redlock, name: str, *, is_older: bool
+) -> None:
+    """A cancelled call that retries itself at once does not get ahead."""
+
+    def body() -> str:
+        return "ran"
+
+    task = replacing(app, name, body, cancel_grace=0.05)
+    holder = rival.acquire(name)
+    waits = worker.run(task, redlock={"published": 2_000_000})
+    assert waits.stored == states.RETRY
+    rival.release(holder)
+
+    run = worker.run(task, redlock={"published": 1_000_000 if is_older else 3_000_000})
+
+    if is_older:
+        assert run.stored == states.REVOKED
+        assert f"{waits.id} runs in its stead" in str(run.result)
+        assert "cancel_running" in str(run.result)
+    else:
+        assert (run.stored, run.result) == (states.SUCCESS, "ran")
+    assert rival.inspect(name).holder is None

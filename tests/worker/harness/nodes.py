@@ -123,11 +123,11 @@ class LockNodes:
 
     def rename_holder(self, key: str, task_id: str) -> None:
         """Let the nodes say that it is this task that holds the lock."""
-        for client in self._alive():
-            value = client.get(PREFIX + key)
-            if value is None:
-                continue  # a majority has it: this node is just being connected to
-            fields = str(value).split("\n")
+        # Nodes that the holder was still connecting to get it with a renewal.
+        here = list(self._alive())
+        until(lambda: len(self.holders(key)) == len(here), 15, what=f"{key} everywhere")
+        for client in here:
+            fields = str(client.get(PREFIX + key)).split("\n")
             fields[3] = task_id
             client.set(PREFIX + key, "\n".join(fields), keepttl=True)
 

@@ -1,0 +1,139 @@
+"""The fixtures of the worker tests, made of containers where an engine answers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import secrets
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from docker.errors import DockerException
+
+from tests.docker.containers import DockerNodes, RedisServer, Yard
+from tests.docker.site import DockerSite
+from tests.worker.harness.nodes import LockNodes
+from tests.worker.harness.stage import Stage
+from tests.worker.project.body import STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from tests.docker.site import DockerDeployment
+
+SHORT = {"redlock_max_ttl": 2, "redlock_ttl": 1.5}  # seconds: a short quarantine
+
+
+@pytest.fixture(scope="session")
+def yard() -> Iterator[Yard]:
+    """Give an engine with a network; without an engine, skip."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # docker's own, on failure
+        try:
+            yard = Yard()
+            yard.open()
+        except DockerException as error:
+            reason = f"no Docker engine answers: {error}"
+        else:
+            reason = ""
+        gc.collect()
+    if reason:
+        pytest.skip(reason)
+    try:
+        yield yard
+    finally:
+        yard.clear()
+
+
+@pytest.fixture(scope="session")
+def site(yard: Yard, tmp_path_factory: pytest.TempPathFactory) -> DockerSite:
+    """Give a place for deployments, with a broker and a result backend."""
+    folder = tmp_path_factory.mktemp("docker")
+    (folder / "image").mkdir()
+    image = yard.build_worker(folder / "image")
+    broker, backend = RedisServer(yard, "broker"), RedisServer(yard, "backend")
+    for server in (broker, backend):
+        server.until_it_answers()
+    os.environ[STAGE] = str(folder / "stage")
+    return DockerSite(yard, image, (broker, backend), Stage(folder / "stage"))
+
+
+@pytest.fixture(scope="session")
+def nodes(yard: Yard) -> Iterator[LockNodes]:
+    """Give five lock nodes, each in a container."""
+    nodes = LockNodes(DockerNodes(yard, 5, "node", max_ttl=60))  # type: ignore[arg-type]
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture(scope="session")
+def prefork(site: DockerSite, nodes: LockNodes) -> Iterator[DockerDeployment]:
+    """Give a worker with four children."""
+    deployment = site.deploy(nodes)
+    yield deployment
+    deployment.teardown()
+
+
+@pytest.fixture(scope="session")
+def any_pool(prefork: DockerDeployment) -> DockerDeployment:
+    """Give the same: what pools differ in has nothing to do with containers."""
+    return prefork
+
+
+@pytest.fixture(scope="session")
+def frail(prefork: DockerDeployment) -> DockerDeployment:
+    """Give the same: a paused container goes on as it was."""
+    return prefork
+
+
+@pytest.fixture
+def deploy(
+    site: DockerSite, nodes: LockNodes
+) -> Iterator[Callable[..., DockerDeployment]]:
+    """Give a function that starts workers for this test alone."""
+    deployments: list[DockerDeployment] = []
+
+    def start(lock_nodes: LockNodes = nodes, **options: Any) -> DockerDeployment:
+        deployments.append(site.deploy(lock_nodes, **options))
+        return deployments[-1]
+
+    yield start
+    for deployment in deployments:
+        deployment.teardown()
+
+
+@pytest.fixture(scope="session")
+def mortal(yard: Yard, site: DockerSite) -> Iterator[DockerDeployment]:
+    """Give a worker whose lock nodes may be killed: they soon vote again."""
+    nodes = LockNodes(DockerNodes(yard, 3, "mortal", max_ttl=2))  # type: ignore[arg-type]
+    deployment = site.deploy(nodes, concurrency=1, settings=SHORT)
+    yield deployment
+    deployment.teardown()
+    nodes.close()
+
+
+@pytest.fixture
+def key(
+    request: pytest.FixtureRequest, site: DockerSite, nodes: LockNodes
+) -> Iterator[str]:
+    """Give an argument that no other test uses; afterwards no lock on it is left."""
+    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60]
+    key = f"{name}-{secrets.token_hex(4)}"
+    yield key
+    site.stage.open_all(key)
+    nodes.until_free(key)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what the workers have logged."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if hasattr(value, "worker_cluster"):
+                report.sections.append((f"Logs of {name}", value.logs()[-20_000:]))
+    return report

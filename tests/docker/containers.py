@@ -1,0 +1,287 @@
+"""Containers behind pytest-celery's components: a yard of them that is cleared."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import docker
+from docker.errors import DockerException, NotFound
+from pytest_celery import CeleryWorkerContainer, RedisContainer
+
+from celery_redlock import Redlock
+from tests.worker.harness.processes import free_port
+from tests.worker.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["DockerNode", "DockerNodes", "RedisServer", "WorkerContainer", "Yard"]
+
+ROOT = Path(__file__).parents[2]
+REDIS = "redis:latest"
+_TIMEOUT = 60  # seconds for one request to the engine
+_BUILD_TIMEOUT = 240
+
+
+class Yard:
+    """An engine, and a network on it with the containers of this test run.
+
+    Attributes:
+        engine: The client of the engine.
+    """
+
+    def __init__(self) -> None:
+        self.engine = docker.from_env(timeout=_TIMEOUT)
+        self._name = f"redlock-{secrets.token_hex(4)}"
+        self._network: Any = None
+
+    def open(self) -> None:
+        """Ask the engine whether it is there, and make the network.
+
+        Raises:
+            DockerException: There is none.
+        """
+        self.engine.ping()
+        self._network = self.engine.networks.create(self._name, driver="bridge")
+
+    def run(self, image: str, name: str, **options: Any) -> Any:
+        """Start a container that others find under this name."""
+        return self.engine.containers.run(
+            image,
+            name=f"{self._name}-{name}",
+            hostname=name,
+            network=self._name,
+            networking_config={
+                self._name: self.engine.api.create_endpoint_config(aliases=[name])
+            },
+            labels=[self._name],
+            detach=True,
+            **options,
+        )
+
+    def unplug(self, container: Any) -> None:
+        """Take a container off the network: packets to and from it are lost."""
+        self._network.disconnect(container)
+
+    def plug(self, container: Any, name: str) -> None:
+        """Put it on the network again."""
+        self._network.connect(container, aliases=[name])
+
+    def build_worker(self, folder: Path) -> str:
+        """Build the image of the workers, with a wheel of this checkout; return it.
+
+        Raises:
+            subprocess.SubprocessError: The wheel could not be built, or not in time.
+            DockerException: The image could not be built.
+        """
+        shutil.copy(Path(__file__).with_name("Dockerfile"), folder)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        subprocess.run(  # noqa: S603  (our own command)
+            [*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
+            check=True,
+            timeout=_BUILD_TIMEOUT,
+        )
+        tag = f"{self._name}-worker"
+        image, _ = self.engine.images.build(
+            path=str(folder), tag=tag, rm=True, timeout=_BUILD_TIMEOUT
+        )
+        return str(image.id)
+
+    def clear(self) -> None:
+        """Remove the containers and the network."""
+        ours = {"label": self._name}
+        for container in self.engine.containers.list(all=True, filters=ours):
+            with contextlib.suppress(NotFound):
+                container.remove(force=True, v=True)
+        if self._network is not None:
+            self._network.remove()
+        with contextlib.suppress(DockerException):
+            self.engine.images.remove(f"{self._name}-worker", force=True)
+        self.engine.close()
+
+
+class RedisServer(RedisContainer):
+    """A redis-server: others find it by its name, this process by a port.
+
+    Attributes:
+        raw: The container as the engine's client has it.
+    """
+
+    def __init__(self, yard: Yard, name: str) -> None:
+        self.host_port = free_port()
+        self.raw = yard.run(
+            REDIS,
+            name,
+            command=[*self.command(), "--databases", "64"],
+            ports={"6379/tcp": ("127.0.0.1", self.host_port)},
+        )
+        super().__init__(self.raw)
+
+    @property
+    def port(self) -> int:
+        """The port on this machine; the same after a restart."""
+        return self.host_port
+
+    def until_it_answers(self) -> None:
+        """Wait until the server answers through its port."""
+        client = self.client
+
+        def answers() -> bool:
+            with contextlib.suppress(Exception):
+                return bool(client.ping())
+            return False
+
+        try:
+            until(answers, 30, what=f"{self.hostname} to answer")
+        finally:
+            client.close()
+
+
+class DockerNode:
+    """A lock node, with the face of ``devnodes.DevNode``.
+
+    Attributes:
+        server: Its container.
+    """
+
+    def __init__(self, yard: Yard, name: str) -> None:
+        self.server = RedisServer(yard, name)
+        self.name = name
+        self._yard = yard
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the container runs; a paused one does."""
+        self.server.reload()
+        return self.server.status in ("running", "paused")
+
+    def pause(self) -> None:
+        """``docker pause``."""
+        self.server.raw.pause()
+
+    def resume(self) -> None:
+        """``docker unpause``."""
+        self.server.raw.unpause()
+
+    def kill(self) -> None:
+        """``docker kill``."""
+        self.server.raw.kill()
+        self.server.raw.wait(timeout=_TIMEOUT)
+
+    def restart(self) -> None:
+        """``docker start``: it comes back with nothing in its memory."""
+        self.server.raw.start()
+        self.server.until_it_answers()
+
+    def unplug(self) -> None:
+        """Cut it off from everybody; it runs on and knows nothing of it."""
+        self._yard.unplug(self.server.raw)
+
+    def plug(self) -> None:
+        """Let everybody reach it again."""
+        self._yard.plug(self.server.raw, self.name)
+        self.server.reload()
+        self.server.until_it_answers()
+
+
+class DockerNodes:
+    """Lock nodes, with the face of ``devnodes.DevNodes``.
+
+    Attributes:
+        nodes: The nodes.
+        urls: As this process reaches them.
+        inside: As containers reach them, for ``redlock_nodes``.
+    """
+
+    def __init__(self, yard: Yard, count: int, prefix: str, max_ttl: float) -> None:
+        names = [f"{prefix}-{number}" for number in range(1, count + 1)]
+        self.nodes = [DockerNode(yard, name) for name in names]
+        for node in self.nodes:
+            node.server.until_it_answers()
+        self.urls = [node.server.celeryconfig["host_url"] for node in self.nodes]
+        # The names are what all clients agree on, wherever they are.
+        outside = [
+            {"url": url, "name": name}
+            for url, name in zip(self.urls, names, strict=True)
+        ]
+        self.inside = [
+            {"url": f"redis://{name}:6379/0", "name": name} for name in names
+        ]
+        redlock = Redlock(outside, ttl=min(30.0, max_ttl), max_ttl=max_ttl)
+        try:
+            redlock.initialize()
+        finally:
+            redlock.close()
+
+
+class WorkerContainer(CeleryWorkerContainer):
+    """A worker in the image of our own: pytest-celery's container around it.
+
+    Attributes:
+        raw: The container as the engine's client has it.
+    """
+
+    def __init__(  # noqa: PLR0913  (each of them differs between tests)
+        self,
+        yard: Yard,
+        image: str,
+        name: str,
+        *,
+        concurrency: int,
+        environment: Mapping[str, str],
+        stage: Path,
+        options: Sequence[str] = (),
+    ) -> None:
+        app = ("celery", "-A", "tests.worker.project.app", "worker", "-l", "INFO")
+        self._own_name = name
+        self._started_at = 0
+        self.raw = yard.run(
+            image,
+            name,
+            command=[
+                *(*app, "-n", f"{name}@%h", "-c", str(concurrency)),
+                *("--without-gossip", "--without-mingle", *options),
+            ],
+            environment=dict(environment),
+            user=f"{os.getuid()}:{os.getgid()}",  # the records are for both sides
+            init=True,
+            volumes={
+                str(ROOT / "tests"): {"bind": "/app/tests", "mode": "ro"},
+                str(stage): {"bind": "/stage", "mode": "rw"},
+            },
+        )
+        super().__init__(self.raw)
+
+    @property
+    def host(self) -> str:
+        """Its host name, as locks and records have it."""
+        return self._own_name
+
+    def start(self) -> None:
+        """Start it again after it was killed."""
+        self._started_at = len(self.logs())
+        self.raw.start()
+
+    def ready(self) -> bool:
+        """Wait until the worker says that it is ready."""
+
+        def is_ready() -> bool:
+            self.reload()
+            if self.status == "exited":
+                message = f"{self.name} ended while starting:\n{self.logs()}"
+                raise RuntimeError(message)
+            return " ready." in self.logs()[self._started_at :]
+
+        return until(is_ready, 60, what=f"{self.name} to be ready")
+
+    def teardown(self) -> None:
+        """Remove it, in whatever state it is."""
+        with contextlib.suppress(NotFound):
+            self.raw.remove(force=True, v=True)

@@ -1,0 +1,238 @@
+"""What the plugin's fixtures and the helpers beside them do."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Ignore
+
+from celery_redlock import (
+    DuplicateTask,
+    LockHeld,
+    LockLost,
+    QuorumUnreachable,
+    Redlock,
+    lock,
+    runtime_of,
+    singleton_task,
+)
+from celery_redlock.runtime import instead
+from celery_redlock.testing import (
+    FakeClock,
+    FakeNodes,
+    assert_skipped,
+    freeze,
+    held_elsewhere,
+    lose_lock,
+    partition,
+)
+
+if TYPE_CHECKING:
+    from celery_redlock.devnodes import DevNodes
+    from celery_redlock.testing import SignalRecorder
+
+KEY = "a"
+SOON = 10.0  # seconds
+
+
+# -- redlock_fake ------------------------------------------------------------------
+
+
+def test_fake_serves_an_app_without_nodes(redlock_fake: FakeNodes, task: Any) -> None:
+    """Locks are taken in memory, whatever the app's settings say."""
+    assert task.apply((KEY,)).get() == KEY
+
+    with task.lock(KEY) as lease:
+        assert lease.votes == 3
+    assert redlock_fake.asked
+
+
+def test_fake_is_shared_by_all_apps(redlock_fake: FakeNodes, task: Any) -> None:
+    """An app that is made later locks on the same nodes."""
+    other = Celery("other", set_as_current=False)
+    with (
+        task.lock(KEY),
+        pytest.raises(LockHeld),
+        lock(runtime_of(other).redlock, task.lock_key(KEY)),
+    ):
+        pass
+    other.close()
+
+
+def test_fake_takes_the_place_of_a_service_in_use(app: Celery, task: Any) -> None:
+    """An app that has locked before has its own service again after the test."""
+    app.conf.redlock_nodes = ["redis://nowhere"]
+    own = runtime_of(app).redlock
+
+    with instead(lambda _: FakeNodes(3).redlock()):
+        assert runtime_of(app).redlock is not own
+        assert task.apply((KEY,)).get() == KEY
+
+    assert runtime_of(app).redlock is own
+
+
+@pytest.mark.redlock(5, clock=FakeClock())
+def test_marker_says_how_the_nodes_are_made(task: Any) -> None:
+    """Without a fixture, too: five nodes whose time stands still."""
+    redlock = runtime_of(task.app).redlock
+
+    assert len(redlock.labels) == 5
+    assert isinstance(redlock.clock, FakeClock)
+
+
+def test_fake_serves_a_worker(redlock_fake: FakeNodes, task: Any, worker: Any) -> None:
+    """Calls that a worker in this process runs are locked like all others."""
+    assert task.delay(KEY).get(timeout=SOON) == KEY
+    with held_elsewhere(task, KEY):
+        error = assert_skipped(task.delay(KEY))
+
+    assert isinstance(error, DuplicateTask)
+    assert "work[elsewhere-" in str(error)
+    assert task.delay(KEY).get(timeout=SOON) == KEY
+
+
+# -- what can go wrong ---------------------------------------------------------------
+
+
+def test_skipped_eager_call_is_recognised(redlock_fake: FakeNodes, task: Any) -> None:
+    """An eager call that was skipped says who had the lock, in words."""
+    with held_elsewhere(task, KEY):
+        error = assert_skipped(task.apply((KEY,)))
+
+    assert isinstance(error, Ignore)
+    assert "elsewhere" in str(error)
+
+
+def test_call_that_ran_was_not_skipped(redlock_fake: FakeNodes, task: Any) -> None:
+    """The error says how the call ended."""
+    result = task.apply((KEY,))
+
+    with pytest.raises(AssertionError, match="not skipped: it ended as SUCCESS"):
+        assert_skipped(result)
+
+
+def test_call_that_never_ends_was_not_skipped(app: Celery, task: Any) -> None:
+    """The error asks whether there is a worker."""
+    result = task.delay(KEY)
+
+    with pytest.raises(AssertionError, match=r"within 0\.1 s: it is PENDING"):
+        assert_skipped(result, timeout=0.1)
+
+
+def test_revoked_call_was_not_skipped(app: Celery) -> None:
+    """What somebody revoked has not met another holder."""
+    app.backend.mark_as_failure("revoked", Ignore("by hand"), state="REVOKED")
+
+    with pytest.raises(AssertionError, match="ended as REVOKED"):
+        assert_skipped(app.AsyncResult("revoked"))
+
+
+def test_lock_can_be_held_elsewhere(redlock_fake: FakeNodes, task: Any) -> None:
+    """To this process the holder is a stranger, until the block ends."""
+    with (
+        held_elsewhere(task, key=KEY),
+        pytest.raises(LockHeld) as refused,
+        task.lock(KEY),
+    ):
+        pass
+
+    assert refused.value.holder
+    assert refused.value.holder.task == "work"
+    with task.lock(KEY):
+        pass
+
+
+def test_lost_lock_stops_the_body(
+    redlock_fake: FakeNodes,
+    redlock_events: SignalRecorder,
+    app: Celery,
+) -> None:
+    """The worker is told, the body ends in `LockLost`, somebody else can come."""
+    released = threading.Event()
+
+    @singleton_task(app=app, name="long", key="{key}", shared=False)
+    def long(key: str) -> None:
+        while not released.wait(0.01):
+            pass
+
+    with start_worker(app, perform_ping_check=False, shutdown_timeout=SOON):
+        result = long.delay(KEY)
+        redlock_events.wait_for("lock_acquired")
+        lease = lose_lock(long, KEY)
+        with held_elsewhere(long, KEY) as successor, pytest.raises(LockLost):
+            result.get(timeout=SOON)
+        released.set()
+
+    assert redlock_events.wait_for("lock_lost").lease is lease
+    assert successor.fence > lease.fence
+
+
+def test_lock_without_renewal_can_be_lost() -> None:
+    """Nor does losing it wait for its end."""
+    redlock = FakeNodes(3, clock=FakeClock()).redlock(ttl=10.0)
+    lost: list[object] = []
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(LockLost))
+        held = lock(redlock, KEY, renew=False, on_lost=lost.append)
+        lease = stack.enter_context(held)
+        assert lose_lock(redlock, KEY) is lease
+        assert not redlock.inspect(KEY).holder
+
+    assert lost == [lease]
+
+
+def test_lock_that_is_not_held_cannot_be_lost(
+    redlock_fake: FakeNodes, task: Any
+) -> None:
+    """A test that thinks so is mistaken, and is told."""
+    with held_elsewhere(task, KEY), pytest.raises(AssertionError, match="not hold"):
+        lose_lock(task, KEY)
+
+
+def test_frozen_majority_grants_nothing(redlock_fake: FakeNodes, task: Any) -> None:
+    """While the block lasts."""
+    with (
+        freeze(redlock_fake, 0, 1),
+        pytest.raises(QuorumUnreachable),
+        task.lock(KEY),
+    ):
+        pass
+    with task.lock(KEY):
+        pass
+
+
+def test_partition_is_this_processes_own(redlock_fake: FakeNodes, task: Any) -> None:
+    """Another process gets through meanwhile."""
+    other = redlock_fake.another_client().redlock()
+    with partition(redlock_fake):
+        with pytest.raises(QuorumUnreachable), task.lock(KEY):
+            pass
+        other.release(other.acquire(KEY))
+    with task.lock(KEY):
+        pass
+
+
+def test_real_nodes_can_be_frozen(three_nodes: DevNodes) -> None:
+    """The same words, and servers that run on afterwards; one was killed meanwhile."""
+    redlock = Redlock(three_nodes.urls, node_timeout=0.5)
+    redlock.release(redlock.acquire(KEY, wait=SOON))
+
+    with freeze(three_nodes, 0, 1):
+        three_nodes.nodes[1].kill()
+        with pytest.raises(QuorumUnreachable):
+            redlock.acquire(KEY)
+
+    redlock.release(redlock.acquire(KEY, wait=SOON))
+    redlock.close()
+
+
+def test_real_nodes_are_not_partitioned(three_nodes: DevNodes) -> None:
+    """That is refused, with what to do instead."""
+    nodes: Any = three_nodes
+    with pytest.raises(TypeError, match="freeze"), partition(nodes):
+        pass
