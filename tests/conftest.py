@@ -14,6 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import hypothesis
 import psutil
 import pytest
 
@@ -23,6 +24,11 @@ from celery_redlock.errors import RedlockError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+# No test here is about time, so a busy machine must not fail one.
+hypothesis.settings.register_profile("desk", deadline=None)
+if not os.environ.get("CI"):
+    hypothesis.settings.load_profile("desk")
 
 _LAST_CHANCE = 10.0  # seconds for a process to end that was told to
 

@@ -36,6 +36,7 @@ def test_absence_of_a_leader_is_scraped_from_a_worker(beats: Beats) -> None:
     beats.use(**{PORT: str(port)})
     beats.start_worker(imports=IMPORTS)
     scraped = Scraped(port)
+    until(scraped.is_open)
     assert not scraped.has("redlock_leaders")
 
     beats.start()

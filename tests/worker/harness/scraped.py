@@ -20,6 +20,14 @@ class Scraped:
         self.port = port
         self.url = f"http://127.0.0.1:{port}/metrics"
 
+    def is_open(self) -> bool:
+        """Tell whether it serves already."""
+        try:
+            self.samples()
+        except OSError:
+            return False
+        return True
+
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """Return all samples of one scrape, by name and labels."""
         with urllib.request.urlopen(self.url, timeout=10) as response:  # noqa: S310  (ours)
