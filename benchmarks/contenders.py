@@ -1,0 +1,262 @@
+"""The same lock, taken and given back by each library in its own way.
+
+Each gets what its documentation shows: one client, made once, where it lets one do
+so. All speak to the same servers with the same redis-py and hiredis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import select
+import socket
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis.lock import Lock
+
+from benchmarks.runner import Contender
+from celery_redlock.core.lease import Holder, new_base, new_token
+from celery_redlock.core.wire import new_reader, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+__all__ = ["RawSockets", "locks", "ours", "redis_py"]
+
+TTL = 30  # seconds
+_MS = 1000
+_numbers = itertools.count()
+
+
+def _name() -> str:
+    return f"bench:{next(_numbers)}"
+
+
+def ours(redlock: Redlock, count: int, name: str = "celery-redlock") -> Contender:
+    """Take and release locks with this service."""
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            redlock.release(redlock.acquire(_name(), TTL))
+
+    return Contender(name, len(redlock.labels), run, count)
+
+
+def redis_py(client: redis.Redis, count: int, name: str = "redis-py Lock") -> Contender:
+    """Take and release redis-py's own lock, which is what one node can do best."""
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            lock = Lock(client, _name(), timeout=TTL)
+            lock.acquire(blocking=False)
+            lock.release()
+
+    return Contender(name, 1, run, count)
+
+
+class RawSockets:
+    """N sockets and nothing else: send to all, wait until a majority has answered.
+
+    What no client in Python that asks N nodes can beat by much.
+    """
+
+    def __init__(self, nodes: DevNodes) -> None:
+        self._poll = select.epoll()
+        self._of: dict[int, tuple[socket.socket, Any]] = {}
+        self._owed: dict[int, int] = {}
+        for node in nodes.nodes:
+            sock = socket.create_connection(("127.0.0.1", node.port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(0)
+            self._of[sock.fileno()] = sock, new_reader()
+            self._owed[sock.fileno()] = 0
+            self._poll.register(sock.fileno(), select.EPOLLIN)
+        self._quorum = len(self._of) // 2 + 1
+
+    def ask(self, command: bytes) -> None:
+        """Send one command to all; return when a majority has answered it."""
+        for number, (sock, _) in self._of.items():
+            sock.send(command)
+            self._owed[number] += 1
+        done = 0
+        while done < self._quorum:
+            for number, _ in self._poll.poll():
+                sock, reader = self._of[number]
+                reader.feed(sock.recv(65536))
+                while reader.gets() is not False:
+                    self._owed[number] -= 1
+                    done += not self._owed[number]
+
+
+def _raw(nodes: DevNodes, redlock: Redlock, count: int) -> list[Contender]:
+    scripts, pings = RawSockets(nodes), RawSockets(nodes)
+    commands, facts = redlock.commands, Holder.here().facts()
+
+    def same_scripts(cycles: int) -> None:
+        for _ in range(cycles):
+            key, token = _name(), new_token(new_base())
+            asked = commands.acquire(key, ttl=TTL, token=token, facts=facts)
+            scripts.ask(asked.packed())
+            scripts.ask(commands.release(key, token).packed())
+
+    def broadcasts(cycles: int) -> None:
+        ping = pack("PING")
+        for _ in range(2 * cycles):
+            pings.ask(ping)
+
+    count_of_nodes = len(nodes.nodes)
+    return [
+        Contender("raw sockets, same scripts", count_of_nodes, same_scripts, count),
+        Contender("raw sockets, two PINGs", count_of_nodes, broadcasts, count),
+    ]
+
+
+def _python_redis_lock(url: str, count: int) -> Contender:
+    import redis_lock  # noqa: PLC0415  (a peer, which may not import)
+
+    client = redis.Redis.from_url(url)
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            lock = redis_lock.Lock(client, _name(), expire=TTL)
+            lock.acquire(blocking=False)
+            lock.release()
+
+    return Contender("python-redis-lock", 1, run, count)
+
+
+def _redlock_py(nodes: DevNodes, count: int) -> Contender:
+    import redlock  # noqa: PLC0415  (a peer, which may not import)
+
+    ports = [{"host": "127.0.0.1", "port": node.port} for node in nodes.nodes]
+    service = redlock.Redlock(ports)
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            service.unlock(service.lock(_name(), TTL * _MS))
+
+    return Contender("redlock-py", len(ports), run, count)
+
+
+def _pottery(nodes: DevNodes, count: int) -> Contender:
+    import pottery  # noqa: PLC0415  (a peer, which may not import)
+
+    clients = {redis.Redis.from_url(url) for url in nodes.urls}
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            lock = pottery.Redlock(
+                key=_name(), masters=clients, auto_release_time=float(TTL)
+            )
+            lock.acquire(blocking=False)
+            lock.release()
+
+    return Contender("pottery", len(clients), run, max(1, count // 8))
+
+
+def _aioredlock(nodes: DevNodes, count: int) -> Contender:
+    import aioredlock  # noqa: PLC0415  (a peer, which may not import)
+
+    logging.getLogger("aioredlock").setLevel(logging.CRITICAL)
+    loop = asyncio.new_event_loop()
+    service = aioredlock.Aioredlock([("127.0.0.1", node.port) for node in nodes.nodes])
+
+    async def cycle(cycles: int) -> None:
+        for _ in range(cycles):
+            await service.unlock(await service.lock(_name(), lock_timeout=TTL))
+
+    def run(cycles: int) -> None:
+        loop.run_until_complete(cycle(cycles))
+
+    return Contender("aioredlock", len(nodes.nodes), run, max(1, count // 4))
+
+
+def _celery_once(url: str, count: int) -> Contender:
+    from celery_once.backends import redis as backend  # noqa: PLC0415  (a peer)
+
+    once = backend.Redis({"url": url})
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            key = _name()
+            once.raise_or_lock(key, TTL)
+            once.clear_lock(key)
+
+    return Contender("celery-once", 1, run, count)
+
+
+def _celery_singleton(url: str, count: int) -> Contender:
+    from celery_singleton.backends.redis import RedisBackend  # noqa: PLC0415  (a peer)
+
+    backend = RedisBackend(url)
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            key = _name()
+            backend.lock(key, "task-id", TTL)
+            backend.unlock(key)
+
+    return Contender("celery-singleton", 1, run, count)
+
+
+def _celery_heimdall(url: str, count: int) -> Contender:
+    from types import SimpleNamespace  # noqa: PLC0415
+
+    from celery_heimdall import task as heimdall  # noqa: PLC0415  (a peer)
+
+    settings = SimpleNamespace(unique_lock_blocking=False, unique_lock_timeout=None)
+    task: Any = SimpleNamespace(
+        heimdall_redis=redis.Redis.from_url(url), heimdall_config=settings
+    )
+
+    def run(cycles: int) -> None:
+        for _ in range(cycles):
+            key = _name()
+            heimdall.acquire_lock(task, key, TTL, task_id="task-id")
+            heimdall.release_lock(task, key)
+
+    return Contender("celery-heimdall", 1, run, count)
+
+
+def locks(
+    nodes: DevNodes, redlock: Redlock, count: int
+) -> tuple[list[Contender], dict[str, str]]:
+    """Return all that can be run here, and why the others cannot."""
+    url = nodes.urls[0]
+    peers: dict[str, Callable[[], Contender]] = {
+        "python-redis-lock": lambda: _python_redis_lock(url, count),
+        "redlock-py": lambda: _redlock_py(nodes, count),
+        "pottery": lambda: _pottery(nodes, count),
+        "aioredlock": lambda: _aioredlock(nodes, count),
+        "celery-once": lambda: _celery_once(url, count),
+        "celery-singleton": lambda: _celery_singleton(url, count),
+        "celery-heimdall": lambda: _celery_heimdall(url, count),
+    }
+    found = [
+        ours(redlock, count),
+        redis_py(redis.Redis.from_url(url), count),
+        *_raw(nodes, redlock, count),
+    ]
+    missing = {}
+    for name, make in peers.items():
+        contender = _tried(make)
+        if isinstance(contender, str):
+            missing[name] = contender
+        else:
+            found.append(contender)
+    return found, missing
+
+
+def _tried(make: Callable[[], Contender]) -> Contender | str:
+    """Return a contender that has done one cycle, or why it cannot."""
+    try:
+        contender = make()
+        contender.run(1)
+    except Exception as error:  # noqa: BLE001  (whatever keeps a peer from running)
+        return f"{type(error).__name__}: {error}".splitlines()[0][:100]
+    return contender

@@ -1,0 +1,118 @@
+"""Ten thousand leases in one process, and ten times as many to check the model.
+
+The watchdog's ``step`` is called here instead of by its thread, and its clock is moved
+on by a third of the ttl, so that all are due at the same moment: the worst case.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.runner import PATIENT, servers_cpu
+from celery_redlock.core.clock import SystemClock
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.renewal import RENEW_AT, Watchdog
+from celery_redlock.devnodes import DevNodes
+
+if TYPE_CHECKING:
+    from celery_redlock.core.lease import Lease
+
+__all__ = ["measure"]
+
+TTL = 60.0  # seconds: nothing ends while this is measured
+_TICKS = 5
+_SOON = 0.1  # seconds: what is due later is the next renewal
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Return time and memory for a tick with few and with many leases."""
+    with DevNodes(5) as nodes:
+        pids = [node.pid for node in nodes.nodes]
+        sizes = (500, 1_000) if quick else (10_000, 40_000)
+        found = {size: _hold(nodes, pids, size) for size in sizes}
+    goal, most = sizes
+    return {"goal": found[goal], "most": found[most]}
+
+
+def _hold(nodes: DevNodes, pids: list[int], size: int) -> dict[str, Any]:
+    clock = _Clock()
+    redlock = Redlock(nodes.urls, ttl=TTL, node_timeout=PATIENT, clock=clock)
+    redlock.check()
+    watchdog = _Hand(redlock)
+    keys = [f"lease:{size}:{number}" for number in range(size)]
+    gc.collect()
+    before = _rss()
+    began, served = time.perf_counter(), servers_cpu(pids)
+    leases = [redlock.acquire(key) for key in keys]
+    took, granting = time.perf_counter() - began, servers_cpu(pids) - served
+    for lease in leases:
+        watchdog.watch(lease)
+    ticks = [_tick(watchdog, clock, leases, pids) for _ in range(_TICKS)]
+    gc.collect()
+    weight = (_rss() - before) / size
+    lost = sum(not lease.is_valid() for lease in leases)
+    for lease in leases:
+        watchdog.forget(lease)
+        redlock.release(lease)
+    redlock.close()
+    best = min(ticks)
+    return {
+        "leases": size,
+        "wall_s": best[0],
+        "cpu_s": best[1],
+        "servers_us_per_renewal": best[2] / size / 5 * 1e6,
+        "servers_us_per_grant": granting / size / 5 * 1e6,
+        "grant_us": took / size * 1e6,
+        "bytes_per_lease": weight,
+        "lost": lost,
+    }
+
+
+class _Clock(SystemClock):
+    """The machine's clock, and what was added to it."""
+
+    __slots__ = ("ahead",)
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds since boot, and more."""
+        return super().monotonic() + self.ahead
+
+
+class _Hand(Watchdog):
+    """A watchdog that is moved by hand."""
+
+    def start(self) -> None:
+        """Do not start the thread."""
+
+
+def _tick(
+    watchdog: Watchdog, clock: _Clock, leases: list[Lease], pids: list[int]
+) -> tuple[float, float, float]:
+    """Renew all of them now. Return wall, client and server seconds."""
+    before = [lease.until for lease in leases]
+    clock.ahead += TTL * RENEW_AT
+    served, used, began = servers_cpu(pids), time.process_time(), time.perf_counter()
+    left = leases
+    while left:
+        while (watchdog.step() or math.inf) < clock.monotonic() + _SOON:
+            pass
+        left = [
+            lease for a, lease in zip(before, leases, strict=True) if lease.until <= a
+        ]
+    wall, cpu = time.perf_counter() - began, time.process_time() - used
+    return wall, cpu, servers_cpu(pids) - served
+
+
+def _rss() -> int:
+    """Return the bytes of memory that this process has in use (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

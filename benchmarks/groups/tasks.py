@@ -1,0 +1,79 @@
+"""No-op tasks through a real prefork worker, from publishing to the result."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.runner import Contender, interleave, median_cost, ratio
+from celery_redlock.devnodes import DevNodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["measure"]
+
+PROCESSES = 2
+_numbers = itertools.count()
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Return tasks per second, and the ratios to plain Celery and to two peers."""
+    rounds, count = (1, 30) if quick else (11, 150)
+    with DevNodes(5) as nodes, DevNodes(1, initialize=False) as broker:
+        os.environ["BENCHMARK_SERVERS"] = " ".join([*broker.urls, *nodes.urls])
+        from benchmarks.groups import tasks_app  # noqa: PLC0415  (reads the line above)
+
+        pids = [broker.nodes[0].pid]
+        for _ in _worker(tasks_app.app):
+            contenders = [
+                _contender(name, task, count) for name, task in tasks_app.TASKS.items()
+            ]
+            costs = interleave(contenders, rounds=rounds, pids=pids)
+        tasks_app.app.close()
+    plain, us = costs["plain Celery"], costs["celery-redlock"]
+    return {
+        "per_second": {name: 1e6 / median_cost(c).wall for name, c in costs.items()},
+        "to_plain": {name: ratio(plain, c) for name, c in costs.items()},
+        "to_singleton": ratio(costs["celery-singleton"], us),
+        "to_once": ratio(costs["celery-once"], us),
+        "broker_us_per_task": median_cost(plain).servers,
+        "client_us_per_task": {n: median_cost(c).cpu for n, c in costs.items()},
+    }
+
+
+def _contender(name: str, task: Any, count: int) -> Contender:
+    def run(cycles: int) -> None:
+        results = [task.delay(next(_numbers)) for _ in range(cycles)]
+        for result in results:
+            result.get(timeout=60)
+
+    return Contender(name, 0 if name == "plain Celery" else 1, run, count)
+
+
+def _worker(app: Any) -> Iterator[None]:
+    """Run a worker while the caller's loop does."""
+    command = [sys.executable, "-m", "celery", "-A", "benchmarks.groups.tasks_app"]
+    command += ["worker", "-c", str(PROCESSES), "-P", "prefork", "-l", "ERROR"]
+    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with tempfile.TemporaryFile() as log:
+        worker = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
+        try:
+            deadline = time.monotonic() + 30
+            while not app.control.ping(timeout=0.5):
+                if worker.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    sys.exit(f"The worker did not start:\n{log.read().decode()}")
+            yield
+        finally:
+            worker.terminate()
+            try:
+                worker.wait(20)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
