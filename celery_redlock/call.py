@@ -178,6 +178,8 @@ class Call:
         fresh = dataclasses.replace(
             self.envelope, base=None, **{"twin": self.has_twin, **envelope}
         )
+        if not fresh.twin:
+            outcome.note_retry(self.task, self.request, reason)
         try:
             outcome.republish(
                 self.task,
@@ -210,6 +212,7 @@ class Call:
         )
         if fresh.twin:
             raise Ignore(f"{self} is put back for {countdown:.1f} s")
+        self.request.ignore_result = True  # RETRY is stored, and may be out of date
         raise Retry(exc=reason, when=countdown)
 
     def about(self, event: str, **facts: object) -> dict[str, object]:

@@ -33,6 +33,7 @@ __all__ = [
     "has_ended",
     "has_expired",
     "has_finished",
+    "note_retry",
     "republish",
     "skip",
 ]
@@ -97,6 +98,21 @@ def republish(
     if envelope.twin:
         options["expires"] = None
     signature.apply_async(add_to_parent=False)
+
+
+def note_retry(task: Any, request: Any, error: Exception) -> None:
+    """Store RETRY before the call is published again, and not after it as Celery does.
+
+    A process can be frozen between the two: then the copy may have ended, and what it
+    has come to would be overwritten, for ever.
+    """
+    if not (_keeps_result(task, request) or task.store_errors_even_if_ignored):
+        return
+    try:
+        task.backend.mark_as_retry(request.id, error, request=request)
+    except Exception:
+        # The call must go back into its queue, whatever is known of it.
+        log.exception("RETRY could not be stored for %s.", request.id)
 
 
 def has_finished(task: Any, request: Any) -> bool:

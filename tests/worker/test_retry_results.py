@@ -15,15 +15,40 @@ if TYPE_CHECKING:
     from tests.worker.harness.deployment import Deployment, Site
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_retry_without_delay_begins_when_its_parent_has_stored_that_it_retries(
-    deploy: Callable[..., Deployment], site: Site, key: str, pool: str
-) -> None:
-    """Otherwise the parent may store RETRY over the result, for ever."""
+@pytest.fixture
+def late(site: Site) -> dict[str, str]:
+    """Give the settings of a worker whose RETRY is stored late."""
     backend = (
         f"tests.worker.project.late.LateRetries+redis://127.0.0.1:{site.backend.port}/0"
     )
-    worker = deploy(pool=pool, settings={"result_backend": backend})
+    return {"result_backend": backend}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_duplicate_that_was_put_back_has_its_own_result_in_the_end(
+    deploy: Callable[..., Deployment], late: dict[str, str], key: str, pool: str
+) -> None:
+    """Also when who has put it back was frozen just then, and goes on after its end."""
+    worker = deploy(pool=pool, settings=late)
+    worker.begin("job-retry", key)
+
+    second = worker.send("job-retry", key)
+    received = f"[{second.id}] received"
+    until(lambda: worker.logs().count(received) > 1, 20)
+    worker.stage.open(key)
+
+    assert second.get(timeout=20) == second.id
+    again = worker.logs().count(received) - 1
+    until(lambda: worker.logs().count(f"{second.id}] retry: ") >= again, 20)
+    assert worker.app.AsyncResult(second.id).state == states.SUCCESS
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_retry_without_delay_begins_when_its_parent_has_stored_that_it_retries(
+    deploy: Callable[..., Deployment], late: dict[str, str], key: str, pool: str
+) -> None:
+    """Otherwise the parent may store RETRY over the result, for ever."""
+    worker = deploy(pool=pool, settings=late)
 
     result = worker.send("retried-at-once", key, 1)
     assert result.get(timeout=20) == 1
