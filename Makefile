@@ -42,7 +42,7 @@ lint: $(VENV)/.with-lint
 	@$(BIN)/mypy
 
 docs: $(VENV)/.with-docs
-	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d site/.doctrees docs site
+	@$(BIN)/python -m sphinx -W --keep-going -q -E -b html -d site/.doctrees docs site
 	@echo "The site is in site/index.html."
 
 check-package: $(VENV)/.made
