@@ -5,6 +5,7 @@ Each message is a fact with numbers, what holds now, and the remedy.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from celery_redlock.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["delay_after", "failure_of", "ttl_left", "unreachable"]
+__all__ = ["delay_after", "ends_in", "failure_of", "ttl_left", "unreachable"]
 
 _MS = 1000
 _SHORTEST_DELAY, _LONGEST_DELAY = 0.002, 0.25  # seconds
@@ -78,16 +79,22 @@ def unreachable(key: str, ballot: Ballot, *, node_timeout: float) -> QuorumUnrea
 
 
 def ttl_left(ballot: Ballot, token: str) -> float:
-    """Return the seconds until a majority no longer names this token.
+    """Return the seconds until a majority no longer names this token; 0 if for ever.
 
     It must be named by a majority now.
     """
+    left = ends_in(ballot, token)
+    return 0.0 if left == math.inf else left
+
+
+def ends_in(ballot: Ballot, token: str) -> float:
+    """Return the same, and infinity for a lock that does not end."""
     left = sorted(
-        vote.number
+        math.inf if vote.number < 0 else vote.number
         for vote in ballot.votes
         if vote is not None and vote.kind is VoteKind.TAKEN and vote.token == token
     )
-    return max(0, left[len(left) - ballot.quorum]) / _MS
+    return left[len(left) - ballot.quorum] / _MS
 
 
 def delay_after(

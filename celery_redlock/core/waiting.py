@@ -27,7 +27,7 @@ import random
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.ballot import quorum_of
-from celery_redlock.core.failure import ttl_left
+from celery_redlock.core.failure import ends_in
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
@@ -93,8 +93,8 @@ class Waiting:
         if self._ears.listening >= ballot.quorum:
             every = max(_LEAST_LOOK_EVERY, _LOOK_EVERY * len(ballot.labels))
         pause = every * random.uniform(0.75, 1.25)  # noqa: S311  (jitter)
-        if left := ttl_left(ballot, token):
-            pause = min(pause, left + random.uniform(0, _AFTER_END))  # noqa: S311
+        left = ends_in(ballot, token)  # in this very millisecond, perhaps
+        pause = min(pause, left + random.uniform(_AFTER_END / 50, _AFTER_END))  # noqa: S311
         return self._clock.monotonic() + pause
 
     def _mind_the_pace(self, until: float) -> None:

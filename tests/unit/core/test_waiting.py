@@ -184,6 +184,21 @@ def test_turn_that_comes_later_is_waited_for(
     assert looks(nodes) == 1
 
 
+def test_lock_that_ends_in_this_millisecond_is_looked_at_again_soon(
+    clock: FakeClock, nodes: FakeNodes, wait_for: Callable[..., Waiting]
+) -> None:
+    """What is left of it is 0 ms then, which is not the same as for ever."""
+    for index in range(3):
+        put(nodes, index, "theirs.1", ttl_ms=1)
+    clock.advance(0.001)
+    waiting = wait_for()
+    began = clock.monotonic()
+
+    waiting.pause(began + 60)
+
+    assert clock.monotonic() - began < 0.1
+
+
 def test_end_of_the_holders_ttl_is_looked_into(
     clock: FakeClock, nodes: FakeNodes, wait_for: Callable[..., Waiting]
 ) -> None:
