@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.server import free_port, spawn
+from celery_redlock.devnodes.server import spawn
 from celery_redlock.errors import RedlockError
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def main() -> int:
     """Run the site until Ctrl-C."""
     parser = argparse.ArgumentParser(description="Run the example with all it needs.")
     parser.add_argument("--port", type=int, help="Of the web server; else a free one.")
-    port = parser.parse_args().port or free_port()
+    port = parser.parse_args().port or 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ["DJANGO_SETTINGS_MODULE"] = "project.settings"
     sys.path.insert(0, str(HERE))
@@ -211,6 +211,7 @@ def main() -> int:
         prepare_database()
         site.start_celery()
         server = start_web_server(site, port)
+        port = server.server_port
         print(
             f"\n  Reports    http://127.0.0.1:{port}/live/\n"
             f"  the admin  http://127.0.0.1:{port}/admin/   admin/admin, "
