@@ -111,6 +111,7 @@ class Fanout:
         self._new_selector = new_selector
         self.observer: Callable[[Question], Callable[[int, Vote], None]] | None = None
         self._turn = threading.RLock()  # it knows its owner: see _in_turn
+        self._hurried: set[int] = set()  # threads with a deadline that want a turn
         self._selector: selectors.BaseSelector | None = None
         self._polled_at = 0.0
         self._needy: list[Node] = []  # at the last look
@@ -123,6 +124,10 @@ class Fanout:
 
     def ask(self, question: Question) -> None:
         """Send one question and wait for it as long as nodes may take."""
+        if self._hurried:
+            # Who has just had its turn would get the next one before a thread that
+            # is still waking up, and locks would not be renewed.
+            self._clock.sleep(_GLANCE)
         with self._turn:
             self._send((question,))
             until = self._clock.monotonic() + self._patience()
@@ -160,7 +165,7 @@ class Fanout:
     def forget(self) -> None:
         """Start anew in a forked child, touching nothing of the parent's."""
         selector, self._selector = self._selector, None
-        self._turn = threading.RLock()
+        self._turn, self._hurried = threading.RLock(), set()
         if selector:
             selector.close()
         for node in self.nodes:
@@ -192,10 +197,12 @@ class Fanout:
         ``acquire`` has returned, before a line can note that it was granted. So the
         turn is given back in any case, and the lock knows whether we had it.
         """
-        left = max(0.0, until - self._clock.monotonic())
+        left, me = max(0.0, until - self._clock.monotonic()), threading.get_ident()
         try:
+            self._hurried.add(me)
             if not self._turn.acquire(timeout=left):
                 return False
+            self._hurried.discard(me)
             do(*args)
             return True
         finally:
@@ -203,6 +210,7 @@ class Fanout:
                 self._turn.release()
             except RuntimeError:
                 pass
+            self._hurried.discard(me)
 
     # -- in our turn ----------------------------------------------------------
 
