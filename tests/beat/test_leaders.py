@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tests.beat.support import LONG_TTL, until
-from tests.nodes.support import wires
+from tests.nodes.lines import wires
 
 if TYPE_CHECKING:
     from collections.abc import Callable

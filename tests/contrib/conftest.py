@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy.orm import Session
 
 from tests.conftest import missing
 from tests.contrib.postgres import Postgres, find_postgres
-from tests.contrib.storages import Storage, make_tables, open_storage, use_django
+from tests.contrib.storages import (
+    SqlAlchemyStorage,
+    Storage,
+    make_tables,
+    open_storage,
+    use_django,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
+
+    from sqlalchemy import Engine
 
 DATABASES = ["sqlite", "postgresql"]
 
@@ -63,3 +73,24 @@ def alias(database: str) -> Iterator[str]:
     make_tables(name)
     yield name
     connections[name].close()
+
+
+@pytest.fixture
+def shop(alias: str) -> ModuleType:
+    """Give the models of the shop, whose tables are in Django's database."""
+    from tests.contrib.shop import models  # noqa: PLC0415  (Django is set up now)
+
+    return models
+
+
+@pytest.fixture
+def engine(database: str) -> Engine:
+    """Give SQLAlchemy's engine of each database in turn, with tables of all models."""
+    return SqlAlchemyStorage(database).engine
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    """Give a session of SQLAlchemy's."""
+    with Session(engine) as session:
+        yield session

@@ -1,17 +1,22 @@
-"""What tests on real servers share: clients, a look at the nodes, lines to break."""
+"""What tests on real servers share: clients, a look at the nodes, threads, programs."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+import redis
+
 from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.fence import stripe_of
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNode, DevNodes
+from celery_redlock.errors import QuorumUnreachable
 from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -20,20 +25,35 @@ if TYPE_CHECKING:
     from celery_redlock.core.ballot import Ballot
 
 __all__ = [
+    "MAX_TTL",
     "PATIENT",
-    "Wire",
+    "QUARANTINE",
+    "SHORT",
     "client",
     "counters",
     "kinds",
     "locks",
+    "plain_client",
+    "refusal",
     "run_python",
+    "run_threads",
+    "scripts_run",
+    "set_counters",
     "until",
+    "until_all_vote",
     "until_nothing_is_left",
+    "use",
     "values",
-    "wires",
 ]
 
+ROOT = Path(__file__).parents[2]
+
 PATIENT = 0.2  # seconds for a node to answer, also on a machine that is busy
+
+# Of a deployment whose quarantine a test can wait for.
+MAX_TTL = 0.5  # seconds
+QUARANTINE = 1.02 * MAX_TTL + 1
+SHORT: dict[str, Any] = {"ttl": MAX_TTL, "max_ttl": MAX_TTL, "node_timeout": 0.15}
 
 
 @contextlib.contextmanager
@@ -45,6 +65,33 @@ def client(nodes: DevNodes | Sequence[Any], **options: Any) -> Iterator[Redlock]
         yield redlock
     finally:
         redlock.close()
+
+
+def plain_client(node: DevNode, **options: Any) -> redis.Redis:
+    """Make a client as a user of redis-py would, from the URL."""
+    return redis.Redis.from_url(
+        node.url, protocol=2, decode_responses=True, retry=None, **options
+    )
+
+
+def use(redlock: Redlock, key: str) -> None:
+    """Take a lock, renew it and let it go."""
+    lease = redlock.acquire(key, wait=5)
+    assert redlock.extend(lease)
+    lease.ensure(network=True)
+    assert redlock.release(lease)
+
+
+def refusal(redlock: Redlock, key: str = "k") -> QuorumUnreachable:
+    """Fail to take a lock for want of nodes, and return the error."""
+    with pytest.raises(QuorumUnreachable) as refused:
+        redlock.acquire(key)
+    return refused.value
+
+
+def until_all_vote(redlock: Redlock, seconds: float = 10.0) -> None:
+    """Wait until every node gives this service its vote."""
+    until(lambda: redlock.check().problems == [], seconds, what="all nodes to vote")
 
 
 # -- Look --------------------------------------------------------------------------
@@ -79,17 +126,52 @@ def counters(node: DevNode) -> dict[str, int]:
     return {field: int(counter) for field, counter in found.items()}
 
 
+def set_counters(nodes: Sequence[DevNode], key: str, *numbers: int) -> None:
+    """Give the nodes these fence counters for the key's stripe, and no floor."""
+    for node, number in zip(nodes, numbers, strict=True):
+        node.command("DEL", "redlock:fence")
+        node.command("HSET", "redlock:fence", stripe_of(key), number)
+
+
+def scripts_run(nodes: DevNodes | Sequence[DevNode]) -> int:
+    """Return how many scripts these nodes have run."""
+    stats = [node.command("INFO", "commandstats") for node in _nodes(nodes)]
+    names = ("cmdstat_evalsha", "cmdstat_eval")
+    return sum(stat[name]["calls"] for stat in stats for name in names if name in stat)
+
+
 def kinds(ballot: Ballot | None) -> list[VoteKind]:
     """Return what each node said; one that did not answer in time was silent."""
     assert ballot is not None
     return [vote.kind if vote else VoteKind.SILENT for vote in ballot.votes]
 
 
-# -- Programs ----------------------------------------------------------------------
+# -- Threads and programs ----------------------------------------------------------
+
+
+def run_threads(*jobs: Callable[[], None]) -> None:
+    """Run these at once, and raise what one of them raised."""
+    errors: list[BaseException] = []
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001  (raised again below)
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:
     """Run a program in a process of its own and return the lines it printed.
+
+    It can import what the tests share.
 
     Raises:
         AssertionError: It failed, or did not end in time.
@@ -99,6 +181,7 @@ def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=ROOT,
     )
     try:
         output, errors = process.communicate(timeout=timeout)
@@ -108,130 +191,3 @@ def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:
         raise AssertionError(f"it hung after\n{output}\n{errors}") from None
     assert process.returncode == 0, f"{output}\n{errors}"
     return output.splitlines()
-
-
-# -- Lines -------------------------------------------------------------------------
-
-
-class Wire:
-    """A way to a node that can be held, cut, or lead to another node.
-
-    Attributes:
-        url: Where clients connect to.
-        target: The node that they get through to.
-        longest_burst: The most bytes that came at once, in either direction.
-    """
-
-    def __init__(self, target: DevNode) -> None:
-        self.target = target
-        self.longest_burst = 0
-        self._cut_at: bytes | None = None
-        self._breaks = 0
-        self._commands = threading.Event()
-        self._replies = threading.Event()
-        self._is_cut = threading.Event()
-        self._ends: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-        self.resume()
-
-    def hold(self) -> None:
-        """Let nothing pass, and lose nothing: a line that is very slow."""
-        self._commands.clear()
-        self._replies.clear()
-
-    def hold_replies(self) -> None:
-        """Let commands pass and no replies."""
-        self._replies.clear()
-
-    def resume(self) -> None:
-        """Let pass what was held, and all that follows."""
-        self._commands.set()
-        self._replies.set()
-
-    def cut(self) -> None:
-        """End all connections with all that was held, and make no new ones."""
-        self._is_cut.set()
-        self._break()
-        self.resume()
-
-    def mend(self) -> None:
-        """Let connections be made again."""
-        self._is_cut.clear()
-
-    def cut_when(self, text: bytes | None) -> Callable[[], int]:
-        """End each connection that would carry these bytes to the node.
-
-        Returns:
-            What tells how often that has happened since.
-        """
-        self._cut_at = text
-        before = self._breaks
-        return lambda: self._breaks - before
-
-    def close(self) -> None:
-        """End it."""
-        self._is_cut.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-        for thread in self._threads:
-            thread.join()
-        for end in self._ends:
-            end.close()
-
-    def _break(self) -> None:
-        for end in list(self._ends):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                if self._is_cut.is_set():
-                    raise ConnectionRefusedError
-                far = socket.create_connection(("127.0.0.1", self.target.port))
-            except OSError:
-                near.close()
-                continue
-            self._ends += [near, far]
-            if self._is_cut.is_set():
-                self._break()
-            for way in ((near, far, self._commands), (far, near, self._replies)):
-                thread = threading.Thread(target=self._pump, args=way, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _pump(
-        self, source: socket.socket, sink: socket.socket, gate: threading.Event
-    ) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                gate.wait()
-                self.longest_burst = max(self.longest_burst, len(data))
-                fatal = self._cut_at
-                if fatal and gate is self._commands and fatal in data:
-                    self._breaks += 1
-                    break
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def wires(nodes: DevNodes) -> Iterator[list[Wire]]:
-    """Give a line to each node."""
-    made = [Wire(node) for node in nodes.nodes]
-    try:
-        yield made
-    finally:
-        for wire in made:
-            wire.close()

@@ -7,24 +7,17 @@ and does not move.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.core.ballot import VoteKind
 from celery_redlock.core.fence import stripe_of
-from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import LockHeld, LockUnavailable, QuorumUnreachable
 from celery_redlock.locking import lock
-from tests.conftest import missing
 from tests.nodes.support import (
+    SHORT,
     client,
     counters,
     kinds,
@@ -34,88 +27,14 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-
-HOUR = 3600
-SHORT: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.15}
+    from celery_redlock.devnodes import DevNode
+    from tests.nodes.clocks import Clocks
 
 pytestmark = pytest.mark.every_server
 
-
-@functools.cache
-def stepped(binary: str) -> dict[str, str]:
-    """Return the environment in which a server's wall clock can be stepped.
-
-    Without the library, or where it does not work, skip here and fail in CI.
-    """
-    folders = [
-        *Path("/usr/lib").glob("*/faketime"),
-        *(Path(f"/usr/{lib}/faketime") for lib in ("lib", "lib64", "local/lib")),
-    ]
-    found = [library for f in folders if (library := f / "libfaketime.so.1").is_file()]
-    if not found:
-        missing("libfaketime is not installed (Debian: apt install faketime)")
-    environment = {
-        # jemalloc reads the clock while it sets itself up, which libfaketime cannot
-        # bear: with the C library before it, it is not the one that is called.
-        "LD_PRELOAD": f"{found[0]}:libc.so.6",
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-    try:
-        subprocess.run(  # noqa: S603  (a server that tests are about to run)
-            [binary, "--version"],
-            env={**os.environ, **environment, "FAKETIME": "+0"},
-            check=True,
-            capture_output=True,
-            timeout=10,
-        )
-    except subprocess.SubprocessError as error:
-        missing(f"libfaketime does not work with {binary}: {error}")
-    return environment
-
-
-class Clocks:
-    """The wall clocks of some nodes, to be stepped one by one while they run."""
-
-    def __init__(self, nodes: DevNodes, files: list[Path]) -> None:
-        self.nodes = nodes
-        self.files = files
-
-    def step(self, index: int, seconds: float) -> None:
-        """Set the wall clock of a node so far from the real time."""
-        node = self.nodes.nodes[index]
-        self.files[index].write_text(f"{seconds:+.0f}\n")
-
-        def is_there() -> bool:
-            skew = int(node.command("TIME")[0]) - time.time() - seconds
-            return abs(skew) < 5
-
-        until(is_there, what="the clock to be stepped")
-
-
-@pytest.fixture
-def start_clocks(redis_server: str, tmp_path: Path) -> Iterator[Callable[..., Clocks]]:
-    """Give a function that starts nodes with clocks that can be stepped."""
-    if sys.platform != "linux":
-        pytest.skip("only Linux lets libfaketime come before a server's clock")
-    environment = stepped(redis_server)
-    with contextlib.ExitStack() as stack:
-
-        def start(count: int, max_ttl: float = 60.0) -> Clocks:
-            files = [tmp_path / f"clock-{number}" for number in range(count)]
-            nodes = DevNodes(count, max_ttl=max_ttl)
-            for index, file in enumerate(files):
-                file.write_text("+0\n")
-                options = ServerOptions(
-                    environment={**environment, "FAKETIME_TIMESTAMP_FILE": str(file)}
-                )
-                nodes.nodes[index] = DevNode(binary=redis_server, options=options)
-            stack.enter_context(nodes)
-            return Clocks(nodes, files)
-
-        yield start
+HOUR = 3600
 
 
 def remaining(node: DevNode, key: str) -> int:
@@ -123,7 +42,7 @@ def remaining(node: DevNode, key: str) -> int:
     return int(node.command("PTTL", f"redlock:lock:{key}"))
 
 
-# -- Forward ---------------------------------------------------------------------------
+# -- Forward -----------------------------------------------------------------------
 
 
 def test_lock_survives_one_clock_that_jumps_ahead(
@@ -249,7 +168,7 @@ def test_step_at_start_does_not_shorten_the_quarantine(
         assert time.monotonic() - restarted_at >= 0.5
 
 
-# -- Backward --------------------------------------------------------------------------
+# -- Backward ----------------------------------------------------------------------
 
 
 def test_lock_survives_clocks_that_jump_back(
@@ -339,7 +258,7 @@ def test_quarantine_is_longer_on_a_clock_that_jumps_back(
         until(waits_for_the_hour)
 
 
-# -- Fences ----------------------------------------------------------------------------
+# -- Fences ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR, 365 * 24 * HOUR])

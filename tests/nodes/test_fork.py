@@ -10,18 +10,13 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
 
 PRELUDE = """
-import os, sys, threading, time
+import os, sys, threading
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal import Watchdog
 from celery_redlock.errors import LockHeld
 from celery_redlock.locking import current_lease, lock, watchdog_of
+from tests.worker.harness.waiting import until
 key, *urls = sys.argv[1:]
-
-def until(event, seconds=10):
-    end = time.monotonic() + seconds
-    while not event():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 def in_child(work):
     # Run this in a child, which ends as programs do, and return its exit code.

@@ -34,20 +34,15 @@ import os, signal, sys, time
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
 from celery_redlock.locking import current_lease, lock
+from tests.worker.harness.waiting import until
 key, *urls = sys.argv[1:]
 ticks = 0
 
 def tick():
     global ticks
     while True:
-        time.sleep(0.005)
+        time.sleep(0.005)               # somebody else's work, turn by turn
         ticks += 1
-
-def until(event, seconds=10):
-    end = time.monotonic() + seconds
-    while not event():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 spawn(tick)
 """
@@ -70,7 +65,7 @@ def work():
             inside += 1
             overlaps += inside > 1
             before = amount
-            time.sleep(0.001)
+            time.sleep(0.001)           # stands for the work of the body
             amount = before + 1
             inside -= 1
 

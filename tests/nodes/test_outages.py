@@ -1,4 +1,4 @@
-"""Nodes that are dead, hung, late or cut off: every subset of them."""
+"""Nodes that are dead or hung: a lock is had if and only if a majority answers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.core.ballot import VoteKind, quorum_of
-from celery_redlock.core.lease import LeaseState
-from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions, redis_servers
-from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
-from celery_redlock.locking import lock
+from celery_redlock.devnodes import DevNode, DevNodes, redis_servers
+from celery_redlock.errors import LockHeld, QuorumUnreachable
 from tests.nodes.support import (
     PATIENT,
     client,
     kinds,
-    locks,
-    until,
+    until_all_vote,
     until_nothing_is_left,
-    values,
-    wires,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
 
 SUBSETS = ["".join(flags) for flags in itertools.product("-x", repeat=5)]
@@ -101,14 +95,6 @@ def try_it(redlock: Redlock, key: str, subset: str) -> None:
         assert (label in said) == (kind is VoteKind.SILENT)
 
 
-def until_well(redlock: Redlock) -> None:
-    """Wait until this service gets a vote from all nodes."""
-    until(lambda: redlock.check().problems == [], what=f"{redlock} to be well")
-
-
-# -- Every subset --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_every_subset_of_five_dead(nodes: DevNodes, key: str, subset: str) -> None:
     """A lock is had iff three of five are alive, by old and by new processes."""
@@ -126,7 +112,7 @@ def test_every_subset_of_five_dead(nodes: DevNodes, key: str, subset: str) -> No
             node.restart()
         start_anew(nodes)
         for redlock in (old, new):
-            until_well(redlock)
+            until_all_vote(redlock)
         try_it(old, key, "-----")
     until_nothing_is_left(nodes)
 
@@ -150,7 +136,7 @@ def test_every_subset_of_five_hung(nodes: DevNodes, key: str, subset: str) -> No
 
         until_nothing_is_left(nodes)
         for redlock in (old, new):
-            until_well(redlock)
+            until_all_vote(redlock)
         try_it(old, key, "-----")
     until_nothing_is_left(nodes)
 
@@ -174,258 +160,3 @@ def test_every_subset_of_fewer_nodes(
             for node in broken(some, subset):
                 node.restart() if way == "dead" else node.resume()
         until_nothing_is_left(nodes, key)
-
-
-# -- Coming and going ------------------------------------------------------------------
-
-
-@pytest.mark.every_server
-def test_lock_moves_over_as_nodes_die_and_come_back(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """A lease outlives the loss of each of its nodes in turn, renewed in between."""
-    nodes = start_nodes(3, max_ttl=30.0)
-    with client(nodes, max_ttl=30.0) as redlock, client(nodes, max_ttl=30.0) as rival:
-        lease = redlock.acquire(key)
-        for node in nodes.nodes:
-            node.kill()
-            assert redlock.extend(lease)
-            node.restart()
-            until(lambda: redlock.extend(lease) and None not in values(nodes, key))
-            with pytest.raises((LockHeld, QuorumUnreachable)):
-                rival.acquire(key)
-        assert lease.is_valid()
-        lease.ensure(network=True)
-        assert redlock.release(lease) >= 2
-    until_nothing_is_left(nodes)
-
-
-def test_client_started_before_the_nodes(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """A process that found no node at all has its lock as soon as they are there."""
-    nodes = start_nodes(3)
-    for node in nodes.nodes:
-        node.kill()
-    with client(nodes, restart_guard=False) as redlock:
-        with pytest.raises(QuorumUnreachable, match="refused the connection"):
-            redlock.acquire(key)
-        for node in nodes.nodes:
-            node.restart()
-
-        lease = redlock.acquire(key, wait=20)
-
-        assert redlock.release(lease) >= 2
-
-
-def test_dead_nodes_cost_no_time(start_nodes: Callable[..., DevNodes]) -> None:
-    """A node that is not connected is a failed vote at once, not after a time-out."""
-    nodes = start_nodes(5)
-    with client(nodes, node_timeout=5.0) as redlock:
-        redlock.release(redlock.acquire("k"))
-        for node in nodes.nodes[:3]:
-            node.kill()
-        with pytest.raises(QuorumUnreachable):
-            redlock.acquire("k")
-        began = redlock.clock.monotonic()
-
-        for _ in range(10):
-            with pytest.raises(QuorumUnreachable):
-                redlock.acquire("k")
-
-        assert redlock.clock.monotonic() - began < 5.0  # one single time-out
-
-
-def test_hung_minority_is_waited_for_once(start_nodes: Callable[..., DevNodes]) -> None:
-    """A node that was late is asked on, but nobody waits for it any more."""
-    nodes = start_nodes(5)
-    with client(nodes, node_timeout=3.0) as redlock:
-        redlock.release(redlock.acquire("k"))
-        for node in nodes.nodes[:2]:
-            node.pause()
-        redlock.inspect("k")  # asks everybody, so it runs into the time-out
-        began = redlock.clock.monotonic()
-
-        for _ in range(10):
-            redlock.inspect("k")
-            redlock.release(redlock.acquire("k"))
-
-        # Waiting for them each time would take a minute and a half.
-        assert redlock.clock.monotonic() - began < 30.0
-        for node in nodes.nodes[:2]:
-            node.resume()
-        until(lambda: kinds(redlock.inspect("k").ballot) == [VoteKind.FREE] * 5)
-
-
-# -- Late answers --------------------------------------------------------------------
-
-
-@pytest.mark.every_server
-def test_late_replies_are_never_taken_for_others(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """What a node says late about one key never counts for the next one asked."""
-    nodes = start_nodes(3)
-    with client(nodes, node_timeout=0.02) as redlock, client(nodes) as rival:
-        redlock.release(redlock.acquire(key))
-        taken = rival.acquire(f"{key}:taken")
-        for number in range(30):
-            for node in nodes.nodes[:2]:
-                node.pause()
-            with pytest.raises(QuorumUnreachable):
-                redlock.acquire(f"{key}:{number}")
-            for node in nodes.nodes[:2]:
-                node.resume()
-            # The replies to that are on their way: granted, granted.
-            with pytest.raises((LockHeld, QuorumUnreachable)):
-                redlock.acquire(taken.key)
-        assert rival.extend(taken)
-        assert rival.release(taken) >= 2
-        until_nothing_is_left(nodes)
-
-
-@pytest.mark.parametrize("cut", [False, True], ids=["late", "lost"])
-def test_replies_that_are_lost_leave_no_lock(
-    three_nodes: DevNodes, key: str, *, cut: bool
-) -> None:
-    """Nodes that granted, and whose answer was late or lost, are told to let go."""
-    with (
-        wires(three_nodes) as lines,
-        client([line.url for line in lines]) as redlock,
-    ):
-        redlock.initialize()
-        redlock.release(redlock.acquire(key))
-        for line in lines[:2]:
-            line.hold_replies()
-        with pytest.raises(QuorumUnreachable):
-            redlock.acquire(key)
-        for line in lines[:2]:
-            line.cut() if cut else line.resume()
-            line.mend()
-
-        until_well(redlock)
-        until_nothing_is_left(three_nodes)
-
-
-def test_release_that_was_lost_is_told_again(three_nodes: DevNodes, key: str) -> None:
-    """A node that was cut off at release is told when it is back, unasked."""
-    with (
-        wires(three_nodes) as lines,
-        client([line.url for line in lines]) as redlock,
-    ):
-        redlock.initialize()
-        with lock(redlock, key, ttl=60) as lease:
-            until(lambda: None not in values(three_nodes, key))
-            lines[0].cut()
-            assert lease.is_valid()
-        assert values(three_nodes, key)[0]
-        until(lambda: values(three_nodes, key)[1:] == [None, None])
-
-        lines[0].mend()
-
-        until_nothing_is_left(three_nodes, key, seconds=8)
-
-
-def test_release_by_a_node_that_kept_its_disk(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """A node that died holding the lock, with all on disk, is told when it is back."""
-    options = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
-    nodes = start_nodes(3, options=options)
-    with client(nodes) as redlock:
-        lease = redlock.acquire(key)
-        until(lambda: None not in values(nodes, key))
-        nodes.nodes[0].kill()
-        redlock.release(lease)
-        nodes.nodes[0].restart(keep_memory=True)
-        assert values(nodes, key)[0]
-
-        def is_told() -> bool:
-            redlock.check()  # whatever comes next brings it along
-            return not locks(nodes, key)
-
-        until(is_told)
-
-
-def test_acquire_overtaken_by_its_release_leaves_nothing(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """A connection that broke with an acquire on it: the node hears of the release.
-
-    The line delivers what it held only after the client has given up on it and has
-    connected anew, so the node carries the acquire out after the first release.
-    """
-    with (
-        wires(three_nodes) as lines,
-        client([line.url for line in lines], connect_timeout=0.2) as redlock,
-    ):
-        redlock.initialize()
-        redlock.release(redlock.acquire(key))
-        for number in range(5):
-            three_nodes.nodes[0].pause()
-            lease = redlock.acquire(f"{key}:{number}")
-            redlock.release(lease)
-            lines[0].cut()
-            lines[0].mend()
-            redlock.check()
-            three_nodes.nodes[0].resume()
-
-            def is_told() -> bool:
-                redlock.check()
-                return not locks(three_nodes, key)
-
-            until(is_told)
-
-
-# -- Loss ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["dead", "hung"])
-def test_holder_without_a_majority_is_told_in_time(
-    start_nodes: Callable[..., DevNodes], key: str, way: str
-) -> None:
-    """A majority that is gone ends the lease with its validity, and no sooner."""
-    nodes = start_nodes(5)
-    told: list[float] = []
-    with client(nodes, ttl=1.0, node_timeout=0.1) as redlock:
-        lease = redlock.acquire(key)
-        redlock.release(lease)
-
-        def run() -> None:
-            for node in nodes.nodes[:3]:
-                node.kill() if way == "dead" else node.pause()
-            until(lambda: told)
-
-        def note(_: Lease) -> None:
-            told.append(redlock.clock.monotonic())
-
-        with pytest.raises(LockLost), lock(redlock, key, on_lost=note) as lease:
-            run()
-
-        assert lease.state is LeaseState.LOST
-        assert told[0] >= lease.until
-        assert len(told) == 1
-        for node in nodes.nodes[:3]:
-            node.restart() if way == "dead" else node.resume()
-        until_nothing_is_left(nodes, key)
-
-
-def test_ensure_cannot_tell_without_a_majority(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """Too few answers are no proof of a loss: the error says that nobody knows."""
-    nodes = start_nodes(3)
-    with client(nodes, node_timeout=0.1) as redlock:
-        lease = redlock.acquire(key)
-        for node in nodes.nodes[:2]:
-            node.pause()
-
-        with pytest.raises(QuorumUnreachable):
-            lease.ensure(network=True)
-
-        assert lease.is_valid()
-        for node in nodes.nodes[:2]:
-            node.resume()
-        until_well(redlock)
-        lease.ensure(network=True)
-        redlock.release(lease)

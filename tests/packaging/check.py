@@ -30,10 +30,10 @@ _SHOWN = 6000  # characters of what a command printed that failed
 # What takes seconds and no extra. (So redis-py is tested without hiredis, too.)
 FAST = (
     *("tests/contract", "tests/unit/core", "tests/unit/tasks"),
-    *("tests/unit/test_fingerprint.py", "tests/unit/test_locking.py"),
-    *("tests/unit/test_policies.py", "tests/unit/test_testing.py"),
+    *("tests/unit/fingerprint", "tests/unit/locking", "tests/unit/testing"),
+    *("tests/unit/test_policies.py", "tests/unit/test_policies_by_stage.py"),
 )
-NOT = ("core/test_wire.py", "tasks/test_metrics.py", "tasks/test_tracing.py")
+NOT = ("core/test_wire.py", "tasks/metrics", "tasks/test_tracing.py")
 NEEDS = ("hypothesis", "psutil", "pydantic", "pytest>=9", "pytest-timeout")
 NEEDED = ("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "pyproject.toml")
 FOLDERS = ("celery_redlock/", "docs/", "tests/", "benchmarks/", "example_project/")

@@ -1,11 +1,42 @@
-"""What all unit tests need."""
+"""Three fake nodes with a service on them, and nothing of other tests."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+from celery_redlock.testing import FakeClock, FakeNodes
+
+if TYPE_CHECKING:
+    from celery_redlock.core.redlock import Redlock
 
 
 @pytest.fixture(autouse=True)
 def _no_shared_tasks_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep apart what ``@shared_task`` gives to every app that is made later."""
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """Give a clock that stands still."""
+    return FakeClock()
+
+
+@pytest.fixture
+def nodes(clock: FakeClock) -> FakeNodes:
+    """Give three nodes."""
+    return FakeNodes(3, clock=clock)
+
+
+@pytest.fixture
+def redlock(nodes: FakeNodes) -> Redlock:
+    """Give a service with a ttl of 10 s on the nodes, which vote."""
+    return nodes.redlock(ttl=10.0)
+
+
+@pytest.fixture
+def rival(nodes: FakeNodes, redlock: Redlock) -> Redlock:
+    """Give the service of another process on the same nodes."""
+    return nodes.another_client().redlock(ttl=10.0)

@@ -10,18 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.core.lease import Holder
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies import (
     ON_BACKEND_ERROR,
     ON_CONFLICT,
     ON_LOCK_LOST,
-    ON_PUBLISH,
     Abort,
     BufferOne,
     CancelRunning,
     Conflict,
-    Loss,
     Outage,
     PolicyOption,
     Raise,
@@ -31,15 +28,11 @@ from celery_redlock.policies import (
     Wait,
     Warn,
     policy_from,
-    publish_policy,
 )
+from tests.unit.support import CONFLICT, LOSS, OUTAGE, delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-CONFLICT = Conflict(key="k", task="proj.f", task_id="id", holder=Holder("base.attempt"))
-LOSS = Loss(key="k", task="proj.f", fence=7, ran=12.5)
-OUTAGE = Outage(key="k", task="proj.f", reason="redis-a refused the connection")
 
 EVERY_OPTION: list[PolicyOption[Any, Any]] = [
     ON_CONFLICT,
@@ -49,14 +42,7 @@ EVERY_OPTION: list[PolicyOption[Any, Any]] = [
 any_option = pytest.mark.parametrize("option", EVERY_OPTION, ids=lambda o: o.name)
 
 
-def delay(decision: object) -> float:
-    """Return the seconds for which a call is put back."""
-    assert isinstance(decision, Retry)
-    assert isinstance(decision.countdown, float)
-    return decision.countdown
-
-
-# -- Words -----------------------------------------------------------------------
+# -- words -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,7 +112,7 @@ def test_named_quarantine_is_waited_out() -> None:
     assert 62.2 <= delay(decision) <= 62.2 * 1.2
 
 
-# -- Decisions -------------------------------------------------------------------
+# -- decisions ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("decision", [Skip(), Raise(), Run(), Retry(5), Wait(5)])
@@ -152,7 +138,7 @@ def test_duration_of_a_decision_is_checked(value: Any) -> None:
         Wait(value)
 
 
-# -- Callables -------------------------------------------------------------------
+# -- callables ---------------------------------------------------------------------
 
 
 class Urgent:
@@ -220,16 +206,16 @@ def test_word_that_a_callable_answers_is_asked_itself() -> None:
 
 def test_callable_is_a_policy_for_every_option() -> None:
     """Loss and outage are decided by callables as well."""
-    assert ON_LOCK_LOST.policy(lambda loss: "warn" if loss.fence else "abort")(
-        LOSS
-    ) == (Warn())
+    by_fence = ON_LOCK_LOST.policy(lambda loss: "warn" if loss.fence else "abort")
+
+    assert by_fence(LOSS) == Warn()
     assert ON_BACKEND_ERROR.policy(lambda _: Run())(OUTAGE) == Run()
 
 
 @pytest.mark.parametrize(
     "answer", [None, "", "skp", "buffer_all", True, 5, Skip, Abort(), ["skip"]]
 )
-def test_callable_that_answers_nonsense(answer: Any) -> None:
+def test_callable_that_answers_nonsense_is_refused(answer: Any) -> None:
     """What is no answer to a conflict is refused, with all that is one."""
     policy = policy_from(lambda _: answer)
 
@@ -260,12 +246,14 @@ def test_callable_must_take_the_situation(policy: Callable[..., object]) -> None
         policy_from(policy)
 
 
-# -- Values that are no policy ---------------------------------------------------
+# -- values that are no policy -----------------------------------------------------
 
 
 @any_option
 @pytest.mark.parametrize("value", [None, 5, True, [], {}, ["skip"], object(), b"skip"])
-def test_value_that_is_no_policy(option: PolicyOption[Any, Any], value: Any) -> None:
+def test_value_that_is_no_policy_is_refused(
+    option: PolicyOption[Any, Any], value: Any
+) -> None:
     """Anything else is refused by the option's name, with what there is."""
     with pytest.raises(ConfigurationError, match=f"^{option.name}=.* is no policy"):
         option.policy(value)
@@ -307,54 +295,7 @@ def test_word_of_another_option_is_refused(option: PolicyOption[Any, Any]) -> No
             option.policy(word)
 
 
-def test_policy_can_be_given_for_each_stage() -> None:
-    """``{"publish": ..., "execute": ...}`` says when it is asked; else it is "skip"."""
-    assert policy_from({"execute": "raise"})(CONFLICT) == Raise()
-    assert policy_from({"execute": lambda _: "wait"})(CONFLICT) == Wait()
-    assert policy_from({"publish": "raise"})(CONFLICT) == Skip()
-    assert publish_policy({"publish": "raise", "execute": "wait"})(CONFLICT) == Raise()
-    assert publish_policy({"execute": "raise"})(CONFLICT) == Skip()
-    for value in ({}, {"publsh": "skip"}, {"execute": "skip", "before": "skip"}):
-        with pytest.raises(ConfigurationError, match="is no policy"):
-            policy_from(value)
-
-
-@pytest.mark.parametrize("word", sorted(ON_CONFLICT.words))
-def test_word_for_both_stages_is_carried_out_where_it_can_be(word: str) -> None:
-    """What only a worker can do means at publish: it is not published."""
-    here = {"skip": Skip(), "raise": Raise(), "allow": Run()}.get(word, Skip())
-
-    assert publish_policy(word)(CONFLICT) == here
-    if word not in ON_PUBLISH.words:
-        with pytest.raises(ConfigurationError, match=r"on_conflict\['publish'\]="):
-            publish_policy({"publish": word})
-
-
-def test_decision_for_both_stages_is_carried_out_where_it_can_be() -> None:
-    """The same as with words."""
-    assert publish_policy(Raise())(CONFLICT) == Raise()
-    assert publish_policy(Run())(CONFLICT) == Run()
-    assert publish_policy(Retry(5))(CONFLICT) == Skip()
-
-
-@pytest.mark.parametrize(
-    ("answer", "decision"),
-    [("skip", Skip()), (Raise(), Raise()), ("allow", Run()), ("wait", Run())],
-)
-def test_callable_for_both_stages_can_let_a_call_be_queued(
-    answer: Any, decision: Any
-) -> None:
-    """To answer what only a worker can do is to let it come to a worker."""
-    assert publish_policy(lambda _: answer)(CONFLICT) == decision
-
-
-def test_callable_for_publish_answers_for_publish() -> None:
-    """There it must not answer what only a worker can do."""
-    assert publish_policy({"publish": lambda _: "raise"})(CONFLICT) == Raise()
-    with pytest.raises(ConfigurationError, match="'wait'"):
-        publish_policy({"publish": lambda _: "wait"})(CONFLICT)
-    with pytest.raises(ConfigurationError, match="is no policy"):
-        publish_policy(17)
+# -- situations --------------------------------------------------------------------
 
 
 def test_situation_hides_the_arguments() -> None:

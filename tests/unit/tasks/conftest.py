@@ -1,4 +1,4 @@
-"""An app in memory, fake lock nodes, and a worker's way of running a task."""
+"""An app in memory on the fake nodes, and a worker's way of running a task."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ import pytest
 from celery import Celery
 
 from celery_redlock.runtime import runtime_of
-from celery_redlock.testing import FakeNodes
 from tests.unit.tasks.support import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.redlock import Redlock
-
-
-@pytest.fixture
-def nodes() -> FakeNodes:
-    """Give three nodes, and a clock that stands still."""
-    return FakeNodes(3)
+    from celery_redlock.testing import FakeNodes
 
 
 @pytest.fixture

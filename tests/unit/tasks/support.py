@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,32 @@ from celery import states
 from celery.app.trace import build_tracer
 from kombu.utils.uuid import uuid
 
+from celery_redlock import current_lease, singleton_task
+from celery_redlock.core.lease import Holder
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery import Celery
 
-__all__ = ["Run", "Worker"]
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.testing import FakeNodes
+
+__all__ = [
+    "HOUR",
+    "JUST_NOW",
+    "Run",
+    "Worker",
+    "buffered",
+    "claims",
+    "held",
+    "leased_job",
+    "messages",
+    "unique_job",
+]
+
+HOUR = 3600.0
+JUST_NOW = 2.0  # seconds that a slow machine may take for a few lines
 
 
 @dataclass
@@ -65,10 +88,78 @@ class Worker:
 
     def collect(self) -> None:
         """Take in what was published, as ``run`` does."""
-        with self.app.connection_for_read() as connection:
-            queue = connection.SimpleQueue(self.app.conf.task_default_queue)
-            while queue.qsize():
-                message = queue.get(block=False)
-                message.ack()
-                self.published.append((message.headers, message.payload))
-            queue.close()
+        self.published += _taken(self.app)
+
+
+def _taken(app: Celery) -> list[tuple[dict[str, Any], Any]]:
+    """Take what came to the queue out of it, in order: headers and arguments."""
+    taken = []
+    with app.connection_for_read() as connection:
+        queue = connection.SimpleQueue(app.conf.task_default_queue)
+        while queue.qsize():
+            message = queue.get(block=False)
+            message.ack()
+            taken.append((message.headers, message.payload))
+        queue.close()
+    return taken
+
+
+def messages(app: Celery) -> list[str]:
+    """Return the ids of what came to the queue, in order, and take it out."""
+    return [headers["id"] for headers, _ in _taken(app)]
+
+
+# -- Tasks, and who else is there ----------------------------------------------------
+
+
+def leased_job(app: Celery, **options: Any) -> Any:
+    """Return a task that says whether it has a lease."""
+
+    @singleton_task(app=app, shared=False, name="job", key="k", **options)
+    def job(_: Any = None) -> bool:
+        return current_lease() is not None
+
+    return job
+
+
+def buffered(app: Celery, **options: Any) -> Any:
+    """Return a task whose calls wait for each other, one at a time."""
+    options = {"name": "job", "on_conflict": "buffer_one", **options}
+
+    @singleton_task(app=app, shared=False, key="k", **options)
+    def job(number: int = 0) -> int:
+        return number
+
+    return job
+
+
+def unique_job(app: Celery, while_: str = "queued", **options: Any) -> Any:
+    """Return a task that is unique while it waits."""
+
+    @singleton_task(
+        app=app, shared=False, name="job", key="k:{n}", unique_while=while_, **options
+    )
+    def job(n: int = 0) -> int:
+        return n
+
+    return job
+
+
+def claims(nodes: FakeNodes, key: str = "k:0", kind: str = "claim") -> dict[str, float]:
+    """Return each job that has the claim, on whichever node, and for how long."""
+    name, found = f"redlock:{kind}:{key}".encode(), {}
+    for node in nodes.nodes:
+        redis = node.memory.redis
+        redis.look_at_clock()
+        value = redis.get(name)
+        if value is not None:
+            found[value.split(b"\n")[0].decode()] = redis.pttl(name) / 1000
+    return found
+
+
+@contextmanager
+def held(rival: Redlock, task_id: str = "other-id", key: str = "k") -> Iterator[None]:
+    """Let another execution hold the lock of the task."""
+    lease = rival.acquire(key, facts=Holder.here(task="job", task_id=task_id))
+    yield
+    rival.release(lease)

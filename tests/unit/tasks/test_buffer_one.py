@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
 
-from celery_redlock import ConfigurationError, DuplicateTask, singleton_task
-from celery_redlock.core.lease import Holder
-from celery_redlock.policies import BufferOne, CancelRunning, Conflict, Skip
+from celery_redlock import DuplicateTask, singleton_task
+from celery_redlock.policies import BufferOne, Conflict, Skip
 from celery_redlock.testing import SignalRecorder
+from tests.unit.tasks.support import buffered, held
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from celery import Celery
 
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeNodes
     from tests.unit.tasks.support import Run, Worker
-
-
-def buffered(app: Celery, **options: Any) -> Any:
-    """Return a task whose calls wait for each other, one at a time."""
-    options = {"name": "job", "on_conflict": "buffer_one", **options}
-
-    @singleton_task(app=app, shared=False, key="k", **options)
-    def job(number: int = 0) -> int:
-        return number
-
-    return job
-
-
-@contextmanager
-def held(rival: Redlock, task_id: str = "other-id") -> Iterator[None]:
-    """Let another execution hold the lock of the task."""
-    lease = rival.acquire("k", facts=Holder.here(task="job", task_id=task_id))
-    yield
-    rival.release(lease)
 
 
 def envelope(run: Run, worker: Worker) -> dict[str, Any]:
@@ -56,7 +34,18 @@ def published(seconds: float) -> dict[str, Any]:
     return {"published": 1_795_246_614_000_000 + round(seconds * 1e6)}
 
 
-# -- the run that follows --------------------------------------------------------
+def refused(worker: Worker, rival: Redlock, task: Any, *numbers: int) -> list[Run]:
+    """Run calls while another has the lock, each published at its number of seconds."""
+    with held(rival):
+        return [worker.run(task, at, redlock=published(at)) for at in numbers]
+
+
+def come_back(worker: Worker, task: Any, run: Run, number: int) -> Run:
+    """Run the copy of a call that was put back."""
+    return worker.run(task, number, id=run.id, redlock=envelope(run, worker))
+
+
+# -- the run that follows ----------------------------------------------------------
 
 
 def test_refused_call_goes_back_into_its_queue(
@@ -65,8 +54,7 @@ def test_refused_call_goes_back_into_its_queue(
     """It is published again as the same call, remembers when it was published, ends."""
     task = buffered(app)
 
-    with held(rival):
-        run = worker.run(task, 42, redlock=published(1))
+    (run,) = refused(worker, rival, task, 1)
 
     assert (run.state, run.stored) == (states.RETRY, states.RETRY)
     assert isinstance(run.result, DuplicateTask)
@@ -83,9 +71,7 @@ def test_older_call_ends_and_says_by_whom(
     """A superseded copy is skipped: REVOKED, with the other's id."""
     task = buffered(app)
 
-    with held(rival):
-        newer = worker.run(task, 2, redlock=published(2))
-        older = worker.run(task, 1, redlock=published(1))
+    newer, older = refused(worker, rival, task, 2, 1)
 
     assert (newer.stored, older.stored) == (states.RETRY, states.REVOKED)
     assert f"{newer.id} runs in its stead" in str(older.result)
@@ -97,13 +83,10 @@ def test_call_that_comes_back_runs_as_the_next(
 ) -> None:
     """With the lock free it runs, and those that it stands for do not."""
     task = buffered(app)
-    with held(rival):
-        older = worker.run(task, 1, redlock=published(1))
-        newer = worker.run(task, 2, redlock=published(2))
-    said = {run.id: envelope(run, worker) for run in (older, newer)}
+    older, newer = refused(worker, rival, task, 1, 2)
 
-    second = worker.run(task, 2, id=newer.id, redlock=said[newer.id])
-    first = worker.run(task, 1, id=older.id, redlock=said[older.id])
+    second = come_back(worker, task, newer, 2)
+    first = come_back(worker, task, older, 1)
 
     assert (second.stored, second.result) == (states.SUCCESS, 2)
     assert first.stored == states.REVOKED
@@ -115,25 +98,20 @@ def test_call_that_has_the_lock_before_its_turn_gives_it_back(
 ) -> None:
     """The older one comes back first: it ends, and the lock is free for the newer."""
     task = buffered(app)
-    with held(rival):
-        older = worker.run(task, 1, redlock=published(1))
-        newer = worker.run(task, 2, redlock=published(2))
+    older, newer = refused(worker, rival, task, 1, 2)
 
-    run = worker.run(task, 1, id=older.id, redlock=envelope(older, worker))
+    run = come_back(worker, task, older, 1)
 
     assert run.stored == states.REVOKED
     assert rival.inspect("k").holder is None
-    again = worker.run(task, 2, id=newer.id, redlock=envelope(newer, worker))
-    assert again.stored == states.SUCCESS
+    assert come_back(worker, task, newer, 2).stored == states.SUCCESS
 
 
 def test_first_keeps_its_place(app: Celery, worker: Worker, rival: Redlock) -> None:
     """``buffer_keep="first"``: later ones end at once."""
     task = buffered(app, buffer_keep="first")
 
-    with held(rival):
-        first = worker.run(task, 1, redlock=published(1))
-        later = worker.run(task, 2, redlock=published(2))
+    first, later = refused(worker, rival, task, 1, 2)
 
     assert (first.stored, later.stored) == (states.RETRY, states.REVOKED)
 
@@ -158,9 +136,7 @@ def test_call_without_a_result_backend_is_superseded_as_well(
     """Where no result is kept nobody looks for one."""
     task = buffered(app, ignore_result=True)
 
-    with held(rival):
-        worker.run(task, 2, redlock=published(2))
-        older = worker.run(task, 1, redlock=published(1))
+    _, older = refused(worker, rival, task, 2, 1)
 
     assert (older.state, older.stored) == (states.IGNORED, states.PENDING)
     assert len(worker.published) == 1
@@ -175,8 +151,7 @@ def test_call_that_ends_otherwise_leaves_its_place(
 
     with held(rival):
         newer = worker.run(task, 2, redlock=published(2))
-        said = envelope(newer, worker)
-        again = worker.run(task, 2, id=newer.id, redlock=said)
+        again = come_back(worker, task, newer, 2)
         older = worker.run(task, 1, redlock=published(1))
 
     assert (again.stored, older.stored) == (states.REVOKED, states.RETRY)
@@ -193,9 +168,7 @@ def test_unreachable_nodes_supersede_nobody(
 
     task = buffered(app, on_conflict=cut_off)
 
-    with held(rival):
-        run = worker.run(task, 1, redlock=published(1))
-        nodes.heal()
+    (run,) = refused(worker, rival, task, 1)
 
     assert run.stored == states.RETRY
     assert "next" not in envelope(run, worker)
@@ -218,15 +191,16 @@ def test_call_looks_again_after_longer_and_longer(
 ) -> None:
     """After a second at first, after up to half a ttl in the end, however long."""
     task = buffered(app)
-    before = datetime.now(timezone.utc)
+    began = datetime.now(timezone.utc)
 
     with held(rival):
         run = worker.run(task, 1, redlock={**published(1), "deferred": deferred})
 
+    ended = datetime.now(timezone.utc)
     ((headers, _),) = worker.published
     eta = datetime.fromisoformat(headers["eta"])
-    longest = min(5.0, 2.0 ** min(deferred, 10))  # with a ttl of 10 s
-    assert longest / 2 - 0.1 <= (eta - before).total_seconds() <= longest + 0.5
+    longest = timedelta(seconds=min(5.0, 2.0 ** min(deferred, 10)))  # the ttl is 10 s
+    assert began + longest / 2 <= eta <= ended + longest
     assert run.stored == states.RETRY
 
 
@@ -236,8 +210,7 @@ def test_retry_countdown_says_when_to_look_again(
     """Also with ``buffer_one``."""
     task = buffered(app, retry_countdown=77)
 
-    with held(rival):
-        worker.run(task, 1, redlock=published(1))
+    refused(worker, rival, task, 1)
 
     ((headers, _),) = worker.published
     left = datetime.fromisoformat(headers["eta"]) - datetime.now(timezone.utc)
@@ -298,65 +271,3 @@ def test_retry_of_a_call_is_as_old_as_the_call(app: Celery, worker: Worker) -> N
 
     ((headers, _),) = worker.published
     assert headers["redlock"] == published(1)
-
-
-# -- what makes no sense -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"on_conflict": "skip", "buffer_keep": "first"}, "no effect without"),
-        ({"on_conflict": "skip", "cancel_grace": 5}, "no effect without"),
-        ({"on_conflict": "buffer_one", "cancel_grace": 5}, "cancel_running"),
-        ({"on_conflict": "cancel_running", "buffer_keep": "latest"}, "buffer_one"),
-        ({"on_conflict": "buffer_one", "buffer_keep": "last"}, "does not exist"),
-        ({"on_conflict": "cancel_running", "renew": False}, "needs renew=True"),
-        ({"on_conflict": CancelRunning(), "renew": False}, "needs renew=True"),
-        ({"on_conflict": "cancel_running", "cancel_grace": 0}, "above 0"),
-        ({"on_conflict": "buffer_one", "wait_timeout": 5}, "no effect"),
-        ({"on_conflict": {"publish": "buffer_one"}}, "does not exist"),
-        ({"on_conflict": {"publish": "cancel_running"}}, "does not exist"),
-    ],
-)
-def test_combination_without_sense_is_refused_at_decoration(
-    app: Celery, options: dict[str, Any], reason: str
-) -> None:
-    """With the reason, and what to write instead."""
-    with pytest.raises(ConfigurationError, match=reason):
-        buffered(app, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"on_conflict": "buffer_one", "buffer_keep": "first", "retry_countdown": 5},
-        {"on_conflict": "cancel_running", "cancel_grace": timedelta(seconds=5)},
-        {"on_conflict": lambda _: "skip", "buffer_keep": "first", "renew": False},
-        {"on_conflict": {"execute": "buffer_one"}, "buffer_keep": "first"},
-    ],
-)
-def test_combination_with_sense_is_taken(app: Celery, options: dict[str, Any]) -> None:
-    """A callable may come to any decision."""
-    assert buffered(app, **options).lock_options.lines_up
-
-
-@pytest.mark.parametrize("keep", ["last", "", 1])
-def test_decision_that_makes_no_sense_is_refused(keep: Any) -> None:
-    """Where it is written."""
-    with pytest.raises(ConfigurationError, match="latest"):
-        BufferOne(keep=keep)
-
-
-def test_examples_of_the_documentation_are_policies(app: Celery) -> None:
-    """As in ``policies``."""
-
-    def replays_in_order(conflict: Conflict) -> BufferOne:
-        return BufferOne(keep="first" if conflict.kwargs.get("replay") else "latest")
-
-    def forced_ones_replace(conflict: Conflict) -> CancelRunning | str:
-        return CancelRunning(grace=5) if conflict.kwargs.get("force") else "skip"
-
-    for policy in (replays_in_order, forced_ones_replace):
-        options = buffered(app, on_conflict=policy, name=policy.__name__).lock_options
-        assert options.lines_up

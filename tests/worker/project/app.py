@@ -14,8 +14,12 @@ from celery import Celery
 
 from tests.worker.project import (  # noqa: F401  (they register)
     claimed,
+    conflicts,
+    endings,
     followers,
+    inside,
     kinds,
+    losses,
     observers,
     plain,
     tasks,

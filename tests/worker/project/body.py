@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STAGE = "PROJECT_STAGE"
+TTL = 1.5  # seconds, where a test waits until a lock is renewed or lost
 
 
 @cache

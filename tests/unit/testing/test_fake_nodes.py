@@ -1,4 +1,4 @@
-"""Fakes for the tests of those who lock: what they promise."""
+"""``FakeNodes`` and ``MemoryNode``: lock nodes that break as real ones do."""
 
 from __future__ import annotations
 
@@ -12,107 +12,13 @@ from celery_redlock.core.scripts import INSPECT, Script
 from celery_redlock.core.wire import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
-from celery_redlock.signals import lock_acquired, lock_lost, lock_released
-from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode, SignalRecorder
+from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode
 from tests.unit.core.support import asked, holders
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
 
-
-@pytest.fixture
-def nodes() -> FakeNodes:
-    """Give three nodes with a clock of their own."""
-    return FakeNodes(3)
-
-
-@pytest.fixture
-def redlock(nodes: FakeNodes) -> Redlock:
-    """Give a service on them."""
-    return nodes.redlock(ttl=10.0)
-
-
-# -- the clock -------------------------------------------------------------------
-
-
-def test_clock_stands_still_until_somebody_sleeps() -> None:
-    """Sleeping takes no time, and moves both of its hands."""
-    clock = FakeClock(wall=1000.0)
-    before = clock.monotonic()
-
-    clock.sleep(2.5)
-
-    assert clock.monotonic() == before + 2.5
-    assert clock.wall_us() == 1_002_500_000
-    assert clock.slept == [2.5]
-
-
-def test_clock_counts_without_rounding_errors() -> None:
-    """Ten times a tenth of a second is a second."""
-    clock = FakeClock()
-    before = clock.monotonic()
-    for _ in range(10):
-        clock.advance(0.1)
-
-    assert clock.monotonic() == before + 1.0
-
-
-def test_clock_gets_to_any_instant() -> None:
-    """Who sleeps until then is there, however near it was."""
-    clock = FakeClock()
-    instant = clock.monotonic() + 1e-9
-
-    clock.sleep(instant - clock.monotonic())
-
-    assert clock.monotonic() >= instant
-
-
-def test_clock_does_what_was_planned_in_its_order() -> None:
-    """At its instant, and while it is slept through."""
-    clock = FakeClock()
-    start = clock.monotonic()
-    done: list[tuple[str, float]] = []
-
-    def note(name: str) -> None:
-        done.append((name, clock.monotonic() - start))
-
-    clock.at(3.0, lambda: note("late"))
-    clock.at(1.0, lambda: note("early"))
-    clock.at(1.0, lambda: note("early too"))
-    assert clock.next_event() == start + 1.0
-
-    clock.advance(2.0)
-    assert done == [("early", 1.0), ("early too", 1.0)]
-    clock.advance(2.0)
-
-    assert done[2:] == [("late", 3.0)]
-    assert clock.monotonic() == start + 4.0
-    assert clock.next_event() == float("inf")
-
-
-def test_clock_can_be_moved_by_what_was_planned() -> None:
-    """A pause within a pause: time does not go back afterwards."""
-    clock = FakeClock()
-    start = clock.monotonic()
-    clock.at(1.0, lambda: clock.advance(60.0))
-
-    clock.sleep(2.0)
-
-    assert clock.monotonic() == start + 61.0
-
-
-def test_clock_on_the_wall_can_be_set() -> None:
-    """Forward and back, and nobody's lease is the shorter."""
-    clock = FakeClock()
-    monotonic, wall = clock.monotonic(), clock.wall_us()
-
-    clock.step_wall(-3600.0)
-
-    assert clock.monotonic() == monotonic
-    assert clock.wall_us() == wall - 3_600_000_000
-
-
-# -- one node --------------------------------------------------------------------
+# -- one node ----------------------------------------------------------------------
 
 
 def test_node_in_memory_takes_text_numbers_and_bytes() -> None:
@@ -158,7 +64,7 @@ def test_nodes_in_memory_have_names_of_their_own() -> None:
     assert {len(node.run_id) for node in nodes} == {40}
 
 
-# -- all nodes -------------------------------------------------------------------
+# -- all nodes ---------------------------------------------------------------------
 
 
 def test_fake_nodes_work_out_of_the_box() -> None:
@@ -374,75 +280,3 @@ def test_fake_nodes_serve_threads_in_real_time() -> None:
     nodes.freeze(0, 1)
     with pytest.raises(QuorumUnreachable):
         redlock.acquire("l")
-
-
-# -- signals ---------------------------------------------------------------------
-
-
-def test_recorder_writes_down_what_is_sent() -> None:
-    """In order, with sender and arguments, while the block runs and not after."""
-    lock_acquired.send(sender="before", lease=0, task_id="")
-
-    with SignalRecorder() as events:
-        lock_acquired.send(sender="task", lease=1, task_id="a")
-        lock_released.send(sender="task", lease=1, task_id="a")
-    lock_lost.send(sender="after", lease=2, task_id="", decision=None)
-
-    assert events.names == ["lock_acquired", "lock_released"]
-    (acquired,) = events.of("lock_acquired")
-    assert (acquired.sender, acquired.lease, acquired.task_id) == ("task", 1, "a")
-    assert events.seen == [acquired, *events.of("lock_released")]
-    with pytest.raises(AttributeError, match="lock_acquired came without 'fence'"):
-        _ = acquired.fence
-
-
-def test_recorder_can_listen_to_some() -> None:
-    """By their names."""
-    with SignalRecorder("lock_lost", "lock_released") as events:
-        lock_acquired.send(sender=None, lease=1, task_id="")
-        lock_lost.send(sender=None, lease=1, task_id="", decision=None)
-
-    assert events.names == ["lock_lost"]
-
-
-def test_recorder_waits_for_what_a_thread_sends() -> None:
-    """Until it was sent, as many times as is asked for."""
-    with SignalRecorder() as events:
-        threads = [
-            threading.Thread(
-                target=lock_lost.send, kwargs={"sender": index, "lease": index}
-            )
-            for index in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-
-        second = events.wait_for("lock_lost", count=2)
-
-    assert second == events.of("lock_lost")[1]
-
-
-def test_recorder_says_what_there_was_instead() -> None:
-    """A test that fails tells more than that it failed."""
-    with SignalRecorder() as events:
-        lock_acquired.send(sender=None, lease=1, task_id="")
-
-        with pytest.raises(AssertionError) as caught:
-            events.wait_for("lock_lost", timeout=0.001)
-
-    assert str(caught.value) == (
-        "lock_lost was sent 0 times within 0.001 s and not 1. There was: lock_acquired."
-    )
-
-
-def test_recorders_do_not_disturb_each_other() -> None:
-    """Each has its own ears, and leaves none behind."""
-    before = len(lock_acquired.receivers)
-
-    with SignalRecorder() as outer:
-        with SignalRecorder() as inner:
-            lock_acquired.send(sender=None, lease=1, task_id="")
-        lock_acquired.send(sender=None, lease=2, task_id="")
-
-    assert (len(outer.seen), len(inner.seen)) == (2, 1)
-    assert len(lock_acquired.receivers) == before

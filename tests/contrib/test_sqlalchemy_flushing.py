@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Engine, Integer, event, func, select, text, update
+from sqlalchemy import Engine, Integer, event
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -18,28 +16,14 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.exc import StaleDataError
 
-from celery_redlock.contrib.sqlalchemy import Fenced, fenced, update_fenced
+from celery_redlock.contrib.sqlalchemy import Fenced, fenced
 from celery_redlock.errors import ConfigurationError, StaleFence
-from tests.contrib.declared import CreditNote, Customer, Invoice, Reminder, Seat
+from tests.contrib.declared import CreditNote, Invoice, Reminder, Seat
 from tests.contrib.storages import SqlAlchemyStorage
+from tests.contrib.support import add
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-SOON = 20.0
-
-
-@pytest.fixture
-def engine(database: str) -> Engine:
-    """Give each kind of database in turn, with tables of all models."""
-    return SqlAlchemyStorage(database).engine
-
-
-@pytest.fixture
-def session(engine: Engine) -> Iterator[Session]:
-    """Give a session."""
-    with Session(engine) as session:
-        yield session
+    from collections.abc import Callable
 
 
 @pytest.fixture
@@ -54,14 +38,8 @@ def statements(engine: Engine) -> list[str]:
     return sent
 
 
-def add(session: Session, row: Any) -> Any:
-    """Store a row."""
-    session.add(row)
-    session.commit()
-    return row
+# -- kinds of models ---------------------------------------------------------------
 
-
-# -- Kinds of models ---------------------------------------------------------------
 
 NEW: dict[str, Callable[[], Any]] = {
     "plain": lambda: Invoice(text="new", fence=5),
@@ -87,34 +65,26 @@ def test_each_kind_of_model_keeps_the_contract(session: Session, kind: str) -> N
     assert (row.text, row.fence) == ("second", 7)
 
 
-def test_child_alone_compares_the_fence_of_the_parent(session: Session) -> None:
-    """A change in the child's table only is refused all the same."""
-    row = add(session, CreditNote(reason="new", fence=7))
+@pytest.mark.parametrize(
+    ("model", "column"),
+    [(CreditNote, "reason"), (Reminder, "name")],
+    ids=["child's column, fence in the parent's", "parent's column, fence in its own"],
+)
+def test_one_table_alone_compares_the_fence_in_the_other(
+    session: Session, model: Any, column: str
+) -> None:
+    """A change in the table that has no fence is refused all the same."""
+    row = add(session, model(**{column: "new"}, fence=7))
 
     with pytest.raises(StaleFence), fenced(session, 6):
-        row.reason = "late"
+        setattr(row, column, "late")
     session.rollback()
-    assert row.reason == "new"
+    assert getattr(row, column) == "new"
 
     with fenced(session, 8):
-        row.reason = "next"
+        setattr(row, column, "next")
     session.commit()
-    assert (row.reason, row.fence) == ("next", 8)
-
-
-def test_parent_alone_compares_the_fence_of_the_child(session: Session) -> None:
-    """A change in the parent's table only is refused all the same."""
-    row = add(session, Reminder(name="new", fence=7))
-
-    with pytest.raises(StaleFence), fenced(session, 6):
-        row.name = "late"
-    session.rollback()
-    assert row.name == "new"
-
-    with fenced(session, 8):
-        row.name = "next"
-    session.commit()
-    assert (row.name, row.fence) == ("next", 8)
+    assert (getattr(row, column), row.fence) == ("next", 8)
 
 
 def test_model_with_its_own_mapper_args_must_take_ours() -> None:
@@ -136,7 +106,7 @@ def test_model_with_its_own_mapper_args_must_take_ours() -> None:
         Base.registry.dispose()
 
 
-# -- The session -------------------------------------------------------------------
+# -- the session -------------------------------------------------------------------
 
 
 def test_flush_claims_and_compares(session: Session, statements: list[str]) -> None:
@@ -277,120 +247,3 @@ def test_write_compares_where_there_is_no_transaction(database: str) -> None:
     with Session(engine) as session:
         row = session.get_one(Invoice, pk)
         assert (row.text, row.fence) == ("next", 9)
-
-
-# -- Many rows -----------------------------------------------------------------------
-
-
-def test_refused_update_rolls_back(session: Session) -> None:
-    """After a refusal nothing of the transaction remains, as after a bad flush."""
-    low, high = Invoice(text="new"), Invoice(text="new", fence=9)
-    add(session, low)
-    add(session, high)
-    pks = [low.id, high.id]
-
-    low.text = "by the late"
-    chosen = update(Invoice).where(Invoice.id.in_(pks)).values(text="late")
-    with pytest.raises(StaleFence):
-        update_fenced(session, chosen, 7)
-    session.commit()
-
-    found = session.scalars(select(Invoice.text).where(Invoice.id.in_(pks)))
-    assert list(found) == ["new", "new"]
-
-
-def test_refused_update_in_a_savepoint_rolls_back_to_it(postgres: str) -> None:
-    """In a savepoint, what was done before it remains."""
-    with Session(SqlAlchemyStorage(postgres).engine) as session:
-        row = add(session, Invoice(text="new", fence=9))
-        chosen = update(Invoice).where(Invoice.id == row.id).values(text="late")
-
-        row.text = "before"
-        session.flush()
-        with pytest.raises(StaleFence), session.begin_nested():
-            update_fenced(session, chosen, 7)
-        session.commit()
-
-        assert (row.text, row.fence) == ("before", 9)
-
-
-def test_update_of_all_rows_needs_no_condition(session: Session) -> None:
-    """Without WHERE, all rows of the table are written, or none."""
-    add(session, Seat(train=str(time.time_ns()), number=1, fence=1))
-    latest = session.scalar(select(func.max(Seat.fence))) or 0
-
-    with pytest.raises(StaleFence):
-        update_fenced(session, update(Seat).values(text="late"), latest - 1)
-    assert update_fenced(session, update(Seat).values(text="all"), latest) > 0
-    session.commit()
-
-    assert set(session.scalars(select(Seat.text))) == {"all"}
-
-
-def test_update_without_values_is_a_claim(session: Session) -> None:
-    """It raises the fence, and whatever follows in the transaction is under it."""
-    row = add(session, Invoice(text="new"))
-    mine = update(Invoice).where(Invoice.id == row.id)
-
-    assert update_fenced(session, mine, 7) == 1
-    session.execute(mine.values(text="first"))
-    session.commit()
-
-    assert (row.text, row.fence) == ("first", 7)
-
-
-def test_loaded_rows_see_the_update(session: Session) -> None:
-    """Rows of the session are as they are stored afterwards."""
-    row = add(session, Invoice(text="new"))
-    assert row.text == "new"
-
-    mine = update(Invoice).where(Invoice.id == row.id)
-    update_fenced(session, mine.values(text="first"), 7)
-
-    assert (row.text, row.fence) == ("first", 7)
-
-
-@pytest.mark.parametrize("entity", [CreditNote, Customer])
-def test_update_of_a_table_without_fence_is_refused(
-    session: Session, entity: Any
-) -> None:
-    """Where the fence is elsewhere, the error says what to do."""
-    with pytest.raises(ConfigurationError, match="the class that has the fence first"):
-        update_fenced(session, update(entity), 7)
-
-
-# -- PostgreSQL ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["flush", "update"])
-def test_writer_that_waited_for_a_row_is_compared_again(
-    postgres: str, how: str
-) -> None:
-    """A late UPDATE that was queued behind the next holder's is refused."""
-    engine = SqlAlchemyStorage(postgres).engine
-    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    with Session(engine) as session:
-        pk = add(session, Invoice(text="new", fence=5)).id
-
-    def write_late() -> None:
-        with Session(engine) as session:
-            row = session.get_one(Invoice, pk)
-            if how == "flush":
-                with fenced(session, 6):
-                    row.text = "late"
-            else:
-                chosen = update(Invoice).where(Invoice.id == pk)
-                update_fenced(session, chosen.values(text="late"), 6)
-
-    with ThreadPoolExecutor(1) as thread, Session(engine) as session:
-        with fenced(session, 7):
-            session.get_one(Invoice, pk).text = "next"
-        queued = thread.submit(write_late)
-        deadline = time.monotonic() + SOON
-        while not session.scalar(waiting) and time.monotonic() < deadline:
-            threading.Event().wait(0.01)
-        session.commit()
-        with pytest.raises(StaleFence) as refused:
-            queued.result(SOON)
-
-    assert (refused.value.fence, refused.value.latest) == (6, 7)

@@ -1,0 +1,107 @@
+"""Clients that are set up differently do not exclude each other: nodes refuse them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.core.ballot import VoteKind
+from celery_redlock.errors import LockUnavailable, QuorumUnreachable
+from tests.nodes.support import client, kinds, until_all_vote, until_nothing_is_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNode, DevNodes
+
+
+def assert_refused(
+    redlock: Redlock, key: str, *facts: str, refusals: int
+) -> QuorumUnreachable:
+    """Assert that nodes refuse this client with these facts, and return the error."""
+    with pytest.raises(QuorumUnreachable) as refused:
+        redlock.acquire(key)
+    error = refused.value
+    assert kinds(error.ballot).count(VoteKind.REFUSED) >= refusals
+    assert error.retry_after is None
+    for fact in facts:
+        assert fact in str(error)
+    assert "is set up differently" in str(error)
+    assert "celery -A proj redlock reconfigure" in str(error)
+    return error
+
+
+def names(nodes: Sequence[DevNode]) -> str:
+    """Return the nodes as a configuration lists them."""
+    return ", ".join(sorted(f"127.0.0.1:{node.port}/0" for node in nodes))
+
+
+@pytest.mark.every_server
+def test_another_list_of_nodes_is_refused(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """Clients that name other nodes do not exclude each other, so nodes refuse them."""
+    nodes = start_nodes(5)
+    three, right = nodes.nodes[:3], f"max_ttl 60 s, nodes {names(nodes.nodes)}"
+    with client(nodes) as redlock, client([node.url for node in three]) as other:
+        until_all_vote(redlock)
+        lease = redlock.acquire(key)
+
+        assert_refused(other, key, right, refusals=2)
+
+        assert redlock.extend(lease)
+        assert redlock.inspect(key).votes == 5
+        assert_refused(other, f"{key}:free", right, refusals=2)
+        until_nothing_is_left(nodes, "free")
+        redlock.release(lease)
+
+
+def test_longer_list_of_nodes_is_refused(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """New nodes that believe a wrong client do not make a majority with it."""
+    nodes = start_nodes(3)
+    more = start_nodes(2, initialize=False)
+    with client(nodes) as redlock, client([*nodes.urls, *more.urls]) as other:
+        with pytest.raises(QuorumUnreachable):
+            other.acquire(key)
+        assert (
+            kinds(other.check().ballot)
+            == [VoteKind.REFUSED] * 3 + [VoteKind.QUARANTINED] * 2
+        )
+
+        redlock.release(redlock.acquire(key))
+
+
+@pytest.mark.parametrize("max_ttl", [30.0, 120.0])
+def test_another_max_ttl_is_refused(
+    start_nodes: Callable[..., DevNodes], key: str, max_ttl: float
+) -> None:
+    """A client that may hold longer than nodes wait would break the guard."""
+    nodes = start_nodes(3)
+    with client(nodes) as redlock, client(nodes, max_ttl=max_ttl, ttl=20) as other:
+        lease = redlock.acquire(key)
+
+        assert_refused(other, key, "max_ttl 60 s", refusals=2)
+
+        assert redlock.extend(lease)
+        redlock.release(lease)
+
+
+def test_order_and_credentials_make_no_difference(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """The same nodes in another order, and with their names, are the same."""
+    nodes = start_nodes(3)
+    turned = [
+        {"url": f"{node.url}?socket_timeout=5", "name": f"127.0.0.1:{node.port}/0"}
+        for node in reversed(nodes.nodes)
+    ]
+    with client(nodes) as redlock, client(turned) as other:
+        lease = redlock.acquire(key)
+        with pytest.raises(LockUnavailable, match="is held by"):
+            other.acquire(key)
+        redlock.release(lease)
+        other.release(other.acquire(key))

@@ -1,0 +1,71 @@
+"""`redlock init` starts a deployment that is new, and refuses one that is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.errors import QuorumUnreachable, RedlockError
+from tests.nodes.support import client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.devnodes import DevNodes
+
+
+@pytest.mark.every_server
+def test_init_lets_a_new_deployment_vote(start_nodes: Callable[..., DevNodes]) -> None:
+    """After init nobody waits for the restart guard; twice is harmless."""
+    nodes = start_nodes(3, initialize=False)
+    with client(nodes) as redlock:
+        redlock.initialize()
+        redlock.initialize()
+
+        redlock.release(redlock.acquire("k"))
+
+
+@pytest.mark.every_server
+def test_init_refuses_where_locks_live(start_nodes: Callable[..., DevNodes]) -> None:
+    """A deployment with a live lock is not new: nothing is changed."""
+    nodes = start_nodes(3)
+    with client(nodes) as redlock:
+        lease = redlock.acquire("k")
+        nodes.nodes[0].command("SET", "redlock:quarantine", "", "PX", 60_000)
+
+        with pytest.raises(RedlockError, match=r"live locks.*\(1 of them\).*not new"):
+            redlock.initialize()
+
+        assert nodes.nodes[0].command("EXISTS", "redlock:quarantine")
+        redlock.release(lease)
+
+
+@pytest.mark.every_server
+def test_init_refuses_where_a_node_is_down(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """A node that cannot be looked at may hold locks: nothing is changed."""
+    nodes = start_nodes(3, initialize=False)
+    nodes.nodes[2].kill()
+    with client(nodes) as redlock:
+        with pytest.raises(RedlockError, match=r"could not be looked at.*Nothing was"):
+            redlock.initialize()
+
+        assert not any(node.command("KEYS", "*") for node in nodes.nodes[:2])
+        with pytest.raises(QuorumUnreachable):
+            redlock.acquire("k")
+
+
+def test_new_deployment_waits_or_is_initialized(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """Brand-new nodes are like nodes that forgot: they wait, unless they are told."""
+    nodes = start_nodes(3, initialize=False)
+    with client(nodes) as redlock:
+        with pytest.raises(QuorumUnreachable, match="redlock init` ends the wait"):
+            redlock.acquire(key)
+
+        redlock.initialize()
+
+        redlock.release(redlock.acquire(key))

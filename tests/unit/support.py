@@ -1,0 +1,29 @@
+"""An app's settings, and situations in which its policies are asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_redlock.core.lease import Holder
+from celery_redlock.policies import Conflict, Loss, Outage, Retry
+from celery_redlock.settings import Settings
+
+__all__ = ["CONFLICT", "LOSS", "NODES", "OUTAGE", "delay", "settings"]
+
+NODES = ["redis://a", "redis://b:6380/1", "unix:///run/redis.sock"]
+CONFLICT = Conflict(key="k", task="proj.f", task_id="id", holder=Holder("base.attempt"))
+LOSS = Loss(key="k", task="proj.f", fence=7, ran=12.5)
+OUTAGE = Outage(key="k", task="proj.f", reason="redis-a refused the connection")
+
+
+def settings(**values: Any) -> Settings:
+    """Return the settings of an app that sets these, and the nodes."""
+    named = {f"redlock_{name}": value for name, value in values.items()}
+    return Settings.of({"redlock_nodes": NODES, **named})
+
+
+def delay(decision: object) -> float:
+    """Return the seconds for which a call is put back."""
+    assert isinstance(decision, Retry)
+    assert isinstance(decision.countdown, float)
+    return decision.countdown

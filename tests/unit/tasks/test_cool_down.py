@@ -1,0 +1,151 @@
+"""``unique_for``: what becomes of the same call for some time after a success."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states
+
+from celery_redlock import DuplicateTask, singleton_task
+from celery_redlock.policies import BufferOne, CancelRunning, Conflict, Wait
+from celery_redlock.runtime import runtime_of
+from celery_redlock.testing import SignalRecorder
+from tests.unit.tasks.support import JUST_NOW, claims, unique_job
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from celery_redlock.testing import FakeNodes
+    from tests.unit.tasks.support import Worker
+
+# -- at publish --------------------------------------------------------------------
+
+
+def test_cool_down_gives_the_job_that_succeeded(
+    app: Celery, worker: Worker, nodes: FakeNodes
+) -> None:
+    """For so many seconds its result is the answer to the same call."""
+    task = unique_job(app, "running", unique_for=60)
+    first = task.delay(0)
+    assert worker.run(task, 0, id=first.id).stored == states.SUCCESS
+
+    second = task.delay(0)
+
+    assert second.id == first.id
+    assert second.get(timeout=1) == 0
+    assert second.conflict.phase == "succeeded"
+    assert second.conflict.retry_after == pytest.approx(60)
+    nodes.clock.sleep(60.01)
+    assert task.delay(0).id != first.id
+    assert claims(nodes) == {}
+
+
+# -- in a worker -------------------------------------------------------------------
+
+
+def test_call_that_comes_to_a_worker_in_the_cool_down_is_skipped(
+    app: Celery, worker: Worker, nodes: FakeNodes, call_id: str
+) -> None:
+    """What nobody could refuse at publish is deduplicated at run time."""
+    task = unique_job(app, "running", unique_for=60)
+    worker.run(task, 0, id=call_id)
+
+    run = worker.run(task, 0)
+
+    assert (run.state, run.stored) == (states.IGNORED, states.REVOKED)
+    assert isinstance(run.result, DuplicateTask)
+    assert call_id in str(run.result)
+    assert claims(nodes, kind="lock") == {}
+    nodes.clock.sleep(60.01)
+    assert worker.run(task, 0).stored == states.SUCCESS
+
+
+def test_cool_down_begins_with_success_only(
+    app: Celery, worker: Worker, nodes: FakeNodes
+) -> None:
+    """What failed may be tried again at once."""
+
+    @singleton_task(app=app, shared=False, name="failing", key="k:0", unique_for=60)
+    def failing() -> None:
+        raise ValueError
+
+    for _ in range(2):
+        assert worker.run(failing).stored == states.FAILURE
+    assert claims(nodes, kind="cooldown") == {}
+
+
+def test_retry_in_the_cool_down_is_put_back_to_its_end(
+    app: Celery, worker: Worker, call_id: str
+) -> None:
+    """So each call runs, and no two within the cool-down."""
+    task = unique_job(app, "running", unique_for=60, on_conflict="retry")
+    worker.run(task, 0, id=call_id)
+    began = datetime.now(timezone.utc)
+
+    run = worker.run(task, 0)
+
+    assert run.stored == states.RETRY
+    headers, _ = worker.published[-1]
+    delay = (datetime.fromisoformat(headers["eta"]) - began).total_seconds()
+    assert 59 < delay < 66 + JUST_NOW
+
+
+def test_allow_in_the_cool_down_runs_under_the_lock(
+    app: Celery, worker: Worker, nodes: FakeNodes, call_id: str
+) -> None:
+    """Nobody else runs, so there is a lock to run under."""
+    task = unique_job(app, "running", unique_for=60, on_conflict="allow")
+    worker.run(task, 0, id=call_id)
+
+    with SignalRecorder("lock_conflict", "lock_acquired") as events:
+        run = worker.run(task, 0)
+
+    assert run.stored == states.SUCCESS
+    assert events.names == ["lock_acquired", "lock_conflict"]
+    assert events.of("lock_conflict")[0].conflict.phase == "succeeded"
+    assert list(claims(nodes, kind="cooldown")) == [run.id]
+
+
+@pytest.mark.parametrize(
+    ("decision", "state"),
+    [(CancelRunning(), states.SUCCESS), (BufferOne(), states.RETRY)],
+)
+def test_nobody_is_replaced_or_followed_in_the_cool_down(
+    app: Celery, worker: Worker, call_id: str, decision: Any, state: str
+) -> None:
+    """There is nobody to wait for: it runs, or it runs when the cool-down is over."""
+    task = unique_job(app, "running", unique_for=60, on_conflict=lambda _: decision)
+    worker.run(task, 0, id=call_id)
+
+    assert worker.run(task, 0).stored == state
+
+
+def test_callable_that_waits_in_the_cool_down_waits_without_the_lock(
+    app: Celery, worker: Worker, nodes: FakeNodes, call_id: str
+) -> None:
+    """It is asked again after its time, until the cool-down is over."""
+    waited = []
+
+    def wait(conflict: Conflict) -> Wait:
+        waited.append(conflict.waited)
+        nodes.clock.sleep(5)  # the time that is slept is the machine's
+        return Wait(0.01)
+
+    task = unique_job(app, "running", unique_for=12, on_conflict=wait)
+    worker.run(task, 0, id=call_id)
+
+    assert worker.run(task, 0).stored == states.SUCCESS
+    assert len(waited) == 3
+    assert runtime_of(app).redlock.inspect("k:0").holder is None
+
+
+def test_own_cool_down_is_no_reason_to_skip(
+    app: Celery, worker: Worker, call_id: str
+) -> None:
+    """A message that is delivered again where no result is kept runs again."""
+    task = unique_job(app, "running", unique_for=60, ignore_result=True)
+
+    for _ in range(2):
+        assert worker.run(task, 0, id=call_id).state == states.SUCCESS
