@@ -44,12 +44,14 @@ __all__ = ["KeyRule", "KeyTemplate", "did_you_mean"]
 
 _LONGEST_KEY = 512  # characters
 _HASH_BYTES = 16
+_SHORT = 64  # bits
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"[^.\[\]]+")
 _NOT_REDUCIBLE = (TypeError, ValueError, RecursionError)
 _KOMBU: Any = kombu_json  # has no types
 _KOMBU_ENCODER = _KOMBU.JSONEncoder()
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _P = inspect.Parameter
 
 
@@ -282,7 +284,9 @@ def _parsed_field(field: str) -> tuple[str, list[str]]:
 
 def _wire_form(value: Any) -> Any:
     """Return the plain JSON value that travels for a Python value."""
-    return json.loads(json.dumps(value, default=_reduced))
+    if type(value) is str or (type(value) is int and value.bit_length() <= _SHORT):
+        return value  # it travels as it is; a much longer number cannot be written
+    return json.loads(_encoded(value))
 
 
 def _decoded_form(value: Any) -> Any:
@@ -307,15 +311,14 @@ def _reduced(value: Any) -> Any:
         raise TypeError(f"JSON has no form for {_type_name(value)}") from None
 
 
+_encoded = json.JSONEncoder(default=_reduced).encode
+
+
 def _as_a_worker_sees(value: Any) -> Any:
     try:  # not _decoded_form: what kombu cannot send arrives as itself, pickled
         return _KOMBU.loads(_KOMBU.dumps(value))
     except _NOT_REDUCIBLE:
         return value
-
-
-def _canonical(wire: Any) -> str:
-    return json.dumps(wire, sort_keys=True, separators=(",", ":"))
 
 
 def _hash(text: str) -> str:

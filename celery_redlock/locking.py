@@ -47,8 +47,9 @@ _holds: contextvars.ContextVar[tuple[_Hold, ...]] = contextvars.ContextVar(
 
 def watchdog_of(redlock: Redlock) -> Watchdog:
     """Return the watchdog of this service in this process, made on first use."""
-    watchdog: Watchdog = vars(redlock).setdefault("_watchdog", Watchdog(redlock))
-    return watchdog
+    watchdog: Watchdog | None = vars(redlock).get("_watchdog")
+    # Of two threads that come here at once one has made it for both.
+    return watchdog or vars(redlock).setdefault("_watchdog", Watchdog(redlock))
 
 
 def _execution() -> tuple[int, int]:

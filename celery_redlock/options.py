@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,8 @@ class LockOptions:
             the ``"first"``.
         cancel_grace: For ``cancel_running``: how long the one that is told to end may
             take before it is told again; 10 s.
+        lines_up: Not an option, but told by them: whether it counts which of two calls
+            was published first.
 
     Raises:
         ConfigurationError: A value cannot be used, or two do not go together.
@@ -128,6 +130,7 @@ class LockOptions:
     retry_countdown: float | timedelta | None = None
     buffer_keep: str | None = None
     cancel_grace: float | timedelta | None = None
+    lines_up: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         durations = ("ttl", "wait_timeout", "retry_countdown", "claim_ttl")
@@ -151,6 +154,10 @@ class LockOptions:
         if self.on_backend_error is not None:
             ON_BACKEND_ERROR.policy(self.on_backend_error)
         self._check_key()
+        follows = any(
+            _may(kind, self.on_conflict) for kind in (BufferOne, CancelRunning)
+        )
+        _put(self, "lines_up", follows)
         waits = _may(Wait, self.on_conflict)
         succession.check(
             buffer_keep=self.buffer_keep,
@@ -159,8 +166,8 @@ class LockOptions:
             may=lambda kind: _may(kind, self.on_conflict),
             asks=callable(_at_execution(self.on_conflict)),
         )
-        retries = _may(Retry, self.on_lock_lost) or any(
-            _may(kind, self.on_conflict) for kind in (Retry, BufferOne, CancelRunning)
+        retries = (
+            _may(Retry, self.on_lock_lost) or _may(Retry, self.on_conflict) or follows
         )
         for name, used in (("wait_timeout", waits), ("retry_countdown", retries)):
             if getattr(self, name) is not None and not used:
@@ -200,7 +207,7 @@ class LockOptions:
         Raises:
             ConfigurationError: A name does not exist, or a value cannot be used.
         """
-        known = [field.name for field in fields(cls)]
+        known = _names(cls)
         for name in sorted(options.keys() - set(known)):
             hint = did_you_mean(name, known)
             raise ConfigurationError(f"There is no lock option {name!r}. {hint}")
@@ -217,7 +224,7 @@ class LockOptions:
             foreign: Names of somebody else's. What else is nearly an option counts
                 as one, for ``of`` to refuse: Celery takes any name as an attribute.
         """
-        known = [field.name for field in fields(cls)]
+        known = _names(cls)
         near = {n for n in arguments if get_close_matches(n, known, 1, _NEARLY)}
         ours = {n: arguments[n] for n in near if n in known or n not in foreign}
         return ours, {n: value for n, value in arguments.items() if n not in ours}
@@ -290,16 +297,14 @@ class LockOptions:
         )
 
     @property
-    def lines_up(self) -> bool:
-        """Whether it counts which of two calls was published first."""
-        kinds = (BufferOne, CancelRunning)
-        return any(_may(kind, self.on_conflict) for kind in kinds)
-
-    @property
     def waits(self) -> bool:
         """Whether it is known, without asking anybody, that calls may wait."""
         policy = _at_execution(self.on_conflict)
         return policy == "wait" or isinstance(policy, Wait)
+
+
+def _names(options: type[LockOptions]) -> list[str]:
+    return [option.name for option in fields(options) if option.init]
 
 
 def _at_execution(policy: Any) -> Any:
