@@ -29,7 +29,7 @@ HOUSE = """
     core.probe policies uniqueness succession
     core.survey core.permissions core.removal
     core.debts core.connector core.agenda core.waiting
-    settings options core.node core.extension core.wakeup
+    settings options core.node core.extension core.wakeup core.inbox
     core.fanout
     core.fence
     core.guard core.commands core.deployment

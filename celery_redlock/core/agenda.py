@@ -94,6 +94,7 @@ class Agenda:
         while self._lines and self._lines[0][0] <= now:
             planned_at, _, watch = heapq.heappop(self._lines)
             if planned_at == watch.planned_at:
+                watch.planned_at = 0.0  # it may stand there twice for one instant
                 yield watch
 
     @property

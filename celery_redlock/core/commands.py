@@ -137,9 +137,14 @@ class Commands:
         """Take or keep a place in the line for the lock, and ask who holds it."""
         return self._of_line(LINE_UP, key, [waiter, rank, _LINE_TTL_MS])
 
-    def step_out(self, key: str, waiter: str, *, passes_on: bool) -> Question:
-        """Leave the line; pass on that the lock is free, where it is."""
-        return self._of_line(STEP_OUT, key, [waiter, 0 if passes_on else ""])
+    def step_out(self, key: str, waiter: str, *, free_in: float | None) -> Question:
+        """Leave the line.
+
+        Pass on that the lock is free, where it is, or that it will be in so many
+        seconds; None passes nothing on.
+        """
+        ms = "" if free_in is None else max(0, round(free_in * _MS))
+        return self._of_line(STEP_OUT, key, [waiter, ms])
 
     def _of_line(self, script: Script, key: str, args: Sequence[Any]) -> Question:
         keys = [self.lock_key(key), self.line_key(key)]

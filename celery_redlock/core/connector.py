@@ -30,6 +30,17 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds
 _LONG_AGO = 1.0
 
 
+class _Attempt:
+    """What a thread that connects leaves behind, for whoever still wants it."""
+
+    __slots__ = ("arrival", "arrived_at", "is_wanted")
+
+    def __init__(self) -> None:
+        self.arrival: Link | str | None = None
+        self.arrived_at = 0.0
+        self.is_wanted = True
+
+
 class Connector:
     """Connects to one node.
 
@@ -47,45 +58,54 @@ class Connector:
     def forget(self) -> None:
         """Start anew, in a forked child: the thread stayed with the parent."""
         self.failures = 0
-        self._busy = self._hopeful = False
-        self._arrival: Link | str | None = None
-        self._arrived_at = self._next_at = 0.0
+        self._attempt: _Attempt | None = None
+        self._hopeful = False
+        self._next_at = 0.0
+
+    def abandon(self) -> None:
+        """Close what has come of an attempt, or what will."""
+        attempt, self._attempt = self._attempt, None
+        if attempt:
+            attempt.is_wanted = False
+            _close_unwanted(attempt)
 
     @property
     def is_busy(self) -> bool:
         """Whether a connection is being made, and nothing has come of it yet."""
-        return self._busy and self._arrival is None
+        return self._attempt is not None and self._attempt.arrival is None
 
     @property
     def is_hopeful(self) -> bool:
         """Whether a connection is being made that is worth waiting for."""
-        return self._busy and self._hopeful
+        return self._attempt is not None and self._hopeful
 
     def begin(self) -> None:
         """Start an attempt, unless one is under way or it is too early."""
         now = self._clock.monotonic()
-        if self._busy or now < self._next_at:
+        if self._attempt or now < self._next_at:
             return
         self._hopeful = not self.failures or now - self._next_at > _LONG_AGO
+        attempt = _Attempt()
         try:
             # Not by `threading`, whose `start` waits for the thread: the exception of
             # a time limit that strikes in there spoils the lock that both share. None
             # can strike between these two lines, as nothing is called.
-            self._busy = True
-            _thread.start_new_thread(self._connect, ())
+            self._attempt = attempt
+            _thread.start_new_thread(self._connect, (attempt,))
         except RuntimeError as error:  # there are too many
-            self._arrive(f"cannot be connected to: {error}")
+            self._arrive(attempt, f"cannot be connected to: {error}")
 
     def take(self) -> Link | str | None:
         """Return what came of the attempt: a link, why there is none, or None yet."""
-        arrival, self._arrival = self._arrival, None
-        if arrival is not None:
-            self._busy = False
-        if isinstance(arrival, str):
+        attempt = self._attempt
+        if attempt is None or attempt.arrival is None:
+            return None
+        self._attempt = None
+        if isinstance(attempt.arrival, str):
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.failures)
             self.failures += 1
-            self._next_at = self._arrived_at + pause
-        return arrival
+            self._next_at = attempt.arrived_at + pause
+        return attempt.arrival
 
     def settle(self, *, usable: bool) -> None:
         """Note that there is a link now; one that is of no use is tried again."""
@@ -93,13 +113,21 @@ class Connector:
         pause = _FIRST_PAUSE if usable else _LONGEST_PAUSE
         self._next_at = self._clock.monotonic() + pause
 
-    def _connect(self) -> None:
+    def _connect(self, attempt: _Attempt) -> None:
         try:
             arrival = open_link(self._address, self.timeout)
         except Exception as error:  # noqa: BLE001  (else it would be busy for ever)
             arrival = f"cannot be connected to: {error!r}"
-        self._arrive(arrival)
+        self._arrive(attempt, arrival)
 
-    def _arrive(self, arrival: Link | str) -> None:
-        self._arrived_at = self._clock.monotonic()
-        self._arrival = arrival
+    def _arrive(self, attempt: _Attempt, arrival: Link | str) -> None:
+        attempt.arrived_at = self._clock.monotonic()
+        attempt.arrival = arrival
+        _close_unwanted(attempt)
+
+
+def _close_unwanted(attempt: _Attempt) -> None:
+    # Asked by both after their word, so that the later of the two sees the other's.
+    arrival = attempt.arrival
+    if not attempt.is_wanted and arrival and not isinstance(arrival, str):
+        arrival.close()

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.core.connector import Connector
 from celery_redlock.core.debts import Debts
 from celery_redlock.core.link import would_block
-from celery_redlock.core.question import Lesson, Question
+from celery_redlock.core.question import Lesson, Question, UnreadableReply
 from celery_redlock.core.voice import NodeVoice
 from celery_redlock.core.wire import ErrorReply
 
@@ -116,12 +116,8 @@ class Node:
     @property
     def wants_tending(self) -> bool:
         """Whether ``tend`` has something to do."""
-        return bool(
-            self._link is None
-            or self.suspect
-            or self._torn
-            or self.misfit
-            or self._debts
+        return self._link is None or bool(
+            self.suspect or self._torn or self.misfit or self._debts
         )
 
     def tend(self, selector: selectors.BaseSelector) -> bool:
@@ -183,7 +179,7 @@ class Node:
             return
         try:
             self._deliver(link.reader)
-        except ErrorReply as error:
+        except (ErrorReply, UnreadableReply) as error:
             self._drop(f"does not speak the protocol of Redis: {error}")
         self._torn = False
 
@@ -221,6 +217,7 @@ class Node:
 
     def close(self) -> None:
         """Close the connection. What was on its way is entered as failed."""
+        self._connector.abandon()
         self._drop("was closed")
         self._debts = Debts()
 
@@ -259,10 +256,14 @@ class Node:
                 return
             question, index = self.pending.popleft()
             forgot = isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT")
-            if forgot and isinstance(question, Question):
-                self._explain(question, index)
-            else:
-                question.answer(index, reply)
+            try:
+                if forgot and isinstance(question, Question):
+                    self._explain(question, index)
+                else:
+                    question.answer(index, reply)
+            except UnreadableReply:
+                self.pending.appendleft((question, index))  # to fail with the rest
+                raise
         if not self.pending and self.suspect:
             self.suspect, self._connector.failures = False, 0
             self._voice.in_time()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Lesson",
     "Question",
+    "UnreadableReply",
     "by_everyone",
     "by_majority",
     "granted_or_hopeless",
@@ -69,13 +70,24 @@ _VOTE_OF_STATUS: dict[int, Callable[[list[Any]], Vote]] = {
 }
 
 
+class UnreadableReply(Exception):  # noqa: N818  (ends a connection; nobody sees it)
+    """No script of ours says this. So it may be the answer to something else."""
+
+
 def vote_of(reply: Any) -> Vote:
-    """Read a script's reply: see the table of statuses in ``core.scripts``."""
+    """Read a script's reply: see the table of statuses in ``core.scripts``.
+
+    Raises:
+        UnreadableReply: It is not in the table.
+    """
     if isinstance(reply, ErrorReply):
         return Vote(VoteKind.REFUSED, reason=f"answered {reply}")
     if isinstance(reply, int):
         return _YES if reply else _NO
-    return _VOTE_OF_STATUS[reply[0]](reply)
+    try:
+        return _VOTE_OF_STATUS[reply[0]](reply)
+    except (LookupError, TypeError):
+        raise UnreadableReply(f"{reply!r:.60}") from None
 
 
 class Lesson:
@@ -178,8 +190,9 @@ class Question:
 
     def answer(self, index: int, reply: Any) -> None:
         """Enter the reply of one node."""
+        vote = vote_of(reply)
         self.replies[index] = reply
-        self._cast(index, vote_of(reply))
+        self._cast(index, vote)
 
     def fail(self, index: int, reason: str) -> None:
         """Enter that there is no answer from this node, and why."""

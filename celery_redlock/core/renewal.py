@@ -13,8 +13,8 @@ majority confirms after that is a loss all the same.
 For every lease exactly one of two things happens: ``forget`` returns True, or
 ``on_lost`` is called. Callbacks run on the watchdog's thread and must be quick.
 
-State belongs to the watchdog's thread alone; others leave messages. What decides
-between ``forget`` and loss is who takes the lease out of one dict, which is
+State belongs to the watchdog's thread alone; others leave watches in its inbox. What
+decides between ``forget`` and loss is who takes the lease out of one dict, which is
 atomic. (A lock would not do: a time limit may strike a task while it holds one.)
 """
 
@@ -23,11 +23,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-import queue
 import threading
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.agenda import Agenda, Watch, tell
+from celery_redlock.core.inbox import Inbox
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.logs import about
 
@@ -68,7 +68,8 @@ class Watchdog:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._watched: dict[str, Watch] = {}
-        self._mailbox: queue.SimpleQueue[Watch | None] = queue.SimpleQueue()
+        self._inbox = Inbox(self._clock)
+        self._is_used = False
         self._agenda = Agenda()
         self._in_flight: list[tuple[Watch, Extension, float]] = []
         self._starting = threading.Lock()
@@ -109,7 +110,8 @@ class Watchdog:
         renew_at = lease.started_at + every if renew else math.inf
         watch = Watch(lease, on_lost, on_renewed, renew_at, on_cancelled, every)
         self._watched[lease.token] = watch
-        self._mailbox.put(watch)
+        self._is_used = True
+        self._inbox.put(watch)
         self.start()
 
     def forget(self, lease: Lease) -> bool:
@@ -120,7 +122,9 @@ class Watchdog:
             just being announced, or it never was.
         """
         self._start_anew_after_fork()
-        return self._watched.pop(lease.token, None) is not None
+        was_watched = self._watched.pop(lease.token, None) is not None
+        self._inbox.take_back(lease.token)
+        return was_watched
 
     def renew_now(self, lease: Lease) -> None:
         """Renew the lease in the background without waiting for its time."""
@@ -128,7 +132,7 @@ class Watchdog:
         watch = self._watched.get(lease.token)
         if watch and not watch.renewing and watch.renew_at != math.inf:
             watch.renew_at = self._clock.monotonic()
-            self._mailbox.put(watch)
+            self._inbox.put(watch)
 
     def expire(self, key: str) -> Lease | None:
         """End the validity of the lease of this key now, so that its loss is announced.
@@ -142,7 +146,7 @@ class Watchdog:
         for watch in list(self._watched.values()):
             if watch.lease.key == key:
                 watch.lease.until = self._clock.monotonic()
-                self._mailbox.put(watch)
+                self._inbox.put(watch)
                 return watch.lease
         return None
 
@@ -150,7 +154,7 @@ class Watchdog:
         """See to it, in the background, that absent nodes are told what they must."""
         if self._redlock.transport.owes:
             self._start_anew_after_fork()
-            self._mailbox.put(None)
+            self._inbox.ring()
             self.start()
 
     def start(self) -> None:
@@ -169,7 +173,7 @@ class Watchdog:
         thread, self._thread = self._thread, None
         if thread and thread.is_alive() and self._pid == os.getpid():
             self._stopping = True
-            self._mailbox.put(None)
+            self._inbox.ring()
             if thread is not threading.current_thread():
                 thread.join()
 
@@ -183,21 +187,15 @@ class Watchdog:
                 # Others count on this thread: it must not end with one mistake.
                 log.exception("The watchdog met an error and goes on.")
                 next_at = self._recover()
-            timeout = _IDLE
-            if next_at is not None:
-                timeout = max(0.0, next_at - self._clock.monotonic())
-            try:
-                message = self._mailbox.get(timeout=timeout)
-                if message is not None:
-                    self._agenda.plan(message)
-            except queue.Empty:
-                if next_at is None and self._is_done():
-                    return
+            until = self._clock.monotonic() + _IDLE if next_at is None else next_at
+            if not self._inbox.sleep(until) and next_at is None and self._is_done():
+                return
 
     def _is_done(self) -> bool:
         """Retire if nobody has come for a while; the next lease starts another."""
         with self._starting:
-            if self._watched or not self._mailbox.empty():
+            if self._watched or self._is_used or self._inbox.has_rung:
+                self._is_used = False
                 return False
             self._thread = None
             return True
@@ -215,10 +213,8 @@ class Watchdog:
 
         For tests and simulations, which call it instead of starting the thread.
         """
-        while not self._mailbox.empty():
-            message = self._mailbox.get()
-            if message is not None:
-                self._agenda.plan(message)
+        for watch in self._inbox.drain():
+            self._agenda.plan(watch)
         self._look_at_due()
         if self._in_flight:
             self._listen()
@@ -282,7 +278,9 @@ class Watchdog:
                 continue
             again = extension.advance(out_of_time=early or now >= deadline)
             if again is not None:
-                self._redlock.transport.send(again, until=deadline)
+                # In our turn, but no loss is announced late for others' talking.
+                turn_by = min(deadline, self._agenda.next_at)
+                self._redlock.transport.send(again, until=turn_by)
             if extension.result is None:
                 end = now + self._redlock.timing.node_timeout if again else deadline
                 self._in_flight.append((watch, extension, end))

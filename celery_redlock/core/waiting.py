@@ -75,10 +75,15 @@ class Waiting:
                 return
 
     def end(self, *, acquired: bool) -> None:
-        """Leave the line. Who goes without the lock passes on that it is free."""
+        """Leave the line. Who goes without the lock passes on that it is free.
+
+        Or that it will be, where that is what it has been told (`hold_at_least`).
+        """
         self._ears.dismiss(self._waiter)
-        name = self._waiter.name
-        question = self._commands.step_out(self._key, name, passes_on=not acquired)
+        name, free_in = self._waiter.name, None
+        if not acquired:
+            free_in = max(0.0, self._waiter.free_at - self._clock.monotonic())
+        question = self._commands.step_out(self._key, name, free_in=free_in)
         self._transport.send(question)
 
     def _look(self) -> float | None:
@@ -98,7 +103,7 @@ class Waiting:
         return self._clock.monotonic() + pause
 
     def _mind_the_pace(self, until: float) -> None:
-        """Pause if looks have said "free" and tries "held", again and again.
+        """Pause, or until it is our turn, if looks say "free" and tries "held".
 
         Nodes may refuse to be looked at: no memory, no permission.
         """
@@ -106,7 +111,7 @@ class Waiting:
         if self._in_vain > _IN_VAIN_AT_ONCE:
             longest = _GRACE * 2 ** min(self._in_vain, _MOST_DOUBLINGS)
             pause = random.uniform(longest / 2, longest)  # noqa: S311  (jitter)
-            self._clock.sleep(max(0.0, min(pause, until - self._clock.monotonic())))
+            self._listen(min(until, self._clock.monotonic() + pause))
 
     def _listen(self, until: float) -> bool:
         """Listen until then, or until there is a reason to look.

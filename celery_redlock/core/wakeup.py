@@ -23,8 +23,8 @@ import os
 import secrets
 import selectors
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, WeakValueDictionary
 
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.connector import Connector
@@ -60,14 +60,16 @@ class Waiter:
         turns: For each node that has said that it is its turn: since when, or from
             when on, the lock can be tried for.
         nudged: Whether something happened that it should look at for itself.
+        free_at: From when on, as it was told last, the lock can be tried for.
     """
 
-    __slots__ = ("_event", "name", "nudged", "turns")
+    __slots__ = ("__weakref__", "_event", "free_at", "name", "nudged", "turns")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.turns: dict[int, float] = {}
         self.nudged = False
+        self.free_at = 0.0
         self._event = threading.Event()
 
     def listen(self, seconds: float) -> None:
@@ -77,7 +79,7 @@ class Waiter:
 
     def call(self, index: int, at: float) -> None:
         """Say for one node that it is its turn, from that instant on."""
-        self.turns[index] = at
+        self.turns[index] = self.free_at = at
         self._event.set()
 
     def nudge(self) -> None:
@@ -90,7 +92,7 @@ class Waiter:
         self.turns, self.nudged = {}, False
 
 
-_all_ears: weakref.WeakSet[Ears] = weakref.WeakSet()
+_all_ears: WeakSet[Ears] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
@@ -138,7 +140,8 @@ class Ears:
         if self._selector:
             self._selector.close()
         self._selector = None
-        self._waiters: dict[str, Waiter] = {}
+        # Weakly: one whose wait was struck before it had a name is nobody's.
+        self._waiters: WeakValueDictionary[str, Waiter] = WeakValueDictionary()
         self._starting = threading.Lock()
         self._thread = 0  # the number of the one that runs
         self._threads = 0
@@ -185,7 +188,7 @@ class Ears:
         # Looked up late: gevent and eventlet replace it when they patch.
         selector = self._selector = selectors.DefaultSelector()
         for ear in self._ears:
-            ear.drop()  # of one that was presumed dead
+            ear.close()  # of one that was presumed dead
         needed_at = self._clock.monotonic()
         while not self._is_done(number, needed_at):
             self._alive_at = self._clock.monotonic()
@@ -207,7 +210,7 @@ class Ears:
             if self._closing or idle:
                 self._thread = 0
                 for ear in self._ears:
-                    ear.drop()
+                    ear.close()
             return not self._thread
 
     def _step(self, selector: selectors.BaseSelector) -> None:
@@ -265,9 +268,12 @@ class _Ear:
         arrival = self._connector.take()
         if isinstance(arrival, Link):
             self._connector.settle(usable=True)
+            subscribe = pack("SUBSCRIBE", channel)
             try:
-                arrival.sock.send(pack("SUBSCRIBE", channel))
+                whole = arrival.sock.send(subscribe) == len(subscribe)
             except OSError:
+                whole = False
+            if not whole:
                 arrival.close()
                 return
             self._selector, self._link = selector, arrival
@@ -308,8 +314,13 @@ class _Ear:
                 extra=about("node-unheard", node=self._label, reason=why),
             )
 
+    def close(self) -> None:
+        """Close the connection, also one that is just being made."""
+        self._connector.abandon()
+        self.drop()
+
     def drop(self) -> None:
-        """Close the connection."""
+        """Leave the connection; another one is made."""
         link, self._link = self._link, None
         self.listens = False
         if link:

@@ -1,7 +1,7 @@
 """What a node in memory knows of those who wait for a lock.
 
-Nobody can subscribe to it: it takes all who wait for gone, as a server does whose
-waiters have lost their connections. They find out by looking.
+By default nobody can subscribe to it: it takes all who wait for gone, as a server does
+whose waiters have lost their connections. They find out by looking.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
     from celery_redlock.testing.keyspace import Keyspace
 
-__all__ = ["LineScripts"]
+__all__ = ["LineScripts", "nobody_hears"]
+
+
+def nobody_hears(_channel: bytes, _message: bytes) -> int:
+    """Tell a message to those who listen to a channel. Nobody does."""
+    return 0
 
 
 class LineScripts:
@@ -28,10 +33,12 @@ class LineScripts:
 
     Args:
         redis: The keys of the node.
+        publish: Called with a channel and a message; returns how many hear it.
     """
 
-    def __init__(self, redis: Keyspace) -> None:
+    def __init__(self, redis: Keyspace, publish: Callable[[bytes, bytes], int]) -> None:
         self._redis = redis
+        self._publish = publish
 
     @property
     def methods(self) -> dict[str, Callable[[list[bytes], list[bytes]], Any]]:
@@ -55,12 +62,15 @@ class LineScripts:
         lock, line = keys
         waiter, after_ms = args
         self._redis.zrem(line, waiter)
-        if after_ms and self._redis.get(lock) is None:
-            self.wake_first(line)
+        if after_ms and (after_ms != b"0" or self._redis.get(lock) is None):
+            self.wake_first(line, after_ms)
         return [GRANTED, 0]
 
-    def wake_first(self, line: bytes) -> None:
-        """Wake the first who hears it: nobody does."""
+    def wake_first(self, line: bytes, after_ms: bytes) -> None:
+        """Wake the first who hears it; the others before it are gone."""
         with contextlib.suppress(WrongType):
             for waiter in self._redis.zset(line):
                 self._redis.zrem(line, waiter)
+                channel, _, name = waiter.rpartition(b"/")
+                if self._publish(channel, name + b" " + after_ms):
+                    return

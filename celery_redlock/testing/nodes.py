@@ -26,7 +26,7 @@ from celery_redlock.core.scripts import (
 from celery_redlock.core.wire import ErrorReply
 from celery_redlock.testing.claims import ClaimScripts
 from celery_redlock.testing.keyspace import Keyspace, WrongType
-from celery_redlock.testing.line import LineScripts
+from celery_redlock.testing.line import LineScripts, nobody_hears
 from celery_redlock.testing.next import NextScripts, cancelled_by
 from celery_redlock.testing.slots import SlotScripts
 
@@ -39,16 +39,15 @@ if TYPE_CHECKING:
 __all__ = ["MemoryNode"]
 
 _NUMBER = re.compile(rb"\n(\d+)")
-_RUN_ID_BYTES = 20
 _NO_KEY = -2  # what PTTL says
 
 
 def _new_run_id() -> str:
-    return secrets.token_hex(_RUN_ID_BYTES)
+    return secrets.token_hex(20)
 
 
-def _as_bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+def _words(values: Sequence[Any]) -> list[bytes]:
+    return [v if isinstance(v, bytes) else str(v).encode() for v in values]
 
 
 def _number(text: bytes | None) -> float:
@@ -76,6 +75,7 @@ class MemoryNode:
     Args:
         clock: Its ``monotonic`` counts ttls, its ``wall_us`` is the node's TIME.
         new_run_id: Makes the name that the server process gives itself.
+        publish: Tells who listens to a channel, and how many do: nobody by default.
 
     Attributes:
         run_id: The name of the present process; another one after a restart.
@@ -88,12 +88,13 @@ class MemoryNode:
         clock: NodeClock = SYSTEM_CLOCK,
         *,
         new_run_id: Callable[[], str] = _new_run_id,
+        publish: Callable[[bytes, bytes], int] = nobody_hears,
     ) -> None:
         self._clock = clock
         self._new_run_id = new_run_id
         self.run_id = new_run_id()
         self.redis = Keyspace(clock)
-        self._line = LineScripts(self.redis)
+        self._line = LineScripts(self.redis, publish)
         self._methods: dict[str, Callable[[list[bytes], list[bytes]], Any]] = {
             scripts.ACQUIRE.name: self.acquire,
             scripts.EXTEND.name: self.extend,
@@ -121,12 +122,14 @@ class MemoryNode:
         Raises:
             KeyError: The script is not one of ``core.scripts``.
         """
+        return self.run(script, _words(keys), _words(args))
+
+    def run(self, script: Script, keys: list[bytes], args: list[bytes]) -> Any:
+        """Run one script as ``execute`` does, with words as they come by wire."""
         method = self._methods[script.name]
         self.redis.look_at_clock()
         try:
-            return method(
-                [_as_bytes(key) for key in keys], [_as_bytes(a) for a in args]
-            )
+            return method(keys, args)
         except WrongType as error:
             return ErrorReply(str(error))
 
@@ -145,9 +148,7 @@ class MemoryNode:
     def acquire(self, keys: list[bytes], args: list[bytes]) -> Any:
         """Take the lock, if this node may vote and nobody else has it."""
         lock, fence, meta, quarantine = keys
-        token, facts, ttl_ms, stripe, hint_us, tolerance_us, config, quarantine_ms = (
-            args
-        )
+        token, facts, ttl_ms, stripe, hint_us, far_us, config, quarantine_ms = args
         if config:
             about = self.redis.hgetall(meta)
             if about.get(b"config", config) != config:
@@ -169,7 +170,7 @@ class MemoryNode:
             return [TAKEN, value, self.redis.pttl(lock)]
         counter = self.redis.hget(fence, stripe)
         number = max(_number(counter), _number(self.redis.hget(fence, b"floor"))) + 1
-        if abs(_number(hint_us) - self._clock.wall_us()) <= _number(tolerance_us):
+        if abs(_number(hint_us) - self._clock.wall_us()) <= _number(far_us):
             number = max(number, _number(hint_us))
         self.redis.hset(fence, {stripe: _digits(number)})
         value = b"\n".join((token, _digits(number), facts))
@@ -221,7 +222,7 @@ class MemoryNode:
         if not _owned(self.redis.get(lock), token):
             return 0
         self.redis.pexpire(lock, int(keep_ms))  # 0 is now
-        self._line.wake_first(line)
+        self._line.wake_first(line, keep_ms)
         return 1
 
     def inspect(self, keys: list[bytes], args: list[bytes]) -> Any:  # noqa: ARG002
@@ -320,8 +321,7 @@ class MemoryNode:
         return [FREE] if value is None else [TAKEN, value, self.redis.pttl(lock)]
 
     def _admit(self, meta: bytes, quarantine: bytes, config: bytes) -> None:
-        here = self._run_id
-        names = {b"run_id": here, b"life": here, b"synced": here}
+        names = dict.fromkeys((b"run_id", b"life", b"synced"), self._run_id)
         self.redis.hset(meta, {b"config": config, **names})
         self.redis.delete(quarantine)
 

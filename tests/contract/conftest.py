@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.devnodes import DevNode, redis_servers
-from tests.contract.subjects import MemorySubject, ServerSubject, Subject
+from tests.contract.memory_subject import MemorySubject
+from tests.contract.server_subject import ServerSubject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.contract.subjects import Subject
 
 MEMORY = "memory"
 

@@ -1,4 +1,4 @@
-"""A node in memory and a real one, behind the same few methods."""
+"""What the scripts are tried on: one node, its keys, and each script to be called."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core import scripts
-from celery_redlock.core.address import parse_node
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.wire import new_reader, pack
-from celery_redlock.testing import FakeClock, MemoryNode
-from celery_redlock.testing.keyspace import WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from typing_extensions import Self
-
     from celery_redlock.core.scripts import Script
-    from celery_redlock.devnodes import DevNode
-    from celery_redlock.testing.keyspace import NodeClock
 
 TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
 FACTS = "task\nid\nhost\n1\n2.000"
 CONFIG, CLOSED, NEW = "protocol 1, for tests", "closed", "protocol 1, other tests"
 STRIPE = "7"
 TTL = 20_000  # ms; no test takes so long
+SHORT = 30  # ms, for what is to end
+NO_KEY, FOR_EVER = -2, -1  # what PTTL says
+WHOLE = 2**53  # above it a double cannot tell n from n + 1
 TOLERANCE = 15_000_000  # µs
 SOON = 10.0  # seconds
+
+
+def value(number: int, token: str = TOKEN, facts: str = FACTS) -> bytes:
+    """Return what a lock's value must be."""
+    return f"{token}\n{number}\n{facts}".encode()
 
 
 class Subject(ABC):
@@ -61,6 +60,11 @@ class Subject(ABC):
     def quarantine(self) -> str:
         """The name of the key that keeps the node from voting."""
         return f"{self.prefix}:quarantine"
+
+    @property
+    def life(self) -> bytes:
+        """The name of the present life of the node, as its marker says."""
+        return self.hgetall(self.meta)[b"life"]
 
     @property
     @abstractmethod
@@ -243,190 +247,3 @@ class Subject(ABC):
     def counter(self, field: str = STRIPE) -> bytes | None:
         """Read one fence counter."""
         return self.hgetall(self.fence).get(field.encode())
-
-
-class MemorySubject(Subject):
-    """The node in memory; with a clock that is moved, or the machine's."""
-
-    def __init__(self, clock: NodeClock | None = None) -> None:
-        super().__init__()
-        self.clock = clock or FakeClock()
-        self.node = MemoryNode(self.clock)
-
-    @property
-    def run_id(self) -> bytes:
-        """The name that the server process gives itself."""
-        return self.node.run_id.encode()
-
-    @property
-    def now_us(self) -> int:
-        """The node's TIME."""
-        return self.clock.wall_us()
-
-    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        """Run a script and return the raw reply."""
-        return self.node.execute(script, keys, args)
-
-    def restart(self, *, keep_memory: bool) -> None:
-        """Become another process."""
-        self.node.restart(keep_memory=keep_memory)
-
-    def flush(self) -> None:
-        """Forget everything."""
-        self.node.flush()
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Let time pass until this is so."""
-        assert isinstance(self.clock, FakeClock)
-        deadline = self.clock.monotonic() + SOON
-        while not condition():
-            assert self.clock.monotonic() < deadline
-            self.clock.sleep(0.001)
-
-    def get(self, key: str) -> bytes | None:
-        """Read a string."""
-        self.node.redis.look_at_clock()
-        return self.node.redis.get(key.encode())
-
-    def hgetall(self, key: str) -> dict[bytes, bytes]:
-        """Read a hash."""
-        self.node.redis.look_at_clock()
-        return dict(self.node.redis.hgetall(key.encode()))
-
-    def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
-        """Read a key of any type."""
-        try:
-            return self.get(key)
-        except WrongType:
-            return self.hgetall(key)
-
-    def in_line(self) -> list[bytes]:
-        """Read who waits, in their order."""
-        self.node.redis.look_at_clock()
-        return list(self.node.redis.zset(self.line.encode()))
-
-    def pttl(self, key: str) -> int:
-        """Read a ttl: -1 for ever, -2 for no key."""
-        self.node.redis.look_at_clock()
-        return self.node.redis.pttl(key.encode())
-
-    def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
-        """Write a string."""
-        self.node.redis.look_at_clock()
-        data = value if isinstance(value, bytes) else value.encode()
-        self.node.redis.set(key.encode(), data, px=px)
-
-    def hset(self, key: str, field: str, value: Any) -> None:
-        """Write a field of a hash."""
-        data = value if isinstance(value, bytes) else str(value).encode()
-        self.node.redis.hset(key.encode(), {field.encode(): data})
-
-    def delete(self, key: str) -> None:
-        """Forget a key."""
-        self.node.redis.delete(key.encode())
-
-
-class ServerSubject(Subject):
-    """A real server, over a plain RESP2 connection."""
-
-    def __init__(self, node: DevNode) -> None:
-        super().__init__()
-        self.node = node
-        self.node.start()
-        self._connect()
-
-    def anew(self) -> Self:
-        """Return itself with keys that were never used."""
-        self.prefix = secrets.token_hex(8)
-        return self
-
-    def stop(self) -> None:
-        """End the server."""
-        self._connection.disconnect()
-        self.node.stop()
-
-    def _connect(self) -> None:
-        self._connection = parse_node(self.node.url).connection(SOON)
-        self._connection.connect()
-        self._reader = new_reader()
-        info: bytes = self.command("INFO", "server")
-        self._run_id = info.partition(b"run_id:")[2].split()[0]
-
-    def command(self, *words: Any) -> Any:
-        """Send one command and return the raw reply, errors too."""
-        sock: Any = self._connection._sock  # noqa: SLF001  (the bytes are the point)
-        sock.sendall(pack(*words))
-        while (reply := self._reader.gets()) is False:
-            data = sock.recv(65536)
-            assert data, "the server has closed the connection"
-            self._reader.feed(data)
-        return reply
-
-    @property
-    def run_id(self) -> bytes:
-        """The name that the server process gives itself."""
-        return self._run_id
-
-    @property
-    def now_us(self) -> int:
-        """The node's TIME."""
-        seconds, microseconds = self.command("TIME")
-        return int(seconds) * 1_000_000 + int(microseconds)
-
-    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        """Run a script and return the raw reply."""
-        return self.command("EVAL", script.source, len(keys), *keys, *args)
-
-    def restart(self, *, keep_memory: bool) -> None:
-        """Become another process."""
-        self._connection.disconnect()
-        self.node.restart(keep_memory=keep_memory)
-        self._connect()
-
-    def flush(self) -> None:
-        """Forget everything."""
-        self.command("FLUSHALL")
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Let time pass until this is so."""
-        deadline = SYSTEM_CLOCK.monotonic() + SOON
-        while not condition():
-            assert SYSTEM_CLOCK.monotonic() < deadline
-            SYSTEM_CLOCK.sleep(0.001)
-
-    def get(self, key: str) -> bytes | None:
-        """Read a string."""
-        value: bytes | None = self.command("GET", key)
-        return value
-
-    def hgetall(self, key: str) -> dict[bytes, bytes]:
-        """Read a hash."""
-        pairs = self.command("HGETALL", key)
-        return dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-    def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
-        """Read a key of any type."""
-        is_hash = self.command("TYPE", key) == b"hash"
-        return self.hgetall(key) if is_hash else self.get(key)
-
-    def in_line(self) -> list[bytes]:
-        """Read who waits, in their order."""
-        waiters: list[bytes] = self.command("ZRANGE", self.line, 0, -1)
-        return waiters
-
-    def pttl(self, key: str) -> int:
-        """Read a ttl: -1 for ever, -2 for no key."""
-        left: int = self.command("PTTL", key)
-        return left
-
-    def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
-        """Write a string."""
-        self.command("SET", key, value, *(("PX", px) if px else ()))
-
-    def hset(self, key: str, field: str, value: Any) -> None:
-        """Write a field of a hash."""
-        self.command("HSET", key, field, value)
-
-    def delete(self, key: str) -> None:
-        """Forget a key."""
-        self.command("DEL", key)

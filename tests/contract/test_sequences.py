@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.scripts import GRANTED, QUARANTINED, TAKEN
 from celery_redlock.core.wire import ErrorReply
-from tests.contract.subjects import CLOSED, CONFIG, NEW, MemorySubject
+from tests.contract.memory_subject import MemorySubject
+from tests.contract.subjects import CLOSED, CONFIG, NEW
 
 if TYPE_CHECKING:
-    from tests.contract.subjects import ServerSubject, Subject
+    from tests.contract.server_subject import ServerSubject
+    from tests.contract.subjects import Subject
 
 Call = tuple[str, dict[str, Any]]
 

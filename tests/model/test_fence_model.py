@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.model.checker import Report, explore
-from tests.model.protocol import Protocol, Recovery, Rules, State, start_states
+from tests.model.protocol import Protocol, Recovery, Rules, start_states
+from tests.model.states import State
 
 TWICE = "granted twice"
 

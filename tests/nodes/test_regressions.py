@@ -3,56 +3,56 @@
 Many were tried here before anybody asked whose they are:
 
 node-redlock, abort after its own retries instead of with the lease
-    nodes/test_renewal.py::test_stolen_lock_is_announced_as_lost
-    nodes/test_renewal.py::test_loss_is_told_while_other_threads_wait_for_hung_nodes
+    nodes/test_lost_leases.py::test_stolen_lock_is_announced_as_lost
+    nodes/test_lost_leases.py::test_loss_is_told_while_other_threads_wait_for_hung_nodes
 redlock-ng, body runs without the lock, extension is not held against the clock
-    nodes/test_acquire.py::test_block_does_not_run_without_the_lock
-    nodes/test_renewal.py::test_confirmation_that_comes_too_late_is_a_loss
+    nodes/test_blocks.py::test_block_does_not_run_without_the_lock
+    nodes/test_lost_leases.py::test_confirmation_that_comes_too_late_is_a_loss
 redlock-py, redlock-rb #129 #134, keys are left where one node is down
     nodes/test_outages.py::test_every_subset_of_five_dead
     nodes/test_outages.py::test_every_subset_of_five_hung
 aioredlock, redlock-rb #36, RedLock.net, extension creates an ended lock anew
-    nodes/test_acquire.py::test_expired_lease_is_never_resurrected
-    contract/test_scripts.py::test_extend_never_creates
+    nodes/test_extend.py::test_expired_lease_is_never_resurrected
+    contract/test_renewal_scripts.py::test_extend_never_creates
 redsync #186 #149, nodes that were away stay without the lock
     nodes/test_renewal.py::test_renewal_claims_nodes_that_lost_it
-    nodes/test_outages.py::test_lock_moves_over_as_nodes_die_and_come_back
+    nodes/test_nodes_come_and_go.py::test_lock_moves_over_as_nodes_die_and_come_back
 redlock-py, redsync and others, one token for all tries
-    unit/core/test_redlock.py::test_each_try_has_a_token_of_its_own
-    nodes/test_outages.py::test_acquire_overtaken_by_its_release_leaves_nothing
+    unit/core/test_lock_contended.py::test_each_try_has_a_token_of_its_own
+    nodes/test_lost_replies.py::test_acquire_overtaken_by_its_release_leaves_nothing
 Redisson #624, RedLock.net #93 #97, two holders
-    nodes/test_contention.py::test_two_are_never_in_whatever_nodes_do
+    nodes/test_exclusion.py::test_two_are_never_in_whatever_nodes_do
 Redisson #7272 #1966 #1626, renewal outlives the release
-    nodes/test_renewal.py::test_renewal_never_brings_a_released_lock_back
-    nodes/test_renewal.py::test_released_block_stays_released
+    nodes/test_renewal_ends.py::test_renewal_never_brings_a_released_lock_back
+    nodes/test_renewal_ends.py::test_released_block_stays_released
 Redisson #4822 #5256, a replica that was promoted knows no lock
-    nodes/test_connections.py::test_node_that_becomes_a_replica_loses_its_vote
+    nodes/test_misfits.py::test_node_that_becomes_a_replica_loses_its_vote
 Redisson #3854, nobody is told of a loss
-    nodes/test_outages.py::test_holder_without_a_majority_is_told_in_time
+    nodes/test_lost_leases.py::test_holder_without_a_majority_is_told_in_time
 ShedLock safeUpdate, Sidekiq unique jobs #779, lock of another is overwritten
-    nodes/test_acquire.py::test_extend_does_not_take_what_another_has
-    nodes/test_acquire.py::test_late_release_leaves_the_successor_alone
-    nodes/test_acquire.py::test_init_refuses_where_locks_live
+    nodes/test_extend.py::test_extend_does_not_take_what_another_has
+    nodes/test_release.py::test_late_release_leaves_the_successor_alone
+    nodes/test_init.py::test_init_refuses_where_locks_live
 ShedLock KeepAlive, one exception ends all renewals
-    nodes/test_renewal.py::test_watchdog_survives_its_callbacks
-    nodes/test_renewal.py::test_watchdog_survives_an_error_of_the_system
+    nodes/test_watchdog.py::test_watchdog_survives_its_callbacks
+    nodes/test_watchdog.py::test_watchdog_survives_an_error_of_the_system
 ShedLock #231 #2031, clocks of clients decide
-    nodes/test_fence_nodes.py::test_wrong_client_clock_neither_refuses_nor_drags
+    nodes/test_fence_order.py::test_wrong_client_clock_neither_refuses_nor_drags
 python-redis-lock #85 #91, renewal in a task of Celery, and under gevent
     worker/test_pools.py::test_pool_renews_the_lock_while_the_body_runs
     nodes/test_green.py::test_renewal_is_a_greenlet
 python-redis-lock #73, a lock that never ends
-    contract/test_scripts.py::test_extend_gives_a_ttl_to_a_lock_without
+    contract/test_renewal_scripts.py::test_extend_gives_a_ttl_to_a_lock_without
 redis-py #4082, a hung node is asked again for a minute
     unit/core/test_address.py::test_connection_of_redis_py_tries_once
-    nodes/test_outages.py::test_hung_minority_is_waited_for_once
+    nodes/test_nodes_come_and_go.py::test_hung_minority_is_waited_for_once
 redis-py, a request whose reply was lost finds itself in its own way
-    contract/test_scripts.py::test_acquire_by_the_same_token_is_granted_again
+    contract/test_acquire_script.py::test_acquire_by_the_same_token_is_granted_again
 Inngest #2625, publisher and worker use different servers
-    nodes/test_restart_guard.py::test_another_list_of_nodes_is_refused
+    nodes/test_differing_clients.py::test_another_list_of_nodes_is_refused
 BullMQ #4311, an outage leaves keys
-    nodes/test_outages.py::test_replies_that_are_lost_leave_no_lock
-    nodes/test_outages.py::test_release_that_was_lost_is_told_again
+    nodes/test_lost_replies.py::test_replies_that_are_lost_leave_no_lock
+    nodes/test_lost_replies.py::test_release_that_was_lost_is_told_again
     worker/test_broker_outage.py::test_duplicate_waits_for_the_broker_to_be_put_back
 activejob-uniqueness #23 #24, a split vote is taken for a duplicate
     worker/test_conflicts.py::test_split_votes_are_never_a_reason_to_skip
@@ -73,7 +73,8 @@ import pytest
 
 from celery_redlock.errors import LockContended, LockHeld
 from celery_redlock.locking import lock, watchdog_of
-from tests.nodes.support import client, until, until_nothing_is_left, values, wires
+from tests.nodes.lines import wires
+from tests.nodes.support import client, until, until_nothing_is_left, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +92,7 @@ def tries(node: DevNode) -> int:
     return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
-# -- Taking a lock -------------------------------------------------------------------
+# -- Taking a lock -----------------------------------------------------------------
 
 PAUSED = """
 import sys
@@ -243,7 +244,7 @@ def test_lock_is_said_to_last_as_long_as_its_majority(
         redlock.release(lease)
 
 
-# -- Keeping it ------------------------------------------------------------------------
+# -- Keeping it --------------------------------------------------------------------
 
 
 def test_renewal_that_failed_is_followed_by_one_that_does_not(
@@ -300,7 +301,7 @@ def test_outer_block_is_renewed_after_an_inner_one_has_ended(
         outer.ensure(network=True)
 
 
-# -- The tables ------------------------------------------------------------------------
+# -- The tables --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["nodes", "worker"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised
-from tests.simulation.plan import plan_of
+from tests.simulation.planning import plan_of
 from tests.simulation.seams import simulated_seams
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Count what other histories came to as well."""
         self.histories += other.histories
-        self.coverage += other.coverage
+        self.coverage.update(other.coverage)
         self.failures += other.failures
 
     @property
@@ -56,7 +56,7 @@ def play_seeds(seeds: range) -> Tally:
         for seed in seeds:
             outcome = play(plan_of(seed))
             tally.histories += 1
-            tally.coverage += outcome.coverage
+            tally.coverage.update(outcome.coverage)
             tally.failures += [(seed, str(each)) for each in outcome.findings[:1]]
     return tally
 

@@ -11,6 +11,7 @@ from celery_redlock.core.node import Node
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal import Watchdog
 from celery_redlock.core.timing import Timing
+from celery_redlock.core.wakeup import Ears
 from celery_redlock.errors import LockLost, LockUnavailable
 from celery_redlock.locking import lock
 from tests.simulation.network import Selector
@@ -66,9 +67,20 @@ class Client:
         self.witness.task_ended()
 
 
+class _Address(NodeAddress):
+    """The address of a node, whose name tells it from others without any parsing."""
+
+    __slots__ = ()
+
+    @property
+    def server(self) -> str:
+        """Where it listens."""
+        return self.name
+
+
 def new_redlock(process: Process, plan: Plan) -> Redlock:
     """Build the service as a client of this plan has it."""
-    addresses = [NodeAddress(node.name, f"redis://{node.name}") for node in plan.nodes]
+    addresses = [_Address(node.name, f"redis://{node.name}") for node in plan.nodes]
     clock: Any = process.clock
     timing = Timing(plan.ttl, plan.max_ttl, plan.node_timeout, plan.connect_timeout)
     nodes = [
@@ -77,7 +89,7 @@ def new_redlock(process: Process, plan: Plan) -> Redlock:
     ]
     selector: Any = Selector
     transport = Fanout(nodes, clock=clock, timing=timing, new_selector=selector)
-    return Redlock(
+    redlock = Redlock(
         addresses,
         ttl=plan.ttl,
         max_ttl=plan.max_ttl,
@@ -87,6 +99,8 @@ def new_redlock(process: Process, plan: Plan) -> Redlock:
         clock=clock,
         transport=transport,
     )
+    redlock.ears = Ears(addresses, PREFIX, timing, clock)
+    return redlock
 
 
 class Task:
@@ -108,13 +122,17 @@ class Task:
         self._client.witness.task_ended()
 
     def _try(self, operation: Operation, base: str) -> None:
-        client = self._client
+        client, handovers = self._client, self._client.witness.handovers
         try:
             self._clock.sleep(operation.after)
             client.bases.append((operation.key, base))
             self._note(f"wants to {operation.kind} {operation.key}")
+            if handovers and operation.wait:
+                handovers.begin(self.thread, operation.key)
             getattr(self, operation.kind)(operation, base)
         except LockUnavailable as error:
+            if handovers:
+                handovers.give_up(self.thread)
             client.witness.refused(error)
             self._note(f"gets no lock: {error}")
         except LockLost as error:
@@ -141,13 +159,19 @@ class Task:
             watchdog=client.watchdog,
             base=base,
             facts=Holder("", task="job", host=client.name),
-            on_acquired=client.witness.watches,
+            on_acquired=self._acquired,
             on_lost=lost.append,
         ):
             for _ in range(_LOOKS):
                 self._clock.sleep(operation.hold / _LOOKS)
                 if lost and operation.obeys:
                     break
+
+    def _acquired(self, lease: Lease) -> None:
+        witness = self._client.witness
+        witness.watches(lease)
+        if witness.handovers:
+            witness.handovers.end(self.thread)
 
     def manual(self, operation: Operation, base: str) -> None:
         """Acquire, extend and release by hand."""

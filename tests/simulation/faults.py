@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tests.simulation.clients import Client
-    from tests.simulation.network import Connection, Network
+    from tests.simulation.connection import Connection
+    from tests.simulation.network import Network
     from tests.simulation.plan import Fault
     from tests.simulation.server import Server
     from tests.simulation.witness import Witness

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.errors import LockUnavailable
 from tests.simulation.clients import Client, new_redlock
+from tests.simulation.connection import Weather
 from tests.simulation.faults import Faults
-from tests.simulation.network import Network, Weather
+from tests.simulation.handover import Handovers
+from tests.simulation.network import Network
 from tests.simulation.server import Server, ServerClock
 from tests.simulation.witness import Finding, Witness
 from tests.simulation.world import Process, Thread, World
@@ -77,6 +79,8 @@ class _History:
             clocks_sane=plan.clocks_sane,
             blind_to=blind_to,
         )
+        if plan.is_calm:
+            self.witness.handovers = Handovers(self.witness)
         self.world.witness = self.witness
         self.servers = {
             about.name: Server(
@@ -230,9 +234,9 @@ class _History:
 
         def take_all() -> None:
             try:
-                redlock.check()
-                judge.clock.sleep(redlock.timing.quarantine * 1.01 + _PATIENCE)
-                redlock.check()
+                if redlock.check().problems:
+                    judge.clock.sleep(redlock.timing.quarantine * 1.01 + _PATIENCE)
+                    redlock.check()
                 for probe in plan.probes:
                     for path in self.network.paths_of(judge.name):
                         is_in = path.server.name in probe

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -20,18 +21,23 @@ from celery_redlock.core.extension import Extension
 from celery_redlock.core.fence import Fence
 from celery_redlock.core.guard import Guard
 from celery_redlock.core.node import Node
+from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal import Watchdog
 from celery_redlock.core.scripts import GRANTED, TAKEN, UNSYNCED
 from celery_redlock.core.timing import drift_of
+from celery_redlock.core.waiting import Waiting
+from celery_redlock.testing.line import LineScripts
 from celery_redlock.testing.nodes import MemoryNode
 from tests.simulation import clients
 from tests.simulation.network import Selector
-from tests.simulation.witness import ObservedLease
+from tests.simulation.observed import ObservedLease
+from tests.simulation.world import Thread, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.errors import LockUnavailable
 
 __all__ = ["PLANTS", "Plant"]
 
@@ -222,7 +228,57 @@ def _half_is_enough() -> _Patches:
     return [(module, "quorum_of", half) for module in (ballot, fanout, guard, redlock)]
 
 
+def _nobody_woken() -> _Patches:
+    def wake_first(*_: object) -> None:
+        pass
+
+    return [(LineScripts, "wake_first", wake_first)]
+
+
+def _never_looks_again() -> _Patches:
+    right = Waiting._look  # noqa: SLF001  (a plant reaches inside)
+
+    def look(self: Waiting) -> float | None:
+        return None if right(self) is None else math.inf
+
+    return [(Waiting, "_look", look)]
+
+
+def _woken_has_it() -> _Patches:
+    listen, attempt = Waiting._listen, Redlock._attempt  # noqa: SLF001
+    woken: set[Thread] = set()
+
+    def note(self: Waiting, until: float) -> bool:
+        is_my_turn = listen(self, until)
+        if is_my_turn:
+            woken.add(here())
+        return is_my_turn
+
+    def believe(
+        self: Redlock, key: str, ttl: float, token: str, facts: str
+    ) -> Lease | LockUnavailable:
+        if here() not in woken:
+            return attempt(self, key, ttl, token, facts)
+        woken.remove(here())
+        now = self.clock.monotonic()
+        return ObservedLease(
+            key=key,
+            token=token,
+            facts=facts,
+            fence=self.clock.wall_us(),
+            ttl=ttl,
+            started_at=now,
+            until=now + ttl - drift_of(ttl),
+            votes=self.quorum,
+            clock=self.clock,
+            confirm=self.confirm,
+        )
+
+    return [(Waiting, "_listen", note), (Redlock, "_attempt", believe)]
+
+
 _OVERLAP = ("two holders",)
+_ASLEEP = ("nobody woken",)
 _ORDER = ("same fence", "fence goes back", "grants out of order")
 PLANTS = (
     Plant("naive fence", _naive_fence, _ORDER, 100),
@@ -241,4 +297,7 @@ PLANTS = (
     Plant("release by DEL", _release_by_del, _OVERLAP, 100),
     Plant("skip on a split", _split_is_held, ("false holder",), 100),
     Plant("half is enough", _half_is_enough, _OVERLAP, 100),
+    Plant("release wakes nobody", _nobody_woken, _ASLEEP, 100, "calm"),
+    Plant("never looks again", _never_looks_again, _ASLEEP, 100, "calm"),
+    Plant("taken at its word", _woken_has_it, _OVERLAP, 100),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import selectors
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -16,12 +17,16 @@ from celery_redlock.core import (
     connector,
     failure,
     fanout,
+    inbox,
     lease,
     redlock,
     renewal,
+    waiting,
+    wakeup,
 )
+from tests.simulation.network import Selector
+from tests.simulation.observed import ObservedLease
 from tests.simulation.sync import SimLowLevel, SimQueueModule, SimThreading
-from tests.simulation.witness import ObservedLease
 from tests.simulation.world import World, here
 
 if TYPE_CHECKING:
@@ -43,6 +48,22 @@ class _Secrets:
         return f"{process.name}x{process.minted}".rjust(2 * size, "0")
 
 
+class _Channels:
+    """Stands in for the module ``secrets`` where channels are named."""
+
+    @staticmethod
+    def token_hex(_: int) -> str:
+        """Return a name that nobody else in this world has."""
+        return f"process{World.current.witness.network.new_number()}"
+
+
+class _Selectors:
+    """Stands in for the module ``selectors``."""
+
+    DefaultSelector = Selector
+    EVENT_READ = selectors.EVENT_READ
+
+
 class _Random:
     """Stands in for the module ``random``."""
 
@@ -61,8 +82,13 @@ _SEAMS: tuple[tuple[Any, str, Any], ...] = (
     (connector, "open_link", _open_link),
     (fanout, "threading", SimThreading),
     (renewal, "threading", SimThreading),
-    (renewal, "queue", SimQueueModule),
+    (inbox, "queue", SimQueueModule),
     (locking, "threading", SimThreading),
+    (wakeup, "_thread", SimLowLevel),
+    (wakeup, "threading", SimThreading),
+    (wakeup, "selectors", _Selectors),
+    (wakeup, "secrets", _Channels),
+    (waiting, "random", _Random),
     (lease, "secrets", _Secrets),
     (failure, "random", _Random),
     (redlock, "Lease", ObservedLease),

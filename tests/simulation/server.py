@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,7 @@ from celery_redlock.testing.nodes import MemoryNode
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
-    from celery_redlock.core.scripts import Script
-    from tests.simulation.network import Connection
+    from tests.simulation.connection import Connection
     from tests.simulation.witness import Witness
     from tests.simulation.world import World
 
@@ -67,14 +67,16 @@ class Server:
         self.witness = witness
         self.name = name
         self.clock = clock
-        self.node = MemoryNode(clock, new_run_id=self._next_run_id)
+        self.node = MemoryNode(
+            clock, new_run_id=self._next_run_id, publish=self._publish
+        )
         self.is_up = True
         self.gone_silently = False
         self.hung_until = 0.0
         self.loading_until = 0.0
-        self._knows: set[Script] = set()
+        self._knows: set[str] = set()  # scripts, by name
         self._waiting: list[tuple[Connection, bytes]] = []
-        self._connections: list[Connection] = []
+        self._subscribed: dict[bytes, list[Connection]] = {}
         self._snapshot: dict[bytes, Any] = {}
         witness.lost_memory(self)
 
@@ -115,27 +117,48 @@ class Server:
         for connection, data in waiting:
             self.take_in(connection, data)
 
+    def _subscribe(self, connection: Connection, channel: bytes) -> Any:
+        self.witness.count("subscribed")
+        self._subscribed.setdefault(channel, []).append(connection)
+        return [b"subscribe", channel, 1]
+
+    def _publish(self, channel: bytes, message: bytes) -> int:
+        """Tell who has subscribed. Whoever is gone without a word is told in vain."""
+        now, listeners = self.world.now, self._subscribed.get(channel, ())
+        listeners = [each for each in listeners if now < each.ended_at]
+        for connection in listeners:
+            arrives = connection.reply(_encode([b"message", channel, message]))
+            self.witness.count("woken in line" if arrives else "wake-up lost")
+            self.world.note(self.name, f"wakes {connection.path.process.name}")
+        if not listeners:
+            self.witness.count("wake-up passed over")
+        return len(listeners)
+
     def _run(self, connection: Connection, command: list[bytes]) -> Any:
+        if command[0] == b"SUBSCRIBE":  # also while it is loading
+            return self._subscribe(connection, command[1])
         if self.world.now < self.loading_until:
             self.witness.count("loading")
             return _LOADING
         if command[0] == b"SCRIPT":  # LOAD
             script = _BY_SOURCE[command[2]]
-            self._knows.add(script)
+            self._knows.add(script.name)
             self.witness.count("script taught")
             return script.sha.encode()
         if command[0] == b"EVALSHA":
             script = _BY_SHA[command[1]]
-            if script not in self._knows:
+            if script.name not in self._knows:
                 self.witness.count("script forgotten")
                 return _NOSCRIPT
         else:
             script = _BY_SOURCE[command[1]]
-            self._knows.add(script)
+            self._knows.add(script.name)
         first = 3 + int(command[2])
         keys, args = command[3:first], command[first:]
-        reply = self.node.execute(script, keys, args)
+        reply = self.node.run(script, keys, args)
         self.witness.executed(self, connection, script, keys, args, reply)
+        if self.witness.handovers is not None:
+            self.witness.handovers.executed(self, script.name, keys, args, reply)
         return reply
 
     # -- what happens to it ------------------------------------------------------
@@ -144,7 +167,7 @@ class Server:
         """Let it vote from the start."""
         self.node.redis.look_at_clock()
         self.node.initialize([key.encode() for key in keys], [config.encode()])
-        self._knows.update(ALL_SCRIPTS)
+        self._knows.update(script.name for script in ALL_SCRIPTS)
         self.witness.synced(self, with_floor=False)
 
     def crash(self, *, silently: bool) -> None:
@@ -154,7 +177,9 @@ class Server:
         self.world.note(self.name, "crashes")
         self.is_up = False
         self.gone_silently = silently
+        self.hung_until = 0.0  # else what comes next would wait for its end
         self._waiting.clear()
+        self._subscribed.clear()
         for path in self.witness.network.paths_to(self.name):
             for connection in path.connections:
                 connection.break_(
@@ -232,7 +257,7 @@ def _copied(entries: dict[bytes, Any]) -> dict[bytes, Any]:
     return {
         name: replace(entry, value=entry.value)
         if isinstance(entry.value, bytes)
-        else replace(entry, value=dict(entry.value))
+        else replace(entry, value=copy(entry.value))
         for name, entry in entries.items()
     }
 

@@ -14,7 +14,7 @@ import time
 
 from tests.simulation.campaign import Tally, campaign, failure_report
 from tests.simulation.history import play
-from tests.simulation.plan import plan_of
+from tests.simulation.planning import plan_of
 from tests.simulation.seams import simulated_seams
 
 _ROUND = 5_000  # histories between two lines of the report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.world import Thread as SimThread
@@ -118,9 +119,42 @@ class SimpleQueue:
         return self._items.popleft()
 
 
+class Event:
+    """Something that threads wait for to happen."""
+
+    __slots__ = ("_is_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[SimThread] = []
+
+    def set(self) -> None:
+        """Let it have happened."""
+        self._is_set = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake()
+
+    def clear(self) -> None:
+        """Let it not have happened."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return when it has happened, or after so many seconds; tell whether."""
+        thread = here()
+        thread.process.operate()
+        if not self._is_set:
+            self._waiters.append(thread)
+            thread.park(timeout)
+            if thread in self._waiters:
+                self._waiters.remove(thread)
+        return self._is_set
+
+
 class SimThreading:
     """Stands in for the module ``threading``."""
 
+    Event = Event
     Thread = SimThread
     Lock = Lock
     RLock = RLock
@@ -140,10 +174,11 @@ class SimLowLevel:
     """Stands in for the module ``_thread``."""
 
     @staticmethod
-    def start_new_thread(function: Callable[..., object], args: tuple[()]) -> None:
+    def start_new_thread(
+        function: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
         """Let it run in a thread of its own."""
-        assert args == ()
-        SimThread(target=function).start()
+        SimThread(target=partial(function, *args) if args else function).start()
 
 
 class SimQueueModule:

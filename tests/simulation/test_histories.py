@@ -37,6 +37,8 @@ OCCURRENCES = (
     *("counters granted", "counters quarantined", "counters unsynced"),
     *("recovered from others", "recovered with floor", "too many unsynced"),
     *("script forgotten", "script taught", "partial send", "loading"),
+    *("line_up taken", "line_up free", "step_out granted", "subscribed"),
+    *("woken in line", "wake-up lost", "wake-up passed over"),
 )
 
 

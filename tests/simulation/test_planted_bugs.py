@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.history import play
-from tests.simulation.plan import plan_of
+from tests.simulation.planning import plan_of
 from tests.simulation.plants import PLANTS, Plant
 from tests.simulation.seams import simulated_seams
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.simulation.connection import Weather
 from tests.simulation.history import play
-from tests.simulation.network import Weather
 from tests.simulation.plan import ClientPlan, Fault, NodePlan, Operation, Plan
 from tests.simulation.seams import simulated_seams
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import zlib
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.core.fence import stripe_of
+from celery_redlock.core.scripts import ACQUIRE, RELEASE
+from celery_redlock.core.wire import pack
+from tests.simulation.connection import Connection, Weather
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised
-from tests.simulation.plan import KEYS, plan_of
+from tests.simulation.network import Network, SimLink
+from tests.simulation.planning import KEYS, plan_of
 from tests.simulation.plants import PLANTS
 from tests.simulation.seams import simulated_seams
+from tests.simulation.server import Server, ServerClock
+from tests.simulation.witness import Witness
 from tests.simulation.world import Process, Thread, World
 
 if TYPE_CHECKING:
@@ -145,3 +152,30 @@ def test_waiting_without_letting_time_pass_is_a_finding() -> None:
     world.run(10.0)
 
     assert "in no time" in str(world.crashes[0])
+
+
+def test_node_that_crashed_while_it_hung_answers_in_order_afterwards() -> None:
+    """What reached it between that and its restart held up what came much later."""
+    world = World()
+    network = Network(Random)
+    witness = Witness(world, network, 1, clocks_sane=True)
+    server = Server(world, witness, "n", ServerClock(world, rate=1.0, skew=0.0))
+    network.add(server)
+    process = _process(world)
+    network.attach(process, Weather(0.001, 0.001))
+    path = network.path("p", "n")
+    server.hang(10.0)
+    server.crash(silently=False)
+    server.take_in(Connection(path), b"")
+    server.restart("keep")
+
+    connection = Connection(path)
+    server.hang(1.0)
+    world.at(0.5, server.take_in, connection, pack("SCRIPT", "LOAD", ACQUIRE.source))
+    world.at(1.5, server.take_in, connection, pack("EVALSHA", RELEASE.sha, 0))
+    world.run(5.0)
+
+    link = SimLink(connection)
+    link.reader.feed(connection.recv(1000))
+    assert link.reader.gets() == ACQUIRE.sha.encode()
+    assert str(link.reader.gets()).startswith("NOSCRIPT")

@@ -17,6 +17,8 @@ loss kept quiet     a watched lease ended and its holder was not told by then
 false holder        somebody was refused for a holder who never had a majority
 released too early  a lock was re-created by a command that its release overtook
 lock left behind    a lock outlives the last client by more than its ttl
+nobody woken        a lock lies free for longer than a message takes while somebody
+                    waits in line for it, though nothing goes wrong
 nobody can lock     a lone client with all nodes up does not get a lock
 stuck, error        a client never came to an end, or raised what it should not
 ==================  ==========================================================
@@ -30,26 +32,23 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core import scripts
 from celery_redlock.core.ballot import quorum_of
-from celery_redlock.core.lease import Lease, LeaseState
+from celery_redlock.core.lease import LeaseState
+from tests.simulation.account import account_of, said_by, short
+from tests.simulation.observed import Grant, ObservedLease
 
 if TYPE_CHECKING:
+    from celery_redlock.core.lease import Lease
     from celery_redlock.core.scripts import Script
     from celery_redlock.errors import LockUnavailable
-    from tests.simulation.network import Connection, Network
+    from tests.simulation.connection import Connection
+    from tests.simulation.handover import Handovers
+    from tests.simulation.network import Network
     from tests.simulation.server import Server
     from tests.simulation.world import Process, World
 
-__all__ = ["Finding", "Grant", "ObservedLease", "Witness"]
+__all__ = ["Finding", "Witness"]
 
 _TOLERANCE = 0.001  # seconds: of timers that count in floating point
-_STATUS = {
-    scripts.GRANTED: "granted",
-    scripts.TAKEN: "taken",
-    scripts.FREE: "free",
-    scripts.QUARANTINED: "quarantined",
-    scripts.UNSYNCED: "unsynced",
-    scripts.MISCONFIGURED: "misconfigured",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,91 +68,13 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Grant:
-    """A lease, in true time.
-
-    Attributes:
-        begun_at: When a node first voted for it.
-        valid_until: When its validity ends, by its holder's own clock.
-        watched_at: Since when its holder is to be told of its loss.
-        over: Whether it was released, or announced as lost.
-    """
-
-    lease: ObservedLease
-    process: Process
-    begun_at: float
-    granted_at: float
-    valid_until: float
-    watched_at: float | None = None
-    over: bool = False
-
-    def is_held(self, now: float) -> bool:
-        """Tell whether its holder may believe that it holds the lock."""
-        return not self.over and now < self.valid_until and not self.process.dead
-
-    def __str__(self) -> str:
-        return (
-            f"{self.process.name} (fence {self.lease.fence}, granted at "
-            f"{self.granted_at:.4f}, valid until {self.valid_until:.4f})"
-        )
-
-
-class ObservedLease(Lease):
-    """A lease whose validity and state are seen when they change."""
-
-    __slots__ = ("grant",)
-
-    grant: Grant | None
-
-    def __init__(self, **parts: Any) -> None:
-        self.grant = None
-        super().__init__(**parts)
-        process: Process = parts["clock"].process
-        process.world.witness.granted(self, process)
-
-    @property
-    def until(self) -> float:
-        """When its validity ends by its holder's clock."""
-        instant: float = _UNTIL.__get__(self)
-        return instant
-
-    @until.setter
-    def until(self, instant: float) -> None:
-        _UNTIL.__set__(self, instant)
-        if self.grant is not None:
-            self.grant.process.world.witness.extended(self.grant, instant)
-
-    @property
-    def state(self) -> LeaseState:
-        """Where it is in its life."""
-        state: LeaseState = _STATE.__get__(self)
-        return state
-
-    @state.setter
-    def state(self, state: LeaseState) -> None:
-        _STATE.__set__(self, state)
-        if self.grant is not None:
-            self.grant.process.world.witness.ended(self.grant, state)
-
-
-_UNTIL: Any = vars(Lease)["until"]
-_STATE: Any = vars(Lease)["state"]
-
-
-@dataclass(slots=True)
-class _Release:
-    """A release as a node executed it, and who could still be overtaken by it."""
-
-    open_then: tuple[Connection, ...]
-
-
-@dataclass(slots=True)
 class Witness:
     """Sees everything, writes down what must not happen.
 
     Attributes:
         network: All connections.
         blind_to: What it does not mention, so that something else is found.
+        handovers: Sees locks that lie free, where nothing goes wrong.
         findings: What must not happen and did; the history stops at the first.
         coverage: How often which fault, vote and verdict occurred.
         grants: By key, in the order in which they were granted.
@@ -168,6 +89,7 @@ class Witness:
     nodes: int
     clocks_sane: bool = True
     blind_to: frozenset[str] = frozenset()
+    handovers: Handovers | None = None
     findings: list[Finding] = field(default_factory=list)
     coverage: Counter[str] = field(default_factory=Counter)
     grants: dict[str, list[Grant]] = field(default_factory=dict)
@@ -177,7 +99,8 @@ class Witness:
     _unsynced: set[str] = field(default_factory=set)
     _begun: dict[str, float] = field(default_factory=dict)
     _on: dict[str, set[str]] = field(default_factory=dict)
-    _released: dict[tuple[str, str], _Release] = field(default_factory=dict)
+    # The connections that were open when a node executed the release of a token.
+    _released: dict[tuple[str, str], set[Connection]] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
         """Note that something occurred."""
@@ -229,15 +152,17 @@ class Witness:
         """See a node execute a script."""
         name = script.name
         status = reply[0] if isinstance(reply, list) else reply
-        said = _STATUS[status] if isinstance(reply, list) else str(status)
+        said = said_by(reply)
         self.coverage[f"{name} {said}"] += 1
         if self.world.trace is not None:
-            self._note_execution(server, connection, name, keys, args, reply, said)
+            what = account_of(name, keys, args, reply)
+            self.world.note(connection.path.process.name, f"→ {server.name}  {what}")
         if name == "release":
             if status:
                 token = args[0].decode()
-                path = connection.path
-                self._released[server.name, token] = _Release(tuple(path.connections))
+                self._given_up(token)
+                open_now = set(connection.path.connections)
+                self._released[server.name, token] = open_now
         elif status != scripts.GRANTED:
             return
         elif name == "acquire":
@@ -254,47 +179,21 @@ class Witness:
             self.count("recovered with floor" if floor else "recovered from others")
             self.synced(server, with_floor=floor)
 
+    def _given_up(self, base: str) -> None:
+        """Note grants whose holder was interrupted as it got them: it has no lease."""
+        for grant in (grant for grants in self.grants.values() for grant in grants):
+            if base.endswith(".") and grant.lease.token.startswith(base):
+                grant.over |= grant.watched_at is None
+
     def _check_overtaken(
         self, server: Server, connection: Connection, token: str, name: str
     ) -> None:
-        release = self._released.get((server.name, token))
-        if release is not None and connection in release.open_then:
+        if connection in self._released.get((server.name, token), ()):
             self.find(
                 "released too early",
-                f"{server.name} executed {name} of {_short(token)} after its release, "
+                f"{server.name} executed {name} of {short(token)} after its release, "
                 "though both came from one client that had not reconnected",
             )
-
-    def _note_execution(  # noqa: PLR0913, PLR0917  (what a script call consists of)
-        self,
-        server: Server,
-        connection: Connection,
-        name: str,
-        keys: list[bytes],
-        args: list[bytes],
-        reply: Any,
-        said: str,
-    ) -> None:
-        what = keys[0].decode().rpartition(":")[2]
-        token = {"acquire": 0, "extend": 1, "restore": 1, "raise_fence": 0}.get(name)
-        if name == "release":
-            token = 0
-        whose = "" if token is None else f" as {_short(args[token].decode())}"
-        number = ""
-        if name == "acquire" and said == "granted":
-            number = f" {reply[1]}"
-        elif name == "raise_fence":
-            number = f" to {args[3].decode()}"
-        elif said == "taken":
-            number = f" by {_short(reply[1].decode().partition(chr(10))[0])}"
-        elif said == "quarantined":
-            number = f" for {reply[1]} ms"
-        elif name == "sync" and args[1] == b"1":
-            number = " with a floor"
-        self.world.note(
-            connection.path.process.name,
-            f"→ {server.name}  {name} {what}{whose}: {said}{number}",
-        )
 
     # -- what holders have ---------------------------------------------------------
 
@@ -313,7 +212,7 @@ class Witness:
         earlier = self.grants.setdefault(lease.key, [])
         self.world.note(
             process.name,
-            f"HAS {lease.key} as {_short(lease.token)}, fence {lease.fence}, valid "
+            f"HAS {lease.key} as {short(lease.token)}, fence {lease.fence}, valid "
             f"until {grant.valid_until:.4f}",
         )
         self._check_alone(grant)
@@ -367,7 +266,7 @@ class Witness:
             if len(on) < quorum_of(self.nodes):
                 self.find(
                     "false holder",
-                    f"{_short(holder.token)} was named as the holder and has been on "
+                    f"{short(holder.token)} was named as the holder and has been on "
                     f"{len(on)} of {self.nodes} nodes",
                 )
 
@@ -425,9 +324,3 @@ class Witness:
             if locks:
                 names = ", ".join(key.decode() for key in locks)
                 self.find("lock left behind", f"{server.name} has {names} {why}")
-
-
-def _short(token: str) -> str:
-    """Return a token as people can read it: who minted it, and which one it is."""
-    base, dot, attempt = token.partition(".")
-    return f"{base.lstrip('0')}{dot}{attempt.lstrip('0')}"

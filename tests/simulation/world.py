@@ -39,7 +39,7 @@ class Spinning(BaseException):
     """Thrown into code that waits for something without letting time pass."""
 
 
-_OPERATIONS_BETWEEN_LOOKS = 3000
+_MANY = 3000  # operations between two looks at whether time passes
 _WOKEN = True
 
 
@@ -149,13 +149,11 @@ class Process:
         self.last_resumed_at = 0.0
         self.minted = 0
         self._operations = 0
-        self._next_trap = self._next_look = _OPERATIONS_BETWEEN_LOOKS
+        self._next_trap = self._next_look = _MANY
         self._last_look_at = -1.0
 
     def operate(self) -> None:
         """Pass a point at which the world can do something to this process."""
-        if self.dead:
-            raise Died
         self._operations += 1
         if self._operations >= self._next_trap:
             self._spring()
@@ -171,13 +169,13 @@ class Process:
             self._next_trap = min(self._next_trap, self.traps[-1][0])
 
     def _spring(self) -> None:
+        if self.dead:
+            raise Died
         if self._operations >= self._next_look:
             if self.world.now == self._last_look_at:
-                raise Spinning(
-                    f"{self.name} did {_OPERATIONS_BETWEEN_LOOKS} things in no time"
-                )
+                raise Spinning(f"{self.name} did {_MANY} things in no time")
             self._last_look_at = self.world.now
-            self._next_look = self._operations + _OPERATIONS_BETWEEN_LOOKS
+            self._next_look = self._operations + _MANY
         action = None
         if self.traps and self._operations >= self.traps[-1][0]:
             _, action = self.traps.pop()
@@ -209,6 +207,7 @@ class Process:
         if self.dead:
             return
         self.dead = True
+        self._next_trap = 0  # whatever it does next is too much
         self.world.note(self.name, "dies")
         for call in self.on_death:
             call()

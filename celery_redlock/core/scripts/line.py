@@ -41,11 +41,11 @@ return {3}
 STEP_OUT = Script(
     "step_out",
     f"""
--- Leave the line. Who goes without the lock passes on that it is free.
+-- Leave the line. Who goes without the lock passes on that it is free, or will be.
 -- KEYS  1 lock  2 line
 -- ARGV  1 waiter  2 in how many ms it may be tried for; '' passes nothing on
 redis.call('ZREM', KEYS[2], ARGV[1])
-if ARGV[2] ~= '' and not redis.call('GET', KEYS[1]) then
+if ARGV[2] ~= '' and (ARGV[2] ~= '0' or not redis.call('GET', KEYS[1])) then
   {WAKE_FIRST}
 end
 return {{1, 0}}

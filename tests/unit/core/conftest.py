@@ -1,4 +1,4 @@
-"""Five fake nodes, a clock that stands still, and a service on them."""
+"""Nodes, fake ones or on fake sockets, a clock that stands still, and who uses them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.testing import FakeClock, FakeNodes
+from tests.unit.core.net import Net
+from tests.unit.core.stage import Stage
+from tests.unit.core.support import TTL, Stepped, Told
+from tests.unit.core.wires import Connection
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
+    from tests.unit.core.wires import Sock
 
 
 @pytest.fixture
@@ -27,10 +32,51 @@ def nodes(clock: FakeClock) -> FakeNodes:
 @pytest.fixture
 def redlock(nodes: FakeNodes) -> Redlock:
     """Give a service with a ttl of 10 s on the five nodes, which vote."""
-    return nodes.redlock(ttl=10.0)
+    return nodes.redlock(ttl=TTL)
 
 
 @pytest.fixture
 def rival(nodes: FakeNodes, redlock: Redlock) -> Redlock:
     """Give the service of another process on the same nodes."""
-    return nodes.another_client().redlock(ttl=10.0)
+    return nodes.another_client().redlock(ttl=TTL)
+
+
+@pytest.fixture
+def watchdog(redlock: Redlock) -> Stepped:
+    """Give a watchdog without a thread."""
+    return Stepped(redlock)
+
+
+@pytest.fixture
+def told(clock: FakeClock) -> Told:
+    """Give a holder's ears."""
+    return Told(clock)
+
+
+@pytest.fixture
+def connection() -> Connection:
+    """Give the connection that the node has."""
+    return Connection()
+
+
+@pytest.fixture
+def sock(connection: Connection) -> Sock:
+    """Give the socket of the node's connection."""
+    return connection.sock
+
+
+@pytest.fixture
+def stage(clock: FakeClock, connection: Connection) -> Stage:
+    """Give a node that is connected."""
+    stage = Stage(clock, connection)
+    stage.arrive()
+    assert stage.node.facts
+    return stage
+
+
+@pytest.fixture
+def net(clock: FakeClock) -> Net:
+    """Give three nodes that are connected."""
+    net = Net(clock, "a", "b", "c")
+    net.connect()
+    return net

@@ -6,23 +6,37 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.core.ballot import VoteKind
 from celery_redlock.core.renewal import Watchdog
+from celery_redlock.core.timing import drift_of
 
 if TYPE_CHECKING:
+    from celery_redlock.core.ballot import Ballot
+    from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
 __all__ = [
     "Stepped",
+    "Told",
     "args_of",
     "asked",
     "counters",
     "forget",
+    "hold",
     "holders",
+    "kinds",
     "put",
+    "restart",
     "ttls",
+    "voting",
 ]
 
+TTL = 10.0  # seconds, of the service that tests are given
+VALIDITY = TTL - drift_of(TTL)
+QUARANTINE = 60.0 * 1.02 + 1.0  # seconds, where max_ttl is as it is by default
+OVER = QUARANTINE + 0.001  # seconds after which it is over
+NOBODY = [""] * 5  # holds the lock on any of the five nodes
 STRIPE_OF_K = b"1885"  # crc32("k") % 4096
 
 
@@ -46,6 +60,28 @@ class Stepped(Watchdog):
                 return
             clock.advance(next_at - clock.monotonic())
         pytest.fail("the watchdog does not get on")
+
+
+class Told:
+    """What a holder is told, and when."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.lost: list[tuple[Lease, float]] = []
+        self.renewed: list[tuple[Lease, float, float]] = []
+
+    def on_lost(self, lease: Lease) -> None:
+        """Note a loss with its instant."""
+        self.lost.append((lease, self._clock.monotonic()))
+
+    def on_renewed(self, lease: Lease, lateness: float) -> None:
+        """Note a renewal with its lateness and its instant."""
+        self.renewed.append((lease, lateness, self._clock.monotonic()))
+
+    @property
+    def instants(self) -> list[float]:
+        """When renewals were told, counted from the start of the test."""
+        return [instant - 1000.0 for _, _, instant in self.renewed]
 
 
 def asked(nodes: FakeNodes) -> list[str]:
@@ -90,6 +126,12 @@ def put(
     redis.set(_lock(key), value.encode(), px=ttl_ms)
 
 
+def hold(nodes: FakeNodes, *indexes: int, by: str = "other.1") -> None:
+    """Let these nodes name somebody else."""
+    for index in indexes:
+        put(nodes, index, by)
+
+
 def forget(nodes: FakeNodes, *indexes: int, key: str = "k") -> None:
     """Take the lock away on these nodes, as an operator or a crash does."""
     for index in indexes:
@@ -102,3 +144,19 @@ def counters(nodes: FakeNodes, field: bytes = STRIPE_OF_K) -> list[int]:
         int(node.memory.redis.hget(b"redlock:fence", field) or 0)
         for node in nodes.nodes
     ]
+
+
+def kinds(ballot: Ballot) -> list[VoteKind | None]:
+    """Return how each node voted."""
+    return [vote.kind if vote else None for vote in ballot.votes]
+
+
+def restart(nodes: FakeNodes, *indexes: int, keep_memory: bool = False) -> None:
+    """Restart these nodes."""
+    for index in indexes:
+        nodes.nodes[index].restart(keep_memory=keep_memory)
+
+
+def voting(redlock: Redlock) -> list[bool]:
+    """Return which nodes would grant a lock now."""
+    return [kind is VoteKind.GRANTED for kind in kinds(redlock.check().ballot)]

@@ -9,21 +9,14 @@ import pytest
 from celery_redlock.cancelling import ask_to_end
 from celery_redlock.core.lease import Holder
 from celery_redlock.errors import LockCancelled
-from tests.unit.core.support import Stepped, forget
+from tests.unit.core.support import TTL, Stepped, forget
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
-TTL = 10.0
 WHO = "job[newcomer]"
-
-
-@pytest.fixture
-def watchdog(redlock: Redlock) -> Stepped:
-    """Give a watchdog without a thread."""
-    return Stepped(redlock)
 
 
 def cancel(redlock: Redlock, who: str = WHO) -> int:

@@ -212,8 +212,22 @@ def test_ears_close_when_nobody_has_waited_for_long(
         ears.dismiss(waiter)
 
         until(lambda: ears.listening == 0)
-        ears.enlist()
+        waiter = ears.enlist()
         until(lambda: ears.listening == 1)
+
+
+def test_ears_close_when_who_waited_was_struck_down(
+    crier: Crier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a time limit, say, before it could dismiss the waiter that it was given."""
+    monkeypatch.setattr(wakeup, "_IDLE", 0.0)
+    with ears_on(crier) as ears:
+        waiter = ears.enlist()
+        until(lambda: ears.listening == 1)
+
+        del waiter
+
+        until(lambda: ears.listening == 0)
 
 
 def test_thread_that_died_is_replaced(

@@ -1,0 +1,216 @@
+"""The watchdog's thread: it starts, stops, outlives errors, and is not its child's."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core import renewal
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.lease import LeaseState
+from celery_redlock.core.renewal import Watchdog
+from celery_redlock.testing import FakeNodes
+from tests.unit.core.support import Stepped, Told, asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.question import Question
+    from celery_redlock.testing import FakeClock
+
+
+SOON = 5.0  # seconds within which a thread must have done its work
+
+
+class Live:
+    """A service in real time, its watchdog, and the threads of that."""
+
+    def __init__(self) -> None:
+        self._others = set(threading.enumerate())
+        self.redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=0.3)
+        self.watchdog = Watchdog(self.redlock)
+
+    @property
+    def threads(self) -> list[str]:
+        """The names of threads that were started since."""
+        return [t.name for t in threading.enumerate() if t not in self._others]
+
+    def wait_for_its_end(self) -> None:
+        """Wait until no thread is left."""
+        for thread in set(threading.enumerate()) - self._others:
+            thread.join(SOON)
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    """Give a service in real time; its watchdog is stopped afterwards."""
+    live = Live()
+    yield live
+    live.watchdog.stop()
+
+
+def wait(event: threading.Event) -> None:
+    """Wait for what a thread is to do."""
+    assert event.wait(SOON)
+
+
+def test_thread_renews_by_itself(live: Live) -> None:
+    """Started with the first lease, ended by ``stop``; each of them twice."""
+    assert live.threads == []
+    event = threading.Event()
+
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_renewed=lambda *_: event.set())
+    live.watchdog.start()
+    wait(event)
+
+    assert live.threads == ["redlock-watchdog"]
+    live.watchdog.stop()
+    live.watchdog.stop()
+    assert live.threads == []
+
+
+def test_thread_announces_a_loss(live: Live) -> None:
+    """In its own thread, not in that of the holder."""
+    event, names = threading.Event(), []
+
+    def on_lost(_: Lease) -> None:
+        names.append(threading.current_thread().name)
+        event.set()
+
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_lost=on_lost, renew=False)
+    wait(event)
+
+    assert names == ["redlock-watchdog"]
+
+
+def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
+    """What it watched is watched on."""
+    event = threading.Event()
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_lost=lambda _: event.set(), renew=False)
+    live.watchdog.stop()
+
+    live.watchdog.start()
+
+    wait(event)
+
+
+def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
+    """It does not wait for itself."""
+    event = threading.Event()
+
+    def on_renewed(*_: Any) -> None:
+        live.watchdog.stop()
+        event.set()
+
+    live.watchdog.watch(live.redlock.acquire("k"), on_renewed=on_renewed)
+    wait(event)
+
+    live.wait_for_its_end()
+    assert live.threads == []
+
+
+class Broken(FakeNodes):
+    """Nodes whose line fails in a way that nobody foresaw."""
+
+    broken = 0
+
+    def send(self, *questions: Question, until: float | None = None) -> bool:
+        """Raise as many times as was said."""
+        if self.broken:
+            self.broken -= 1
+            raise OSError("Bad file descriptor")
+        return super().send(*questions, until=until)
+
+
+def test_thread_survives_what_it_did_not_expect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Others count on it: an error in one step is logged, and it renews after it."""
+    nodes = Broken(3, clock=SYSTEM_CLOCK)
+    redlock = nodes.redlock(ttl=1.0)
+    watchdog = Watchdog(redlock)
+    renewed = threading.Event()
+    lease = redlock.acquire("k")
+    nodes.broken = 1
+    watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
+
+    wait(renewed)
+    watchdog.stop()
+
+    assert "The watchdog met an error and goes on." in caplog.text
+
+
+# -- forks -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def forked(
+    nodes: FakeNodes,
+    watchdog: Stepped,
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Lease:
+    """Give a lease of the parent, and let this be the child from then on."""
+    lease = watchdog.redlock.acquire("parent")
+    watchdog.watch(lease, on_lost=told.on_lost, on_renewed=told.on_renewed)
+    watchdog.step()
+    nodes.asked.clear()
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    return lease
+
+
+@pytest.mark.parametrize("call", ["forget", "renew_now", "start"])
+def test_forked_child_has_none_of_its_parents_leases(
+    nodes: FakeNodes, watchdog: Stepped, forked: Lease, clock: FakeClock, call: str
+) -> None:
+    """The parent renews them, and nobody does when it is gone."""
+    if call == "start":
+        Watchdog.start(watchdog)
+        watchdog.stop()
+    else:
+        assert not getattr(watchdog, call)(forked)
+
+    watchdog.run_for(clock, 20.0)
+
+    assert asked(nodes) == []
+    assert forked.state is LeaseState.HELD
+
+
+def test_forked_child_renews_what_it_takes_itself(
+    watchdog: Stepped, forked: Lease, told: Told, clock: FakeClock
+) -> None:
+    """Its watchdog begins empty, and works."""
+    lease = watchdog.redlock.acquire("child")
+    watchdog.watch(lease, on_renewed=told.on_renewed)
+
+    watchdog.run_for(clock, 4.0)
+
+    assert [renewed for renewed, _, _ in told.renewed] == [lease]
+
+
+def test_forked_child_that_stops_ends_nothing_of_its_parent(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is its parent's: it renews on, and ends in its own time."""
+    monkeypatch.setattr(renewal, "_IDLE", 0.0)
+    renewed = threading.Event()
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
+    pid = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: pid + 1)
+        live.watchdog.stop()
+    renewed.clear()
+
+    wait(renewed)
+
+    live.watchdog.forget(lease)
+    live.wait_for_its_end()
