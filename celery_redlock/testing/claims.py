@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core import scripts
 from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery_redlock.testing.keyspace import Keyspace
 
 __all__ = ["ClaimScripts"]
@@ -28,16 +25,6 @@ class ClaimScripts:
 
     def __init__(self, redis: Keyspace) -> None:
         self._redis = redis
-
-    @property
-    def methods(self) -> dict[str, Callable[[list[bytes], list[bytes]], Any]]:
-        """The method for each script, by the script's name."""
-        return {
-            scripts.CLAIM.name: self.claim,
-            scripts.KEEP_CLAIM.name: self.keep_claim,
-            scripts.FREE_CLAIM.name: self.free_claim,
-            scripts.COOL_DOWN.name: self.cool_down,
-        }
 
     def claim(self, keys: list[bytes], args: list[bytes]) -> Any:
         """Claim a call for a job, unless another job of the call is here already."""

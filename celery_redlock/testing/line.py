@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core import scripts
 from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
 from celery_redlock.testing.keyspace import WrongType
 
@@ -39,14 +38,6 @@ class LineScripts:
     def __init__(self, redis: Keyspace, publish: Callable[[bytes, bytes], int]) -> None:
         self._redis = redis
         self._publish = publish
-
-    @property
-    def methods(self) -> dict[str, Callable[[list[bytes], list[bytes]], Any]]:
-        """The method for each script, by the script's name."""
-        return {
-            scripts.LINE_UP.name: self.line_up,
-            scripts.STEP_OUT.name: self.step_out,
-        }
 
     def line_up(self, keys: list[bytes], args: list[bytes]) -> Any:
         """Wait in line, or keep one's place there, and tell who holds the lock."""

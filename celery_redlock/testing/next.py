@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core import scripts
 from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from celery_redlock.testing.keyspace import Keyspace
 
@@ -36,16 +35,6 @@ class NextScripts:
 
     def __init__(self, redis: Keyspace) -> None:
         self._redis = redis
-
-    @property
-    def methods(self) -> dict[str, Callable[[list[bytes], list[bytes]], Any]]:
-        """The method for each script, by the script's name."""
-        return {
-            scripts.OFFER_NEXT.name: self.offer_next,
-            scripts.TAKE_NEXT.name: self.take_next,
-            scripts.LEAVE_NEXT.name: self.leave_next,
-            scripts.CANCEL.name: self.cancel,
-        }
 
     def offer_next(self, keys: list[bytes], args: list[bytes]) -> Any:
         """Be the next to run, unless one that stands before us is."""

@@ -95,22 +95,18 @@ class MemoryNode:
         self.run_id = new_run_id()
         self.redis = Keyspace(clock)
         self._line = LineScripts(self.redis, publish)
+        parts = (
+            self,
+            self._line,
+            ClaimScripts(self.redis),
+            NextScripts(self.redis),
+            SlotScripts(self.redis, clock, lambda: self.run_id),
+        )
         self._methods: dict[str, Callable[[list[bytes], list[bytes]], Any]] = {
-            scripts.ACQUIRE.name: self.acquire,
-            scripts.EXTEND.name: self.extend,
-            scripts.RESTORE.name: self.restore,
-            scripts.RAISE_FENCE.name: self.raise_fence,
-            scripts.RELEASE.name: self.release,
-            scripts.INSPECT.name: self.inspect,
-            scripts.COUNTERS.name: self.counters,
-            scripts.SYNC.name: self.sync,
-            scripts.INITIALIZE.name: self.initialize,
-            scripts.CLOSE.name: self.close,
-            scripts.OPEN.name: self.open,
-            **self._line.methods,
-            **ClaimScripts(self.redis).methods,
-            **NextScripts(self.redis).methods,
-            **SlotScripts(self.redis, clock, lambda: self.run_id).methods,
+            script.name: getattr(part, script.name)
+            for part in parts
+            for script in scripts.ALL_SCRIPTS
+            if hasattr(part, script.name)
         }
 
     def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core import scripts
 from celery_redlock.core.scripts import (
     GRANTED,
     MISCONFIGURED,
@@ -40,17 +39,6 @@ class SlotScripts:
         self._redis = redis
         self._clock = clock
         self._run_id = run_id
-
-    @property
-    def methods(self) -> dict[str, Callable[[list[bytes], list[bytes]], Any]]:
-        """The method for each script, by the script's name."""
-        return {
-            scripts.RECORD_SLOTS.name: self.record_slots,
-            scripts.READ_SLOTS.name: self.read_slots,
-            scripts.MARK_SLOT.name: self.mark_slot,
-            scripts.STAND_BY.name: self.stand_by,
-            scripts.STANDBYS.name: self.standbys,
-        }
 
     def record_slots(self, keys: list[bytes], args: list[bytes]) -> Any:
         """Note up to which instant the slots of entries were seen to."""

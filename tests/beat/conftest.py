@@ -10,14 +10,15 @@ import pytest
 
 from celery_redlock.devnodes import DevNodes
 from tests.beat.support import KEY, Beats, Site
+from tests.worker.harness.logs import log_marks, pytest_runtest_makereport
 from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.processes import LocalProcess, LocalRedis
+from tests.worker.harness.processes import LocalRedis
 from tests.worker.harness.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
-LOG_MARKS = pytest.StashKey[dict[str, int]]()
+__all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
 
 
 @pytest.fixture(scope="session")
@@ -79,28 +80,3 @@ def key(request: pytest.FixtureRequest) -> str:
     """Give an argument that no other test uses."""
     name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
     return f"{name[:60]}-{secrets.token_hex(4)}"
-
-
-# -- On failure ----------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def _log_marks(request: pytest.FixtureRequest) -> None:
-    request.node.stash[LOG_MARKS] = {
-        process.id: len(process.logs()) for process in LocalProcess.everyone
-    }
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show with a failure what the processes have logged during the test."""
-    report = yield
-    if report.failed:
-        marks = item.stash.get(LOG_MARKS, {})
-        for process in LocalProcess.everyone:
-            text = process.logs()[marks.get(process.id, 0) :]
-            if text.strip():
-                report.sections.append((f"Log of {process.name}", text))
-    return report

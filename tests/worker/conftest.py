@@ -12,15 +12,18 @@ import pytest
 from celery_redlock.devnodes import DevNodes, find_redis_server
 from celery_redlock.errors import RedlockError
 from tests.worker.harness.deployment import Site
+from tests.worker.harness.logs import log_marks, pytest_runtest_makereport
 from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.processes import LocalProcess, LocalRedis
+from tests.worker.harness.processes import LocalRedis
 from tests.worker.harness.stage import Stage
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.worker.harness.deployment import Deployment
+
+__all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
 
 
 # -- Servers -------------------------------------------------------------------
@@ -148,31 +151,3 @@ def key(request: pytest.FixtureRequest, site: Site, nodes: LockNodes) -> Iterato
     yield key
     site.stage.open_all(key)
     nodes.until_free(key)
-
-
-# -- On failure ----------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def _log_marks(request: pytest.FixtureRequest) -> None:
-    request.node.stash[LOG_MARKS] = {
-        process.id: len(process.logs()) for process in LocalProcess.everyone
-    }
-
-
-LOG_MARKS = pytest.StashKey[dict[str, int]]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show with a failure what the processes have logged during the test."""
-    report = yield
-    if report.failed:
-        marks = item.stash.get(LOG_MARKS, {})
-        for process in LocalProcess.everyone:
-            text = process.logs()[marks.get(process.id, 0) :]
-            if text.strip():
-                report.sections.append((f"Log of {process.name}", text))
-    return report

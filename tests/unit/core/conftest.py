@@ -1,4 +1,4 @@
-"""Nodes, fake ones or on fake sockets, a clock that stands still, and who uses them."""
+"""Five nodes, fake ones or on fake sockets, and who uses them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from celery_redlock.testing import FakeClock, FakeNodes
 from tests.unit.core.net import Net
 from tests.unit.core.stage import Stage
-from tests.unit.core.support import TTL, Stepped, Told
+from tests.unit.core.support import Stepped, Told
 from tests.unit.core.wires import Connection
 
 if TYPE_CHECKING:
@@ -18,27 +18,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    """Give a clock that stands still."""
-    return FakeClock()
-
-
-@pytest.fixture
 def nodes(clock: FakeClock) -> FakeNodes:
     """Give five nodes."""
     return FakeNodes(5, clock=clock)
-
-
-@pytest.fixture
-def redlock(nodes: FakeNodes) -> Redlock:
-    """Give a service with a ttl of 10 s on the five nodes, which vote."""
-    return nodes.redlock(ttl=TTL)
-
-
-@pytest.fixture
-def rival(nodes: FakeNodes, redlock: Redlock) -> Redlock:
-    """Give the service of another process on the same nodes."""
-    return nodes.another_client().redlock(ttl=TTL)
 
 
 @pytest.fixture

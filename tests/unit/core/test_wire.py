@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from celery_redlock.core import wire
 from celery_redlock.core.wire import ErrorReply, PythonReader, new_reader, pack
+from tests.unit.core.wires import encoded
 
 lines = st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), max_size=20)
 replies = st.recursive(
@@ -18,25 +19,10 @@ replies = st.recursive(
     | st.integers(-(2**63), 2**63 - 1)
     | st.binary(max_size=40)
     | st.builds(ErrorReply, lines)
-    | st.builds(lambda text: ("status", text), lines),
+    | st.tuples(lines),  # a status
     lambda inner: st.lists(inner, max_size=5),
     max_leaves=12,
 )
-
-
-def encoded(reply: Any) -> bytes:
-    """Return a reply as a server sends it."""
-    if reply is None:
-        return b"$-1\r\n"
-    if isinstance(reply, ErrorReply):
-        return f"-{reply}\r\n".encode()
-    if isinstance(reply, tuple):
-        return f"+{reply[1]}\r\n".encode()
-    if isinstance(reply, int):
-        return b":%d\r\n" % reply
-    if isinstance(reply, bytes):
-        return b"$%d\r\n%b\r\n" % (len(reply), reply)
-    return b"*%d\r\n" % len(reply) + b"".join(map(encoded, reply))
 
 
 def plain(reply: Any) -> Any:
@@ -44,7 +30,7 @@ def plain(reply: Any) -> Any:
     if isinstance(reply, ErrorReply):
         return ("error", str(reply))
     if isinstance(reply, tuple):
-        return reply[1].encode()
+        return reply[0].encode()
     return [plain(item) for item in reply] if isinstance(reply, list) else reply
 
 

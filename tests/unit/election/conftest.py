@@ -9,12 +9,6 @@ from tests.unit.election.support import Candidate
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    """Give a clock that stands still."""
-    return FakeClock()
-
-
-@pytest.fixture
 def nodes(clock: FakeClock) -> FakeNodes:
     """Give five nodes, as the first candidate sees them."""
     return FakeNodes(5, clock=clock)
