@@ -72,7 +72,7 @@ class Node:
         self._debts = Debts()
         self._down_because = ""
         self._backlog: list[tuple[Question, int]] = []
-        self._voice = NodeVoice(self.label)
+        self._voice = NodeVoice(self.label, clock)
 
     # -- what the fan-out asks ---------------------------------------------
 

@@ -1,14 +1,22 @@
-"""What is said of one node in the log: when something changes, and once."""
+"""What is said of one node in the log: when something changes, and once.
+
+One that answers now in time and now too late, a hundred times a second, is spoken of
+once a minute.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 
+from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.logs import about
 
 __all__ = ["NodeVoice"]
 
 log = logging.getLogger("celery_redlock.node")
+
+_SAID_EVERY = 60.0  # seconds, at most, that a node is late
 
 
 class NodeVoice:
@@ -16,13 +24,17 @@ class NodeVoice:
 
     Args:
         label: What it is called.
+        clock: Reads time.
     """
 
-    __slots__ = ("_label", "_unfit_because")
+    __slots__ = ("_clock", "_label", "_quiet_until", "_times", "_unfit_because")
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._label = label
+        self._clock = clock
         self._unfit_because = ""
+        self._times = 0  # it was late without a word
+        self._quiet_until = -math.inf
 
     def unfit(self, reason: str) -> None:
         """Say why it gets no vote, unless that has been said."""
@@ -32,13 +44,21 @@ class NodeVoice:
             self._say(logging.ERROR, "node-unfit", text, reason)
 
     def late(self) -> None:
-        """Say that its answers do not come in time."""
+        """Say that its answers do not come in time, unless that was said just now."""
+        now = self._clock.monotonic()
+        if now < self._quiet_until:
+            self._times += 1
+            return
         text = "Node %s is late; asking it without waiting for it."
+        if self._times:
+            text += f" It was so {self._times} times since that was said last."
+        self._times, self._quiet_until = 0, now + _SAID_EVERY
         self._say(logging.WARNING, "node-late", text)
 
     def in_time(self) -> None:
-        """Say that they do again."""
-        self._say(logging.INFO, "node-in-time", "Node %s answers in time again.")
+        """Say that they do again, if it was said that they do not."""
+        if not self._times:
+            self._say(logging.INFO, "node-in-time", "Node %s answers in time again.")
 
     def lost(self, reason: str) -> None:
         """Say that its connection is gone."""
