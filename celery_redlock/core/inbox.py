@@ -1,18 +1,21 @@
-"""What holders leave for the watchdog's thread, which sleeps as long as it can.
+"""What holders leave for the watchdog's thread, which is woken only for what is urgent.
 
 ::
 
-    a lease is taken ──► put ──► due before the thread wakes? ──yes──► ring
-                          │                                             │
-    it is released ──► take_back           a thread wakes ──► drain ◄───┘
+    a lease is taken ──► put ──► due soon? ──yes──► ring ──► the thread wakes
+                          │                                        │
+    it is released ──► take_back      it has slept its time ──► drain
 
 Most tasks are over before anything is due. To wake a thread for each of them costs
-more than to take their lock, so nobody does unless the thread would come too late.
+more than to take their lock. The thread never sleeps for long at a stretch, so that
+whatever is due later than that is found in time without a word.
+
+There is no telling when the thread will wake, though it knows how long it means to
+sleep: a process that is stopped just before that sleeps as long when it goes on.
 """
 
 from __future__ import annotations
 
-import math
 import queue
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from celery_redlock.core.clock import Clock
 
 __all__ = ["Inbox"]
+
+_LONGEST_SLEEP = 4.0  # seconds
+_SOON = 5.0  # seconds; above that, by more than it takes to fall asleep
 
 
 class Inbox:
@@ -35,13 +41,12 @@ class Inbox:
         clock: Reads time.
     """
 
-    __slots__ = ("_bell", "_clock", "_wakes_at", "_watches")
+    __slots__ = ("_bell", "_clock", "_watches")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._watches: dict[str, Watch] = {}
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._wakes_at = -math.inf  # without the bell; awake, it looks by itself
 
     @property
     def has_rung(self) -> bool:
@@ -51,7 +56,7 @@ class Inbox:
     def put(self, watch: Watch) -> None:
         """Have the thread plan it, for the first time or anew, before it is due."""
         self._watches[watch.lease.token] = watch
-        if watch.due_at < self._wakes_at:  # read after that; see `sleep`
+        if watch.due_at < self._clock.monotonic() + _SOON:
             self.ring()
 
     def take_back(self, token: str) -> None:
@@ -72,19 +77,14 @@ class Inbox:
                 yield watch
 
     def sleep(self, until: float) -> bool:
-        """Sleep until this instant, or until the bell rings.
+        """Sleep until this instant, for a few seconds, or until the bell rings.
 
         Returns:
-            Whether somebody wants something, so that it has not come to that.
+            Whether it has rung.
         """
-        # First told, then looked: what is put now is seen here, or whoever puts it
-        # sees when we wake, and rings if that is too late.
-        self._wakes_at = until
+        seconds = min(until - self._clock.monotonic(), _LONGEST_SLEEP)
         try:
-            if not self._watches:
-                self._bell.get(timeout=max(0.0, until - self._clock.monotonic()))
+            self._bell.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return False
-        finally:
-            self._wakes_at = -math.inf
         return True

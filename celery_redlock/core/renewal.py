@@ -47,7 +47,6 @@ _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
 _MOST_AT_ONCE = 256  # renewals on the wire, so that others get in between
 _LOOK_AFTER_DEBTS = 0.25  # seconds
 _PAUSE_AFTER_ERROR = 0.1
-_IDLE = 5.0  # seconds without a lease after which the thread ends
 
 
 class Watchdog:
@@ -187,8 +186,8 @@ class Watchdog:
                 # Others count on this thread: it must not end with one mistake.
                 log.exception("The watchdog met an error and goes on.")
                 next_at = self._recover()
-            until = self._clock.monotonic() + _IDLE if next_at is None else next_at
-            if not self._inbox.sleep(until) and next_at is None and self._is_done():
+            woken = self._inbox.sleep(math.inf if next_at is None else next_at)
+            if not woken and next_at is None and self._is_done():
                 return
 
     def _is_done(self) -> bool:

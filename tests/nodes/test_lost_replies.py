@@ -96,6 +96,7 @@ def test_release_by_a_node_that_kept_its_disk(
     options = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
     nodes = start_nodes(3, options=options)
     with client(nodes) as redlock:
+        until_all_vote(redlock)
         lease = redlock.acquire(key)
         until(lambda: None not in values(nodes, key))
         nodes.nodes[0].kill()

@@ -83,6 +83,9 @@ _SEAMS: tuple[tuple[Any, str, Any], ...] = (
     (fanout, "threading", SimThreading),
     (renewal, "threading", SimThreading),
     (inbox, "queue", SimQueueModule),
+    # Else leases here, which last a second or two, would all be urgent.
+    (inbox, "_LONGEST_SLEEP", 0.2),
+    (inbox, "_SOON", 0.25),
     (locking, "threading", SimThreading),
     (wakeup, "_thread", SimLowLevel),
     (wakeup, "threading", SimThreading),

@@ -76,3 +76,31 @@ def test_interrupt_at_any_operation_while_connecting_breaks_nothing(
         outcome = play(interrupted, traced=True)
 
     assert not outcome.findings, outcome.report()
+
+
+@pytest.mark.parametrize("operation", range(20, 60))
+def test_pause_before_a_sleep_is_no_reason_to_sleep_over_later_leases(
+    operation: int,
+) -> None:
+    """Found at seed 8310251: stopped just before it slept, it slept as long after.
+
+    Whoever took a lease by then believed that it would wake when it had meant to.
+    """
+    plan = stale_recovery("pause")
+    (client, _) = plan.clients
+    short = Operation("run", "a", 0.5, 0.4, wait=0.6, renews=False)
+    long = Operation("run", "a", 0.4, 1.5, ttl=1.0)
+    paused = plan.without(
+        nodes=plan.nodes[:1],
+        clients=(replace(client, tasks=((short, long),)),),
+        faults=(Fault("pause trap", operation, "c0", seconds=3.0),),
+        probes=(("n0",),),
+        ttl=2.0,
+        max_ttl=4.0,
+        node_timeout=0.02,
+    )
+
+    with simulated_seams():
+        outcome = play(paused, traced=True)
+
+    assert not outcome.findings, outcome.report()

@@ -3,59 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.core import inbox as inbox_module
 from celery_redlock.core.agenda import Agenda, Watch
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.inbox import Inbox
 from celery_redlock.core.lease import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from celery_redlock.testing import FakeClock
 
 _numbers = itertools.count()
 
 
-class LastMoment:
-    """A clock that lets something happen when it is read.
-
-    Who goes to sleep reads it last of all: what happens then happens too late for
-    its last look, and too early to find it asleep.
-
-    Attributes:
-        now: The instant that it tells.
-        happens: What happens at the next reading.
-    """
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.happens: Callable[[], object] | None = None
-
-    def monotonic(self) -> float:
-        """Let it happen, once, and tell the instant."""
-        happens, self.happens = self.happens, None
-        if happens:
-            happens()
-        return self.now
-
-    def wall_us(self) -> int:
-        """Tell the same in microseconds."""
-        return round(self.now * 1e6)
-
-    def sleep(self, seconds: float) -> None:
-        """Let the time pass at once."""
-        self.now += seconds
-
-
 @pytest.fixture
-def clock() -> LastMoment:
-    """Give a clock of this test's own."""
-    return LastMoment()
-
-
-@pytest.fixture
-def inbox(clock: LastMoment) -> Inbox:
+def inbox(clock: FakeClock) -> Inbox:
     """Give an empty inbox."""
     return Inbox(clock)
 
@@ -69,9 +35,9 @@ def watch_due_at(instant: float) -> Watch:
         fence=1,
         ttl=60.0,
         started_at=90.0,
-        until=1000.0,
+        until=100_000.0,
         votes=5,
-        clock=LastMoment(),
+        clock=SYSTEM_CLOCK,
         confirm=lambda _: None,
     )
     return Watch(lease, None, None, instant)
@@ -96,48 +62,37 @@ def test_what_is_taken_back_is_never_seen(inbox: Inbox) -> None:
     assert list(inbox.drain()) == []
 
 
-def test_sleep_that_nobody_ends_lasts_to_its_end(inbox: Inbox) -> None:
-    """Here it is over at once, since its end has come."""
-    assert not inbox.sleep(100.0)
+@pytest.mark.parametrize("seconds", [0.0, 4.99, -1.0])
+def test_who_puts_what_is_urgent_rings(
+    inbox: Inbox, clock: FakeClock, seconds: float
+) -> None:
+    """The thread may have been about to sleep for as long as it ever does."""
+    inbox.put(watch_due_at(clock.monotonic() + seconds))
+
+    assert inbox.sleep(clock.monotonic() + 1000)
 
 
-def test_nobody_sleeps_over_what_is_there(inbox: Inbox) -> None:
-    """Whenever it is due: it was put while the thread was at work."""
-    inbox.put(watch_due_at(10_000))
+def test_what_is_due_later_than_the_thread_sleeps_wakes_nobody(
+    inbox: Inbox, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sleep ends by itself, however far its end was, and finds it in time."""
+    monkeypatch.setattr(inbox_module, "_LONGEST_SLEEP", 0.01)
+    late = watch_due_at(clock.monotonic() + 5.0)
+    inbox.put(late)
 
-    assert inbox.sleep(200.0)
-
-
-def test_who_would_wake_too_late_is_woken(inbox: Inbox, clock: LastMoment) -> None:
-    """Also when it is put in the moment between the last look and the sleep."""
-    early = watch_due_at(110)
-    clock.happens = lambda: inbox.put(early)
-
-    assert inbox.sleep(150.0)
-    assert list(inbox.drain()) == [early]
-
-
-def test_who_wakes_in_time_is_left_asleep(inbox: Inbox, clock: LastMoment) -> None:
-    """And finds it there when it wakes, before it is due."""
-    late = watch_due_at(110)
-
-    def put_late() -> None:
-        inbox.put(late)
-        clock.now = 105.0  # the sleep is over as soon as it has begun
-
-    clock.happens = put_late
-
-    assert not inbox.sleep(105.0)
     assert not inbox.has_rung
+    assert not inbox.sleep(math.inf)
     assert list(inbox.drain()) == [late]
 
 
-def test_nobody_rings_for_one_who_is_awake(inbox: Inbox) -> None:
-    """It drains before it sleeps."""
-    assert not inbox.sleep(100.0)
-    inbox.put(watch_due_at(1))
+def test_nobody_oversleeps_what_is_not_urgent() -> None:
+    """With a second to spare for falling asleep."""
+    assert inbox_module._LONGEST_SLEEP + 1 <= inbox_module._SOON  # noqa: SLF001
 
-    assert not inbox.has_rung
+
+def test_sleep_whose_end_has_come_is_over(inbox: Inbox, clock: FakeClock) -> None:
+    """It waits for nothing."""
+    assert not inbox.sleep(clock.monotonic())
 
 
 def test_bell_that_has_rung_ends_the_next_sleep(inbox: Inbox) -> None:
@@ -145,7 +100,7 @@ def test_bell_that_has_rung_ends_the_next_sleep(inbox: Inbox) -> None:
     inbox.ring()
 
     assert inbox.has_rung
-    assert inbox.sleep(200.0)
+    assert inbox.sleep(math.inf)
     assert not inbox.has_rung
 
 

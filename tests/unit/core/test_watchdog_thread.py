@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core import renewal
+from celery_redlock.core import inbox
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.core.renewal import Watchdog
@@ -200,7 +200,7 @@ def test_forked_child_that_stops_ends_nothing_of_its_parent(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread is its parent's: it renews on, and ends in its own time."""
-    monkeypatch.setattr(renewal, "_IDLE", 0.0)
+    monkeypatch.setattr(inbox, "_LONGEST_SLEEP", 0.0)
     renewed = threading.Event()
     lease = live.redlock.acquire("k")
     live.watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
