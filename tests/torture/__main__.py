@@ -15,10 +15,22 @@ from tests.torture.session import torture
 
 def main() -> int:
     """Torture, print the table, and tell whether all was zero that must be."""
-    parser = argparse.ArgumentParser(prog="tests.torture", description=torture.__doc__)
-    parser.add_argument("--seconds", type=float, default=600, help="default: 600")
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
-    parser.add_argument("--broker", choices=[*BROKERS], default="redis")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.torture",
+        description="Real processes, faults at random, and a judgement at the end.",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="how long faults are done; 600"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=secrets.randbelow(10**6),
+        help="chooses faults and jobs; random",
+    )
+    parser.add_argument(
+        "--broker", choices=[*BROKERS], default="redis", help="of the workers; redis"
+    )
     parser.add_argument("--json", type=Path, help="a file for the report")
     parser.add_argument(
         "--keep", type=Path, help="an empty folder for journal and logs"
