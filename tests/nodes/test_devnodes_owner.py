@@ -27,6 +27,7 @@ servers = DevNodes(2, binary=sys.argv[1], initialize=False)
 servers.start()
 servers.nodes[1].pause()
 print(*(node.pid for node in servers.nodes), flush=True)
+sys.stdin.readline()
 """
 
 
@@ -57,10 +58,13 @@ class Owner:
             env={**os.environ, "TMPDIR": folder},
             start_new_session=True,
         )
+        assert self.process.stdin
         assert self.process.stdout
         pids = self.process.stdout.readline().split()
         self.servers = [psutil.Process(int(pid)) for pid in pids]
         assert len(self.servers) == 2
+        self.process.stdin.write("they have been looked at\n")
+        self.process.stdin.flush()
 
     def until_servers_end(self) -> None:
         """Wait until none of its servers does anything any more."""
