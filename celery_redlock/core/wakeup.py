@@ -227,8 +227,9 @@ class Ears:
             ear.refuse(str(message))
         elif message[0] == b"subscribe":
             ear.listens = True
-            for waiter in list(self._waiters.values()):
-                waiter.nudge()
+            for ref in self._waiters.valuerefs():  # a list: others come and go
+                if waiter := ref():
+                    waiter.nudge()
         elif message[0] == b"message":
             name, _, ms = message[2].decode(errors="replace").partition(" ")
             called = self._waiters.get(name)
@@ -268,12 +269,10 @@ class _Ear:
         arrival = self._connector.take()
         if isinstance(arrival, Link):
             self._connector.settle(usable=True)
-            subscribe = pack("SUBSCRIBE", channel)
-            try:
-                whole = arrival.sock.send(subscribe) == len(subscribe)
-            except OSError:
-                whole = False
-            if not whole:
+            subscribe, sent = pack("SUBSCRIBE", channel), 0
+            with contextlib.suppress(OSError):
+                sent = arrival.sock.send(subscribe)
+            if sent < len(subscribe):
                 arrival.close()
                 return
             self._selector, self._link = selector, arrival

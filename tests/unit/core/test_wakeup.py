@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -243,3 +244,26 @@ def test_thread_that_died_is_replaced(
         ears.enlist()
 
         until(lambda: ears.listening == 1)
+
+
+def test_people_come_and_go_while_all_are_nudged(crier: Crier) -> None:
+    """The listening thread goes through the waiters while others change them."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    enough = threading.Event()
+    with ears_on(crier) as ears:
+
+        def come_and_go() -> None:
+            while not enough.is_set():
+                for waiter in [ears.enlist() for _ in range(50)]:
+                    ears.dismiss(waiter)
+
+        thread = threading.Thread(target=come_and_go)
+        thread.start()
+        try:
+            for _ in range(30_000):
+                ears._take_in(ears._ears[0], [b"subscribe", b"", 1])  # noqa: SLF001
+        finally:
+            enough.set()
+            thread.join()
+            sys.setswitchinterval(interval)
