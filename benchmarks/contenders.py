@@ -1,7 +1,7 @@
-"""The same lock, taken and given back by each library in its own way.
+"""Contenders: each library takes and releases a lock as its documentation shows.
 
-Each gets what its documentation shows: one client, made once, where it lets one do
-so. All speak to the same servers with the same redis-py and hiredis.
+Each has one client for all locks, if the library allows this. All use the same servers,
+and the same redis-py and hiredis.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis.lock import Lock
 
 from benchmarks.runner import Contender
 from celery_redlock.core.lease import Holder, new_base, new_token
-from celery_redlock.core.wire import new_reader, pack
+from celery_redlock.core.transport.resp import new_reader, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def ours(redlock: Redlock, count: int, name: str = "celery-redlock") -> Contende
 
 
 def redis_py(client: redis.Redis, count: int, name: str = "redis-py Lock") -> Contender:
-    """Take and release redis-py's own lock, which is what one node can do best."""
+    """Take and release the lock of redis-py: the least that one node can do."""
 
     def run(cycles: int) -> None:
         for _ in range(cycles):
@@ -60,9 +60,9 @@ def redis_py(client: redis.Redis, count: int, name: str = "redis-py Lock") -> Co
 
 
 class RawSockets:
-    """N sockets and nothing else: send to all, wait until a majority has answered.
+    """N sockets: send to all, and wait for the replies of a majority.
 
-    What no client in Python that asks N nodes can beat by much.
+    No client in Python that asks N nodes can be much faster.
     """
 
     def __init__(self, nodes: DevNodes) -> None:
@@ -79,7 +79,7 @@ class RawSockets:
         self._quorum = len(self._of) // 2 + 1
 
     def ask(self, command: bytes) -> None:
-        """Send one command to all; return when a majority has answered it."""
+        """Send one command to all, and return when a majority has answered."""
         for number, (sock, _) in self._of.items():
             sock.send(command)
             self._owed[number] += 1
@@ -95,17 +95,17 @@ class RawSockets:
 
 def _raw(nodes: DevNodes, redlock: Redlock, count: int) -> list[Contender]:
     scripts, pings = RawSockets(nodes), RawSockets(nodes)
-    commands, facts = redlock.commands, Holder.here().facts()
+    info = Holder.here().info()
 
     def same_scripts(cycles: int) -> None:
         for _ in range(cycles):
             key, token = _name(), new_token(new_base())
-            asked = commands.acquire(key, ttl=TTL, token=token, facts=facts)
+            asked = redlock.acquire_request(key, ttl=TTL, token=token, holder_info=info)
             scripts.ask(asked.packed())
-            scripts.ask(commands.release(key, token).packed())
+            scripts.ask(redlock.release_request(key, token).packed())
 
     def broadcasts(cycles: int) -> None:
-        ping = pack("PING")
+        ping = pack(("PING",))
         for _ in range(2 * cycles):
             pings.ask(ping)
 
@@ -117,7 +117,7 @@ def _raw(nodes: DevNodes, redlock: Redlock, count: int) -> list[Contender]:
 
 
 def _python_redis_lock(url: str, count: int) -> Contender:
-    import redis_lock  # noqa: PLC0415  (a peer, which may not import)
+    import redis_lock  # noqa: PLC0415  (a peer that may not import)
 
     client = redis.Redis.from_url(url)
 
@@ -131,7 +131,7 @@ def _python_redis_lock(url: str, count: int) -> Contender:
 
 
 def _redlock_py(nodes: DevNodes, count: int) -> Contender:
-    import redlock  # noqa: PLC0415  (a peer, which may not import)
+    import redlock  # noqa: PLC0415  (a peer that may not import)
 
     ports = [{"host": "127.0.0.1", "port": node.port} for node in nodes.nodes]
     service = redlock.Redlock(ports)
@@ -144,7 +144,7 @@ def _redlock_py(nodes: DevNodes, count: int) -> Contender:
 
 
 def _pottery(nodes: DevNodes, count: int) -> Contender:
-    import pottery  # noqa: PLC0415  (a peer, which may not import)
+    import pottery  # noqa: PLC0415  (a peer that may not import)
 
     clients = {redis.Redis.from_url(url) for url in nodes.urls}
 
@@ -160,7 +160,7 @@ def _pottery(nodes: DevNodes, count: int) -> Contender:
 
 
 def _aioredlock(nodes: DevNodes, count: int) -> Contender:
-    import aioredlock  # noqa: PLC0415  (a peer, which may not import)
+    import aioredlock  # noqa: PLC0415  (a peer that may not import)
 
     logging.getLogger("aioredlock").setLevel(logging.CRITICAL)
     loop = asyncio.new_event_loop()
@@ -226,7 +226,7 @@ def _celery_heimdall(url: str, count: int) -> Contender:
 def locks(
     nodes: DevNodes, redlock: Redlock, count: int
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Return all that can be run here, and why the others cannot."""
+    """Return the contenders that run here, and the reasons of the others."""
     url = nodes.urls[0]
     peers: dict[str, Callable[[], Contender]] = {
         "python-redis-lock": lambda: _python_redis_lock(url, count),
@@ -253,10 +253,10 @@ def locks(
 
 
 def _tried(make: Callable[[], Contender]) -> Contender | str:
-    """Return a contender that has done one cycle, or why it cannot."""
+    """Return a contender that has done one cycle, or the reason why it cannot."""
     try:
         contender = make()
         contender.run(1)
-    except Exception as error:  # noqa: BLE001  (whatever keeps a peer from running)
+    except Exception as error:  # noqa: BLE001  (each peer fails in its own way)
         return f"{type(error).__name__}: {error}".splitlines()[0][:100]
     return contender

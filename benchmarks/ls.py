@@ -1,16 +1,15 @@
-"""How long `redlock ls` takes with very many locks, and whether others feel it.
+"""The duration of `redlock ls` with very many locks, and its effect on other clients.
 
 ::
 
     python benchmarks/ls.py [--locks 100000] [--nodes 5] [--json]
 
-The command runs as an operator runs it, in a process of its own, and its start and
-its printing count. Meanwhile another client of each node sends PING a thousand times
-a second; how long it waits is compared with how long it waits when nobody lists. As
-root, nodes and these clients get a processor when they need one, as on machines of
-their own, then the command, and then whatever else this machine does.
+The command runs in a process of its own; its start and its output count. Meanwhile
+another client of each node sends PING a thousand times a second. Its waiting times are
+compared with those without the command. As root, the nodes and these clients have the
+first right to a processor, as on machines of their own, and the command the second.
 
-It exits with 1 when the listing took more than 10 s, or a PING more than 20 ms.
+The exit code is 1 if the listing took more than 10 s, or a PING more than 20 ms.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-SLOWEST, LONGEST_PAUSE_MS = 10.0, 20.0  # s, ms: what is promised
-FIRST, SECOND = 2, 1  # ranks, where processes go before others
+SLOWEST, LONGEST_PAUSE_MS = 10.0, 20.0  # s, ms: the promise
+FIRST, SECOND = 2, 1  # ranks of processes
 EVERY = 0.001  # seconds between two PINGs
-QUIET = 5.0  # seconds without the command, to compare with
+QUIET = 5.0  # seconds without the command
 
 APP = """
 import json, os
@@ -50,7 +49,7 @@ app = Celery("proj", broker="memory://")
 app.conf.redlock_nodes = json.loads(os.environ["NODES"])
 """
 
-# KEYS none; ARGV[1] how many. Locks as tasks take them, for an hour.
+# KEYS none; ARGV[1] the number of locks. They look like locks of tasks, for an hour.
 FILL = """
 local facts = '\\nshop.tasks.send_invoice\\nid-%d\\nworker-1\\n4711\\n%d'
 local value = '%032x.%016x\\n%d' .. facts
@@ -63,13 +62,13 @@ end
 
 
 def prefer(pid: int, rank: int) -> None:
-    """Let a process have a processor before those of lower rank, where we may."""
+    """Give a process a processor before those of lower rank, if this is allowed."""
     with contextlib.suppress(AttributeError, PermissionError):
         os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(rank))
 
 
 def ping(port: int, ready: Any, stop: Any, waits: Any) -> None:
-    """Send PING until told to stop; then tell how long each answer took."""
+    """Send PING until ``stop``; then report the times of the answers."""
     prefer(0, FIRST)
     taken = []
     with socket.create_connection(("127.0.0.1", port)) as line:
@@ -88,7 +87,7 @@ class Pingers:
     """A client of each node, while the block runs.
 
     Attributes:
-        waits: Seconds that each answer took, sorted; after the block.
+        waits: The sorted times of all answers in seconds; after the block.
     """
 
     def __init__(self, ports: Sequence[int]) -> None:
@@ -123,7 +122,7 @@ def list_all(urls: Sequence[str]) -> tuple[float, float, int]:
     """Run the command.
 
     Returns:
-        The seconds that it took, those of processor time, and how many locks it found.
+        The seconds, the seconds of processor time, and the number of found locks.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "proj.py").write_text(APP)
@@ -166,7 +165,7 @@ def measure(locks: int, nodes: int) -> dict[str, Any]:
         "of_processor_time_s": round(used, 2),
         "pings": len(beside.waits),
         **_figures("", beside.waits),
-        **_figures("when_nobody_lists_", alone.waits),
+        **_figures("without_ls_", alone.waits),
     }
 
 
@@ -185,7 +184,7 @@ def _figures(when: str, waits: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, and print what came of it."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--locks", type=int, default=100_000)
     parser.add_argument("--nodes", type=int, default=5)

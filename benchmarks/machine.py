@@ -1,4 +1,4 @@
-"""What the figures were taken on."""
+"""The machine and the versions of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """Return facts about the machine and the programs."""
+    """Return the machine, the programs and their versions."""
     from celery_redlock.devnodes import find_redis_server  # noqa: PLC0415  (see plain)
 
     server = subprocess.run(  # noqa: S603  (the redis-server that is measured)

@@ -1,4 +1,4 @@
-"""What the pytest plugin costs a project that merely has it installed.
+"""The cost of the pytest plugin in a project that does not use it.
 
 ``python benchmarks/plugin_startup.py``: the time of the import, and the CPU time of
 a whole pytest run over one empty test with the plugin and without, in milliseconds.
@@ -35,7 +35,7 @@ def run_cpu_ms(folder: str, *options: str) -> float:
     """Return the CPU time of a run of pytest."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    subprocess.run(  # noqa: S603  (our own command)
+    subprocess.run(  # noqa: S603  (this program)
         command,
         cwd=folder,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},

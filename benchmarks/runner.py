@@ -1,8 +1,8 @@
-"""Let contenders take turns, and say what each costs beside another.
+"""Run contenders in turn, and compare their costs.
 
-The machine is never alone and its clock speed moves, so no absolute time means
-much. What is compared runs in the same round, a few milliseconds apart; a ratio is
-taken within each round, and the median over the rounds is told.
+Other programs share the machine and its clock speed changes, so absolute times mean
+little. Contenders run in the same round, a few milliseconds apart. A ratio is taken
+within each round, and the result is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = [
 ]
 
 _US = 1_000_000
-# Seconds for a node to answer. Where no time-out is measured, none shall strike: not
-# even on a machine that is busy with other things.
+# Seconds for a node to answer. Only the group "hung" measures time-outs. No other
+# group may meet one on a busy machine.
 PATIENT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one cycle took in one round, in microseconds.
+    """The cost of one cycle in one round, in microseconds.
 
     Attributes:
-        wall: Time by the clock.
-        cpu: Processor time of this process, all of its threads.
-        servers: Processor time of all servers; 0 where the system does not tell.
+        wall: The time by the clock.
+        cpu: The processor time of all threads of this process.
+        servers: The processor time of all servers; 0 if the system has no such figure.
     """
 
     wall: float
@@ -51,13 +51,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Somebody who does the same as the others in another way.
+    """One way to do a cycle.
 
     Attributes:
-        name: What it is called in tables.
-        nodes: How many servers it uses.
-        run: Does this many cycles.
-        count: How many cycles make a round.
+        name: The name in tables.
+        nodes: The number of servers.
+        run: Does the given number of cycles.
+        count: The number of cycles in a round.
     """
 
     name: str
@@ -76,7 +76,7 @@ def servers_cpu(pids: Iterable[int]) -> float:
 
 
 def measured(contender: Contender, pids: Sequence[int]) -> Cost:
-    """Let it do one round."""
+    """Run one round of a contender."""
     gc.collect()
     served, used, began = servers_cpu(pids), time.process_time(), time.perf_counter()
     contender.run(contender.count)
@@ -89,15 +89,15 @@ def measured(contender: Contender, pids: Sequence[int]) -> Cost:
 def interleave(
     contenders: Sequence[Contender], *, rounds: int, pids: Sequence[int] = ()
 ) -> dict[str, list[Cost]]:
-    """Let all do a round in turn, and so on; nobody is always the first.
+    """Run rounds in which all contenders take turns, with a new first one each time.
 
     Args:
-        contenders: Who takes part. Each is warmed up by a round that does not count.
-        rounds: How many rounds count.
-        pids: The servers, whose processor time is told too.
+        contenders: The contenders. Each warms up with a round that does not count.
+        rounds: The number of rounds that count.
+        pids: The processes of the servers.
 
     Returns:
-        By name, the cost in each round, in order.
+        The costs in each round, in order, by name.
     """
     for contender in contenders:
         contender.run(max(1, contender.count // 2))
@@ -110,7 +110,7 @@ def interleave(
 
 
 def median_cost(costs: Sequence[Cost]) -> Cost:
-    """Return the median of each of the numbers."""
+    """Return the median of each figure."""
     return Cost(
         statistics.median(cost.wall for cost in costs),
         statistics.median(cost.cpu for cost in costs),
@@ -119,15 +119,16 @@ def median_cost(costs: Sequence[Cost]) -> Cost:
 
 
 def ratio(costs: Sequence[Cost], others: Sequence[Cost], what: str = "wall") -> float:
-    """Return how many times the others' cost this is: the median over the rounds.
+    """Return the ratio of costs to other costs: the median over the rounds.
 
     Args:
-        costs: The rounds of one.
-        others: The rounds of the other, in the same order.
-        what: Which number of `Cost`.
+        costs: The rounds of one contender.
+        others: The rounds of another one, in the same order.
+        what: The figure of `Cost`.
     """
     pairs = zip(costs, others, strict=True)
-    return statistics.median(getattr(a, what) / getattr(b, what) for a, b in pairs)
+    ratios = (getattr(a, what) / getattr(b, what) for a, b in pairs)
+    return float(statistics.median(ratios))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -138,6 +139,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def slope(points: Mapping[float, float]) -> float:
-    """Return by how much the values grow for each step of 1: least squares."""
+    """Return the growth of the values for each step of 1: least squares."""
     line = statistics.linear_regression(list(points), list(points.values()))
     return line.slope

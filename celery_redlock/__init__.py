@@ -7,7 +7,7 @@
     @singleton_task(key="invoice:{invoice_id}")
     def send_invoice(invoice_id): ...
 
-What is imported from here is loaded when it is asked for.
+A name is loaded when it is first used: importing this package is cheap.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from celery_redlock.app.runtime import runtime_of
     from celery_redlock.core.lease import Holder, Lease
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.decorator import singleton_task
     from celery_redlock.errors import (
         ConfigurationError,
         DuplicateTask,
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
         StaleFence,
     )
     from celery_redlock.locking import current_lease, lock
-    from celery_redlock.options import LockOptions
+    from celery_redlock.options.lock_options import LockOptions
     from celery_redlock.policies import Conflict
-    from celery_redlock.runtime import runtime_of
-    from celery_redlock.task import SingletonTask
+    from celery_redlock.task.decorator import singleton_task
+    from celery_redlock.task.singleton_task import SingletonTask
 
 __all__ = [
     "ConfigurationError",
@@ -72,13 +72,13 @@ _HOMES = {
     "Conflict": "policies",
     "Holder": "core.lease",
     "Lease": "core.lease",
-    "LockOptions": "options",
+    "LockOptions": "options.lock_options",
     "Redlock": "core.redlock",
-    "SingletonTask": "task",
+    "SingletonTask": "task.singleton_task",
     "current_lease": "locking",
     "lock": "locking",
-    "runtime_of": "runtime",
-    "singleton_task": "decorator",
+    "runtime_of": "app.runtime",
+    "singleton_task": "task.decorator",
 }
 
 

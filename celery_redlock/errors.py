@@ -1,4 +1,4 @@
-"""What can go wrong, grouped by what the caller can do about it.
+"""All errors of the package, grouped by what the caller can do about them.
 
 ::
 
@@ -8,27 +8,26 @@
     ├── LockUnavailable         no majority, nothing is held: try later
     │   ├── LockHeld            a majority names another holder
     │   │   └── DuplicateTask   the same, as a task's outcome
-    │   ├── LockContended       votes split, nobody won
+    │   ├── LockContended       votes split, no candidate won
     │   └── QuorumUnreachable   too few nodes answered, or are quarantined
     ├── LeaseError              about a lease that you had: stop writing
     │   ├── LockLost            its validity ended
-    │   │   └── LockCancelled   a newcomer asked for it
+    │   │   └── LockCancelled   a newcomer asked for the lock
     │   └── NotHolder           the nodes do not name you
     └── StaleFence              a write came with an older fence: drop it
 
-A message is a fact with numbers, what holds now, and the remedy. Every error is
-built as ``E(message, *, extras=None)``, so that ``type(e)(*e.args)`` works: it
-survives pickling *and* Celery's JSON results, which rebuild an exception from
-its ``args`` alone. (An exception that cannot be rebuilt stops a Celery worker.)
+A message states a fact with its numbers, what holds now, and the remedy.
+
+Every error is built as ``E(message, *, extras=None)``, so that ``type(e)(*e.args)``
+works. It therefore survives pickling *and* Celery's JSON results, which rebuild an
+exception from its ``args`` alone. (An exception that cannot be rebuilt stops a
+Celery worker.) This module imports nothing of the package, so extras that are
+objects of the core have the type ``Any``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from celery_redlock.core.ballot import Ballot
-    from celery_redlock.core.lease import Holder
+from typing import Any
 
 __all__ = [
     "ConfigurationError",
@@ -48,15 +47,18 @@ __all__ = [
 
 
 class RedlockError(Exception):
-    """Anything that this package raises on purpose.
+    """Base class of all errors that this package raises on purpose.
 
-    The extras of a subclass are keyword-only and optional: they are carried by
-    pickle, and are ``None`` after a round trip through a JSON result backend.
+    The extras of a subclass are its attributes, and optional keywords of its
+    constructor. Pickle keeps them; after a round trip through a JSON result backend
+    they are ``None``.
     """
 
     def __init__(self, message: str = "", **extras: Any) -> None:
         super().__init__(message)
         for name, value in extras.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no attribute {name!r}")
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,44 +83,24 @@ class LockUnavailable(RedlockError):
     """No majority granted the lock. Nothing is held.
 
     Attributes:
-        key: The name that was to be locked.
-        ballot: How each node voted (``core.ballot.Ballot``).
+        key: The name of the lock.
+        ballot: How each node voted (``core.quorum.Ballot``).
     """
 
     key: str | None = None
-    ballot: Ballot | None = None
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        key: str | None = None,
-        ballot: Ballot | None = None,
-        **extras: Any,
-    ) -> None:
-        super().__init__(message, key=key, ballot=ballot, **extras)
+    ballot: Any = None
 
 
 class LockHeld(LockUnavailable):
     """A majority of the nodes names one other holder.
 
     Attributes:
-        holder: Who it is (``core.lease.Holder``).
-        retry_after: Seconds until the lock ends by itself if nobody renews it.
+        holder: The other holder (``celery_redlock.Holder``).
+        retry_after: Seconds until the lock expires, unless its holder renews it.
     """
 
-    holder: Holder | None = None
+    holder: Any = None
     retry_after: float | None = None
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        holder: Holder | None = None,
-        retry_after: float | None = None,
-        **extras: Any,
-    ) -> None:
-        super().__init__(message, holder=holder, retry_after=retry_after, **extras)
 
 
 class DuplicateTask(LockHeld):
@@ -126,66 +108,46 @@ class DuplicateTask(LockHeld):
 
 
 class LockContended(LockUnavailable):
-    """The votes were split and nobody won. An attempt a moment later may win."""
+    """The votes were split and no client won. A try a moment later may win."""
 
 
 class QuorumUnreachable(LockUnavailable):
     """Fewer nodes than a quorum answered, or too many are in quarantine.
 
     Attributes:
-        retry_after: Seconds after which the nodes said they will vote again;
-            ``None`` when none of them said so.
+        retry_after: Seconds after which the nodes will vote again, by their own
+            account; ``None`` where none of them said when.
     """
 
     retry_after: float | None = None
 
-    def __init__(
-        self, message: str = "", *, retry_after: float | None = None, **extras: Any
-    ) -> None:
-        super().__init__(message, retry_after=retry_after, **extras)
-
 
 class LeaseError(RedlockError):
-    """About a lease that you had.
+    """Base class of errors about a lease that you had.
 
     Attributes:
-        key: The name that was locked.
+        key: The name of the lock.
         fence: The fence of that lease.
     """
 
     key: str | None = None
     fence: int | None = None
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        key: str | None = None,
-        fence: int | None = None,
-        **extras: Any,
-    ) -> None:
-        super().__init__(message, key=key, fence=fence, **extras)
-
 
 class LockLost(LeaseError):
-    """The lease can no longer be proven. Somebody else may hold the key by now."""
+    """The lease cannot be proven any more. Another client may hold the key by now."""
 
 
 class LockCancelled(LockLost):
     """A newcomer asked for the lock (``on_conflict="cancel_running"``).
 
-    Nobody else holds it before this run has ended.
+    No other client holds the lock before this run has ended.
 
     Attributes:
-        by: Who asked: the task's name and id.
+        by: The newcomer: its task name and id.
     """
 
     by: str | None = None
-
-    def __init__(
-        self, message: str = "", *, by: str | None = None, **extras: Any
-    ) -> None:
-        super().__init__(message, by=by, **extras)
 
 
 class NotHolder(LeaseError):
@@ -193,22 +155,12 @@ class NotHolder(LeaseError):
 
 
 class StaleFence(RedlockError):
-    """Storage has already seen a greater fence. Nothing was written.
+    """The storage has already seen a greater fence. Nothing was written.
 
     Attributes:
-        fence: The fence that this write came with.
+        fence: The fence of the refused write.
         latest: The fence that the storage holds.
     """
 
     fence: int | None = None
     latest: int | None = None
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        fence: int | None = None,
-        latest: int | None = None,
-        **extras: Any,
-    ) -> None:
-        super().__init__(message, fence=fence, latest=latest, **extras)

@@ -1,14 +1,13 @@
 """``with lock(redlock, key) as lease:`` acquire, renew, release, re-entrance.
 
-What one uses without Celery, and what the task is built on. The body never runs
-without the lock; while it runs the lock is renewed; when the lock is lost the
-holder is told (``on_lost``), and a body that then ends as if nothing had
-happened gets ``LockLost`` at the end of the block.
+The lock for code without Celery, and the basis of the task. The body never runs without
+the lock. While the body runs, the lock is renewed. If the lock is lost, ``on_lost`` is
+called, and a body that then ends without an exception gets ``LockLost`` at the end of
+the block.
 
-Taking a key that this execution holds already is free: it yields the same lease
-and touches no network. An *execution* is one thread or greenlet inside one
-block: threads and greenlets that it starts copy its context and are others all
-the same.
+To take a key that this execution holds already is free: it yields the same lease and
+touches no network. An *execution* is one thread or greenlet inside one block. Threads
+and greenlets that it starts copy its context, but are executions of their own.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import contextlib
 import contextvars
 import os
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from celery_redlock.core.lease import Lease, new_base
-from celery_redlock.core.renewal import Watchdog
+from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.errors import ConfigurationError, RedlockError
 
 if TYPE_CHECKING:
@@ -29,18 +28,10 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
     from celery_redlock.core.redlock import Redlock
 
-__all__ = ["current_lease", "held_lease", "lock", "watchdog_of"]
+__all__ = ["Hold", "current_lease", "held_by", "held_lease", "lock", "watchdog_of"]
 
 
-class _Hold(NamedTuple):
-    """One entry of the stack of locks that an execution holds."""
-
-    redlock: Redlock
-    lease: Lease
-    execution: tuple[int, int]
-
-
-_holds: contextvars.ContextVar[tuple[_Hold, ...]] = contextvars.ContextVar(
+_holds: contextvars.ContextVar[tuple[Hold, ...]] = contextvars.ContextVar(
     "celery_redlock_holds", default=()
 )
 
@@ -48,45 +39,191 @@ _holds: contextvars.ContextVar[tuple[_Hold, ...]] = contextvars.ContextVar(
 def watchdog_of(redlock: Redlock) -> Watchdog:
     """Return the watchdog of this service in this process, made on first use."""
     watchdog: Watchdog | None = vars(redlock).get("_watchdog")
-    # Of two threads that come here at once one has made it for both.
+    # Of two threads that come here at once, one makes it for both.
     return watchdog or vars(redlock).setdefault("_watchdog", Watchdog(redlock))
 
 
 def _execution() -> tuple[int, int]:
-    """Name this thread or greenlet; a forked child's thread has another name."""
+    """Identify this thread or greenlet, also apart from its copy in a forked child."""
     return os.getpid(), threading.get_ident()
 
 
-def _own_holds() -> Iterator[_Hold]:
-    """Yield what this very thread or greenlet holds, innermost first."""
+def _own_leases() -> Iterator[tuple[Redlock, Lease]]:
+    """Yield the leases of this thread or greenlet, innermost first."""
     me = _execution()
     for hold in reversed(_holds.get()):
-        if hold.execution == me and hold.lease.is_valid():
-            yield hold
+        lease = hold.own
+        if lease is not None and hold.execution == me and lease.is_valid():
+            yield hold.redlock, lease
 
 
 def current_lease(key: str | None = None) -> Lease | None:
-    """Return the innermost valid lease of this execution, or None outside.
+    """Return the innermost valid lease of this execution, or None.
 
     Args:
-        key: Look for the lease of this key instead.
+        key: Return the lease of this key instead.
     """
-    for hold in _own_holds():
-        if key is None or hold.lease.key == key:
-            return hold.lease
+    for _, lease in _own_leases():
+        if key is None or lease.key == key:
+            return lease
     return None
 
 
 def held_lease(redlock: Redlock, key: str) -> Lease | None:
-    """Return the valid lease of this key that this execution has, if any."""
-    for hold in _own_holds():
-        if hold.redlock is redlock and hold.lease.key == key:
-            return hold.lease
+    """Return the valid lease of this key that this execution holds, or None."""
+    for service, lease in _own_leases():
+        if service is redlock and lease.key == key:
+            return lease
     return None
 
 
+class Hold:
+    """One lock of one execution: acquired, renewed, released. Subclasses have hooks.
+
+    `held_by` holds it for a block, and `lock` makes one for a block. After
+    ``acquire``, also one that raised, ``release`` must be called.
+
+    Args:
+        redlock: The lock service.
+        key: The name of the lock.
+        ttl, renew, renew_every, hold_at_least, watchdog, base: See `lock`.
+
+    Attributes:
+        redlock: The lock service.
+        key: The name of the lock.
+        own: The lease, from the grant to the end of ``release``. It stays None where
+            this execution held the lock already.
+        execution: The process and the thread or greenlet that acquired it.
+
+    Raises:
+        ConfigurationError: ``hold_at_least`` is longer than any lock lasts.
+    """
+
+    own: Lease | None = None
+    execution: tuple[int, int] = (0, 0)
+    _is_used = False  # since the last release
+    _may_be_granted = False  # by nodes, though ``own`` is not yet set
+
+    def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+        self,
+        redlock: Redlock,
+        key: str,
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        renew_every: float | None = None,
+        hold_at_least: float = 0.0,
+        watchdog: Watchdog | None = None,
+        base: str | None = None,
+    ) -> None:
+        if hold_at_least > redlock.timing.max_ttl:
+            raise ConfigurationError(
+                f"hold_at_least is {hold_at_least:g} s, above max_ttl "
+                f"({redlock.timing.max_ttl:g} s): no lock lasts longer. Lower it."
+            )
+        self.redlock = redlock
+        self.key = key
+        self._ttl = ttl
+        self._renew = renew
+        self._renew_every = renew_every
+        self._hold_at_least = hold_at_least
+        self._watchdog = watchdog or watchdog_of(redlock)
+        self._base = base or new_base()
+        self._outer: tuple[Hold, ...] = ()
+
+    def acquire(self, wait: float = 0.0) -> Lease:
+        """Acquire the lock and keep it alive; raises as ``Redlock.acquire`` does."""
+        outer = _holds.get()
+        held = held_lease(self.redlock, self.key) if outer else None
+        if held is not None:
+            return held
+        self._outer, self.execution = outer, _execution()
+        self._is_used = self._may_be_granted = True
+        try:
+            lease = self.redlock.acquire(
+                self.key, self._ttl, wait, base=self._base, holder=self.holder()
+            )
+        except RedlockError:
+            self._may_be_granted = False
+            raise
+        self.own = lease
+        _holds.set((*outer, self))
+        self._watchdog.watch(
+            lease,
+            on_lost=self.on_lost,
+            on_renewed=self.on_renewed,
+            on_cancelled=self.on_cancelled,
+            renew=self._renew,
+            renew_every=self._renew_every,
+        )
+        self.on_acquired(lease)
+        return lease
+
+    def check(self) -> None:
+        """Raise unless the lock was held until now. Call it at the end of the block.
+
+        Raises:
+            LockLost: The validity of the lease has ended.
+        """
+        lease = self.own
+        if (
+            lease is not None
+            and not lease.is_valid()
+            and self.execution == _execution()
+        ):
+            raise lease.lost_error()
+
+    def release(self) -> None:
+        """Release the lock, if there is one. Twice is harmless."""
+        if not self._is_used:
+            return
+        lease, is_parent = self.own, self.execution[0] == os.getpid()
+        try:
+            self._release()
+        except BaseException:
+            _finish(self._release)
+            raise
+        finally:
+            self.own, self._is_used = None, False
+            if lease is not None and is_parent:
+                self._watchdog.resend_releases()
+                self.on_released(lease)
+
+    def _release(self) -> None:
+        _holds.set(self._outer)
+        if self.execution[0] != os.getpid():
+            return  # this is a child that was forked in the block: its parent holds it
+        if self.own is not None:
+            self._watchdog.forget(self.own)
+            keep = self._hold_at_least and self._hold_at_least - self.own.age()
+            self.redlock.release(self.own, keep=keep)
+        elif self._may_be_granted:
+            # Interrupted between the grant and the assignment: nodes may hold it.
+            self.redlock.release_base(self.key, self._base)
+
+    # -- hooks ---------------------------------------------------------------------
+
+    def holder(self) -> Holder | None:
+        """Return what other clients see of the holder; None: this process."""
+
+    def on_acquired(self, lease: Lease) -> None:
+        """Note that the lock was acquired."""
+
+    def on_renewed(self, lease: Lease, lateness: float) -> None:
+        """Note a renewal, in the watchdog's thread; it was so many seconds late."""
+
+    def on_lost(self, lease: Lease) -> None:
+        """Note, in the watchdog's thread, that the validity has ended."""
+
+    def on_cancelled(self, lease: Lease) -> None:
+        """Note, in the watchdog's thread, that a newcomer asked the holder to end."""
+
+    def on_released(self, lease: Lease) -> None:
+        """Note that the lock was released."""
+
+
 @contextlib.contextmanager
-def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstring)
+def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     redlock: Redlock,
     key: str,
     *,
@@ -97,7 +234,7 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
     hold_at_least: float = 0.0,
     watchdog: Watchdog | None = None,
     base: str | None = None,
-    facts: Holder | None = None,
+    holder: Holder | None = None,
     on_acquired: Callable[[Lease], None] | None = None,
     on_renewed: Callable[[Lease, float], None] | None = None,
     on_lost: Callable[[Lease], None] | None = None,
@@ -107,96 +244,75 @@ def lock(  # noqa: C901, PLR0913  (its end is one; one line each in the docstrin
     """Hold the lock while the block runs.
 
     Args:
-        redlock: The service to take it from.
-        key: The name to lock.
+        redlock: The lock service.
+        key: The name of the lock.
         ttl: Seconds that nodes keep an unrenewed lock; the service's by default.
-        wait: Seconds to keep trying before giving up; 0 tries once.
-        renew: Keep it alive while the block runs. Without, the block must end
+        wait: Seconds to wait for the lock before giving up; 0 tries once.
+        renew: Renew the lock while the block runs. Otherwise the block must end
             within the ttl.
-        renew_every: Seconds between renewals, at most a third of the ttl: how soon
-            ``on_cancelled`` learns.
-        hold_at_least: Seconds after the start for which the lock is kept, even
-            when the block ends sooner. At most the service's max_ttl.
-        watchdog: What renews it; one for this service and process by default.
+        renew_every: Seconds between renewals, at most a third of the ttl. It limits
+            the delay of ``on_cancelled``.
+        hold_at_least: Seconds after the start for which the lock is kept, even if the
+            block ends sooner. At most the service's max_ttl.
+        watchdog: Renews the lease; one for this service and process by default.
         base: First part of the token; see ``Redlock.acquire``.
-        facts: What others see of the holder; this process by default.
+        holder: What other clients see of the holder; this process by default.
         on_acquired: Called with the lease before the block runs.
-        on_renewed: Called in the watchdog's thread after each renewal, with the
-            lease and the seconds by which it was late.
+        on_renewed: Called in the watchdog's thread after each renewal, with the lease
+            and the seconds by which the renewal was late.
         on_lost: Called in the watchdog's thread when the validity has ended.
-        on_cancelled: Called in the watchdog's thread when somebody has asked the
-            holder to end. Nothing else happens by itself; the lock is kept.
-        on_released: Called with the lease after the nodes were told.
+        on_cancelled: Called in the watchdog's thread when a newcomer asked the holder
+            to end. The lock is kept; nothing else happens.
+        on_released: Called with the lease after the release.
 
     Raises:
-        LockUnavailable: The lock could not be had; the block did not run.
-        ConfigurationError: A duration or the key cannot be used; the same.
-        LockLost: At the end of a block that did not raise, when the lock was
-            lost while it ran.
+        LockUnavailable: The lock was not granted. The block did not run.
+        ConfigurationError: A duration or the key cannot be used. The block did not
+            run.
+        LockLost: At the end of a block that did not raise, if the lock was lost while
+            it ran.
     """
-    held = held_lease(redlock, key)
-    if held is not None:
-        yield held
-        return
-    if hold_at_least > redlock.timing.max_ttl:
-        raise ConfigurationError(
-            f"hold_at_least is {hold_at_least:g} s, above max_ttl "
-            f"({redlock.timing.max_ttl:g} s): no lock lasts longer. Lower it."
-        )
-    watchdog = watchdog or watchdog_of(redlock)
-    base = base or new_base()
-    outer, me = _holds.get(), _execution()
-    lease: Lease | None = None
-    refused = False
+    hold = Hold(
+        redlock,
+        key,
+        ttl=ttl,
+        renew=renew,
+        renew_every=renew_every,
+        hold_at_least=hold_at_least,
+        watchdog=watchdog,
+        base=base,
+    )
+    hooks = {
+        "holder": (lambda: holder) if holder else None,
+        "on_acquired": on_acquired,
+        "on_renewed": on_renewed,
+        "on_lost": on_lost,
+        "on_cancelled": on_cancelled,
+        "on_released": on_released,
+    }
+    vars(hold).update({name: hook for name, hook in hooks.items() if hook})
+    yield from _block(hold, wait)
 
-    def let_go() -> None:
-        """Release what there is. Twice is harmless."""
-        _holds.set(outer)
-        if me[0] != os.getpid():
-            return  # a child was forked in the block: the lock is its parent's
-        if lease is not None:
-            watchdog.forget(lease)
-            redlock.release(lease, keep=hold_at_least and hold_at_least - lease.age())
-        elif not refused:
-            # Interrupted at some point between the grant and the assignment.
-            redlock.release_base(key, base)
 
+def _block(hold: Hold, wait: float = 0.0) -> Iterator[Lease]:
+    """Acquire for the time of a block; raise at its end if the lock was lost."""
     try:
-        try:
-            lease = redlock.acquire(key, ttl, wait, base=base, facts=facts)
-        except RedlockError:
-            refused = True
-            raise
-        _holds.set((*outer, _Hold(redlock, lease, me)))
-        watchdog.watch(
-            lease,
-            on_lost=on_lost,
-            on_renewed=on_renewed,
-            on_cancelled=on_cancelled,
-            renew=renew,
-            renew_every=renew_every,
-        )
-        if on_acquired:
-            on_acquired(lease)
-        yield lease
-        if me == _execution() and not lease.is_valid():
-            raise lease.lost_error()
+        yield hold.acquire(wait)
+        hold.check()
     finally:
-        # A time limit can land after any call: so there is none before this `try`.
+        # A time limit can interrupt after any call, so no call comes before this `try`.
         try:
-            let_go()
+            hold.release()
         except BaseException:
-            _insist(let_go)
+            hold.release()
             raise
-        finally:
-            if lease is not None and me[0] == os.getpid():
-                watchdog.look_after_debts()
-                if on_released:
-                    on_released(lease)
 
 
-def _insist(call: Callable[[], None]) -> None:
-    """Call it once more, and again if an exception is thrown in again."""
+held_by = contextlib.contextmanager(_block)
+
+
+def _finish(call: Callable[[], None]) -> None:
+    """Make a call that was interrupted once more, and again if that is interrupted."""
     try:
         call()
     except BaseException:

@@ -1,13 +1,13 @@
-"""Fixtures for the tests of a project that locks. Nothing is loaded before its use.
+"""Pytest fixtures for projects that use locks. Each loads its modules on first use.
 
 ====================  ==========================================================
-``redlock_fake``      all apps of this process lock in memory; no server is needed
+``redlock_fake``      lets all apps of this process lock in memory, without a server
 ``redlock_nodes``     real redis-servers on loopback, started once per session
-``redlock_events``    what was sent of ``celery_redlock.signals`` during the test
+``redlock_events``    records the signals of ``celery_redlock.signals`` in the test
 ====================  ==========================================================
 
-``@pytest.mark.redlock(nodes=5)`` uses ``redlock_fake`` and says how it is made. What
-can go wrong is in ``celery_redlock.testing``: ``freeze``, ``lose_lock`` and others.
+``@pytest.mark.redlock(nodes=5)`` uses ``redlock_fake`` with these options. Faults are
+in ``celery_redlock.testing``: ``freeze``, ``lose_lock`` and others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FAKE = "redlock_fake"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what the marker means."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         "redlock(nodes=3, clock=None, node_timeout=0.05): lock in memory, as with the "
@@ -47,14 +47,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def redlock_fake(request: pytest.FixtureRequest) -> Iterator[FakeNodes]:
-    """Let all apps of this process lock in memory, and give the nodes: three.
+    """Let all apps of this process lock in memory, and give the fake nodes: three.
 
-    They answer as real ones do, in real time unless the marker has another clock.
-    What the apps say in ``redlock_nodes`` is not looked at; nor are there nodes for
-    other processes, such as the children of a prefork worker.
+    They answer as real nodes do, in real time unless the marker has another clock. The
+    setting ``redlock_nodes`` of the apps is ignored. Other processes, such as the
+    children of a prefork worker, do not see the fake nodes.
     """
+    from celery_redlock.app.runtime import instead
     from celery_redlock.core.clock import SYSTEM_CLOCK
-    from celery_redlock.runtime import instead
     from celery_redlock.testing import FakeNodes
 
     marker = request.node.get_closest_marker("redlock")
@@ -78,19 +78,20 @@ def redlock_fake(request: pytest.FixtureRequest) -> Iterator[FakeNodes]:
 
 @pytest.fixture(scope="session")
 def redlock_nodes_options() -> dict[str, Any]:
-    """Give what ``redlock_nodes`` is made with: override it in your conftest.py.
+    """Give the options of ``redlock_nodes``. Override this in your conftest.py.
 
-    The options are those of ``celery_redlock.devnodes.DevNodes``: ``count``,
-    ``max_ttl`` and others. Three nodes by default, for the default max_ttl of 60 s.
+    They are those of ``celery_redlock.devnodes.DevNodes``: ``count``, ``max_ttl`` and
+    others. By default there are three nodes, for the default max_ttl of 60 s.
     """
     return {}
 
 
 @pytest.fixture(scope="session")
 def redlock_nodes(redlock_nodes_options: dict[str, Any]) -> Iterator[DevNodes]:
-    """Give real redis-servers, started once: ``.urls`` is for the setting.
+    """Give real redis-servers; ``.urls`` is the value for ``redlock_nodes``.
 
-    Leave them as they are: what a test breaks by ``freeze`` is mended after it.
+    All tests of the session share them, so leave them running. ``freeze`` is safe: the
+    nodes continue after its block.
 
     Raises:
         RedlockError: There is no redis-server on this machine.
@@ -103,7 +104,7 @@ def redlock_nodes(redlock_nodes_options: dict[str, Any]) -> Iterator[DevNodes]:
 
 @pytest.fixture
 def redlock_events() -> Iterator[SignalRecorder]:
-    """Give the signals of locks that this process sends during the test."""
+    """Give a recorder of the signals that this process sends during the test."""
     from celery_redlock.testing import SignalRecorder
 
     with SignalRecorder() as events:

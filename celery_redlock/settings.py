@@ -1,6 +1,6 @@
-"""``redlock_*`` from ``app.conf``, validated once, unknown names refused.
+"""The settings ``redlock_*`` of an app, checked once; unknown names are refused.
 
-What is wrong is refused when the app first needs it, before anything is done.
+A wrong setting is refused when the app first needs its settings.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock import checks
+from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import Timing, seconds_of
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.fingerprint import did_you_mean
+from celery_redlock.options import checks
 from celery_redlock.policies import ON_BACKEND_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery_redlock.core.address import NodeAddress
+    from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["Settings"]
 
@@ -33,24 +33,25 @@ class Settings:
     Durations are given in seconds or as ``timedelta``.
 
     Attributes:
-        nodes: URLs of independent Redis masters; see ``core.address.parse_node``.
-            The only one that must be set. The repr has no passwords.
-        ttl: For how long nodes keep a lock that is not renewed.
-        max_ttl: What no ttl may exceed; the same for all clients of the nodes.
-        node_timeout: What a node may take to answer.
-        connect_timeout: What a connection may take to be made.
-        prefix: Of all keys on the nodes.
-        restart_guard: Keep a node that lost its memory out of the vote.
-        on_backend_error: For tasks that do not say; see ``policies``.
-        eager: Take locks also where tasks run eagerly, in the caller's process.
-        beat_scheduler: What ``celery beat -S redlock`` wraps: a class, or a name
-            that ``-S`` knows.
-        beat_ttl: After how long another beat takes over from one that is gone;
-            15 s, or max_ttl where that is less.
-        beat_catchup: How old a slot may be that a new leader still sends; or 0.
+        nodes: URLs of independent Redis masters. The only setting that must be set.
+            The repr has no passwords.
+        ttl: Seconds for which nodes keep a lock that is not renewed.
+        max_ttl: Upper bound of every ttl; the same for all clients of the nodes.
+        node_timeout: Seconds that a node may take to answer.
+        connect_timeout: Seconds that a connection may take to be made.
+        prefix: First part of all keys on the nodes.
+        restart_guard: Whether a node that lost its memory is kept out of the vote.
+        on_backend_error: Policy for tasks that do not set their own; see ``policies``.
+        eager: Whether tasks that run eagerly, in the caller's process, take locks.
+        beat_scheduler: The scheduler that ``celery beat -S redlock`` wraps: a class,
+            or a name that ``-S`` knows.
+        beat_ttl: Seconds after which another beat takes over from a dead one; 15 s,
+            or max_ttl if that is less.
+        beat_catchup: Age in seconds up to which a new leader sends a missed slot; or
+            0.
 
     Raises:
-        ConfigurationError: A value cannot be used. Names it, and the remedy.
+        ConfigurationError: A value cannot be used. The error names the remedy.
     """
 
     nodes: tuple[NodeAddress, ...] = ()
@@ -77,9 +78,7 @@ class Settings:
         durations = ("ttl", "max_ttl", "node_timeout", "connect_timeout", "beat_ttl")
         for name in durations:
             _put(self, name, seconds_of(_PREFIX + name, getattr(self, name)))
-        catchup = checks.seconds_or_none_at_all(
-            "redlock_beat_catchup", self.beat_catchup
-        )
+        catchup = checks.seconds_or_zero("redlock_beat_catchup", self.beat_catchup)
         _put(self, "beat_catchup", catchup)
         for name in ("ttl", "beat_ttl"):
             with checks.naming(_PREFIX + name):
@@ -92,15 +91,15 @@ class Settings:
 
     @classmethod
     def of(cls, conf: Mapping[str, Any], **defaults: Any) -> Settings:
-        """Read them from an app's configuration; ``None`` counts as not set.
+        """Read the settings of an app's configuration; ``None`` counts as not set.
 
         Args:
             conf: The configuration.
-            **defaults: What counts where it says nothing.
+            **defaults: Values for settings that are not set.
 
         Raises:
-            ConfigurationError: A value cannot be used, a name does not exist, or
-                is spelt in a way that Celery does not read.
+            ConfigurationError: A value cannot be used, or a name does not exist or
+                has a spelling that Celery does not read.
         """
         known = [field.name for field in fields(cls)]
         found = ((name, conf.get(_PREFIX + name)) for name in known)
@@ -123,5 +122,5 @@ class Settings:
 
     @property
     def timing(self) -> Timing:
-        """The durations, as the core wants them."""
+        """The durations, as the core uses them."""
         return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)

@@ -1,40 +1,44 @@
-"""Events of a lock's life, for whoever wants to know.
+"""Celery signals about locks, claims and terms of leaders.
 
-They are Celery signals: connect a function that takes ``**kwargs``; it is held
-by a weak reference unless you say ``weak=False``, and its errors are logged and
-go no further. No safety hangs on a receiver. The sender is the task.
+Connect a function that accepts ``**kwargs``. Celery holds it by a weak reference,
+unless you say ``weak=False``. An error in a receiver is logged and goes no further, and
+no safety depends on a receiver. The sender is the task.
 
 ========================  ============================================================
 signal                    arguments
 ========================  ============================================================
-``lock_acquired``         ``lease``, ``task_id``, ``waited``: seconds from when the
-                          call wanted the lock
-``lock_conflict``         ``conflict`` (a ``policies.Conflict``), ``decision``,
-                          ``waited``: the same
-``lock_outage``           ``outage`` (a ``policies.Outage``: too few nodes answered),
-                          ``decision``, ``waited``: the same
-``lock_renewed``          ``lease``, ``task_id``, ``lateness``: seconds by which the
+``lock_acquired``         ``lease``; ``task_id``; ``waited``: seconds since the call
+                          first asked for the lock
+``lock_conflict``         ``conflict``, a ``policies.Conflict``; ``decision``;
+                          ``waited``: seconds since the call first asked for the lock
+``lock_outage``           ``outage``, a ``policies.Outage``: too few nodes answered;
+                          ``decision``; ``waited``: seconds since the call first asked
+                          for the lock
+``lock_renewed``          ``lease``; ``task_id``; ``lateness``: seconds by which the
                           renewal was later than a third of the ttl
-``lock_lost``             ``lease``, ``task_id``, ``decision``
-``lock_cancelled``        ``lease``, ``task_id``, ``cancelled_by``: a newcomer wants
-                          the lock, and the run that holds it is told to end
-``lock_released``         ``lease``, ``task_id``
-``lock_heartbeat``        you send it: ``lock_heartbeat.send(sender=self)`` in a body
-                          renews the lock of the task that sends it now, in the
-                          background; useful before a stretch that holds the GIL
-``publish_claimed``       ``claim`` (a ``publishing.Claim``): a call was claimed and
-                          sent; whoever knows that it came to nothing may
-                          ``claim.free()``
-``publish_deduplicated``  ``conflict``, ``decision``; a call was to be sent, and
-                          another job of it is here
-``leader_elected``        ``term`` (an ``election.Term``); the sender is beat's
-                          scheduler, whose loop it is sent in: be quick
-``leader_resigned``       the same, and ``lost``: whether the term ended by itself
+``lock_lost``             ``lease``; ``task_id``; ``decision``
+``lock_cancelled``        ``lease``; ``task_id``; ``cancelled_by``: the id of the newer
+                          call that wants the lock. The running call that holds the
+                          lock is asked to end
+``lock_released``         ``lease``; ``task_id``
+``lock_heartbeat``        none. You send it: ``lock_heartbeat.send(sender=self)`` in
+                          the body of a task renews its lock now, in the background.
+                          Send it before a stretch that holds the GIL
+``publish_claimed``       ``claim``, a ``task.publishing.Claim``: a call was claimed
+                          and published. If you know that the message was lost, call
+                          ``claim.release()``
+``publish_deduplicated``  ``conflict``, a ``policies.Conflict``; ``decision``: a call
+                          met an existing job when it was to be published
+``leader_elected``        ``term``, an ``election.Term`` that begins. The sender is
+                          beat's scheduler, and its loop waits for the receivers
+``leader_resigned``       ``term``, an ``election.Term`` that is over; ``lost``:
+                          whether it ended by itself. The sender is beat's scheduler,
+                          and its loop waits for the receivers
 ========================  ============================================================
 
-``task_id`` is ``""`` where ``task.lock`` was used outside of a task. Receivers
-of ``lock_renewed``, ``lock_lost`` and ``lock_cancelled`` run in a thread of their own:
-the one that keeps the locks alive waits for nobody.
+``task_id`` is ``""`` if ``task.lock`` was used outside of a task. Receivers of
+``lock_renewed``, ``lock_lost`` and ``lock_cancelled`` run in a thread of their own, so
+a slow receiver never delays the renewal of locks.
 """
 
 from __future__ import annotations

@@ -4,37 +4,37 @@
 
     from celery_redlock import tracing
 
-    tracing.install(app)                # beside the app
+    tracing.install(app)                # next to the app
 
 ==================  ============================================================
 span                from when to when
 ==================  ============================================================
-``redlock.wait``    from wanting the lock to having it, or to what is done instead
-``redlock.hold``    from taking the lock to giving it back; what the body does is
-                    below it
+``redlock.wait``    from the first attempt to the grant, or to the decision of the
+                    policy
+``redlock.hold``    from the grant to the release; spans of the body are below it
 ==================  ============================================================
 
-They belong to the task's span, which ``opentelemetry-instrumentation-celery`` makes.
-Without it they continue the trace that the message carries, if it carries one.
+They are children of the task's span, which ``opentelemetry-instrumentation-celery``
+makes. Without that, they continue the trace in the message, if there is one.
 
 ==========================  ====================================================
-attribute                   what it is
+attribute                   meaning
 ==========================  ====================================================
-``redlock.key``             the name that is locked
-``redlock.outcome``         of a wait: ``granted``, or what was decided: ``skip``,
-                            ``raise``, ``retry``, ``run``
-``redlock.fence``           of the grant
-``redlock.votes``           how many nodes granted it; of a hold, at its last
-                            renewal
-``redlock.ttl``             seconds for which each renewal sets it
-``redlock.holder``          who has it instead: a task id
+``redlock.key``             the key of the lock
+``redlock.outcome``         of a wait: ``granted``, or the name of the decision:
+                            ``skip``, ``raise``, ``retry``, ``allow``
+``redlock.fence``           the fence of the grant
+``redlock.votes``           number of nodes that granted the lock; of a hold, that
+                            confirmed its last renewal
+``redlock.ttl``             seconds for which a grant or a renewal is valid
+``redlock.holder``          the task id of the other holder
 ``redlock.reason``          why too few nodes answered; such a wait is an error
-``celery.task_name``        the task
-``messaging.message.id``    the task's id
+``celery.task_name``        the name of the task
+``messaging.message.id``    the id of the task
 ==========================  ====================================================
 
-A lock that is lost makes an error of its hold, with an event ``redlock.lost`` at the
-instant at which its validity ended.
+A lost lock makes its hold an error, with an event ``redlock.lost`` at the instant at
+which its validity ended.
 """
 
 from __future__ import annotations
@@ -47,20 +47,16 @@ from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Status, StatusCode
 
 from celery_redlock import signals
+from celery_redlock.app.observer import Observer, install_once
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.lease import LeaseState
-from celery_redlock.observing import (
-    Observer,
-    goes_on_waiting,
-    install_once,
-    word_of,
-)
-from celery_redlock.runtime import runtime_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.policies import ConflictDecision, Decision
 
 __all__ = ["Tracing", "install"]
 
@@ -68,12 +64,12 @@ _NS = 1_000_000_000
 
 
 def install(app: Any, *, tracer_provider: TracerProvider | None = None) -> Tracing:
-    """Make spans of the locks of an app. Twice is harmless: the first one stays.
+    """Make spans for the locks of an app. A second call returns the first result.
 
     Args:
         app: The Celery app.
-        tracer_provider: Where spans go; the global one by default, also one that is
-            set later, as it must be in the children of a prefork worker.
+        tracer_provider: Receives the spans; by default the global provider, which may
+            be set later, as it must be in the children of a prefork worker.
     """
     return install_once(app, Tracing, tracer_provider=tracer_provider)
 
@@ -86,7 +82,7 @@ class _Hold(NamedTuple):
 
 
 class Tracing(Observer):
-    """The spans of one app's locks, in this process and those that it forks."""
+    """The spans of one app's locks, in this process and in its forked children."""
 
     def __init__(self, app: Any, *, tracer_provider: TracerProvider | None) -> None:
         super().__init__(app)
@@ -102,15 +98,15 @@ class Tracing(Observer):
     def _on_acquired(
         self, sender: Any, lease: Lease, task_id: str, waited: float, **_: Any
     ) -> None:
-        about = {
-            **_about(sender, lease.key, task_id),
+        attributes = {
+            **_attributes(sender, lease.key, task_id),
             "redlock.fence": lease.fence,
             "redlock.votes": lease.votes,
             "redlock.ttl": lease.ttl,
         }
-        self._wait(sender, waited, {**about, "redlock.outcome": "granted"})
+        self._wait(sender, waited, {**attributes, "redlock.outcome": "granted"})
         parent = _parent(sender)
-        span = self._tracer.start_span("redlock.hold", parent, attributes=about)
+        span = self._tracer.start_span("redlock.hold", parent, attributes=attributes)
         attached = context.attach(trace.set_span_in_context(span, parent))
         self._holds[lease.token] = _Hold(span, attached)
 
@@ -128,34 +124,39 @@ class Tracing(Observer):
         hold.span.end()
 
     def _on_conflict(
-        self, sender: Any, conflict: Any, decision: object, waited: float, **_: Any
+        self,
+        sender: Any,
+        conflict: Any,
+        decision: ConflictDecision,
+        waited: float,
+        **_: Any,
     ) -> None:
-        if goes_on_waiting(decision):
-            return  # it is not over
-        about = _about(sender, conflict.key, conflict.task_id)
+        if decision.keeps_trying(conflict):
+            return  # the wait goes on
+        attributes = _attributes(sender, conflict.key, conflict.task_id)
         if conflict.holder is not None:
-            about["redlock.holder"] = conflict.holder.task_id
-        self._wait(sender, waited, {**about, "redlock.outcome": word_of(decision)})
+            attributes["redlock.holder"] = conflict.holder.task_id
+        self._wait(sender, waited, {**attributes, "redlock.outcome": decision.name})
 
     def _on_outage(
-        self, sender: Any, outage: Any, decision: object, waited: float, **_: Any
+        self, sender: Any, outage: Any, decision: Decision, waited: float, **_: Any
     ) -> None:
-        about = {
-            **_about(sender, outage.key, outage.task_id),
-            "redlock.outcome": word_of(decision),
+        attributes = {
+            **_attributes(sender, outage.key, outage.task_id),
+            "redlock.outcome": decision.name,
             "redlock.reason": outage.reason,
         }
-        self._wait(sender, waited, about, error="too few nodes answered")
+        self._wait(sender, waited, attributes, error="too few nodes answered")
 
     def _wait(
-        self, task: Any, waited: float, about: dict[str, Any], *, error: str = ""
+        self, task: Any, waited: float, attributes: dict[str, Any], *, error: str = ""
     ) -> None:
-        """Make the span of a wait, now that it is over."""
+        """Make the span of a wait that is over."""
         now = time.time_ns()
         span = self._tracer.start_span(
             "redlock.wait",
             _parent(task),
-            attributes=about,
+            attributes=attributes,
             start_time=now - round(waited * _NS),
         )
         if error:
@@ -163,13 +164,13 @@ class Tracing(Observer):
         span.end(now)
 
 
-def _about(task: Any, key: str, task_id: str) -> dict[str, Any]:
-    about = {"redlock.key": key, "celery.task_name": task.name}
-    return {**about, "messaging.message.id": task_id} if task_id else about
+def _attributes(task: Any, key: str, task_id: str) -> dict[str, Any]:
+    attributes = {"redlock.key": key, "celery.task_name": task.name}
+    return {**attributes, "messaging.message.id": task_id} if task_id else attributes
 
 
 class _OfRequest(Getter[Any]):
-    """Reads the headers of a message: Celery makes attributes of its request."""
+    """Reads the headers of a message, which are attributes of Celery's request."""
 
     def get(self, carrier: Any, key: str) -> list[str] | None:
         """Return a header."""
@@ -185,7 +186,7 @@ _OF_REQUEST = _OfRequest()
 
 
 def _parent(task: Any) -> Context:
-    """Return the context of the task's span, or else that of its message."""
+    """Return the context of the task's span, or else the context in its message."""
     here = context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:
         return here

@@ -1,4 +1,4 @@
-"""Set the site up and run all of it, until Ctrl-C: ``make example``.
+"""Set the site up and run all of it until Ctrl-C: ``make example``.
 
 ::
 
@@ -6,9 +6,9 @@
                    ├── two workers, two beats           ``celery -A project ...``
                    └── a thread with the web server
 
-Ports are free ones. Whatever is started here ends with this process, however that
-ends. What the live page may break it asks the main thread to break, since the kernel
-ends a process with the *thread* that started it.
+All ports are free ones, and all processes end with this one. The live page may stop
+and kill some of them. It asks the main thread to do so, because the kernel ends a child
+process with the *thread* that started it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,22 @@ import contextlib
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from celery_redlock import RedlockError
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.devnodes.server import spawn
-from celery_redlock.errors import RedlockError
+from celery_redlock.devnodes.processes import Beat, Worker, stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
-NODES, WORKERS, SLOTS, BEATS = 5, 2, 6, 2
+NODES, WORKERS, CONCURRENCY, BEATS = 5, 2, 6, 2
 MAX_TTL = 12.0  # CELERY_REDLOCK_MAX_TTL
-READY_WITHIN, ENDS_WITHIN = 60.0, 8.0  # seconds
 
 
 class Site:
@@ -48,26 +45,38 @@ class Site:
         self.env = var / "env"
         self.nodes = DevNodes(NODES, max_ttl=MAX_TTL)
         self.broker = DevNodes(1, initialize=False)
-        self.celeries: dict[str, subprocess.Popen[bytes]] = {}
+        path = [str(HERE), os.environ.get("PYTHONPATH", "")]
+        common: dict[str, Any] = {
+            "folder": self.log,
+            "environment": {"PYTHONPATH": os.pathsep.join(filter(None, path))},
+        }
+        self.workers = [
+            Worker("project", f"worker-{number}", concurrency=CONCURRENCY, **common)
+            for number in range(1, WORKERS + 1)
+        ]
+        self.beats = [
+            Beat("project", f"beat-{number}", **common)
+            for number in range(1, BEATS + 1)
+        ]
         self._orders: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue()
 
-    # -- what the live page may do ---------------------------------------------------
+    # -- for the live page -----------------------------------------------------------
 
     def node_runs(self, index: int) -> bool:
-        """Tell whether a node's server is running."""
+        """Tell whether the server of a node runs."""
         return self.nodes.nodes[index].is_running
 
     def stop_node(self, index: int) -> None:
-        """Kill a node's server, with all that it knows."""
+        """Kill the server of a node; its memory is lost."""
         self._in_main_thread(self.nodes.nodes[index].kill)
 
     def start_node(self, index: int) -> None:
-        """Start it again, empty."""
+        """Start the server of a node again, with an empty memory."""
         self._in_main_thread(self.nodes.nodes[index].start)
 
     def kill_child(self, pid: int, parent: int) -> bool:
-        """Kill a process of one of the workers. Tell whether it was one."""
-        if parent not in [celery.pid for celery in self.celeries.values()]:
+        """Kill a process of a worker. Return False if no worker has this process."""
+        if parent not in [worker.pid for worker in self.workers]:
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -82,53 +91,27 @@ class Site:
     # -- running -----------------------------------------------------------------------
 
     def start_servers(self) -> None:
-        """Start nodes and broker, and tell the settings where they are."""
+        """Start nodes and broker, and put their addresses into the environment."""
         self.nodes.start()
         self.broker.start()
-        where = {
+        addresses = {
             "REDLOCK_NODES": ",".join(self.nodes.urls),
             "CELERY_BROKER_URL": self.broker.urls[0],
         }
-        os.environ.update(where)
-        lines = [f"export {name}='{value}'\n" for name, value in where.items()]
+        os.environ.update(addresses)
+        lines = [f"export {name}='{value}'\n" for name, value in addresses.items()]
         self.env.write_text("".join(lines))
 
     def start_celery(self) -> None:
         """Start workers and beats, and return when the workers take tasks."""
-        for number in range(1, WORKERS + 1):
-            self._start(
-                f"worker-{number}",
-                *("worker", "-n", f"worker-{number}@%h", "-c", str(SLOTS)),
-                *("--without-gossip", "--without-mingle"),
-            )
-        for number in range(1, BEATS + 1):
-            self._start(f"beat-{number}", "beat", "-S", "redlock", "--pidfile=")
-        from project import celery_app  # noqa: PLC0415  (its settings are known now)
-
-        deadline = time.monotonic() + READY_WITHIN
-        while len(celery_app.control.ping(timeout=0.5) or []) < WORKERS:
-            ended = [n for n, c in self.celeries.items() if c.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                which = ", ".join(ended) or "The workers"
-                raise RedlockError(f"{which} did not start: see {self.log}.")
-
-    def _start(self, name: str, *words: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "project",
-            *words,
-            "-l",
-            "INFO",
-        ]
-        paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-        environment = {"PYTHONPATH": paths.strip(os.pathsep)}
-        self.celeries[name] = spawn(command, self.log / f"{name}.log", environment)
+        for process in (*self.workers, *self.beats):
+            process.start()
+        for worker in self.workers:
+            worker.wait_until_ready()
 
     def serve(self) -> NoReturn:
-        """Carry out orders until Ctrl-C, and say so if something ends by itself."""
+        """Carry out the orders of the page until Ctrl-C; report processes that end."""
+        watched = [*self.workers, *self.beats]
         while True:
             with contextlib.suppress(queue.Empty):
                 order, done = self._orders.get(timeout=1.0)
@@ -136,33 +119,21 @@ class Site:
                     done.set_result(order())
                 except RedlockError as error:
                     done.set_exception(error)
-            for name in [n for n, c in self.celeries.items() if c.poll() is not None]:
-                del self.celeries[name]
-                print(f"{name} has ended: see {self.log / name}.log", file=sys.stderr)
+            for process in [one for one in watched if not one.is_running]:
+                watched.remove(process)
+                print(f"{process.name} has ended: see {process.log}", file=sys.stderr)
 
     def stop(self) -> None:
-        """End everything, and wait until it has ended."""
-        for celery in self.celeries.values():
-            _signal_group(celery, signal.SIGTERM)
-        deadline = time.monotonic() + ENDS_WITHIN
-        for celery in self.celeries.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                celery.wait(max(0.0, deadline - time.monotonic()))
-            _signal_group(celery, signal.SIGKILL)
-            celery.wait()
+        """End all processes and wait until they have ended."""
+        stop(*self.workers, *self.beats)
         self.broker.stop()
         self.nodes.stop()
         self.env.unlink(missing_ok=True)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
 def prepare_database() -> None:
-    """Make the tables, and what the site begins with."""
-    import django  # noqa: PLC0415  (its settings are known now)
+    """Create the tables and the first rows."""
+    import django  # noqa: PLC0415  (its settings need the addresses)
     from django.core.management import call_command  # noqa: PLC0415
 
     django.setup()
@@ -170,18 +141,18 @@ def prepare_database() -> None:
     call_command("seed")
     from live.models import Run  # noqa: PLC0415  (after django.setup)
 
-    Run.objects.all().delete()  # of processes that are gone
+    Run.objects.all().delete()  # their processes have ended
 
 
 def start_web_server(site: Site, port: int) -> Any:
-    """Serve the site in a thread; this page may break the site."""
-    from django.apps import apps  # noqa: PLC0415  (after django.setup)
+    """Serve the site in a thread; its live page may break the site."""
     from django.contrib.staticfiles.handlers import StaticFilesHandler  # noqa: PLC0415
     from django.core.servers import basehttp  # noqa: PLC0415
 
+    from live import processes  # noqa: PLC0415  (after django.setup)
     from project.wsgi import application  # noqa: PLC0415
 
-    apps.get_app_config("live").stage = site
+    processes.register(site)
     server = basehttp.ThreadedWSGIServer(
         ("127.0.0.1", port), _quiet(basehttp.WSGIRequestHandler)
     )
@@ -191,14 +162,14 @@ def start_web_server(site: Site, port: int) -> Any:
 
 
 def _quiet(handler: type) -> type:
-    """Return a handler that does not log each of the page's questions."""
+    """Return a handler that does not log requests: the page sends one each second."""
     return type("Handler", (handler,), {"log_message": lambda *_: None})
 
 
 def main() -> int:
     """Run the site until Ctrl-C."""
     parser = argparse.ArgumentParser(description="Run the example with all it needs.")
-    parser.add_argument("--port", type=int, help="Of the web server; else a free one.")
+    parser.add_argument("--port", type=int, help="of the web server; a free one")
     port = parser.parse_args().port or 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ["DJANGO_SETTINGS_MODULE"] = "project.settings"
@@ -213,11 +184,13 @@ def main() -> int:
         server = start_web_server(site, port)
         port = server.server_port
         print(
-            f"\n  Reports    http://127.0.0.1:{port}/live/\n"
-            f"  the admin  http://127.0.0.1:{port}/admin/   admin/admin, "
-            "or support/support, who may not release locks\n"
-            f"  logs       {site.log}\n"
-            f"  a shell    . {site.env}   and then manage.py, celery -A project ...\n"
+            f"\n  the live page  http://127.0.0.1:{port}/live/\n"
+            f"  the admin      http://127.0.0.1:{port}/admin/   log in as admin "
+            "(password admin),\n"
+            "                 or as support (password support), who may not release "
+            "locks\n"
+            f"  the logs       {site.log}\n"
+            f"  a shell        . {site.env}   then manage.py or celery -A project\n"
             "\nCtrl-C stops everything.",
             flush=True,
         )

@@ -1,10 +1,11 @@
-"""Real redis-servers for whoever asks, and nothing that outlives the session."""
+"""Real redis-servers for tests; no process of a test outlives the session."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import re
 import secrets
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hypothesis
 import psutil
 import pytest
+from celery._state import _on_app_finalizers
+from celery.app import builtins
 
 from celery_redlock.devnodes import DevNodes, find_redis_server, redis_servers
 from celery_redlock.errors import RedlockError
@@ -30,14 +33,23 @@ hypothesis.settings.register_profile("desk", deadline=None)
 if not os.environ.get("CI"):
     hypothesis.settings.load_profile("desk")
 
-_LAST_CHANCE = 10.0  # seconds for a process to end that was told to
+_LAST_CHANCE = 10.0  # seconds for the last processes to end
 
 
 def missing(what: str) -> NoReturn:
-    """Skip a test for what this machine lacks; fail where nothing may be lacking."""
+    """Skip a test if this machine lacks a program; in CI, fail."""
     if os.environ.get("CI"):
         pytest.fail(what, pytrace=False)
     pytest.skip(what)
+
+
+@pytest.fixture(autouse=True)
+def root_log_level() -> Iterator[None]:
+    """Restore the level of the root logger: a command of Celery changes it."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
 
 
 # -- Servers -------------------------------------------------------------------
@@ -136,12 +148,22 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return files
 
 
+# -- Celery ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide shared tasks of other tests: Celery adds them to every later app."""
+    kept = {f for f in _on_app_finalizers if f.__module__ == builtins.__name__}
+    monkeypatch.setattr("celery._state._on_app_finalizers", kept)
+
+
 # -- Nothing is left -----------------------------------------------------------
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _every_process_ends() -> Iterator[None]:
-    """Fail the session if a process that it started, at whatever remove, is left."""
+    """Fail the session if a process that it started, directly or not, is left."""
     _adopt_orphans()
     yield
     deadline = time.monotonic() + _LAST_CHANCE

@@ -1,4 +1,4 @@
-"""What the README shows runs, and each of its promises has a test."""
+"""The commands of the README run, and each of its promises has a test."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_readme_python_runs(three_nodes: DevNodes, tmp_path: Path) -> None:
 
 
 def test_readme_first_command_runs(three_nodes: DevNodes, tmp_path: Path) -> None:
-    """``celery -A proj redlock init`` works with the settings that stand before it."""
+    """``celery -A proj redlock init`` works with the settings above it."""
     settings = next(text for text in blocks("python") if "redlock_nodes" in text)
     (tmp_path / "proj.py").write_text(here(settings, three_nodes))
     command = next(text for text in blocks("sh") if "redlock init" in text).split()
@@ -73,7 +73,7 @@ def test_readme_first_command_runs(three_nodes: DevNodes, tmp_path: Path) -> Non
 
 
 def test_readme_names_make_targets_that_exist() -> None:
-    """Whatever ``make`` is said to do has its target."""
+    """Each ``make`` command of the README has its target."""
     targets = set(
         re.findall(r"make (\w+)", " ".join(re.findall(r"`make \w+`", README)))
     )

@@ -1,4 +1,4 @@
-"""A hundred that fight for one key: what the winners lose, what a loser pays."""
+"""A hundred threads that want one lock: the throughput, and the cost of a refusal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from benchmarks.runner import PATIENT
+from celery_redlock import LockHeld
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.errors import LockHeld
 
 __all__ = ["measure"]
 
@@ -18,7 +18,7 @@ CROWD, HOLD = 100, 0.02  # seconds of work under the lock
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Return throughputs as a ratio, and a loser's cost in round trips."""
+    """Return a ratio of throughputs, and the round trips of a refusal."""
     crowd, rounds = (10, 1) if quick else (CROWD, 3)
     with DevNodes(5) as nodes:
         redlock = Redlock(nodes.urls, node_timeout=PATIENT)
@@ -82,7 +82,7 @@ def _losers(redlock: Redlock, count: int) -> dict[str, float]:
 
 
 class _Counting:
-    """Counts the questions that are waited for."""
+    """Counts the requests whose replies are waited for."""
 
     def __init__(self, redlock: Redlock) -> None:
         self.waited_for = 0
@@ -90,14 +90,14 @@ class _Counting:
         self._ask = redlock.transport.ask
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
 
-        def ask(question: Any) -> None:
+        def ask(request: Any) -> None:
             self.waited_for += 1
-            self._ask(question)
+            self._ask(request)
 
         self._transport.ask = ask
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         del self._transport.ask

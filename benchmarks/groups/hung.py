@@ -11,16 +11,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from benchmarks.runner import percentile
+from celery_redlock import LockUnavailable
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
-from celery_redlock.errors import LockUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["measure"]
 
-NODE_TIMEOUT = 0.05  # seconds; ours by default, and given to the peers as well
+NODE_TIMEOUT = 0.05  # seconds; the default here, and the same for the peers
 _ROUNDS = 12
 
 
@@ -36,7 +36,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             for hung, series in times.items():
                 for node in nodes.nodes[:hung]:
                     node.pause()
-                _cycles(redlock, 5)  # the first time-out is paid here
+                _cycles(redlock, 5)  # they include the first time-out
                 series.append(_cycles(redlock, count))
                 for node in nodes.nodes[:hung]:
                     node.resume()
@@ -46,7 +46,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             name: _peer(nodes, lock, 3 if quick else 10)
             for name, lock in (("redlock-py", _redlock_py), ("pottery", _pottery))
         }
-    # Of the least disturbed round: on a busy machine a tail is the scheduler's.
+    # The least disturbed round: on a busy machine the scheduler makes the tail.
     least = {hung: min(percentile(one, 0.99) for one in times[hung]) for hung in times}
     return {
         "p50_us": {
@@ -59,7 +59,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def _middle(seconds: list[float]) -> float:
-    """Return the median, in millionths."""
+    """Return the median in microseconds."""
     return percentile(seconds, 0.5) * 1e6
 
 
@@ -67,7 +67,7 @@ def _cycles(redlock: Redlock, count: int) -> list[float]:
     found = []
     for number in range(count):
         began = time.perf_counter()
-        with contextlib.suppress(LockUnavailable):  # it may fail; the time is paid
+        with contextlib.suppress(LockUnavailable):  # its time counts, even if it fails
             redlock.release(redlock.acquire(f"hung:{number}"))
         found.append(time.perf_counter() - began)
     return found
@@ -92,7 +92,7 @@ def _peer(
     found = []
     for number in range(count):
         began = time.perf_counter()
-        with contextlib.suppress(Exception):  # it may fail; the time is paid
+        with contextlib.suppress(Exception):  # its time counts, even if it fails
             cycle(f"hung:{number}")
         found.append(time.perf_counter() - began)
     nodes.nodes[0].resume()
@@ -100,7 +100,7 @@ def _peer(
 
 
 def _impatient(url: str) -> redis.Redis:
-    # With redis-py's own retries and time-outs a call would last for many seconds.
+    # With redis-py's own retries and time-outs a call would take many seconds.
     return redis.Redis.from_url(
         url, socket_timeout=NODE_TIMEOUT, retry=Retry(NoBackoff(), 0)
     )

@@ -1,4 +1,4 @@
-"""What the import costs a program that has Celery imported already."""
+"""The import in a program that has imported Celery."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CASES = {
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Return milliseconds of CPU time, and whether redis was imported with it."""
+    """Return milliseconds of CPU time, and whether it imports redis."""
     found: dict[str, Any] = {}
     for name, (before, then) in _CASES.items():
         program = _PROGRAM.format(before=before, then=then)

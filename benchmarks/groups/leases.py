@@ -1,7 +1,7 @@
-"""Ten thousand leases in one process, and ten times as many to check the model.
+"""Ten thousand leases in one process, and four times as many.
 
-The watchdog's ``step`` is called here instead of by its thread, and its clock is moved
-on by a third of the ttl, so that all are due at the same moment: the worst case.
+The benchmark calls the watchdog's ``step`` itself, and moves its clock by a third of
+the ttl. So all leases are due at the same moment, which is the worst case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.runner import PATIENT, servers_cpu
 from celery_redlock.core.clock import SystemClock
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal import RENEW_AT, Watchdog
+from celery_redlock.core.renewal.watchdog import RENEW_AT, Watchdog
 from celery_redlock.devnodes import DevNodes
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["measure"]
 
-TTL = 60.0  # seconds: nothing ends while this is measured
+TTL = 60.0  # seconds: no lease ends during the measurement
 _TICKS = 5
-_SOON = 0.1  # seconds: what is due later is the next renewal
+_SOON = 0.1  # seconds: a step that is due later is the next renewal
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Return time and memory for a tick with few and with many leases."""
+    """Return time and memory for one renewal of few and of many leases."""
     with DevNodes(5) as nodes:
         pids = [node.pid for node in nodes.nodes]
         sizes = (500, 1_000) if quick else (10_000, 40_000)
@@ -73,7 +73,7 @@ def _hold(nodes: DevNodes, pids: list[int], size: int) -> dict[str, Any]:
 
 
 class _Clock(SystemClock):
-    """The machine's clock, and what was added to it."""
+    """The machine's clock plus an offset."""
 
     __slots__ = ("ahead",)
 
@@ -81,12 +81,12 @@ class _Clock(SystemClock):
         self.ahead = 0.0
 
     def monotonic(self) -> float:
-        """Seconds since boot, and more."""
+        """Return seconds since boot, plus the offset."""
         return super().monotonic() + self.ahead
 
 
 class _Hand(Watchdog):
-    """A watchdog that is moved by hand."""
+    """A watchdog without its thread."""
 
     def start(self) -> None:
         """Do not start the thread."""
@@ -95,7 +95,7 @@ class _Hand(Watchdog):
 def _tick(
     watchdog: Watchdog, clock: _Clock, leases: list[Lease], pids: list[int]
 ) -> tuple[float, float, float]:
-    """Renew all of them now. Return wall, client and server seconds."""
+    """Renew all leases now. Return wall, client and server seconds."""
     before = [lease.until for lease in leases]
     clock.ahead += TTL * RENEW_AT
     served, used, began = servers_cpu(pids), time.process_time(), time.perf_counter()
@@ -111,7 +111,7 @@ def _tick(
 
 
 def _rss() -> int:
-    """Return the bytes of memory that this process has in use (Linux)."""
+    """Return the memory of this process in bytes (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Acquire and release, uncontended, beside everybody else."""
+"""Acquire and release without contention, compared with all other libraries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 def _traffic(nodes: DevNodes, redlock: Redlock, cycles: int) -> dict[str, float]:
     """Count bytes and packets of one grant and its release, on one node."""
-    node, sock = nodes.nodes[0], redlock.transport.nodes[0]._link.sock  # type: ignore[attr-defined]  # noqa: SLF001
+    node, sock = nodes.nodes[0], redlock.transport.nodes[0]._connection.sock  # type: ignore[attr-defined]  # noqa: SLF001
     before, segments = _bytes(node), _segments(sock)
     for number in range(cycles):
         redlock.release(redlock.acquire(f"traffic:{number:08}"))

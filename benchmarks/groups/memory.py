@@ -1,4 +1,4 @@
-"""What locks weigh on a node, and fences."""
+"""The memory of locks and fences on a node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from benchmarks.runner import PATIENT
-from celery_redlock.core.fence import STRIPES, stripe_of
+from celery_redlock.core.keys import STRIPES, stripe_of
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNode, DevNodes
 
@@ -15,7 +15,7 @@ __all__ = ["measure"]
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Return bytes per held lock over its key, and the bytes of all fences."""
+    """Return the bytes of a held lock without its key, and the bytes of all fences."""
     fills = (1_000, 2_000) if quick else (20_000, 40_000)
     with DevNodes(1) as nodes:
         redlock, node = (
@@ -37,7 +37,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             while held < fill:
                 key = f"send_invoice:{secrets.token_hex(16)}"
                 redlock.acquire(key)
-                length, held = len(redlock.commands.lock_key(key)), held + 1
+                length, held = len(redlock.keys.lock(key)), held + 1
             found.append((_used(node) - free) / held - length)
         fences.append(_fences(node))
         redlock.close()

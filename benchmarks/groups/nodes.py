@@ -1,4 +1,4 @@
-"""What one more node costs."""
+"""The cost of one more node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def _round(redlock: Redlock, count: int) -> tuple[float, float]:
-    """Return the CPU and wall time in µs of one acquire; releases do not count."""
+    """Return the CPU and wall time of one acquire in µs; releases do not count."""
     used, began = time.process_time(), time.perf_counter()
     leases = [redlock.acquire(f"nodes:{number}") for number in range(count)]
     wall, cpu = time.perf_counter() - began, time.process_time() - used

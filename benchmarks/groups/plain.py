@@ -1,4 +1,4 @@
-"""The same without hiredis, as neither redis-py nor this package requires it."""
+"""Acquire and release without hiredis, which is optional."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["measure"]
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Return the ratios to redis-py's Lock where both are pure Python."""
+    """Return the ratios to redis-py's Lock, both in pure Python."""
     sys.modules["hiredis"] = None  # type: ignore[assignment]
     import redis  # noqa: PLC0415  (after the line above)
 

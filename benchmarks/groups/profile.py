@@ -1,4 +1,4 @@
-"""Where the time of one acquire and release goes, in the calling thread."""
+"""The parts of the time of one acquire and release, in the calling thread."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _US = 1_000_000
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """Return calls and microseconds per cycle, by what they were spent on."""
+    """Return calls and microseconds for each part of a cycle."""
     count = 100 if quick else 5_000
     with DevNodes(5) as nodes:
         redlock = Redlock(nodes.urls, node_timeout=PATIENT)
         redlock.check()
         _cycles(redlock, 200)
-        fanout: Any = redlock.transport
+        broadcast: Any = redlock.transport
         send, recv = _Stopwatch(), _Stopwatch()
-        for node in fanout.nodes:
-            link = node._link  # noqa: SLF001  (what is measured)
-            link.sock = _Timed(link.sock, send=send, recv=recv)
+        for node in broadcast.nodes:
+            connection = node._connection  # noqa: SLF001  (what is measured)
+            connection.sock = _Timed(connection.sock, send=send, recv=recv)
         wait = _Stopwatch()
-        fanout._selector = _Timed(fanout._selector, select=wait)  # noqa: SLF001
+        broadcast._selector = _Timed(broadcast._selector, select=wait)  # noqa: SLF001
         began = time.perf_counter()
         _cycles(redlock, count)
         cycle = (time.perf_counter() - began) / count * _US
@@ -55,14 +55,14 @@ def _cycles(redlock: Redlock, count: int) -> None:
 
 
 class _Stopwatch:
-    """How often something was done, and how long it took."""
+    """The number of calls of a function, and their time."""
 
     def __init__(self) -> None:
         self.times = 0
         self.seconds = 0.0
 
     def around(self, do: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the same, with its time taken."""
+        """Return a function that also takes the time."""
 
         def timed(*args: Any) -> Any:
             began = time.perf_counter()
@@ -76,7 +76,7 @@ class _Stopwatch:
 
 
 class _Timed:
-    """Stands before an object; some of its methods are timed."""
+    """Wraps an object, and times some of its methods."""
 
     def __init__(self, inner: Any, **watches: _Stopwatch) -> None:
         self._inner = inner

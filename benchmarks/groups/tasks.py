@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-import subprocess
-import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.runner import Contender, interleave, median_cost, ratio
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.devnodes.processes import Worker, stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         from benchmarks.groups import tasks_app  # noqa: PLC0415  (reads the line above)
 
         pids = [broker.nodes[0].pid]
-        for _ in _worker(tasks_app.app):
+        with _worker(tasks_app.app):
             contenders = [
                 _contender(name, task, count) for name, task in tasks_app.TASKS.items()
             ]
@@ -56,24 +57,23 @@ def _contender(name: str, task: Any, count: int) -> Contender:
     return Contender(name, 0 if name == "plain Celery" else 1, run, count)
 
 
+@contextlib.contextmanager
 def _worker(app: Any) -> Iterator[None]:
-    """Run a worker while the caller's loop does."""
-    command = [sys.executable, "-m", "celery", "-A", "benchmarks.groups.tasks_app"]
-    command += ["worker", "-c", str(PROCESSES), "-P", "prefork", "-l", "ERROR"]
-    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    with tempfile.TemporaryFile() as log:
-        worker = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603
+    """Run a worker while the block runs; it logs nothing for each task."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(
+            "benchmarks.groups.tasks_app",
+            "worker",
+            folder=Path(folder),
+            concurrency=PROCESSES,
+            options=("--without-heartbeat", "-l", "ERROR"),
+        )
+        worker.start()
         try:
             deadline = time.monotonic() + 30
             while not app.control.ping(timeout=0.5):
-                if worker.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    sys.exit(f"The worker did not start:\n{log.read().decode()}")
+                if not worker.is_running or time.monotonic() > deadline:
+                    raise SystemExit(f"The worker did not start:\n{worker.logs()}")
             yield
         finally:
-            worker.terminate()
-            try:
-                worker.wait(20)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            stop(worker, within=20)

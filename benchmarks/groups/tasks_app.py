@@ -1,4 +1,4 @@
-"""The application that the worker of ``tasks`` runs: one task, four ways."""
+"""The app of the worker of ``tasks``: one task in four ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a release to the next waiter's start, and what waiting costs the nodes."""
+"""The time from a release to the next waiter, and the load of waiting on the nodes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def measure(*, quick: bool) -> dict[str, Any]:
             redlock = Redlock(nodes.urls, node_timeout=PATIENT)
             redlock.check()
             first = redlock.acquire(f"wait:{turn}")
-            hall = _Hall(redlock, f"wait:{turn}")
-            time.sleep(1.0)  # until all stand in line
+            waiters = _Waiters(redlock, f"wait:{turn}")
+            time.sleep(1.0)  # until all are in the wait queue
             before = _commands(nodes)
             time.sleep(idle)
             commands = (_commands(nodes) - before) / idle / WAITERS
-            hall.freed_at = time.perf_counter()
+            waiters.freed_at = time.perf_counter()
             redlock.release(first)
-            hand_overs += hall.empty()
+            hand_overs += waiters.finish()
             redlock.close()
     return {
         "waiters": WAITERS,
@@ -43,8 +43,8 @@ def measure(*, quick: bool) -> dict[str, Any]:
     }
 
 
-class _Hall:
-    """Threads that wait for one lock, hold it for a moment, and let go of it."""
+class _Waiters:
+    """Threads that wait for one lock, hold it for a moment, and release it."""
 
     def __init__(self, redlock: Redlock, key: str) -> None:
         self.freed_at = 0.0
@@ -61,15 +61,15 @@ class _Hall:
         self.freed_at = time.perf_counter()
         self._redlock.release(lease)
 
-    def empty(self) -> list[float]:
-        """Return the seconds from each release to the start after it."""
+    def finish(self) -> list[float]:
+        """Return the seconds from each release to the next acquisition."""
         for thread in self._threads:
             thread.join()
         return self._delays
 
 
 def _commands(nodes: DevNodes) -> int:
-    """Return how many scripts the nodes have run so far."""
+    """Return the number of scripts that the nodes have run."""
     found = 0
     for node in nodes.nodes:
         stats = node.command("INFO", "commandstats")

@@ -1,10 +1,14 @@
-"""``celery -A proj redlock ...``: look after the nodes and the locks on them.
+"""``celery -A proj redlock ...``: commands for operators.
 
-Scripts can go by the exit code:
+One file is one command: ``ls.py`` defines the click command ``ls``. The name of the
+file registers it, so a new command is a new file. What all commands share is in
+``output``: ``output.session`` first, then any command, for example ``show``.
+
+Scripts can rely on the exit code:
 
 ====  =====================================================================
-0     done, and nothing was found that wants attention
-1     a warning; or what was asked for was not found, or was not done
+0     done, and nothing needs attention
+1     a warning; or nothing was found, or nothing was done
 2     the command line or a setting is wrong; nothing was done
 3     an error: too few nodes answered, or locks are not safe (``doctor``)
 ====  =====================================================================
@@ -12,12 +16,13 @@ Scripts can go by the exit code:
 Every command takes ``--json``: one document on stdout, and nothing else there.
 Questions and errors go to stderr.
 
-This module is imported with every ``celery`` command, so each of ours is in a
-module of its own that is imported when it is used.
+Every ``celery`` command imports this module, so it imports no command before the
+command is used.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from importlib import import_module
 from typing import Any
 
@@ -26,41 +31,29 @@ from celery.bin.base import handle_preload_options
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 # Imported here, because `celery report` must show no passwords.
-from celery_redlock import masking  # noqa: F401
+from celery_redlock.app import masking  # noqa: F401
 
 __all__ = ["redlock"]
 
-# In which module below this one each command is, in the order of the help.
-_COMMANDS = {
-    "ls": "locks",
-    "show": "locks",
-    "explain": "explain",
-    "release": "release",
-    "leaked": "leaked",
-    "top": "top",
-    "leader": "leader",
-    "doctor": "doctor",
-    "bench": "bench",
-    "init": "deployment",
-    "reconfigure": "deployment",
-    "dev": "dev",
-}
-
 
 class _Commands(DYMGroup):
-    """Imports a command when it is asked for. Corrects a name that is nearly one."""
+    """Finds each command in the file of its name, and imports it on first use.
+
+    Proposes the nearest name for a misspelt one.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        return [*_COMMANDS, *super().list_commands(ctx)]
+        files = {
+            found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg
+        }
+        return sorted(files.union(super().list_commands(ctx)))
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Return a command, or None when there is none of this name."""
-        command: click.Command | None
-        if name in _COMMANDS:
-            command = getattr(import_module(f"{__name__}.{_COMMANDS[name]}"), name)
-        else:
-            command = super().get_command(ctx, name)
+        """Return a command, or None if there is none of this name."""
+        if name not in self.list_commands(ctx):
+            return None
+        command: click.Command = getattr(import_module(f"{__name__}.{name}"), name)
         return command
 
 
@@ -68,7 +61,7 @@ class _Commands(DYMGroup):
 @click.pass_context
 @handle_preload_options
 def redlock(ctx: click.Context, **_: Any) -> None:
-    """Look after the lock nodes of celery-redlock.
+    """Inspect and repair the lock nodes of celery-redlock.
 
     Exit codes: 0 all is well, 1 something was found or not done, 2 wrong usage or
     settings, 3 too few nodes answered or locks are not safe.

@@ -3,178 +3,183 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from celery_redlock.cli.session import DONE, Command, Session
-from celery_redlock.cli.table import Cell, Column, Row, painted, table
-from celery_redlock.cli.words import plural
-from celery_redlock.core.ballot import VoteKind
+from celery_redlock.cli.output.format import (
+    Cell,
+    Column,
+    Row,
+    plural,
+    table,
+    unseen_lines,
+)
+from celery_redlock.cli.output.session import DONE, Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import new_base, new_token
-from celery_redlock.core.probe import NodeSilent, each_node
-from celery_redlock.core.question import vote_of
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.transport.client import NodeUnreachable, each_node
+from celery_redlock.core.transport.requests import vote_of
 
 if TYPE_CHECKING:
-    from celery_redlock.core.probe import Probe
+    from collections.abc import Iterable
+
     from celery_redlock.core.redlock import Redlock
+    from celery_redlock.core.transport.client import NodeClient, PerNode
+    from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["bench"]
 
 _MS = 1000
-_PERCENTILES = (0.5, 0.95, 0.99)
-_TTL = 5.0  # seconds, should we be interrupted
+_SHARES = (0.5, 0.95, 0.99)
+_TTL = 5.0  # seconds until a lock expires if the command is killed
 _BARS, _WIDEST = 10, 40
 
 
-@dataclass(frozen=True, slots=True)
 class Series:
-    """How long each of many equal things took, in seconds, the shortest first."""
+    """The durations of many equal operations.
 
-    seconds: list[float]
+    Attributes:
+        seconds: The durations, the shortest first.
+    """
+
+    def __init__(self, seconds: Iterable[float]) -> None:
+        self.seconds = sorted(seconds)
 
     def within(self, share: float) -> float:
         """Return the time within which this share of them was done."""
         return self.seconds[min(len(self.seconds) - 1, int(share * len(self.seconds)))]
 
-    def cells(self) -> Row:
-        """Return what the table says of it."""
-        times = [*map(self.within, _PERCENTILES), self.seconds[-1]]
-        return [f"{time * _MS:.2f}" for time in times]
-
-    def document(self) -> dict[str, float]:
-        """Return what JSON says of it, in milliseconds."""
-        named = {
-            f"p{share:.0%}".rstrip("%"): self.within(share) for share in _PERCENTILES
+    def times(self) -> dict[str, float]:
+        """Return percentiles and the longest duration, in milliseconds."""
+        return {
+            **{f"p{share * 100:.0f}": self.within(share) * _MS for share in _SHARES},
+            "max": self.seconds[-1] * _MS,
         }
-        named["max"] = self.seconds[-1]
-        return {name: round(time * _MS, 4) for name, time in named.items()}
 
     def histogram(self) -> list[tuple[float, float, int]]:
         """Return bars from the least to the 99th percentile, and one for the rest.
 
-        Each is from, to (both in seconds) and how many.
+        Each is from, to (both in milliseconds) and how many.
         """
-        least, most = self.seconds[0], self.within(_PERCENTILES[-1])
+        least, most = self.seconds[0], self.within(_SHARES[-1])
         step = (most - least) / _BARS or 1e-6
         counts = [0] * (_BARS + 1)
         for time in self.seconds:
             counts[min(_BARS, int((time - least) / step))] += 1
         edges = [least + step * number for number in range(_BARS + 1)]
-        return list(zip(edges, [*edges[1:], self.seconds[-1]], counts, strict=True))
+        ends = [*edges[1:], self.seconds[-1]]
+        return [
+            (start * _MS, end * _MS, count)
+            for start, end, count in zip(edges, ends, counts, strict=True)
+        ]
 
 
 @click.command(cls=Command, short_help="Measure what a lock costs here.")
 @click.option("--count", default=500, show_default=True, help="How many locks.")
 @click.pass_context
 def bench(ctx: click.Context, *, count: int) -> None:
-    """Take and release locks, one after the other, and tell how long that takes.
+    """Measure how long it takes to acquire and release locks, one after the other.
 
-    The locks have keys of their own and hinder nobody; the nodes have some work.
+    The locks have keys of their own, so no task waits for them. The nodes have some
+    extra load.
     """
     session: Session = ctx.obj
     if count < 1:
         raise click.BadParameter("At least 1.", param_hint="--count")
-    service = session.redlock
-    service.check()  # connects
-    acquire, release = _quorum(service, count)
-    both = Series(sorted(map(sum, zip(acquire, release, strict=True))))
+    redlock = session.redlock
+    redlock.check()  # connects
+    acquire, release = _on_majority(redlock, count)
+    both = Series(map(sum, zip(acquire, release, strict=True)))
     measured = {
-        "acquire": Series(sorted(acquire)),
-        "release": Series(sorted(release)),
+        "acquire": Series(acquire),
+        "release": Series(release),
         "acquire and release": both,
     }
-    nodes = dict(zip(service.labels, _nodes(service, count), strict=True))
+    alone: dict[str, Series] = {}
+    unseen: dict[str, str] = {}
+    for address in redlock.addresses:
+        node = _on_one_node(redlock, address, count)
+        alone |= node.results
+        unseen |= node.unseen
+    rate = count / sum(both.seconds)
+    locks, nodes = plural(count, "lock"), plural(len(redlock.labels), "node")
+    lines = [
+        f"{locks} on {nodes}, one after the other: {rate:,.0f} per second.",
+        "",
+        *_table({**measured, **{f"{n} alone": one for n, one in alone.items()}}),
+        "",
+        *_bars(both),
+        *unseen_lines(unseen),
+    ]
     session.tell(
-        _report(service, measured, nodes),
-        {
+        lines,
+        lambda: {
             "count": count,
-            "quorum": {name: series.document() for name, series in measured.items()},
-            "nodes": {
-                label: str(one) if isinstance(one, NodeSilent) else one.document()
-                for label, one in nodes.items()
-            },
+            "quorum": {name: series.times() for name, series in measured.items()},
+            "nodes": {name: series.times() for name, series in alone.items()} | unseen,
             "histogram": [
-                {"from": least * _MS, "to": most * _MS, "count": number}
-                for least, most, number in both.histogram()
+                {"from": start, "to": end, "count": number}
+                for start, end, number in both.histogram()
             ],
         },
     )
     ctx.exit(DONE)
 
 
-def _quorum(service: Redlock, count: int) -> tuple[list[float], list[float]]:
-    """Take and release locks on a majority. Return how long each of both took."""
+def _on_majority(redlock: Redlock, count: int) -> tuple[list[float], list[float]]:
+    """Return how long each acquire and each release took on a majority."""
     clock, run = SYSTEM_CLOCK, secrets.token_hex(4)
     acquire, release = [], []
     for number in range(count):
         asked_at = clock.monotonic()
-        lease = service.acquire(f"bench:{run}:{number}", min(_TTL, service.timing.ttl))
+        lease = redlock.acquire(f"bench:{run}:{number}", min(_TTL, redlock.timing.ttl))
         had_at = clock.monotonic()
-        service.release(lease)
+        redlock.release(lease)
         acquire.append(had_at - asked_at)
         release.append(clock.monotonic() - had_at)
     return acquire, release
 
 
-def _nodes(service: Redlock, count: int) -> list[Series | NodeSilent]:
-    """Do the same on each node alone, one node after the other."""
+def _on_one_node(redlock: Redlock, address: NodeAddress, count: int) -> PerNode[Series]:
+    """Measure acquire and release on this node alone."""
 
-    def cycle(probe: Probe, *, by_source: bool) -> float:
+    def cycle(client: NodeClient, *, by_source: bool = False) -> float:
         key, token = f"bench:{secrets.token_hex(8)}", new_token(new_base())
-        asked = service.commands.acquire(key, ttl=_TTL, token=token, facts="")
-        freed = service.commands.release(key, token)
+        requests = (
+            redlock.acquire_request(key, ttl=_TTL, token=token, holder_info=""),
+            redlock.release_request(key, token),
+        )
         asked_at = SYSTEM_CLOCK.monotonic()
-        packed = asked.packed_source() if by_source else asked.packed()
-        vote = vote_of(probe.converse(packed, 1)[0])
-        probe.converse(freed.packed(), 1)
+        vote, _ = [
+            vote_of(
+                client.ask_packed(r.packed_source() if by_source else r.packed(), 1)[0]
+            )
+            for r in requests
+        ]
         if vote.kind is not VoteKind.GRANTED:
-            raise NodeSilent(f"gave no vote: {vote.reason or vote.kind.value}")
+            raise NodeUnreachable(f"gave no vote: {vote.reason or vote.kind.value}")
         return SYSTEM_CLOCK.monotonic() - asked_at
 
-    def measure(probe: Probe) -> Series:
-        cycle(probe, by_source=True)  # it knows the script from now on
-        return Series(sorted(cycle(probe, by_source=False) for _ in range(count)))
+    def measure(client: NodeClient) -> Series:
+        cycle(client, by_source=True)  # the node knows both scripts from now on
+        return Series(cycle(client) for _ in range(count))
 
-    timeout = service.timing.connect_timeout
-    return [
-        each_node([address], measure, timeout=timeout)[0]
-        for address in service.addresses
-    ]
+    return each_node([address], measure, timeout=redlock.timing.connect_timeout)
 
 
-def _report(
-    service: Redlock,
-    measured: dict[str, Series],
-    nodes: dict[str, Series | NodeSilent],
-) -> list[str]:
+def _table(measured: dict[str, Series]) -> list[str]:
     columns = [
         Column("MILLISECONDS"),
-        *(Column(f"{share:.0%}", right=True) for share in _PERCENTILES),
+        *(Column(f"{share:.0%}", right=True) for share in _SHARES),
         Column("LONGEST", right=True),
     ]
-    rows: list[Row] = [[name, *series.cells()] for name, series in measured.items()]
-    for label, one in nodes.items():
-        if isinstance(one, Series):
-            rows.append([f"{label} alone", *one.cells()])
-    both = measured["acquire and release"]
-    rate = len(both.seconds) / sum(both.seconds)
-    locks = plural(len(both.seconds), "lock")
-    nodes_ = plural(len(service.labels), "node")
-    lines = [
-        f"{locks} on {nodes_}, one after the other: {rate:,.0f} a second.",
-        "",
-        *table(columns, rows),
-        "",
-        *_bars(both),
+    rows: list[Row] = [
+        [name, *(f"{time:.2f}" for time in series.times().values())]
+        for name, series in measured.items()
     ]
-    return lines + [
-        painted(f"{label} {one}.", "warning")
-        for label, one in nodes.items()
-        if isinstance(one, NodeSilent)
-    ]
+    return table(columns, rows)
 
 
 def _bars(series: Series) -> list[str]:
@@ -182,15 +187,11 @@ def _bars(series: Series) -> list[str]:
     most = max(number for _, _, number in bars)
     rows: list[Row] = [
         [
-            f"{start * _MS:.2f} – {end * _MS:.2f}",
+            f"{start:.2f} – {end:.2f}",
             Cell("█" * -(-number * _WIDEST // most), "good"),
             str(number),
         ]
         for start, end, number in bars
     ]
-    columns = (
-        Column("ACQUIRE AND RELEASE", right=True),
-        Column(""),
-        Column("", right=True),
-    )
-    return table(columns, rows)
+    head = Column("ACQUIRE AND RELEASE", right=True), Column(""), Column("", right=True)
+    return table(head, rows)

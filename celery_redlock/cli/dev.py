@@ -1,4 +1,4 @@
-"""``dev``: nodes on this machine, to try things with."""
+"""``dev``: nodes on this machine, for trying things out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_redlock.cli.session import Command, Session
-from celery_redlock.cli.table import painted
-from celery_redlock.cli.words import plural
+from celery_redlock.cli.output.format import painted, plural
+from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.devnodes import DevNodes
 
 if TYPE_CHECKING:
@@ -21,25 +20,25 @@ __all__ = ["dev"]
 _MAX_TTL = 60.0  # the default of redlock_max_ttl
 
 
-@click.command(cls=Command, short_help="Run nodes on this machine to try.")
+@click.command(cls=Command, short_help="Run nodes on this machine.")
 @click.option("--nodes", default=5, show_default=True, help="How many.")
 @click.option("--max-ttl", default=_MAX_TTL, show_default=True, help="In seconds.")
 @click.pass_context
 def dev(ctx: click.Context, *, nodes: int, max_ttl: float) -> None:
-    """Run real nodes on this machine until Ctrl-C, and print the settings.
+    """Run real nodes on this machine until Ctrl-C, and print their settings.
 
-    They are new and remember nothing: for trying things out, not for production.
+    Their data are lost at the end: for trying things out, not for production.
     """
     session: Session = ctx.obj
-    # A service is told to end by SIGTERM, and the nodes shall end with us.
+    # A service manager ends a service by SIGTERM, and the nodes must end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with DevNodes(nodes, max_ttl=max_ttl) as running:
         document = {"redlock_nodes": running.urls, "redlock_max_ttl": max_ttl}
-        session.tell(_lines(running.urls, max_ttl), document)
+        session.tell(_lines(running.urls, max_ttl), lambda: document)
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
-            session.say("", f"Stopped, with all that {plural(nodes, 'node')} knew.")
+            session.say("", f"Stopped {plural(nodes, 'node')}. Their data are lost.")
 
 
 def _lines(urls: Sequence[str], max_ttl: float) -> list[str]:
@@ -51,5 +50,5 @@ def _lines(urls: Sequence[str], max_ttl: float) -> list[str]:
         "",
         *(f"    {line}" for line in settings),
         "",
-        painted("Ctrl-C ends them.", "faint"),
+        painted("Press Ctrl-C to stop them.", "faint"),
     ]

@@ -1,4 +1,4 @@
-"""``doctor``: what makes locks unsafe, slow or unavailable, and what to do about it."""
+"""``doctor``: what makes locks unsafe, slow or unavailable, and the remedy."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_redlock.cli.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.cli.table import (
+from celery_redlock.cli.output.format import (
     Column,
     Row,
+    fit,
     painted,
+    plural,
+    state_cell,
     table,
-    terminal_width,
 )
-from celery_redlock.cli.words import plural, standing_cell
-from celery_redlock.core.examination import examine
-from celery_redlock.core.permissions import acl_rules
-from celery_redlock.diagnostics import Case, Severity, findings_of, worst_of
+from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
+from celery_redlock.operations.acl import acl_rules
+from celery_redlock.operations.doctor import Case, Severity, findings_of, worst_of
+from celery_redlock.operations.inspect import inspect_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.examination import Chart
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.diagnostics import Finding
+    from celery_redlock.operations.doctor import Finding
+    from celery_redlock.operations.inspect import NodeReport
 
 __all__ = ["doctor"]
 
@@ -42,28 +43,29 @@ _CODES = {Severity.NOTE: DONE, Severity.WARNING: WARNING, Severity.ERROR: ERROR}
 
 
 @click.command(cls=Command, short_help="Find what makes locks unsafe or slow.")
-@click.option("--acl", is_flag=True, help="Print the rules of a user for the nodes.")
+@click.option("--acl", is_flag=True, help="Print ACL rules for a user of the nodes.")
 @click.pass_context
 def doctor(ctx: click.Context, *, acl: bool) -> None:
-    """Examine the nodes and what uses them.
+    """Examine the nodes, the settings and the tasks.
 
-    Exits with 0 when there is nothing worse than a note, 1 for a warning, 3 for an
+    Exits with 0 if there is nothing worse than a note, 1 for a warning, 3 for an
     error. Watches the nodes' clocks for a second.
     """
     session: Session = ctx.obj
     if acl:
-        session.tell(*_acl(session.redlock))
+        lines, document = _acl(session.redlock)
+        session.tell(lines, lambda: document)
         return
     session.app.loader.import_default_modules()
-    charts = examine(session.redlock)
-    found = findings_of(Case(session.redlock, charts, session.app))
+    reports = inspect_nodes(session.redlock)
+    found = findings_of(Case(session.redlock, reports, session.app))
     worst = worst_of(found)
     session.tell(
-        [*_nodes(charts), "", *_findings(found), _verdict(found)],
-        {
+        [*_nodes(reports), "", *_findings(found), _summary(found)],
+        lambda: {
             "nodes": [
-                {"node": chart.label, "state": str(standing_cell(chart.glance))}
-                for chart in charts
+                {"node": report.label, "state": str(state_cell(report.status))}
+                for report in reports
             ],
             "findings": [finding.as_dict() for finding in found],
             "worst": worst.word if worst else None,
@@ -72,7 +74,7 @@ def doctor(ctx: click.Context, *, acl: bool) -> None:
     ctx.exit(_CODES[worst] if worst else DONE)
 
 
-def _nodes(charts: Sequence[Chart]) -> list[str]:
+def _nodes(reports: Sequence[NodeReport]) -> list[str]:
     columns = (
         Column("NODE"),
         Column("STATE", cut="end"),
@@ -80,61 +82,60 @@ def _nodes(charts: Sequence[Chart]) -> list[str]:
         Column("REDIS"),
     )
     rows: list[Row] = []
-    for chart in charts:
-        latencies = chart.rhythm.latencies
+    for report in reports:
+        latencies = report.clock.latencies
         answers = f"{median(latencies) * _MS:.2f} ms" if latencies else "–"
-        version = chart.glance.info.get("redis_version", "–")
-        rows.append([chart.label, standing_cell(chart.glance), answers, version])
-    return table(columns, rows, width=terminal_width())
+        version = report.status.info.get("redis_version", "–")
+        rows.append([report.label, state_cell(report.status), answers, version])
+    return table(columns, rows)
 
 
 def _findings(found: Sequence[Finding]) -> list[str]:
-    """Return what was found; what has the same remedy is put together."""
+    """Return the findings; those with the same remedy are put together."""
     lines: list[str] = []
-    width = min(_WIDTH, terminal_width() or _WIDTH)
     alike = itertools.groupby(found, lambda f: (f.severity, f.code, f.remedy))
     for (severity, code, remedy), findings in alike:
         lines.append(f"{painted(f'{severity.word:<9}', _MOODS[severity])}{code}")
-        for text in (finding.fact for finding in findings):
-            lines += _wrapped(text, "  ", width)
-        lines += [painted(line, "faint") for line in _wrapped(remedy, "  ", width)]
+        for finding in findings:
+            lines += _wrapped(finding.fact)
+        lines += [painted(line, "faint") for line in _wrapped(remedy)]
         lines.append("")
     return lines
 
 
-def _wrapped(text: str, indent: str, width: int) -> list[str]:
+def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(
         text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
+        fit(_WIDTH),
+        initial_indent="  ",
+        subsequent_indent="  ",
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
-def _verdict(found: Sequence[Finding]) -> str:
+def _summary(found: Sequence[Finding]) -> str:
     counts = [
         plural(number, severity.word)
         for severity in reversed(Severity)
         if (number := sum(finding.severity is severity for finding in found))
     ]
-    return f"{', '.join(counts)}." if counts else "Nothing to complain about."
+    return f"{', '.join(counts)}." if counts else "No findings."
 
 
-def _acl(service: Redlock) -> tuple[list[str], dict[str, str]]:
-    """Return the rules of a user who may do what this package does."""
-    select = any(not node.name.endswith("/0") for node in service.addresses)
-    rules = acl_rules(service.guard.prefix, select=select)
+def _acl(redlock: Redlock) -> tuple[list[str], dict[str, str]]:
+    """Return the ACL rules of a user with all permissions that we need."""
+    select = any(not node.name.endswith("/0") for node in redlock.addresses)
+    rules = acl_rules(redlock.keys.prefix, select=select)
     lines = [
-        "A user of the nodes who may do what is needed and no more, in redis-cli:",
+        "A user with the needed permissions and no others, in redis-cli:",
         "",
         f"    ACL SETUSER redlock on >PASSWORD {rules}",
         "",
-        "or in the file of users, or redis.conf:",
+        "or in the ACL file, or redis.conf:",
         "",
         f"    user redlock on >PASSWORD {rules}",
         "",
-        "Then redis://redlock:PASSWORD@host:6379/0 in redlock_nodes.",
+        "Then use redis://redlock:PASSWORD@host:6379/0 in redlock_nodes.",
     ]
     return lines, {"rules": rules}

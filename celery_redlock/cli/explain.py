@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_redlock.cli.session import DONE, ERROR, USAGE, WARNING, Command, Failure
-from celery_redlock.cli.table import painted
-from celery_redlock.cli.words import holder_document
-from celery_redlock.fingerprint import did_you_mean
-from celery_redlock.task import SingletonTask
+from celery_redlock.cli.output.format import holder_document, painted
+from celery_redlock.cli.output.session import (
+    DONE,
+    ERROR,
+    USAGE,
+    WARNING,
+    Command,
+    Failure,
+)
+from celery_redlock.core.spelling import did_you_mean
+from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
-    from celery_redlock.claims import JobHere
-    from celery_redlock.cli.session import Session
-    from celery_redlock.explain import Explanation, Step
+    from celery_redlock.cli.output.session import Session
+    from celery_redlock.core.records.claims import ExistingJob
+    from celery_redlock.task.explain import Explanation, Step
 
 __all__ = ["explain"]
 
@@ -27,10 +33,10 @@ __all__ = ["explain"]
 @click.option("--kwargs", default="{}", help="A JSON object.", metavar="JSON")
 @click.pass_context
 def explain(ctx: click.Context, *, name: str, args: str, kwargs: str) -> None:
-    """Say what would happen to a call of the task NAME, changing nothing.
+    """Say what would happen to a call of the task NAME, without any change.
 
-    Which key it has, whether it would be published and would run now, who is in its
-    way, and what the task's policies would decide.
+    Shows the key, whether the call would be published and would run now, which call is
+    in its way, and what the task's policies would decide.
 
     Exits with 0 if a worker would run it now, with 1 if not, and with 3 if too few
     nodes answered to tell.
@@ -38,7 +44,12 @@ def explain(ctx: click.Context, *, name: str, args: str, kwargs: str) -> None:
     session: Session = ctx.obj
     positional, named = _json("--args", args, list), _json("--kwargs", kwargs, dict)
     found = _task(session.app, name).explain(*positional, **named)
-    session.show(_View(found))
+    lines = [
+        f"{'key':12}{found.key}",
+        f"{'published':12}it would {_painted(found.publish)}",
+        f"{'executed':12}it would {_painted(found.execute)}",
+    ]
+    session.tell(lines, lambda: _document(found))
     if not found.is_known:
         ctx.exit(ERROR)
     ctx.exit(DONE if found.would_run else WARNING)
@@ -53,7 +64,7 @@ def _task(app: Any, name: str) -> SingletonTask:
 
 
 def _json(option: str, text: str, kind: type) -> Any:
-    words: dict[type, str] = {
+    examples: dict[type, str] = {
         list: 'a JSON list, such as [42, "x"]',
         dict: 'such as {"number": 42}',
     }
@@ -62,39 +73,22 @@ def _json(option: str, text: str, kind: type) -> Any:
     except ValueError as error:
         raise Failure(f"{option} is not JSON: {error}.", USAGE) from error
     if not isinstance(value, kind):
-        raise Failure(f"{option} is {text}; write {words[kind]}.", USAGE)
+        raise Failure(f"{option} is {text}; write {examples[kind]}.", USAGE)
     return value
 
 
-class _View:
-    """An explanation, for people and for programs."""
-
-    def __init__(self, found: Explanation) -> None:
-        self._found = found
-
-    def lines(self) -> list[str]:
-        """Return a line for each stage."""
-        found = self._found
-        return [
-            f"{'key':12}{found.key}",
-            f"{'published':12}it would {_painted(found.publish)}",
-            f"{'executed':12}it would {_painted(found.execute)}",
-        ]
-
-    def document(self) -> dict[str, Any]:
-        """Return the same for a program."""
-        found = self._found
-        return {
-            "task": found.task,
-            "key": found.key,
-            "would_run": found.would_run,
-            "known": found.is_known,
-            "publish": _step(found.publish),
-            "execute": _step(found.execute),
-            "running": _job(found.running),
-            "waiting": _job(found.waiting),
-            "succeeded": _job(found.succeeded),
-        }
+def _document(found: Explanation) -> dict[str, Any]:
+    return {
+        "task": found.task,
+        "key": found.key,
+        "would_run": found.would_run,
+        "known": found.is_known,
+        "publish": _step(found.publish),
+        "execute": _step(found.execute),
+        "running": _job(found.running),
+        "waiting": _job(found.waiting),
+        "succeeded": _job(found.succeeded),
+    }
 
 
 def _painted(step: Step) -> str:
@@ -109,7 +103,7 @@ def _step(step: Step) -> dict[str, Any]:
     }
 
 
-def _job(job: JobHere | None) -> dict[str, Any] | None:
+def _job(job: ExistingJob | None) -> dict[str, Any] | None:
     return (
         None if job is None else {**holder_document(job.holder), "ttl_left": job.left}
     )

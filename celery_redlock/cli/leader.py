@@ -1,72 +1,71 @@
-"""``leader``: which beat sends, and which stand by."""
+"""``leader``: the beat that sends the scheduled tasks, and the standbys."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from celery_redlock.beat import election_key
-from celery_redlock.cli.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.cli.words import age_of, holder_document
-from celery_redlock.core.ballot import VoteKind
-from celery_redlock.leadership import leadership_of
+from celery_redlock.cli.output.format import holder_document, since
+from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.records.standbys import leadership_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.lease import Holder
-    from celery_redlock.leadership import Leadership
+    from celery_redlock.core.records.standbys import Leadership
 
 __all__ = ["leader"]
 
 
-@click.command(cls=Command, short_help="Show which beat sends, and which stand by.")
+@click.command(cls=Command, short_help="Show the leading beat and the standbys.")
 @click.pass_context
 def leader(ctx: click.Context) -> None:
-    """Show which beat sends since when, and which stand by.
+    """Show which beat sends the scheduled tasks, and which beats stand by.
 
-    Exits with 1 when nobody leads, and with 3 when too few nodes can tell.
+    Exits with 1 if there is no leader, and with 3 if too few nodes answered to tell.
     """
     session: Session = ctx.obj
     found = leadership_of(session.redlock, election_key(session.app))
-    session.tell(list(_lines(found)), _document(found))
+    session.tell(_lines(found), lambda: _document(found))
     ctx.exit(DONE if found.leader else WARNING if _is_known(found) else ERROR)
 
 
 def _is_known(found: Leadership) -> bool:
-    """Tell whether enough nodes answered for "nobody" to mean nobody."""
+    """Tell whether enough nodes answered to be sure that there is no leader."""
     return found.ballot.answered >= found.ballot.quorum
 
 
 def _lines(found: Leadership) -> Iterator[str]:
     if found.leader is not None:
         yield f"{found.key} is led by {found.leader}"
-        yield f"  since    {_since(found.leader)}"
+        yield f"  since    {since(found.leader)}"
         yield f"  term     {found.leader.fence}"
         yield f"  votes    {found.votes} of {len(found.ballot.labels)} nodes"
-        yield f"  ends in  {found.ttl_left:.1f} s, unless it is renewed"
+        yield f"  expires  in {found.ttl_left:.1f} s, unless renewed"
     elif _is_known(found):
-        yield f"Nobody leads {found.key}: no beat sends anything."
+        yield f"{found.key} has no leader: no beat sends anything."
     else:
-        yield f"Who leads {found.key} is not known: too few nodes answer."
+        yield f"Too few nodes answered to tell which beat leads {found.key}."
     for standby in found.standbys:
-        yield f"Standing by: {standby}, since {_since(standby)}"
+        yield f"Standing by: {standby}, since {since(standby)}"
     if not found.standbys:
-        yield "Nobody stands by."
-    if reasons := found.ballot.reasons():
-        yield f"Not seen: {reasons}."
+        yield "No beat stands by."
+    for problem in found.ballot.problems():
+        yield f"Node {problem}."
 
 
 def _document(found: Leadership) -> dict[str, Any]:
-    seen = {}
+    leader = None
     if found.leader is not None:
-        seen = {**_candidate(found.leader), "term": found.leader.fence}
-        seen |= {"votes": found.votes, "ends_in": found.ttl_left}
+        leader = {**_candidate(found.leader), "term": found.leader.fence}
+        leader |= {"votes": found.votes, "ends_in": found.ttl_left}
     return {
         "key": found.key,
-        "leader": seen or None,
+        "leader": leader,
         "standbys": [_candidate(standby) for standby in found.standbys],
         "nodes": list(found.ballot.labels),
         "unseen": {
@@ -78,10 +77,5 @@ def _document(found: Leadership) -> dict[str, Any]:
 
 
 def _candidate(holder: Holder) -> dict[str, Any]:
-    facts = holder_document(holder)
-    return {name: facts[name] for name in ("host", "pid", "started", "age")}
-
-
-def _since(holder: Holder) -> str:
-    began = datetime.fromtimestamp(holder.started).astimezone()
-    return f"{began:%Y-%m-%d %H:%M:%S %Z} ({age_of(holder) or 0:.0f} s ago)"
+    document = holder_document(holder)
+    return {name: document[name] for name in ("host", "pid", "started", "age")}

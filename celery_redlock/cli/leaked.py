@@ -1,4 +1,4 @@
-"""``leaked``: keys of ours that never end."""
+"""``leaked``: keys that never expire."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_redlock.cli.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.cli.table import Column, painted, table, terminal_width
-from celery_redlock.cli.words import plural, unseen_lines
-from celery_redlock.core.survey import eternal_keys
+from celery_redlock.cli.output.format import Column, plural, table, unseen_lines
+from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
+from celery_redlock.operations.scan import keys_without_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,37 +16,41 @@ if TYPE_CHECKING:
 __all__ = ["leaked"]
 
 
-@click.command(cls=Command, short_help="List keys that nobody will ever free.")
+@click.command(cls=Command, short_help="List keys that never expire.")
 @click.pass_context
 def leaked(ctx: click.Context) -> None:
-    """List keys of ours that have no ttl: locks that nobody will ever free.
+    """List keys under our prefix that have no ttl: locks that never expire.
 
-    This package writes none; another program may have, or somebody by hand. Exits
-    with 1 when there are some.
+    This package writes no such key. Another program may have, or a person with
+    redis-cli. Exits with 1 if there are any.
     """
     session: Session = ctx.obj
-    service = session.redlock
-    found, unseen = eternal_keys(
-        service.addresses, service.guard.prefix, timeout=service.timing.connect_timeout
-    )
-    document = {"nodes": list(service.labels), "unseen": unseen, "leaked": found}
-    seen = len(service.labels) - len(unseen)
-    lines = _lines(found, service.guard.prefix)
+    redlock = session.redlock
+    nodes = keys_without_ttl(redlock)
+    found = {node: keys for node, keys in nodes.results.items() if keys}
+    answered = len(nodes.results)
+    lines = _lines(found, redlock.keys.lock(""))
     if not found:
-        lines = [f"Every key on {plural(seen, 'node')} has a ttl."]
-    lines += [painted(line, "warning") for line in unseen_lines(unseen)]
-    session.tell(lines, document)
+        lines = [f"Every key on {plural(answered, 'node')} has a ttl."]
+    session.tell(
+        [*lines, *unseen_lines(nodes.unseen)],
+        lambda: {
+            "nodes": list(redlock.labels),
+            "unseen": nodes.unseen,
+            "leaked": found,
+        },
+    )
     if found:
         ctx.exit(WARNING)
-    ctx.exit(DONE if seen >= service.quorum else ERROR)
+    ctx.exit(DONE if answered >= redlock.quorum else ERROR)
 
 
-def _lines(found: Mapping[str, Sequence[str]], prefix: str) -> list[str]:
+def _lines(found: Mapping[str, Sequence[str]], lock: str) -> list[str]:
     rows = [[node, key] for node, keys in found.items() for key in keys]
-    columns = (Column("NODE"), Column("KEY WITHOUT A TTL", cut="end"))
     return [
-        *table(columns, rows, width=terminal_width()),
+        *table((Column("NODE"), Column("KEY WITHOUT A TTL", cut="end")), rows),
         "",
-        f"What follows {prefix}:lock: is the KEY for `celery -A proj redlock release`.",
-        "Delete others by hand, with redis-cli, once you know what they are.",
+        f"A key that begins with {lock} is a lock. Release it with",
+        "`celery -A proj redlock release KEY`, where KEY is the rest of its name.",
+        "Delete other keys with redis-cli, when you know what they are.",
     ]

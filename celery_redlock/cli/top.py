@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from celery_redlock.cli.live import show_live
-from celery_redlock.cli.session import Command, Session
-from celery_redlock.cli.table import Column, Row, painted, table, terminal_width
-from celery_redlock.cli.words import (
+from celery_redlock.cli.output.format import (
     LOCK_COLUMNS,
+    Column,
+    Row,
     age_of,
     lock_row,
+    painted,
     plural,
-    standing_cell,
+    state_cell,
+    table,
 )
+from celery_redlock.cli.output.live import show_live
+from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.examination import Standing, glance
-from celery_redlock.core.survey import survey
+from celery_redlock.operations.inspect import NodeState, node_status
+from celery_redlock.operations.scan import scan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
-    from celery_redlock.core.examination import Glance
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.survey import Survey
+    from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.scan import Scan
 
 __all__ = ["top"]
 
@@ -41,114 +44,100 @@ _FOOT = 3  # lines below the locks
 
 
 @click.command(cls=Command, short_help="Watch nodes, locks and rates.")
-@click.option("--every", default=2.0, show_default=True, help="Seconds between looks.")
+@click.option(
+    "--every", default=2.0, show_default=True, help="Seconds between refreshes."
+)
 @click.pass_context
 def top(ctx: click.Context, *, every: float) -> None:
     """Watch the nodes and the locks, the oldest first, until Ctrl-C.
 
-    It counts a lock that was taken and released between two looks in no rate.
+    Locks that live shorter than one refresh are not counted.
     """
     session: Session = ctx.obj
-    watched = _Watched(session.redlock)
+    frames = _frames(session.redlock)
 
-    def frame() -> Sequence[str]:
-        watched.look()
-        return session.render(watched)
+    def render() -> Iterable[str]:
+        frame = next(frames)
+        return session.render(_lines(frame), lambda: _document(frame))
 
-    show_live(frame, every=every, plain=session.as_json)
+    show_live(render, every=every, plain=session.as_json)
 
 
-class _Watched:
-    """The deployment at the last look, and what has changed since the one before."""
+class _Frame(NamedTuple):
+    nodes: list[NodeStatus]
+    seen: Scan
+    taken: float  # locks per second since the last frame
+    released: float
 
-    def __init__(self, redlock: Redlock) -> None:
-        self._redlock = redlock
-        self._nodes: list[Glance] = []
-        self._seen: Survey | None = None
-        self._tokens: set[str] = set()
-        self._looked_at = 0.0
-        self._taken = self._freed = 0.0  # a second
 
-    def look(self) -> None:
-        """Look at everything."""
-        redlock = self._redlock
-        first = self._seen is None
-        self._nodes = glance(redlock)
-        self._seen = survey(
-            redlock.addresses,
-            redlock.guard.prefix,
-            timeout=redlock.timing.connect_timeout,
-        )
+def _frames(redlock: Redlock) -> Iterator[_Frame]:
+    tokens: set[str] | None = None
+    read_at = 0.0
+    while True:
+        nodes, seen = node_status(redlock), scan(redlock)
         now = SYSTEM_CLOCK.monotonic()
-        tokens = {lock.holder.token for lock in self._seen.held}
-        if not first:
-            elapsed = now - self._looked_at
-            self._taken = len(tokens - self._tokens) / elapsed
-            self._freed = len(self._tokens - tokens) / elapsed
-        self._tokens, self._looked_at = tokens, now
+        held = {lock.holder.token for lock in seen.held}
+        before, elapsed = held if tokens is None else tokens, now - read_at
+        taken, released = len(held - before), len(before - held)
+        yield _Frame(nodes, seen, taken / elapsed, released / elapsed)
+        tokens, read_at = held, now
 
-    def lines(self) -> list[str]:
-        """Return a screen full: as many locks as there is room for."""
-        seen = self._seen
-        if seen is None:
-            return []
-        width, nodes = terminal_width(), len(self._nodes)
-        voting = sum(node.standing is Standing.VOTES for node in self._nodes)
-        mood = (
-            "good" if voting == nodes else "warning" if voting >= seen.quorum else "bad"
-        )
-        head = [
-            painted(f"{voting} of {plural(nodes, 'node')} vote", mood),
-            f"{plural(len(seen.held), 'lock')} held",
-            f"{self._taken:.1f} taken/s",
-            f"{self._freed:.1f} freed/s",
+
+def _lines(frame: _Frame) -> list[str]:
+    """Return a screen: nodes, and as many locks as fit."""
+    seen, nodes = frame.seen, len(frame.nodes)
+    voting = sum(node.state is NodeState.VOTES for node in frame.nodes)
+    mood = "warning" if voting >= seen.quorum else "bad"
+    head = [
+        painted(
+            f"{voting} of {plural(nodes, 'node')} vote",
+            "good" if voting == nodes else mood,
+        ),
+        f"{plural(len(seen.held), 'lock')} held",
+        f"{frame.taken:.1f} taken/s",
+        f"{frame.released:.1f} released/s",
+    ]
+    lines = ["   ".join(head), "", *_node_table(frame), ""]
+    room = max(1, shutil.get_terminal_size().lines - len(lines) - _FOOT)
+    oldest = sorted(seen.held, key=lambda lock: -(age_of(lock.holder) or 0.0))
+    rows = [lock_row(lock, nodes=nodes, quorum=seen.quorum) for lock in oldest[:room]]
+    if rows:
+        lines += table(LOCK_COLUMNS, rows)
+    if len(oldest) > len(rows):
+        more = plural(len(oldest) - len(rows), "lock")
+        lines.append(painted(f"and {more} more", "faint"))
+    return lines
+
+
+def _node_table(frame: _Frame) -> list[str]:
+    rows: list[Row] = [
+        [
+            node.label,
+            state_cell(node),
+            "–"
+            if node.state is NodeState.SILENT
+            else f"{frame.seen.counts[node.label]:,}",
+            node.info.get("instantaneous_ops_per_sec", "–"),
+            node.info.get("used_memory_human", "–"),
         ]
-        lines = ["   ".join(head), "", *self._node_table(seen, width), ""]
-        room = shutil.get_terminal_size().lines - len(lines) - _FOOT
-        oldest = sorted(seen.held, key=lambda lock: -(age_of(lock.holder) or 0.0))
-        rows = [
-            lock_row(lock, nodes=nodes, quorum=seen.quorum)
-            for lock in oldest[: max(1, room)]
-        ]
-        if rows:
-            lines += table(LOCK_COLUMNS, rows, width=width)
-        if len(oldest) > len(rows):
-            more = plural(len(oldest) - len(rows), "lock")
-            lines.append(painted(f"and {more} more", "faint"))
-        return lines
+        for node in frame.nodes
+    ]
+    return table(_NODE_COLUMNS, rows)
 
-    def _node_table(self, seen: Survey, width: int | None) -> list[str]:
-        rows: list[Row] = []
-        for node in self._nodes:
-            silent = node.standing is Standing.SILENT
-            rows.append(
-                [
-                    node.label,
-                    standing_cell(node),
-                    "–" if silent else f"{seen.counts[node.label]:,}",
-                    node.info.get("instantaneous_ops_per_sec", "–"),
-                    node.info.get("used_memory_human", "–"),
-                ]
-            )
-        return table(_NODE_COLUMNS, rows, width=width)
 
-    def document(self) -> dict[str, Any]:
-        """Return the same for a program."""
-        seen = self._seen
-        if seen is None:
-            return {}
-        return {
-            "nodes": [
-                {
-                    "node": node.label,
-                    "state": str(standing_cell(node)),
-                    "votes": node.standing is Standing.VOTES,
-                    "locks": seen.counts[node.label],
-                }
-                for node in self._nodes
-            ],
-            "quorum": seen.quorum,
-            "held": len(seen.held),
-            "taken_per_second": self._taken,
-            "freed_per_second": self._freed,
-        }
+def _document(frame: _Frame) -> dict[str, Any]:
+    return {
+        "nodes": [
+            {
+                "node": node.label,
+                "state": str(state_cell(node)),
+                "votes": node.state is NodeState.VOTES,
+                "locks": frame.seen.counts[node.label],
+            }
+            for node in frame.nodes
+        ],
+        "quorum": frame.seen.quorum,
+        "held": len(frame.seen.held),
+        "taken_per_second": frame.taken,
+        "freed_per_second": frame.released,
+    }

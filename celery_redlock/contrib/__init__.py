@@ -1,5 +1,8 @@
-"""Parts for other packages. Each is a leaf: it needs its extra, and nothing needs it.
+"""Integrations with other packages. Each needs its extra, and nothing needs it.
 
-``django`` and ``sqlalchemy`` hold the storage half of a fence: a column, and
-writes that are refused once a later holder of the lock has written.
+``django`` and ``sqlalchemy`` have the storage half of a fence: a column, and writes
+that are refused once a later holder of the lock has written. ``django`` is also an app
+for ``INSTALLED_APPS``. ``fences`` has what both share.
 """
+
+__all__ = ["django", "sqlalchemy"]

@@ -9,20 +9,20 @@
 
     with lock(redlock, f"invoice:{pk}") as lease, Session(engine) as session:
         invoice = session.get(Invoice, pk)
-        with fenced(session, lease):        # StaleFence: somebody came after us
+        with fenced(session, lease):        # StaleFence: a later holder has written
             invoice.total = add_up(invoice)
         session.commit()
 
-A row remembers the greatest fence that wrote it. A flush writes it in two steps,
-of which each is conditional and neither can lower the fence::
+A row stores the greatest fence that wrote it. A flush writes it in two steps. Each is
+conditional, and neither can lower the fence::
 
     UPDATE invoice SET fence = :n WHERE id = 1 AND fence <= :n    -- or StaleFence
     UPDATE invoice SET total = 3  WHERE id = 1 AND fence = :n
 
-The first one also locks the row until the transaction ends. The second is the
-ORM's own (``version_id_col``), so that the write itself compares even where there
-is no transaction (AUTOCOMMIT). DELETE is treated the same. The present holder may
-write as often as it likes.
+The first also locks the row until the transaction ends. The second is the ORM's own
+(``version_id_col``), so that the write itself compares even without a transaction
+(AUTOCOMMIT). DELETE is treated the same. The present holder may write as often as it
+likes.
 
 ==========================================  ======================================
 ``with fenced(session, lease):``            all fenced rows written in the block,
@@ -36,20 +36,20 @@ a flush without either                      under the fence that the row had whe
 ``session.execute(update(Invoice)...)``     as SQLAlchemy does it: unfenced
 ==========================================  ======================================
 
-An upsert is for you to guard:
-``on_conflict_do_update(..., where=Invoice.fence <= lease.fence)``, with ``fence``
-among its values. A change of a many-to-many collection alone writes no row of the
-model and compares nothing. A deleted row has forgotten its fence. An existing
-table wants its new column with ``server_default="0"`` in the migration.
+You must guard an upsert yourself:
+``on_conflict_do_update(..., where=Invoice.fence <= lease.fence)``, with ``fence`` among
+its values. A change of a many-to-many collection alone writes no row of the model and
+compares nothing. A deleted row has lost its fence. In an existing table, the migration
+adds the column with ``server_default="0"``.
 
-The fence is never taken from the lock around the code. Fences of different keys
-cannot be compared, so whoever writes says under which lock.
+The fence is never taken from the lock around the code. Fences of different keys cannot
+be compared, so each write names its lock.
 
-Use something simpler when all that the lock protects is in this database: a row
-lock, ``select(Invoice).where(...).with_for_update(nowait=True)``. It cannot expire
-while the transaction lives, ends with the connection of a holder that dies, and
-needs neither Redis nor a fence. What it cannot do is to protect what happens
-elsewhere, or outside of a transaction.
+Use a row lock instead if everything that the lock protects is in this database:
+``select(Invoice).where(...).with_for_update(nowait=True)``. A row lock cannot expire
+while the transaction lives, ends with the connection of a dead holder, and needs
+neither Redis nor a fence. It cannot protect anything outside of the database or of the
+transaction.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.orm.attributes import set_committed_value
 
-from celery_redlock.errors import ConfigurationError, StaleFence
+from celery_redlock.contrib.fences import fence_number, stale
+from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,8 +83,8 @@ __all__ = ["Fenced", "fenced", "update_fenced"]
 class Fenced:
     """A declarative mixin: rows of this class refuse a late writer.
 
-    A class with ``__mapper_args__`` of its own adds those of the mixin, or cannot
-    be mapped: ``{**Fenced.mapper_args(cls), "polymorphic_on": ...}``.
+    A class with ``__mapper_args__`` of its own must include those of the mixin:
+    ``{**Fenced.mapper_args(cls), "polymorphic_on": ...}``. It cannot be mapped without.
 
     Attributes:
         fence: The greatest fence that wrote the row; 0 before the first.
@@ -92,12 +93,12 @@ class Fenced:
     fence: Mapped[int] = mapped_column(BigInteger, default=0)
 
     @declared_attr.directive
-    def __mapper_args__(cls) -> dict[str, Any]:  # noqa: N805  (SQLAlchemy's way)
+    def __mapper_args__(cls) -> dict[str, Any]:  # noqa: N805  (required by SQLAlchemy)
         return Fenced.mapper_args(cls)
 
     @staticmethod
     def mapper_args(owner: Any) -> dict[str, Any]:
-        """Return what makes the ORM's UPDATE and DELETE compare the fence."""
+        """Return the arguments that make UPDATE and DELETE of the ORM compare it."""
         inherited = any(
             issubclass(base, Fenced) and hasattr(base, "__mapper__")
             for base in owner.__mro__[1:]
@@ -111,20 +112,20 @@ class Fenced:
 def fenced(session: Session, fence: Lease | int) -> Iterator[None]:
     """Write all fenced rows that change in this block under one fence.
 
-    What was changed before is flushed before, as it is. The block ends with a
-    flush; it does not commit. With an ``AsyncSession``, use it inside
+    Changes from before the block are flushed first, without this fence. The block ends
+    with a flush; it does not commit. With an ``AsyncSession``, use it inside
     ``run_sync``.
 
     Args:
-        session: Whose rows.
+        session: The session of the rows.
         fence: The lease of the lock that protects them, or its fence.
 
     Raises:
         StaleFence: A row has a greater fence. As after any error in a flush, the
-            session's transaction is over and nothing of it was written.
-        ConfigurationError: It is no fence. Nothing was written.
+            session's transaction has ended, and nothing of it was written.
+        ConfigurationError: The value is not a fence. Nothing was written.
     """
-    number = _number_of(fence)
+    number = fence_number(fence)
 
     def stamp(session: Session, *_: Any) -> None:
         for target in (*session.new, *session.dirty, *session.deleted):
@@ -144,10 +145,9 @@ def update_fenced(session: Session, statement: Update, fence: Lease | int) -> in
     """Execute an UPDATE of fenced rows under a fence: all of them, or none.
 
     Args:
-        session: In whose transaction.
+        session: The session whose transaction to use.
         statement: ``update(Invoice).where(...).values(...)``. Without values it
-            raises the fences, and thereby locks the rows until the transaction
-            ends.
+            raises the fences, which locks the rows until the transaction ends.
         fence: The lease of the lock that protects them, or its fence.
 
     Returns:
@@ -156,18 +156,18 @@ def update_fenced(session: Session, statement: Update, fence: Lease | int) -> in
     Raises:
         StaleFence: At least one of the rows has a greater fence. As after an error
             in a flush, the session's transaction (or savepoint) is rolled back.
-        ConfigurationError: It is no fence, or the statement writes a table that
-            has none. Nothing was written.
+        ConfigurationError: The value is not a fence, or the statement writes a table
+            without one. Nothing was written.
     """
-    number = _number_of(fence)
+    number = fence_number(fence)
     entity = statement.entity_description["entity"]
     table = statement.entity_description["table"]
     column = getattr(inspect(entity), "version_id_col", None)
     if not issubclass(entity, Fenced) or column is None or column.table is not table:
         raise ConfigurationError(
-            f"An UPDATE of {entity.__name__} cannot compare the fence, which is not in "
-            "its table. Nothing was written. Update the class that has the fence "
-            "first, without values, then the rest."
+            f"The table of {entity.__name__} has no fence for the UPDATE to compare. "
+            "Nothing was written. Update the class that has the fence first, without "
+            "values, then the rest."
         )
     guarded = statement.where(entity.fence <= number).values(fence=number)
     greatest = select(func.max(entity.fence)).where(entity.fence > number)
@@ -179,28 +179,8 @@ def update_fenced(session: Session, statement: Update, fence: Lease | int) -> in
         transaction = session.get_nested_transaction() or session.get_transaction()
         if transaction is not None:
             transaction.rollback()
-        raise _stale(f"The update of {entity.__name__} rows", number, latest)
+        raise stale(f"The update of {entity.__name__} rows", number, latest)
     return int(cast("CursorResult[Any]", matched).rowcount)
-
-
-def _number_of(fence: Any) -> int:
-    number = getattr(fence, "fence", fence)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ConfigurationError(
-            f"{fence!r} is no fence. Give the lease, or its number (`lease.fence`). "
-            "Nothing was written."
-        )
-    return number
-
-
-def _stale(what: str, fence: int, latest: int) -> StaleFence:
-    return StaleFence(
-        f"{what} came with fence {fence}, but there is fence {latest} already: "
-        "somebody who got the lock later has written. Nothing was written. Drop this "
-        "work.",
-        fence=fence,
-        latest=latest,
-    )
 
 
 def _is_written(session: Session, target: Any) -> bool:
@@ -211,11 +191,11 @@ def _is_written(session: Session, target: Any) -> bool:
 
 @event.listens_for(Fenced, "mapper_configured", propagate=True)
 def _refuse_unversioned(mapper: Mapper[Any], cls: type) -> None:
-    """Refuse a class that would not compare, before it can write."""
+    """Refuse a class that does not compare fences, before it can write."""
     compares = mapper.version_id_col is mapper.columns.get("fence")
     if not compares or mapper.version_id_generator is not False:
         raise ConfigurationError(
-            f"{cls.__name__} would not compare fences: it has __mapper_args__ of its "
+            f"{cls.__name__} does not compare fences: it has __mapper_args__ of its "
             "own. Make them a `@declared_attr.directive` that returns "
             "`{**Fenced.mapper_args(cls), ...}`, without another version_id_col."
         )
@@ -240,14 +220,14 @@ def _claim_before_delete(
 def _claim(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     """Raise the row's fence to the target's, and lock the row; or refuse."""
     column: Any = mapper.version_id_col
-    number = _number_of(target.fence)
+    number = fence_number(target.fence)
     keys, identity = column.table.primary_key, inspect(target).identity
     row = [key == value for key, value in zip(keys, identity, strict=True)]
     claim = update(column.table).where(*row, column <= number).values({column: number})
     if connection.execute(claim).rowcount == 0:
         latest = connection.scalar(select(column).where(*row))
         if latest is None:
-            return  # the row is gone, which the ORM notices and says by itself
+            return  # the row is gone: the ORM raises an error
         name = ", ".join(map(repr, identity))
-        raise _stale(f"The write of {type(target).__name__} {name}", number, latest)
+        raise stale(f"The write of {type(target).__name__} {name}", number, latest)
     set_committed_value(target, "fence", number)

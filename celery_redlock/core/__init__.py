@@ -1,6 +1,37 @@
 """Redlock on a majority of independent Redis masters. Knows Redis, not Celery.
 
-Read in this order: ``ballot`` (how votes are counted), ``scripts`` (what a node
-does), ``fanout`` (how all of them are asked at once), ``redlock`` (the
-algorithm), ``fence`` and ``guard`` (what plain Redlock lacks), ``renewal``.
+Read in this order:
+
+1.  ``redlock``: the lock service, and the algorithm in one picture.
+2.  ``lease``: the result of an acquire, and the holder as the nodes store it.
+3.  ``quorum``: how votes are counted. ``failure``: the error for a lost vote.
+4.  ``fence``, ``restart_guard``: two guarantees that plain Redlock lacks.
+5.  ``extension``: one renewal. ``renewal``: the thread that renews all leases.
+6.  ``wait_queue``: waiting for a lock that another client holds.
+7.  ``scripts``: what a node does, in Lua. ``keys``: the names of all keys there.
+8.  ``transport``: requests, connections, and one conversation with all nodes.
+9.  ``records``: what nodes remember besides locks.
+10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
+    durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields`` and
+    ``spelling``: small helpers.
 """
+
+__all__ = [
+    "backoff",
+    "callbacks",
+    "clock",
+    "deployment",
+    "failure",
+    "keys",
+    "lease",
+    "log_fields",
+    "quorum",
+    "records",
+    "redlock",
+    "renewal",
+    "restart_guard",
+    "scripts",
+    "spelling",
+    "timing",
+    "transport",
+]

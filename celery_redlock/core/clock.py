@@ -1,4 +1,4 @@
-"""The only place that reads time or sleeps.
+"""The only module that reads time or sleeps.
 
 Every duration in the package is in seconds and every instant is monotonic,
 except where a name ends in ``_ms`` or ``_us`` (beside Lua) or says ``wall``.
@@ -6,6 +6,7 @@ except where a name ends in ``_ms`` or ``_us`` (beside Lua) or says ``wall``.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Protocol
 
@@ -13,13 +14,13 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """What the core knows of time. Tests and the simulator bring their own."""
+    """The core's view of time. Tests and the simulator bring their own."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed point; never goes back."""
 
-    def wall_us(self) -> int:
-        """Microseconds since 1970. A hint for fences; no safety rests on it."""
+    def wall(self) -> float:
+        """Seconds since 1970. A hint for fences; no safety rests on it."""
 
     def sleep(self, seconds: float) -> None:
         """Pause the calling thread or greenlet."""
@@ -31,21 +32,20 @@ _CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The machine's clocks.
+
+    ``monotonic`` counts since boot, with suspended time where the system offers
+    that. Both readings are C functions, because every call of a task makes several.
+    """
 
     __slots__ = ()
 
-    def monotonic(self) -> float:
-        """Seconds since boot, time asleep included where the system tells."""
-        return time.clock_gettime(_CLOCK_ID)
-
-    def wall_us(self) -> int:
-        """Microseconds since 1970."""
-        return time.time_ns() // 1000
+    monotonic = staticmethod(functools.partial(time.clock_gettime, _CLOCK_ID))
+    wall = staticmethod(time.time)
 
     def sleep(self, seconds: float) -> None:
         """Pause; cooperative under gevent and eventlet when they patched it."""
-        time.sleep(seconds)
+        time.sleep(seconds)  # looked up late: they replace it
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -1,16 +1,16 @@
-"""Say why a lock was not had, and how long to pause before the next try.
+"""The error for an attempt without success, and the pause before the next one.
 
-Each message is a fact with numbers, what holds now, and the remedy.
+Each message states a fact with its numbers, what holds now, and the remedy.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.ballot import Ballot, Verdict, VoteKind
+from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.quorum import Ballot, Verdict, VoteKind
 from celery_redlock.errors import (
     LockContended,
     LockHeld,
@@ -47,31 +47,38 @@ def failure_of(key: str, ballot: Ballot, *, node_timeout: float) -> LockUnavaila
             f"granted it (need {ballot.quorum}), {ballot.taken} named others"
             f"{f'; {reasons}' if reasons else ''}"
         )
-    return LockContended(
-        f"{fact}. Nothing is locked; try again.", key=key, ballot=ballot
-    )
+    return LockContended(f"{fact}. Nothing is held; try again.", key=key, ballot=ballot)
 
 
-def unreachable(key: str, ballot: Ballot, *, node_timeout: float) -> QuorumUnreachable:
-    """Return the error for too few votes, with who did not give one and why."""
+def unreachable(
+    key: str, ballot: Ballot, *, node_timeout: float, state: str = "Nothing is held"
+) -> QuorumUnreachable:
+    """Return the error for too few votes. It says why each node gave none.
+
+    Args:
+        key: The name of the lock.
+        ballot: The votes.
+        node_timeout: Seconds that a node had to answer.
+        state: What holds now, as a clause.
+    """
     wait_ms = ballot.quarantine_ms()
     if wait_ms is not None:
         remedy = (
-            f"They vote again by themselves in {wait_ms / _MS:.1f} s; on a brand-new "
+            f"They vote again by themselves in {wait_ms / _MS:.1f} s. In a brand-new "
             "deployment, `celery -A proj redlock init` ends the wait"
         )
     elif _configurations(ballot):
         remedy = (
             f"Those nodes are set up for: {'; '.join(_configurations(ballot))}. Use "
-            "the same settings on all clients, or move the nodes to yours with "
-            "`celery -A proj redlock reconfigure`"
+            "the same settings on all clients, or move the nodes to these settings "
+            "with `celery -A proj redlock reconfigure`"
         )
     else:
         remedy = "Run `celery -A proj redlock doctor`"
     return QuorumUnreachable(
         f"Only {ballot.answered} of {len(ballot.labels)} nodes gave a vote on {key!r} "
         f"within {node_timeout:g} s (need {ballot.quorum}): {ballot.reasons()}. "
-        f"Nothing is locked. {remedy}.",
+        f"{state}. {remedy}.",
         key=key,
         ballot=ballot,
         retry_after=None if wait_ms is None else wait_ms / _MS,
@@ -79,16 +86,16 @@ def unreachable(key: str, ballot: Ballot, *, node_timeout: float) -> QuorumUnrea
 
 
 def ttl_left(ballot: Ballot, token: str) -> float:
-    """Return the seconds until a majority no longer names this token; 0 if for ever.
+    """Return the seconds until a majority no longer names this token.
 
-    It must be named by a majority now.
+    A majority must name it now. 0 for a lock that does not end.
     """
     left = ends_in(ballot, token)
     return 0.0 if left == math.inf else left
 
 
 def ends_in(ballot: Ballot, token: str) -> float:
-    """Return the same, and infinity for a lock that does not end."""
+    """Return the same as ``ttl_left``, but infinity for a lock that does not end."""
     left = sorted(
         math.inf if vote.number < 0 else vote.number
         for vote in ballot.votes
@@ -102,13 +109,13 @@ def delay_after(
 ) -> float:
     """Return a random pause in seconds before the next try.
 
-    It doubles with each, from about two round trips, so that contenders part;
-    up to a tenth of the ttl where somebody holds the lock.
+    It doubles with each try, from about two round trips, so that contenders separate.
+    Where another client holds the lock, it grows up to a tenth of the ttl.
     """
     held = failure.ballot is not None and failure.ballot.taken > 0
     longest = min(ttl / 10, _LONGEST_DELAY) if held else _LONGEST_DELAY / 4
-    ceiling = min(longest, max(_SHORTEST_DELAY, 2 * took) * 2 ** min(tries, 16))
-    return random.uniform(ceiling / 4, ceiling)  # noqa: S311  (no secret)
+    ceiling = doubled(max(_SHORTEST_DELAY, 2 * took), tries, longest)
+    return jittered(ceiling, least=0.25)
 
 
 def _held(key: str, ballot: Ballot) -> LockHeld:
@@ -116,7 +123,7 @@ def _held(key: str, ballot: Ballot) -> LockHeld:
     holder, left = Holder.parse(ballot.holder_value()), ttl_left(ballot, token)
     return LockHeld(
         f"The lock {key!r} is held by {holder}, as {votes} of {len(ballot.labels)} "
-        f"nodes say, for {left:.1f} s more unless renewed. Nothing is locked by you.",
+        f"nodes say, for {left:.1f} s more unless renewed. You do not hold the lock.",
         key=key,
         ballot=ballot,
         holder=holder,

@@ -1,19 +1,19 @@
-"""What a holder has, and who holds what.
+"""The lease of a holder, and the holder as the nodes store it.
 
 The value of a lock on a node is readable text::
 
     9f3c…c1a0.5d2e…77b1      token: base "." attempt, fixed length, the ownership
     1790000000000000         the node's fence counter when it granted
     send_invoice             task     ┐
-    0c9d…                    task id  │ facts about the holder, for people
-    worker-1                 host     │ and for one-read inspection
+    0c9d…                    task id  │ the holder's info, for display
+    worker-1                 host     │
     4711                     pid      │
     1790000000.123           start, seconds since 1970 by the holder's clock │
     1789999999000000         µs since 1970 when its call was published, if known ┘
-    cancelled send_invoice…  only when somebody has asked it to end, and who
+    cancelled send_invoice…  the newcomer that asked the holder to end, if any
 
-The *base* is minted once per execution and the *attempt* for every try: a
-delayed release of one try cannot delete the vote of the next one.
+The *base* is minted once per execution and the *attempt* for every try. So a delayed
+release of one try cannot delete the vote of the next one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from celery_redlock.errors import LockCancelled, LockLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.ballot import Ballot
     from celery_redlock.core.clock import Clock
+    from celery_redlock.core.quorum import Ballot
 
 __all__ = [
     "TOKEN_LENGTH",
@@ -40,12 +40,15 @@ __all__ = [
     "Inspection",
     "Lease",
     "LeaseState",
+    "drift_of",
+    "end_of_validity",
     "new_base",
     "new_token",
 ]
 
 _BASE_BYTES, _ATTEMPT_BYTES = 16, 8
-_CANCELLED = "\ncancelled "  # as CANCEL of core.scripts writes it
+_DRIFT_RATE, _DRIFT_FIXED = 0.01, 0.002
+_CANCELLED = "\ncancelled "  # as REQUEST_CANCEL of core.scripts writes it
 TOKEN_LENGTH = 2 * _BASE_BYTES + 1 + 2 * _ATTEMPT_BYTES
 
 
@@ -59,16 +62,31 @@ def new_token(base: str) -> str:
     return f"{base}.{secrets.token_hex(_ATTEMPT_BYTES)}"
 
 
+def drift_of(ttl: float) -> float:
+    """Return the seconds by which two clocks may part over one ttl: 1 % + 2 ms."""
+    return ttl * _DRIFT_RATE + _DRIFT_FIXED
+
+
+def end_of_validity(started_at: float, ttl: float) -> float:
+    """Return the instant until which a majority certainly keeps a lock.
+
+    Args:
+        started_at: Instant before the first node was asked.
+        ttl: Seconds for which nodes keep the lock.
+    """
+    return started_at + ttl - drift_of(ttl)
+
+
 _host = functools.cache(socket.gethostname)
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock: what a node can tell of it in one read.
+    """The holder of a lock, as a node stores it.
 
     Attributes:
         token: Proof of ownership.
-        fence: The counter of the node that was asked; the lease's fence is the
+        fence: The counter of the node that was asked. The fence of the lease is the
             greatest among a quorum of nodes.
         task: Task name, or ``""`` where the lock was taken without a task.
         task_id: Celery's id of the execution, or ``""``.
@@ -76,8 +94,8 @@ class Holder:
         pid: Process id of the holder on its host.
         started: Seconds since 1970, by the holder's clock, at its acquire.
         published: Microseconds since 1970, by the publisher's clock, when the call
-            was published; 0 where that is not known.
-        cancelled_by: Who has asked it to end, or ``""``.
+            was published; 0 if unknown.
+        cancelled_by: The newcomer that asked the holder to end, or ``""``.
     """
 
     token: str
@@ -99,13 +117,13 @@ class Holder:
         started: float = 0.0,
         published: int = 0,
     ) -> Holder:
-        """Return the facts of this process, before there is a token."""
+        """Return this process as a holder, before there is a token."""
         host, pid = _host(), os.getpid()
         return cls("", 0, task, task_id, host, pid, started, published)
 
     @classmethod
     def parse(cls, value: str) -> Holder:
-        """Read a lock's value; what is missing or foreign in it stays empty."""
+        """Read the value of a lock. Parts that are missing or foreign stay empty."""
         value, _, by = value.partition(_CANCELLED)
         token, fence, task, task_id, host, pid, started, published, *_ = (
             *value.split("\n"),
@@ -128,17 +146,17 @@ class Holder:
         """The part of the token that names the execution."""
         return self.token.partition(".")[0]
 
-    def facts(self) -> str:
-        """Return the text that follows token and fence in a lock's value."""
+    def info(self) -> str:
+        """Return the text that follows token and fence in the value of a lock."""
         fields = (self.task, self.task_id, self.host, str(self.pid))
         clean = (field.replace("\n", " ") for field in fields)
         published = (str(self.published),) if self.published else ()
         return "\n".join((*clean, f"{self.started:.3f}", *published))
 
     def __str__(self) -> str:
-        what = self.task or "a lock taken outside of a task"
-        who = f"{what}[{self.task_id}]" if self.task_id else what
-        return f"{who} on {self.host or 'an unknown host'} (pid {self.pid})"
+        task = self.task or "a lock taken outside of a task"
+        name = f"{task}[{self.task_id}]" if self.task_id else task
+        return f"{name} on {self.host or 'an unknown host'} (pid {self.pid})"
 
 
 def _number(text: str) -> int:
@@ -154,15 +172,15 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What the nodes say about one key at one moment. Nothing is promised by it.
+    """The lock of one key, as the nodes see it at one moment. It promises nothing.
 
     Attributes:
-        key: The name that was asked for.
-        holder: Who holds it on a majority of the nodes, or None.
-        votes: How many nodes name the one that most of them name.
-        ttl_left: Seconds until the lock ends by itself on a majority, if nobody
-            renews it; 0 where nobody holds it.
-        ballot: What each node said.
+        key: The name of the lock.
+        holder: The holder on a majority of the nodes, or None.
+        votes: How many nodes name the token that most of them name.
+        ttl_left: Seconds until the lock expires on a majority, unless its holder
+            renews it; 0 where there is no holder.
+        ballot: The votes of the nodes.
     """
 
     key: str
@@ -173,105 +191,79 @@ class Inspection:
 
 
 class LeaseState(enum.Enum):
-    """Where a lease is in its life. It only moves down this list."""
+    """The states of a lease. It only moves down this list."""
 
     HELD = "held"
     RELEASED = "released"
     LOST = "lost"
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Lease:
-    """What a successful acquire returns: a lock, and until when to trust it.
+    """The result of a successful acquire: a lock, and until when to trust it.
 
-    A lease is valid while it is held and its validity has not ended, by this
-    machine's monotonic clock. Asking is free and local.
+    A lease is valid while it is held and its validity has not ended, by this machine's
+    monotonic clock. Asking is free and local.
 
     Attributes:
-        key: The name that is locked.
+        key: The name of the lock.
         token: Proof of ownership, unique to the attempt that won.
-        fence: A number greater than that of every earlier grant of this key;
-            hand it to storage that refuses a lesser one. Renewal keeps it.
-        facts: What the nodes store beside the token, for people.
+        fence: A number greater than that of every earlier grant of this key. Pass it
+            to storage that refuses a lesser one. Renewal keeps it.
+        holder_info: The text that the nodes store beside the token, for display.
         ttl: Seconds for which each acquire and renewal sets the lock.
+        started_at: Instant before the attempt's first send.
+        until: Instant at which the validity ends.
         votes: How many nodes granted it, at acquire or at the last renewal.
+        clock: Reads time.
+        confirm: Asks the nodes whether the lease is still the holder, or raises.
         state: Held, released or lost.
-        renewal_ballot: What nodes said at the last renewal, late ones included.
-        cancelled_by: Who has asked the holder to end; ``""`` while nobody has. The
-            lease stays valid: it is the holder who lets go of it.
+        renewal_ballot: The votes at the last renewal, late ones included.
+        cancelled_by: The newcomer that asked the holder to end; ``""`` if none did.
+            The lease stays valid until its holder releases it.
     """
 
-    __slots__ = (
-        "_clock",
-        "_confirm",
-        "cancelled_by",
-        "facts",
-        "fence",
-        "key",
-        "renewal_ballot",
-        "started_at",
-        "state",
-        "token",
-        "ttl",
-        "until",
-        "votes",
-    )
-
-    def __init__(  # noqa: PLR0913  (made in one place, by name)
-        self,
-        *,
-        key: str,
-        token: str,
-        facts: str,
-        fence: int,
-        ttl: float,
-        started_at: float,
-        until: float,
-        votes: int,
-        clock: Clock,
-        confirm: Callable[[Lease], None],
-    ) -> None:
-        self.key = key
-        self.token = token
-        self.facts = facts
-        self.fence = fence
-        self.ttl = ttl
-        self.started_at = started_at
-        self.until = until
-        self.votes = votes
-        self.state = LeaseState.HELD
-        self.renewal_ballot: Ballot | None = None
-        self.cancelled_by = ""
-        self._clock = clock
-        self._confirm = confirm
+    key: str
+    token: str
+    holder_info: str
+    fence: int
+    ttl: float
+    started_at: float
+    until: float
+    votes: int
+    clock: Clock
+    confirm: Callable[[Lease], None]
+    state: LeaseState = LeaseState.HELD
+    renewal_ballot: Ballot | None = None
+    cancelled_by: str = ""
 
     def remaining(self) -> float:
         """Return the seconds of validity that are left; 0 once it is not held."""
         if self.state is not LeaseState.HELD:
             return 0.0
-        return max(0.0, self.until - self._clock.monotonic())
+        return max(0.0, self.until - self.clock.monotonic())
 
     def is_valid(self) -> bool:
-        """Tell whether the lock is held and can still be proven."""
-        return self.remaining() > 0
+        """Tell whether the lock is held and can be proven."""
+        return self.state is LeaseState.HELD and self.until > self.clock.monotonic()
 
     def age(self) -> float:
-        """Return the seconds since the attempt that won was begun."""
-        return self._clock.monotonic() - self.started_at
+        """Return the seconds since the attempt that won began."""
+        return self.clock.monotonic() - self.started_at
 
     def ensure(self, *, network: bool = False) -> None:
         """Raise unless the lock is still ours. Call it before a side effect.
 
-        Without ``network`` this compares two numbers and costs nothing. With it
-        a majority of the nodes is asked, which costs one round trip and also
-        notices a lock that an operator took away. Neither can see the future: a
-        process can be paused between this line and the next one, which is what
-        the fence is for.
+        Without ``network`` this compares two numbers and costs nothing. With it a
+        majority of the nodes is asked, which costs one round trip and also notices a
+        lock that an operator released. Neither can see the future: a process can be
+        paused between this line and the next one. The fence protects from that.
 
         Raises:
-            LockLost: The validity ended, or (``network``) the nodes name
-                somebody else. Somebody else may be running; write nothing.
-            LockCancelled: Somebody has asked the holder to end. Nobody else runs
-                before it has.
+            LockLost: The validity ended, or (``network``) the nodes name another
+                holder. Another run may be under way: write nothing.
+            LockCancelled: A newcomer asked the holder to end. No other run begins
+                before this one has ended.
             QuorumUnreachable: (``network``) too few nodes answered to tell.
         """
         if not self.is_valid():
@@ -279,30 +271,30 @@ class Lease:
         if self.cancelled_by:
             raise self.cancelled_error()
         if network:
-            self._confirm(self)
+            self.confirm(self)
 
     def lost_error(self) -> LockLost:
-        """Build the error that says that this lease cannot be proven any more."""
+        """Build the error for a lease that cannot be proven any more."""
         if self.state is LeaseState.RELEASED:
             fact = f"The lock {self.key!r} was already released"
         else:
-            late = self._clock.monotonic() - self.until
+            late = self.clock.monotonic() - self.until
             fact = f"The lock {self.key!r} (ttl {self.ttl:g} s) was lost"
             if late >= 0:
                 fact += f": it was last confirmed {late + self.ttl:.1f} s ago"
         return LockLost(
-            f"{fact}. Somebody else may hold it now: write nothing more under "
-            f"fence {self.fence}.",
+            f"{fact}. Another client may hold it now: write nothing more under fence "
+            f"{self.fence}.",
             key=self.key,
             fence=self.fence,
         )
 
     def cancelled_error(self) -> LockCancelled:
-        """Build the error that says who has asked the holder to end."""
+        """Build the error for a lease whose holder was asked to end."""
         return LockCancelled(
-            f"{self.cancelled_by} wants the lock {self.key!r} and has cancelled the "
-            f"run that holds it (on_conflict: cancel_running). It is held under fence "
-            f"{self.fence} until this run has ended.",
+            f"{self.cancelled_by} asked for the lock {self.key!r} and cancelled the "
+            "run that holds it (on_conflict: cancel_running). This run holds the lock "
+            f"under fence {self.fence} until it ends.",
             key=self.key,
             fence=self.fence,
             by=self.cancelled_by,

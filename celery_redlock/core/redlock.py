@@ -1,4 +1,4 @@
-"""Acquire, extend, release, inspect on a majority.
+"""Acquire, extend, release and inspect locks on a majority of nodes.
 
 ::
 
@@ -7,50 +7,59 @@
                   │      └─ held / contended / unreachable ──► release what was
                   │                                            granted, then
                   └── random delay, new token ◄── try again ◄──┘   or raise
-                      (or until it is released: see core.waiting)
+                      (or until it is released: see core.wait_queue)
 
 A lease is valid for ``ttl − (now − time before the attempt's first send) − drift``
-with ``drift = 1 % of ttl + 2 ms``, by a monotonic clock, and looked at again
+with ``drift = 1 % of ttl + 2 ms``, by a monotonic clock. The validity is checked again
 after the last round trip: an acquire never returns a lease that has ended.
 
-Every try has a token of its own, so that the release of one try, delayed on the
-network, cannot delete the vote of the next. Release goes to ALL nodes, also to
-those that seemed to fail: they may have granted and only the answer been late.
+Every try has a token of its own. So the release of one try, delayed on the network,
+cannot delete the vote of the next. A release goes to ALL nodes, also to those that
+seemed to fail: they may have granted the lock, and only the answer was late.
 
 Source: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
-and for what it leaves open ``core.fence`` and ``core.guard``.
+and, for what that page leaves open, ``core.fence`` and ``core.restart_guard``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.address import parse_nodes
-from celery_redlock.core.ballot import Verdict, quorum_of
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
-from celery_redlock.core.commands import Commands
-from celery_redlock.core.deployment import NodesReport, check, initialize
+from celery_redlock.core.deployment import NodesReport, initialize
+from celery_redlock.core.extension import Extension
 from celery_redlock.core.failure import (
     delay_after,
     failure_of,
     ttl_left,
     unreachable,
 )
-from celery_redlock.core.fanout import Fanout, Transport
-from celery_redlock.core.fence import Fence, stripe_of
-from celery_redlock.core.guard import Guard
+from celery_redlock.core.fence import raise_fence
+from celery_redlock.core.keys import Keys, stripe_of
 from celery_redlock.core.lease import (
     Holder,
     Inspection,
     Lease,
     LeaseState,
+    end_of_validity,
     new_base,
     new_token,
 )
-from celery_redlock.core.node import Node
-from celery_redlock.core.timing import Timing, drift_of
-from celery_redlock.core.waiting import Waiting
-from celery_redlock.core.wakeup import Ears
+from celery_redlock.core.quorum import Ballot, Verdict
+from celery_redlock.core.restart_guard import RestartGuard
+from celery_redlock.core.scripts import ACQUIRE, INSPECT, RELEASE
+from celery_redlock.core.timing import Timing
+from celery_redlock.core.transport.broadcast import Broadcast
+from celery_redlock.core.transport.node import Node
+from celery_redlock.core.transport.pubsub import WakeupListener
+from celery_redlock.core.transport.requests import (
+    Nodes,
+    all_answered,
+    majority_answered,
+    verdict_is_certain,
+)
+from celery_redlock.core.transport.url import parse_nodes
+from celery_redlock.core.wait_queue import WaitQueue
 from celery_redlock.errors import (
     ConfigurationError,
     LockContended,
@@ -59,43 +68,48 @@ from celery_redlock.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from celery_redlock.core.address import NodeAddress
+    from celery_redlock.core.transport.requests import ScriptRequest, Transport
+    from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["Redlock"]
 
 _TRIES_AT_ONCE = 5
+_MS, _US = 1000, 1_000_000
 
 
 class Redlock:
     """A lock service on N independent Redis masters.
 
-    Building one opens nothing; connections are made on first use, in the
-    background. Threads and greenlets may share one, and it survives a fork.
+    Building one opens nothing. Connections are made on first use, in the background.
+    Threads and greenlets may share one, and it survives a fork.
 
     Args:
         nodes: URLs, ``{"url": ..., "name": ...}`` or addresses; see
-            ``core.address.parse_node``. 4 nodes survive no more losses than 3.
+            ``core.transport.url.parse_node``. 4 nodes survive no more losses than 3.
         ttl: Seconds for which nodes keep a lock that is not renewed.
-        max_ttl: Seconds that no ttl may exceed: how long a node that lost its
-            memory stays out of the vote. All clients must use the same.
+        max_ttl: Seconds that no ttl may exceed. A node that lost its memory stays out
+            of the vote for that long. All clients must use the same.
         node_timeout: Seconds that a node may take to answer.
         connect_timeout: Seconds that a connection may take to be made.
-        prefix: Of all keys on the nodes.
-        restart_guard: Keep restarted nodes out of the vote; see ``core.guard``.
-        clock, transport: For tests: time, and how to reach the nodes.
+        prefix: The start of the names of all keys on the nodes.
+        restart_guard: Keep restarted nodes out of the vote; see ``core.restart_guard``.
+        clock: For tests: reads time.
+        transport: For tests: reaches the nodes.
 
     Attributes:
         addresses, labels: The nodes, in the order given, and their names.
         quorum: How many of them are a majority.
+        keys: The names of the keys on the nodes.
         timing: The durations, checked against each other.
-        commands: With which keys and arguments scripts are called here.
-        guard: Looks after nodes that may not vote yet.
-        ears: Hear of releases. None where the transport is given: a wait asks and asks.
+        nodes: Builds script requests to all nodes and sends them.
+        guard: Brings nodes that may not vote yet back to the vote.
+        listener: Hears when a lock is released. None where a transport is given: a
+            wait then polls.
 
     Raises:
-        ConfigurationError: A value cannot be used. Says which, and the remedy.
+        ConfigurationError: A value cannot be used. The message names it and the remedy.
     """
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
@@ -114,9 +128,8 @@ class Redlock:
         self.addresses = parse_nodes(nodes)
         self.timing = Timing(ttl, max_ttl, node_timeout, connect_timeout)
         self.clock = clock
-        self.labels = tuple(address.name for address in self.addresses)
-        self.quorum = quorum_of(len(self.labels))
-        self.transport: Transport = transport or Fanout(
+        self.keys = Keys(prefix)
+        self.transport: Transport = transport or Broadcast(
             [
                 Node(address, clock=clock, connect_timeout=self.timing.connect_timeout)
                 for address in self.addresses
@@ -124,18 +137,20 @@ class Redlock:
             clock=clock,
             timing=self.timing,
         )
-        self.ears = None if transport else Ears(self.addresses, prefix, self.timing)
-        self.guard = Guard(
-            self.transport,
-            prefix=prefix,
-            timing=self.timing,
-            clock=clock,
-            enabled=restart_guard,
+        self.listener = (
+            None
+            if transport
+            else WakeupListener(self.addresses, self.keys, self.timing)
         )
-        self._fence = Fence(self.transport, self.guard.fence_key)
-        self.commands = Commands(
-            self.labels, guard=self.guard, clock=clock, insist=self.timing.max_ttl
+        self.nodes = Nodes(self.transport, clock=clock, resend_for=self.timing.max_ttl)
+        self.labels = self.nodes.labels
+        self.quorum = self.nodes.quorum
+        self.guard = RestartGuard(
+            self.nodes, keys=self.keys, timing=self.timing, enabled=restart_guard
         )
+        self._last_won = Ballot(self.labels)
+
+    # -- acquire -------------------------------------------------------------------
 
     def acquire(
         self,
@@ -144,18 +159,19 @@ class Redlock:
         wait: float = 0.0,
         *,
         base: str | None = None,
-        facts: Holder | None = None,
+        holder: Holder | None = None,
     ) -> Lease:
-        """Take the lock, or raise. Never returns an invalid lease.
+        """Take the lock, or raise. Never return an invalid lease.
 
         Args:
-            key: The name to lock.
+            key: The name of the lock.
             ttl: Seconds; the service's ttl by default.
-            wait: Seconds to wait for it, in line with others. At 0 a lock that is held
-                is an error at once, and split votes are tried at most five times.
-            base: First part of the token, when somebody else must be able to
-                release this execution's locks; random by default.
-            facts: What others see of the holder; this process by default.
+            wait: Seconds to wait for the lock, in a queue with other clients. At 0 a
+                lock that is held is an error at once, and split votes are tried at
+                most five times.
+            base: First part of the token, for when another process must be able to
+                release the locks of this execution; random by default.
+            holder: What other clients see of the holder; this process by default.
 
         Raises:
             LockHeld: A majority names another holder.
@@ -166,23 +182,29 @@ class Redlock:
         """
         if not key or "\n" in key:
             raise ConfigurationError(f"The key {key!r} must be one line of text.")
-        ttl = self.timing.ttl if ttl is None else self.timing.checked(ttl)
+        default_ttl = self.timing.ttl
+        if ttl is None:
+            ttl = default_ttl
+        elif ttl != default_ttl:
+            ttl = self.timing.checked(ttl)
         base = base or new_base()
-        facts = facts or Holder.here(started=self.clock.wall_us() / 1e6)
+        holder = holder or Holder.here(started=self.clock.wall())
         give_up_at = self.clock.monotonic() + wait
-        tries, waiting, outcome = 0, None, None
+        tries, queue, outcome = 0, None, None
         try:
             while True:
                 began = self.clock.monotonic()
-                outcome = self._attempt(key, ttl, new_token(base), facts.facts())
+                outcome = self._attempt(key, ttl, new_token(base), holder.info())
                 if isinstance(outcome, Lease):
                     return outcome
                 if outcome.ballot and self.guard.recover(outcome.ballot):
                     continue
                 tries, now = tries + 1, self.clock.monotonic()
-                if self.ears and now < give_up_at and isinstance(outcome, LockHeld):
-                    waiting = waiting or Waiting(key, self.ears, self)
-                    waiting.pause(give_up_at)
+                if self.listener and now < give_up_at and isinstance(outcome, LockHeld):
+                    queue = queue or WaitQueue(
+                        key, self.nodes, self.keys, self.listener
+                    )
+                    queue.pause(give_up_at)
                     tries = 0
                     continue
                 delay = delay_after(outcome, tries, ttl=ttl, took=now - began)
@@ -191,32 +213,32 @@ class Redlock:
                     raise outcome
                 self.clock.sleep(delay)
         finally:
-            if waiting:
-                waiting.end(acquired=isinstance(outcome, Lease))
+            if queue:
+                queue.end(acquired=isinstance(outcome, Lease))
 
     def _attempt(
-        self, key: str, ttl: float, token: str, facts: str
+        self, key: str, ttl: float, token: str, holder_info: str
     ) -> Lease | LockUnavailable:
-        question = self.commands.acquire(key, ttl=ttl, token=token, facts=facts)
-        ballot = question.ballot
+        request = self.acquire_request(
+            key, ttl=ttl, token=token, holder_info=holder_info
+        )
+        ballot = request.ballot
         started_at = self.clock.monotonic()
         try:
-            self.transport.ask(question)
+            self.transport.ask(request)
             if ballot.final_verdict() is Verdict.WON:
-                fence = self._fence.settle(
-                    ballot,
-                    lock_key=self.commands.lock_key(key),
-                    token=token,
-                    facts=facts,
-                    stripe=stripe_of(key),
-                )
-                self.guard.consider(ballot)
-                until = started_at + ttl - drift_of(ttl)
+                fence = ballot.agreed_number()
+                if fence is None:
+                    keys = (self.keys.lock(key), self.keys.fence)
+                    args = (token, holder_info, stripe_of(key))
+                    fence = raise_fence(ballot, self.nodes, keys, args)
+                self._recover_late_voters(ballot)
+                until = end_of_validity(started_at, ttl)
                 if fence is not None and self.clock.monotonic() < until:
                     return Lease(
                         key=key,
                         token=token,
-                        facts=facts,
+                        holder_info=holder_info,
                         fence=fence,
                         ttl=ttl,
                         started_at=started_at,
@@ -226,61 +248,131 @@ class Redlock:
                         confirm=self.confirm,
                     )
         except BaseException:
-            self.transport.send(self.commands.release(key, token, since=started_at))
+            self._send_release(key, token, since=started_at)
             raise
         failure = failure_of(key, ballot, node_timeout=self.timing.node_timeout)
         if ballot.granted or ballot.answered < len(self.labels):
-            # Not waited for: whatever is sent next on a connection comes after it.
-            self.transport.send(self.commands.release(key, token, since=started_at))
+            # Not waited for: later requests on a connection come after it.
+            self._send_release(key, token, since=started_at)
         return failure
+
+    def _recover_late_voters(self, won: Ballot) -> None:
+        """Recover the unsynced nodes of a ballot that was won without them.
+
+        Also those of the ballot before: an early verdict does not wait for their
+        votes, but by now the votes have come in.
+        """
+        before, self._last_won = self._last_won, won
+        if (won.unsynced or before.unsynced) and not self.guard.recover(won):
+            self.guard.recover(before)
+
+    def acquire_request(
+        self,
+        key: str,
+        *,
+        ttl: float,
+        token: str,
+        holder_info: str,
+        done_when: Callable[[Ballot], bool] = verdict_is_certain,
+    ) -> ScriptRequest:
+        """Build the request of one attempt to take the lock."""
+        guard = self.guard
+        return self.nodes.request(
+            ACQUIRE,
+            (self.keys.lock(key), *self.keys.admission),
+            (
+                token,
+                holder_info,
+                round(ttl * _MS),
+                stripe_of(key),
+                round(self.clock.wall() * _US),
+                guard.hint_tolerance_us,
+                guard.config,
+                guard.quarantine_ms,
+            ),
+            done_when=done_when,
+        )
+
+    # -- renew and release ---------------------------------------------------------
 
     def extend(self, lease: Lease) -> bool:
         """Renew the lease now. Return whether its validity has moved.
 
-        False leaves it as valid as it was before; it can be tried again until
-        its validity ends. A lease that has ended is never resurrected.
+        After False the lease is as valid as before. It can be renewed again until its
+        validity ends. A lease that has ended is never resurrected.
         """
-        extension = self.commands.extension(lease)
-        return extension.carry_through(self.transport, self.timing.node_timeout)
+        return self.extension(lease).carry_through(self.timing.node_timeout)
+
+    def extension(self, lease: Lease) -> Extension:
+        """Begin a renewal of this lease, for a caller that sends it."""
+        return Extension(lease, self.nodes, self.keys, self.guard.config)
 
     def release(self, lease: Lease, *, keep: float = 0.0) -> int:
-        """Let go of the lock on all nodes. Twice is harmless.
+        """Release the lock on all nodes. Twice is harmless.
 
         Take the lease out of renewal first (``Watchdog.forget``). After a loss
         this never touches a successor's lock.
 
         Args:
-            lease: What ``acquire`` returned.
+            lease: The result of ``acquire``.
             keep: Seconds for which nodes keep the lock instead of deleting it
                 (``hold_at_least``).
 
         Returns:
-            How many nodes said that it was still ours, by the time that a majority
-            had answered. The others are told too; one that is away, when it is back.
+            How many nodes still held the lock for this lease, by the time that a
+            majority had answered. All nodes are asked. A node that is away is asked
+            when it reconnects.
         """
         if lease.state is LeaseState.HELD:
             lease.state = LeaseState.RELEASED
-        question = self.commands.release(
+        request = self.release_request(
             lease.key, lease.token, keep=keep, since=lease.started_at
         )
-        self.transport.ask(question)
-        return question.ballot.granted
+        self.transport.ask(request)
+        return request.ballot.granted
 
     def release_base(self, key: str, base: str) -> int:
-        """Release whatever attempt of this execution holds the key.
+        """Release any lock on the key that an attempt of this execution got.
 
-        For those who outlive the holder: the worker's main process frees the
-        lock of a child that is gone. Returns as ``release`` does.
+        For a process that outlives the holder: the worker's main process releases
+        the lock of a child that is gone. Returns as ``release`` does.
         """
-        question = self.commands.release(key, f"{base}.")
-        self.transport.ask(question)
-        return question.ballot.granted
+        request = self.release_request(key, f"{base}.")
+        self.transport.ask(request)
+        return request.ballot.granted
+
+    def release_request(
+        self, key: str, prefix: str, *, keep: float = 0.0, since: float = 0.0
+    ) -> ScriptRequest:
+        """Build the request that releases the lock, now or in ``keep`` seconds.
+
+        Args:
+            key: The name of the lock.
+            prefix: The start of the token.
+            keep: Seconds for which nodes keep the lock instead of deleting it.
+            since: Instant at which the lock was first asked for. A node that was away
+                ever since has nothing to release, and gets no release when it
+                reconnects.
+        """
+        return self.nodes.request(
+            RELEASE,
+            (self.keys.lock(key), self.keys.wait_queue(key)),
+            (prefix, max(0, round(keep * _MS))),
+            done_when=majority_answered,
+            resend=True,
+            resend_since=since,
+        )
+
+    def _send_release(self, key: str, token: str, *, since: float) -> None:
+        self.transport.send(self.release_request(key, token, since=since))
+
+    # -- ask -----------------------------------------------------------------------
 
     def inspect(self, key: str) -> Inspection:
         """Tell who holds the key now. Changes nothing and promises nothing."""
-        question = self.commands.inspect(key)
-        self.transport.ask(question)
-        ballot = question.ballot
+        ballot = self.nodes.ask(
+            INSPECT, (self.keys.lock(key),), done_when=all_answered
+        ).ballot
         token, votes = ballot.top_taker
         held = votes >= ballot.quorum
         return Inspection(
@@ -295,7 +387,7 @@ class Redlock:
         """Ask the nodes whether the lease is still the holder; raise if not.
 
         Raises:
-            LockLost: A majority does not hold it for this lease any more.
+            LockLost: A majority does not hold the lock for this lease any more.
             QuorumUnreachable: Too few nodes answered to tell.
         """
         ballot = self.inspect(lease.key).ballot
@@ -303,13 +395,34 @@ class Redlock:
         if ours >= self.quorum:
             return
         if ours + len(self.labels) - ballot.answered >= self.quorum:
-            timeout = self.timing.node_timeout
-            raise unreachable(lease.key, ballot, node_timeout=timeout)
+            raise unreachable(
+                lease.key,
+                ballot,
+                node_timeout=self.timing.node_timeout,
+                state=f"The lease is valid for {lease.remaining():.1f} s more",
+            )
         raise lease.lost_error()
 
     def check(self) -> NodesReport:
-        """Ask every node for a vote that locks nothing anybody wants, and report."""
-        return check(self.guard, self.commands, self.transport, self.timing.ttl)
+        """Ask every node for a vote on a lock that no other client wants; report.
+
+        A node that must go into quarantine goes now and not with the first task.
+        """
+        base = new_base()
+        key, token = f"check:{base}", new_token(base)
+        request = self.acquire_request(
+            key,
+            ttl=self.timing.ttl,
+            token=token,
+            holder_info="",
+            done_when=all_answered,
+        )
+        self.transport.ask(request)
+        self._send_release(key, token, since=0.0)
+        self.guard.recover(request.ballot)
+        return NodesReport(request.ballot)
+
+    # -- life cycle ----------------------------------------------------------------
 
     def initialize(self) -> None:
         """Start a brand-new deployment without waiting for the restart guard.
@@ -322,8 +435,8 @@ class Redlock:
 
     def close(self) -> None:
         """Close all connections. The next use opens them again."""
-        if self.ears:
-            self.ears.close()
+        if self.listener:
+            self.listener.close()
         self.transport.close()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The durations of a deployment, and how they bound each other.
+"""The durations of a deployment, and how they limit each other.
 
 ::
 
@@ -14,26 +14,20 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 
-__all__ = ["Timing", "drift_of", "seconds_of"]
+__all__ = ["Timing", "seconds_of"]
 
-_DRIFT_RATE, _DRIFT_FIXED = 0.01, 0.002
 _LEAST_ROUNDS = 3
-
-
-def drift_of(ttl: float) -> float:
-    """Return the seconds by which two clocks may part over one ttl: 1 % + 2 ms."""
-    return ttl * _DRIFT_RATE + _DRIFT_FIXED
 
 
 def seconds_of(name: str, value: Any) -> float:
     """Return a duration above 0 in seconds.
 
     Args:
-        name: What it is called, for the error.
+        name: The name of the duration, for the error.
         value: Seconds, or a ``timedelta``.
 
     Raises:
-        ConfigurationError: It is not a finite number above 0.
+        ConfigurationError: The value is not a finite number above 0.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -47,13 +41,13 @@ def seconds_of(name: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in seconds that were found to fit together.
+    """Durations in seconds, checked against each other.
 
     Attributes:
-        ttl: For how long nodes keep a lock that is not renewed.
-        max_ttl: What no ttl may exceed; the same for all clients.
-        node_timeout: What a node may take to answer.
-        connect_timeout: What a connection may take to be made.
+        ttl: How long nodes keep a lock that is not renewed.
+        max_ttl: The upper limit of every ttl; the same for all clients.
+        node_timeout: How long a node may take to answer.
+        connect_timeout: How long a connection may take to be made.
     """
 
     ttl: float
@@ -67,32 +61,33 @@ class Timing:
         object.__setattr__(self, "ttl", self.checked(self.ttl))
 
     def checked(self, ttl: Any) -> float:
-        """Return a ttl in seconds that may be used here.
+        """Return a ttl in seconds, if it fits this deployment.
 
         Raises:
-            ConfigurationError: It is no duration, above max_ttl, or not above
+            ConfigurationError: It is no duration, is above max_ttl, or is not above
                 three node time-outs.
         """
         seconds = seconds_of("ttl", ttl)
         if seconds > self.max_ttl:
             raise ConfigurationError(
-                f"The ttl of {seconds:g} s is above max_ttl ({self.max_ttl:g} s), for "
-                "which a restarted node stays out of the vote. Lower the ttl (renewal "
-                "keeps a long run locked), or raise max_ttl on all clients with "
-                "`celery -A proj redlock reconfigure`."
+                f"The ttl of {seconds:g} s is above max_ttl ({self.max_ttl:g} s), the "
+                "time for which a restarted node stays out of the vote. Lower the ttl "
+                "(renewal keeps a long run locked), or raise max_ttl on all clients "
+                "with `celery -A proj redlock reconfigure`."
             )
         if seconds <= _LEAST_ROUNDS * self.node_timeout:
             raise ConfigurationError(
                 f"The ttl of {seconds:g} s must be more than three node time-outs "
-                f"({self.node_timeout:g} s each), or it can end before it is granted."
+                f"({self.node_timeout:g} s each), or the lock can expire before it is "
+                "granted."
             )
         return seconds
 
     @property
     def quarantine(self) -> float:
-        """Seconds after which all that a node may have forgotten has ended.
+        """Seconds after which every lock that a node may have forgotten has ended.
 
-        1 % for nodes whose clocks run at different rates, 1 % for the holders',
-        and a second for whatever was on its way.
+        The sum of max_ttl, 1 % for nodes whose clocks run at different rates, 1 % for
+        the holders' clocks, and a second for requests that were on their way.
         """
         return self.max_ttl * 1.02 + 1.0

@@ -1,20 +1,23 @@
-"""N real redis-servers on loopback that you can pause, kill and restart.
+"""Real redis-servers on loopback that tests can pause, kill and restart.
 
 ::
 
     with DevNodes(5) as servers:
         redlock = Redlock(servers.urls)
-        servers.nodes[0].kill()          # and see that nobody minds
+        servers.nodes[0].kill()          # the other four are a majority
 
-They are for trying things out and for tests. In production nodes belong on
-machines that do not fail together.
+They are for demos and tests. In production, put nodes on machines that do not fail
+together.
 
-Each server has a folder of its own, which goes with it, and remembers nothing of
-an earlier life unless it is asked to. They run in sessions of their own, so that
-Ctrl-C reaches the program that started them and not them. They end with `stop`,
-with the ``with`` block, and when the interpreter exits. On Linux the kernel ends
-them too when this process is killed, if they were started from its main thread
-(the kernel ties that promise to a thread); elsewhere they survive its SIGKILL.
+Each server has a folder of its own, which `stop` removes. A server that is started
+again is empty, unless the caller asks to keep its memory. The servers run in sessions
+of their own, so Ctrl-C reaches only the program that started them. They end with
+`stop`, with the ``with`` block, and when the interpreter exits. On Linux the kernel
+also kills them when this process is killed, if its main thread started them.
+Elsewhere they survive its SIGKILL.
+
+Read ``processes`` first (a child process), then ``server`` (which redis-server, and
+its configuration) and ``node`` (one server); `DevNodes` below is a list of nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ __all__ = [
 
 
 class DevNodes:
-    """Some redis-servers, to be used as nodes: a context manager.
+    """Redis-servers to use as nodes: a context manager.
 
     Attributes:
         nodes: The servers, in the order of their URLs.
@@ -65,12 +68,12 @@ class DevNodes:
         """Describe the servers. Nothing runs before `start`.
 
         Args:
-            count: How many; 5 by default, of which 2 may fail.
+            count: The number of servers; 5 by default, of which 2 may fail.
             binary: The redis-server to run; `find_redis_server` by default.
             max_ttl: Seconds; the ``max_ttl`` of the `Redlock` that will use them.
-            initialize: Whether to declare them a new deployment once they run, so
-                that they need not wait out ``max_ttl`` before their first vote.
-            options: How each server is set up.
+            initialize: Whether to declare the running servers a new deployment. They
+                then vote at once, and not only after a ``max_ttl``.
+            options: The configuration of each server.
 
         Raises:
             ConfigurationError: ``count`` is less than 1.
@@ -87,15 +90,15 @@ class DevNodes:
 
     @property
     def urls(self) -> list[str]:
-        """What to give to `Redlock` or ``redlock_nodes``."""
+        """The URLs, for `Redlock` or ``redlock_nodes``."""
         return [node.url for node in self.nodes]
 
     def start(self) -> None:
-        """Start all servers, and return when all answer. Twice is as good as once.
+        """Start all servers, and return when all answer. A second call does nothing.
 
         Raises:
-            RedlockError: There is no redis-server, one did not come up, or they
-                could not be initialized. None of them is running.
+            RedlockError: There is no redis-server, a server did not start, or the
+                deployment could not be initialized. No server is running.
         """
         if self._owner == os.getpid():
             return
@@ -113,7 +116,7 @@ class DevNodes:
             raise
 
     def stop(self) -> None:
-        """End all servers, paused or not. Twice is harmless; in a fork, nothing."""
+        """End all servers, paused or not. In a fork this does nothing."""
         if self._owner != os.getpid():
             return
         for node in self.nodes:

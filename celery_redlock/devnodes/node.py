@@ -1,31 +1,21 @@
-"""One real redis-server that you can pause, kill and restart."""
+"""One redis-server on loopback that tests can pause, kill and restart."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import signal
-import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.devnodes.server import (
-    ServerOptions,
-    find_redis_server,
-    free_port,
-    spawn,
-)
+from celery_redlock.devnodes.processes import Process, free_port
+from celery_redlock.devnodes.server import ServerOptions, find_redis_server
 from celery_redlock.errors import RedlockError
-
-if TYPE_CHECKING:
-    import subprocess
 
 __all__ = ["DevNode"]
 
@@ -52,9 +42,9 @@ class DevNode:
         limited = self._options.username is not None
         self._admin = secrets.token_hex() if limited else self._options.password
         self._folder = Path()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._client: redis.Redis | None = None
-        self._settled = False
+        self._port_is_final = False
 
     def __repr__(self) -> str:
         where = f"127.0.0.1:{self.port}" if self.port else self._folder / "socket"
@@ -62,7 +52,7 @@ class DevNode:
 
     @property
     def url(self) -> str:
-        """How a client reaches it, with its password. Ready to use once started."""
+        """The URL for clients, with the password; complete after the start."""
         user = self._options.username, self._options.password
         return self._options.url(self._folder, self.port, *user)
 
@@ -78,27 +68,26 @@ class DevNode:
     @property
     def is_running(self) -> bool:
         """Whether the process exists; a paused one does."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_running
 
     @property
     def log(self) -> str:
-        """What the server has logged since it was last started."""
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.is_file() else ""
+        """The server's log since its last start."""
+        return "" if self._process is None else self._process.logs_since_start()
 
     def launch(self) -> None:
-        """Start the process and return at once; `start` waits for it.
+        """Start the process and return at once; `start` waits until it answers.
 
         Raises:
             RedlockError: There is no redis-server on this machine.
         """
         if self.is_running:
             return
-        self._hang_up()
+        self._close_client()
         binary = self._binary or find_redis_server()
         if not self._folder.name:
             self._folder = Path(tempfile.mkdtemp(prefix="redlock-node-"))
-        if not (self._settled or self._options.unix_socket):
+        if not (self._port_is_final or self._options.unix_socket):
             self.port = free_port()
         (self._folder / "data").mkdir(exist_ok=True)
         config = self._folder / "redis.conf"
@@ -106,23 +95,27 @@ class DevNode:
         config.write_text(
             self._options.redis_conf(self._folder, self.port, self._admin)
         )
-        self._process = spawn(
-            [binary, str(config)], self._folder / "log", self._options.environment
+        self._process = Process(
+            repr(self),
+            [binary, str(config)],
+            log=self._folder / "log",
+            environment=self._options.environment,
         )
+        self._process.start()
 
     def start(self) -> None:
-        """Start the server and return when it answers. Twice is as good as once.
+        """Start the server and return when it answers. A second call does nothing.
 
         Raises:
-            RedlockError: It did not come up, and is not running. The message ends
-                with what it logged.
+            RedlockError: The server did not answer in time, and is not running. The
+                message ends with its log.
         """
         for _ in range(_PORT_TRIES):
             self.launch()
-            if self._comes_up():
-                self._settled = True
+            if self._answers_in_time():
+                self._port_is_final = True
                 return
-            if self._settled or _PORT_TAKEN not in self.log:
+            if self._port_is_final or _PORT_TAKEN not in self.log:
                 break
         fact = f"did not answer within {self._options.start_timeout:g} s"
         if not self.is_running:
@@ -134,52 +127,47 @@ class DevNode:
         )
 
     def stop(self) -> None:
-        """End the server, paused or not, and remove its folder. Twice is harmless."""
+        """End the server, paused or not, and remove its folder."""
         self.kill()
         if self._folder.name:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = Path()
-            self._settled = False
+            self._port_is_final = False
 
     def pause(self) -> None:
-        """Stop the process (SIGSTOP): connections are accepted, nothing is answered.
+        """Stop the process (SIGSTOP): it accepts connections and never answers.
 
         Raises:
             RedlockError: It is not running.
         """
-        process = self._running()
-        process.send_signal(signal.SIGSTOP)
-        if sys.platform == "linux":  # the signal is sent; wait until it has worked
-            flags = os.WSTOPPED | os.WEXITED | os.WNOWAIT
-            os.waitid(os.P_PID, process.pid, flags)
+        self._running().pause()
 
     def resume(self) -> None:
-        """Let the process go on after `pause` (SIGCONT).
+        """Continue the process after `pause` (SIGCONT).
 
         Raises:
             RedlockError: It is not running.
         """
-        self._running().send_signal(signal.SIGCONT)
+        self._running().resume()
 
     def kill(self) -> None:
-        """End the process at once, paused or not (SIGKILL), as a crash does."""
-        self._hang_up()
+        """End the process at once (SIGKILL), paused or not, like a crash."""
+        self._close_client()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
 
     def restart(self, *, keep_memory: bool = False) -> None:
         """End the server and start it again at the same address.
 
         Args:
-            keep_memory: By default it comes back empty. With this, a server that
-                runs writes a snapshot first, and one that is dead comes back with
-                what it had written while it lived (by ``SAVE``, or to the
-                append-only file if its options ask for one).
+            keep_memory: By default the server comes back empty. With this, a running
+                server writes a snapshot first. A dead server comes back with what it
+                has written to disk: by ``SAVE``, or to the append-only file if its
+                options ask for one.
 
         Raises:
-            RedlockError: It could not write the snapshot (and still runs), or did
-                not come up again (and does not run).
+            RedlockError: The server could not write the snapshot (and still runs), or
+                did not start again (and does not run).
         """
         if keep_memory and self.is_running:
             self.resume()
@@ -193,17 +181,17 @@ class DevNode:
         """Send one command, with all rights, and return the reply as redis-py does.
 
         Raises:
-            RedlockError: It is not running, answered with an error, or did not
-                answer within 5 seconds (and may have done it all the same).
+            RedlockError: The server is not running, answered with an error, or did not
+                answer within 5 seconds (and may have executed the command).
         """
         self._running()
         try:
             return self._connected().execute_command(*words)
         except redis.RedisError as error:
-            raise RedlockError(f"{self!r}, asked to {words[0]!r}: {error}") from error
+            raise RedlockError(f"{self!r} refused {words[0]!r}: {error}") from error
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+    def _running(self) -> Process:
+        if self._process is None or not self._process.is_running:
             raise RedlockError(f"{self!r} is not running. Start or restart it first.")
         return self._process
 
@@ -218,19 +206,19 @@ class DevNode:
             )
         return self._client
 
-    def _hang_up(self) -> None:
+    def _close_client(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
 
-    def _comes_up(self) -> bool:
-        """Wait until the server answers, has ended, or has had its time."""
+    def _answers_in_time(self) -> bool:
+        """Wait until the server answers, has ended, or its time is over."""
         clock = SYSTEM_CLOCK
         deadline = clock.monotonic() + self._options.start_timeout
         while self.is_running and clock.monotonic() < deadline:
             try:
                 info = self.command("INFO")
-                # Another server may have the port; and ours talks while it loads.
+                # Another server may have the port, and a loading server answers too.
                 if info["process_id"] == self.pid and not info["loading"]:
                     return True
             except RedlockError:

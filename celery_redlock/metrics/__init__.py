@@ -4,21 +4,18 @@
 
     from celery_redlock import metrics
 
-    metrics.install(app, port=9464)     # beside the app
+    metrics.install(app, port=9464)     # next to the app
 
-Workers and beats of the app then answer on this port. A prefork worker counts in
-its children, so it needs what prometheus_client calls multiprocess mode: set
+Workers and beats of the app then answer scrapes on this port. The children of a prefork
+worker count, so such a worker needs the multiprocess mode of prometheus_client: set
 ``PROMETHEUS_MULTIPROC_DIR`` to an empty folder before the worker starts.
 
-=====================  ========================================================
-what is there          see
-=====================  ========================================================
-counts and durations   ``metrics.instruments``: kept by receivers of
-                       ``celery_redlock.signals``, in whatever process locks
-nodes and leadership   ``metrics.standing``: asked for when scraped
-=====================  ========================================================
+This file connects and serves. Then read ``instruments``, the counters and histograms,
+which receivers of ``celery_redlock.signals`` update in each process that locks; and
+``collector``, the gauges of nodes and leadership, which are read from the nodes at each
+scrape. Without ``install`` nothing is imported, connected or counted.
 
-Where it is not installed nothing is imported, counted or received.
+Exports ``install`` and the class of its result.
 """
 
 from __future__ import annotations
@@ -37,23 +34,23 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from celery_redlock import signals
+from celery_redlock.app.observer import Observer, install_once
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.fanout import Fanout
+from celery_redlock.core.transport.broadcast import Broadcast
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.metrics.collector import StateCollector
 from celery_redlock.metrics.instruments import instruments_in
-from celery_redlock.metrics.standing import StandingCollector
-from celery_redlock.observing import Observer, install_once
-from celery_redlock.runtime import runtime_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.ballot import Vote
-    from celery_redlock.core.question import Question
+    from celery_redlock.core.quorum import Vote
+    from celery_redlock.core.transport.requests import ScriptRequest
 
 __all__ = ["Metrics", "install"]
 
-log = logging.getLogger("celery_redlock.metrics")
+log = logging.getLogger(__name__)
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104  (as prometheus_client does it)
 
@@ -65,28 +62,28 @@ def install(
     host: str = _EVERYWHERE,
     registry: CollectorRegistry = REGISTRY,
 ) -> Metrics:
-    """Count and time the locks of an app. Twice is harmless: the first one stays.
+    """Count and time the locks of an app. A second call returns the first result.
 
     Args:
         app: The Celery app.
-        port: Where the main process of a worker, and a beat, answer a scrape; by
-            default they do not. A port that is taken is an error in the log, and
-            the worker runs without: give each worker of a machine its own.
-        host: The address to listen on; all of the machine by default.
-        registry: Where the metrics are.
+        port: The port of the main process of a worker, and of a beat; by default they
+            do not listen. If the port is in use, the worker logs an error and runs
+            without it. So give each worker of a machine its own port.
+        host: The address to listen on; all addresses by default.
+        registry: The registry of the metrics.
 
     Returns:
-        What was installed; its ``registry`` is for an endpoint of your own.
+        The installed metrics. Their ``registry`` is for an endpoint of your own.
     """
     return install_once(app, Metrics, port=port, host=host, source=registry)
 
 
 class Metrics(Observer):
-    """The metrics of one app, in this process and those that it forks.
+    """The metrics of one app, in this process and in its forked children.
 
     Attributes:
         app: The app.
-        server: What answers scrapes in this process, while it does.
+        server: The HTTP server for scrapes in this process, or None.
     """
 
     def __init__(
@@ -97,8 +94,8 @@ class Metrics(Observer):
         self._port, self._host = port, host
         self._source = source
         self._instruments = count = instruments_in(source)
-        self._standing = StandingCollector(self.app)
-        self._fanout: Fanout | None = None
+        self._collector = StateCollector(self.app)
+        self._broadcast: Broadcast | None = None
         for signal, receiver in (
             (signals.lock_acquired, count.on_acquired),
             (signals.lock_released, count.on_released),
@@ -110,7 +107,7 @@ class Metrics(Observer):
             (signals.lock_renewed, count.on_renewed),
             (signals.leader_elected, count.on_elected),
             (signals.leader_resigned, count.on_resigned),
-            # Any of these may be the first to show that the settings are known.
+            # Any of these may be the first signal after the settings are known.
             (signals.lock_acquired, self._observe_nodes),
             (signals.lock_conflict, self._observe_nodes),
             (signals.lock_outage, self._observe_nodes),
@@ -126,42 +123,42 @@ class Metrics(Observer):
 
     @property
     def registry(self) -> CollectorRegistry:
-        """Return a new registry with all metrics, to serve in your own way.
+        """A new registry with all metrics, for an endpoint of your own.
 
-        In multiprocess mode it has those of all processes that share the folder.
+        In multiprocess mode it has the metrics of all processes that share the folder.
         """
         registry = CollectorRegistry()
         if _is_shared():
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         else:
-            registry.register(self._source)  # it can be collected from
-        registry.register(self._standing)
+            registry.register(self._source)  # a registry is a collector, too
+        registry.register(self._collector)
         return registry
 
     def uninstall(self) -> None:
-        """Count no more and answer no more. What was counted stays."""
+        """Stop counting and serving. The counts stay."""
         super().uninstall()
-        if self._fanout is not None:
-            self._fanout.observer = None
-            self._fanout = None
+        if self._broadcast is not None:
+            self._broadcast.observer = None
+            self._broadcast = None
         self._stop()
 
     # -- nodes -----------------------------------------------------------------
 
     def _observe_nodes(self, **_: Any) -> None:
-        """Be told what nodes answer. Settings need not be known before that."""
-        if self._fanout is not None:
+        """Observe the answers of the nodes, once the settings are known."""
+        if self._broadcast is not None:
             return
         try:
             transport = runtime_of(self.app).redlock.transport
         except ConfigurationError:
-            return  # a worker ends by it, and says so; one without locks need not
-        if isinstance(transport, Fanout):
-            self._fanout = transport
+            return  # a worker with locks ends with this error; one without may run
+        if isinstance(transport, Broadcast):
+            self._broadcast = transport
             transport.observer = self._observer
 
-    def _observer(self, question: Question) -> Callable[[int, Vote], None]:
-        labels = question.ballot.labels
+    def _observer(self, request: ScriptRequest) -> Callable[[int, Vote], None]:
+        labels = request.ballot.labels
         asked_at = SYSTEM_CLOCK.monotonic()
 
         def on_vote(index: int, vote: Vote) -> None:
@@ -169,7 +166,7 @@ class Metrics(Observer):
                 seconds = SYSTEM_CLOCK.monotonic() - asked_at
                 self._instruments.on_answer(labels[index], vote, seconds)
             except Exception:
-                # A full disk, say: the vote counts all the same.
+                # The disk may be full. The vote itself is not affected.
                 log.exception("An answer of %s was not counted.", labels[index])
 
         return on_vote
@@ -181,8 +178,8 @@ class Metrics(Observer):
         if isinstance(sender.pool, prefork) and not _is_shared():
             log.warning(
                 "PROMETHEUS_MULTIPROC_DIR was not set when prometheus_client was "
-                "imported: what the children of this worker count is not seen. Set it "
-                "to an empty folder before the worker starts."
+                "imported, so the counts of this worker's children are not visible. "
+                "Set it to an empty folder before the worker starts."
             )
 
     def _serve(self, **_: Any) -> None:
@@ -191,13 +188,13 @@ class Metrics(Observer):
         where = f"{self._host}:{self._port}"
         try:
             self.server = start_http_server(self._port, self._host, self.registry)[0]
-        except (OSError, ValueError) as error:  # ValueError: there is no such folder
+        except (OSError, ValueError) as error:  # ValueError: the folder does not exist
             log.error("The metrics are not served at %s: %s.", where, error)  # noqa: TRY400  (it says all)
         else:
             log.info("The metrics are served at http://%s/metrics.", where)
 
     def _leave_to_parent(self, **_: Any) -> None:
-        """Close what a child has inherited: it would outlive its parent's port."""
+        """Close the inherited socket in a child, which may outlive its parent."""
         if self.server is not None:
             self.server.socket.close()
             self.server = None
@@ -207,9 +204,9 @@ class Metrics(Observer):
         if server is not None:
             server.shutdown()
             server.server_close()
-        self._standing.close()
+        self._collector.close()
 
 
 def _is_shared() -> bool:
-    """Tell whether the processes of a worker count in common files."""
+    """Tell whether the processes of a worker count in shared files."""
     return bool(getattr(values.ValueClass, "_multiprocess", False))

@@ -1,4 +1,4 @@
-"""Try your locks without a server: fake nodes, a fake clock, recorded signals.
+"""Test locks without a server: fake nodes, a fake clock, recorded signals.
 
 ::
 
@@ -10,23 +10,26 @@
     nodes.clock.sleep(10)
     assert not lease.is_valid()
 
-The fake nodes answer as real ones do: the same tests run on both. What is real
-and costs little is ``celery_redlock.devnodes``. With pytest there are fixtures for
-all of it: see ``celery_redlock.pytest_plugin``.
+The fake nodes reply as real ones do: one contract suite runs on both.
+``celery_redlock.devnodes`` starts real servers. ``celery_redlock.pytest_plugin`` has
+fixtures for all of it.
+
+Read ``clock`` and ``network`` (fake nodes, and how they fail) first, below them
+``memory_node`` and ``keyspace`` (one node in memory). Tests of tasks use ``faults``
+(freeze, partition, lose a lock), ``recorder`` (signals) and ``results``.
 """
 
 from __future__ import annotations
 
 from celery_redlock.testing.clock import FakeClock
-from celery_redlock.testing.conversation import FakeNode
 from celery_redlock.testing.faults import (
     freeze,
     held_elsewhere,
     lose_lock,
     partition,
 )
-from celery_redlock.testing.network import FakeNodes
-from celery_redlock.testing.nodes import MemoryNode
+from celery_redlock.testing.memory_node import MemoryNode
+from celery_redlock.testing.network import FakeNode, FakeNodes
 from celery_redlock.testing.recorder import Signalled, SignalRecorder
 from celery_redlock.testing.results import assert_skipped
 

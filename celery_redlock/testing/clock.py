@@ -1,4 +1,4 @@
-"""Time that stands still until it is told to move."""
+"""A clock for tests, which stands still until a test moves it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _US = 1_000_000
 
 
 class FakeClock:
-    """A clock for tests: ``sleep`` moves it, and nothing else does.
+    """A clock that only ``sleep`` and ``advance`` move. For one thread.
 
-    It counts whole microseconds, so that 0.1 + 0.2 is 0.3. For one thread; a
-    `core.clock.Clock` for the core and for `testing.MemoryNode`.
+    It counts whole microseconds, so that 0.1 + 0.2 is 0.3. It is a
+    `core.clock.Clock`, for the core and for `testing.MemoryNode`.
 
     Args:
         wall: Seconds since 1970 at the start.
 
     Attributes:
-        slept: Each pause that somebody asked for, in seconds.
+        slept: Each pause that a caller asked for, in seconds.
     """
 
     def __init__(self, wall: float = 1_800_000_000.0) -> None:
@@ -35,21 +35,21 @@ class FakeClock:
         self.slept: list[float] = []
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point."""
+        """Return the seconds since a fixed instant."""
         return self._now_us / _US
 
-    def wall_us(self) -> int:
-        """Microseconds since 1970."""
-        return self._now_us + self._wall_minus_now_us
+    def wall(self) -> float:
+        """Return the seconds since 1970."""
+        return (self._now_us + self._wall_minus_now_us) / _US
 
     def sleep(self, seconds: float) -> None:
-        """Move on, as if the caller had slept; what is due meanwhile is done."""
+        """Advance, as if the caller had slept, and record the pause."""
         self.slept.append(seconds)
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Move on by so many seconds, and do what was planned by ``at`` for them."""
-        # Somebody who waits for an instant must get there, however near it is.
+        """Advance by this many seconds, and call the events that are due by then."""
+        # A caller that waits for an instant must reach it, however near it is.
         least = 1 if seconds > 0 else 0
         end_us = self._now_us + max(least, round(seconds * _US))
         while self._events and self._events[0][0] <= end_us:
@@ -59,14 +59,14 @@ class FakeClock:
         self._now_us = max(self._now_us, end_us)
 
     def at(self, seconds: float, event: Callable[[], object]) -> None:
-        """Call a function in so many seconds, when somebody has moved time there."""
+        """Call a function when the clock has advanced by this many seconds."""
         due_us = self._now_us + round(seconds * _US)
         heapq.heappush(self._events, (due_us, next(self._counter), event))
 
     def next_event(self) -> float:
-        """Return the instant of what was planned next; infinity if nothing was."""
+        """Return the instant of the next event; infinity if there is none."""
         return self._events[0][0] / _US if self._events else float("inf")
 
     def step_wall(self, seconds: float) -> None:
-        """Set the wall clock forward, or back, as an operator or NTP does."""
+        """Set the wall clock forward or back, as an operator or NTP does."""
         self._wall_minus_now_us += round(seconds * _US)

@@ -1,4 +1,4 @@
-"""Let go wrong what can: nodes that hang, a lock that is lost, somebody else.
+"""Faults for tests: nodes that hang, a lock that is lost, another holder.
 
 ::
 
@@ -11,8 +11,8 @@
     with pytest.raises(LockLost):
         result.get(timeout=10)
 
-What is locked is named as in the code: a task and the arguments of the call, or a
-`Redlock` and the key.
+The functions name a lock as the code does: by a task and the arguments of a call, or by
+a `Redlock` and a key.
 """
 
 from __future__ import annotations
@@ -29,48 +29,27 @@ from celery_redlock.locking import watchdog_of
 from celery_redlock.testing.network import FakeNodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Protocol
+    from collections.abc import Iterator
 
     from celery_redlock.core.lease import Lease
-
-    class Server(Protocol):
-        """A server of one's own, such as ``devnodes.DevNode``."""
-
-        @property
-        def is_running(self) -> bool:
-            """Whether the process exists."""
-
-        def pause(self) -> None:
-            """Stop it."""
-
-        def resume(self) -> None:
-            """Let it go on."""
-
-    class Servers(Protocol):
-        """Several of them, such as ``devnodes.DevNodes``."""
-
-        @property
-        def nodes(self) -> Sequence[Server]:
-            """The servers."""
-
+    from celery_redlock.devnodes import DevNode, DevNodes
 
 __all__ = ["freeze", "held_elsewhere", "lose_lock", "partition"]
 
-_SOON = 10.0  # seconds in which a loss is announced
+_SOON = 10.0  # seconds within which a loss is signalled
 _PAUSE = 0.005
 
 
 @contextmanager
-def freeze(nodes: FakeNodes | Servers, *indexes: int) -> Iterator[None]:
-    """Stop nodes while the block runs: they take what is sent and do not answer.
+def freeze(nodes: FakeNodes | DevNodes, *indexes: int) -> Iterator[None]:
+    """Stop nodes while the block runs: they accept requests and do not answer.
+
+    After the block they execute the requests that they got in the meantime. With a
+    majority stopped, no lock is granted or renewed.
 
     Args:
-        nodes: Fake ones, or servers of one's own (SIGSTOP).
-        indexes: Which of them, from 0; all by default. With a majority stopped no
-            lock is granted or renewed.
-
-    Once the block has ended they do what was sent to them meanwhile.
+        nodes: Fake nodes, or the servers of ``devnodes`` (SIGSTOP).
+        indexes: Which nodes, from 0; all by default.
     """
     with ExitStack() as stack:
         if isinstance(nodes, FakeNodes):
@@ -83,29 +62,29 @@ def freeze(nodes: FakeNodes | Servers, *indexes: int) -> Iterator[None]:
         yield
 
 
-def _resume(server: Server) -> None:
+def _resume(server: DevNode) -> None:
     if server.is_running:
         server.resume()
 
 
 @contextmanager
 def partition(nodes: FakeNodes, *indexes: int) -> Iterator[None]:
-    """Cut this process off from nodes while the block runs; others reach them.
+    """Cut this process off from nodes while the block runs; other clients reach them.
+
+    After the block the requests that were held back arrive.
 
     Args:
-        nodes: Fake ones.
-        indexes: Which of them, from 0; all by default.
+        nodes: Fake nodes.
+        indexes: Which nodes, from 0; all by default.
 
     Raises:
-        TypeError: They are real. ``freeze`` them: to who waits for an answer it
-            is the same.
-
-    Once the block has ended, what was held back arrives.
+        TypeError: The nodes are real servers. Use ``freeze``: a client that waits for
+            an answer sees no difference.
     """
     if not isinstance(nodes, FakeNodes):
         raise TypeError(
             f"{type(nodes).__name__} has real servers, which cannot be cut off from "
-            "one client alone. Nothing was changed. Use freeze(), or fake nodes."
+            "one client alone. No node was changed. Use freeze(), or fake nodes."
         )
     with ExitStack() as stack:
         stack.callback(nodes.heal, *indexes)
@@ -115,26 +94,26 @@ def partition(nodes: FakeNodes, *indexes: int) -> Iterator[None]:
 
 @contextmanager
 def held_elsewhere(what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
-    """Let somebody else hold a lock while the block runs, or for ``max_ttl``.
+    """Hold a lock as another process while the block runs, for ``max_ttl`` at most.
 
-    To the nodes, and to this process, it is another process that runs the same task.
+    To the nodes, and to this process, the holder is a process on another host.
 
     Args:
-        what: A task, whose app's nodes are asked; or a `Redlock`.
-        *args: The arguments of the call; or the key.
-        **kwargs: The same by name.
+        what: A task, or a `Redlock`.
+        *args: The arguments of the call, or the key.
+        **kwargs: The keyword arguments of the call.
 
     Raises:
-        LockUnavailable: It could not be had, as when somebody holds it already.
+        LockUnavailable: The lock was not granted, for example because it is held.
     """
     redlock, key, task = _lock_of(what, args, kwargs)
-    facts = Holder.here(
+    holder = Holder.here(
         task=task,
         task_id=f"elsewhere-{new_base()[:12]}",
-        started=redlock.clock.wall_us() / 1e6,
+        started=redlock.clock.wall(),
     )
-    facts = replace(facts, host="elsewhere")
-    lease = redlock.acquire(key, redlock.timing.max_ttl, facts=facts)
+    holder = replace(holder, host="elsewhere")
+    lease = redlock.acquire(key, redlock.timing.max_ttl, holder=holder)
     try:
         yield lease
     finally:
@@ -142,33 +121,33 @@ def held_elsewhere(what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
 
 
 def lose_lock(what: Any, *args: Any, **kwargs: Any) -> Lease:
-    """Let this process lose a lock that it holds, as one paused past the ttl does.
+    """Let this process lose a lock, as a process does that is paused past the ttl.
 
-    When this returns the loss has been announced and the lock is free: the body is
-    about to be told, and somebody else may take the lock.
+    When this function returns, the loss is signalled and the lock is free: the body is
+    about to be interrupted, and another client can take the lock.
 
     Args:
         what: A task, which runs in a thread of this process; or a `Redlock`.
-        *args: The arguments of the call; or the key.
-        **kwargs: The same by name.
+        *args: The arguments of the call, or the key.
+        **kwargs: The keyword arguments of the call.
 
     Raises:
-        AssertionError: This process does not hold it. (From a worker of its own
-            take the lock by freezing a majority of the nodes for a ttl.)
+        AssertionError: This process does not hold the lock. (A worker in a process of
+            its own loses it when a majority of the nodes is frozen for a ttl.)
 
     Returns:
-        The lease that was lost.
+        The lost lease.
     """
     redlock, key, _ = _lock_of(what, args, kwargs)
     watchdog = watchdog_of(redlock)
     lease: Lease | None = None
     deadline = SYSTEM_CLOCK.monotonic() + _SOON
-    # Again, because a renewal that is just being confirmed has the last word.
+    # Repeated, because a renewal that is just being confirmed extends the lease.
     while lease is None or lease.state is LeaseState.HELD:
         lease = watchdog.expire(key) or lease
         if lease is None:
             raise AssertionError(
-                f"This process does not hold {key!r}: there is nothing to lose."
+                f"This process does not hold {key!r}, so it cannot lose it."
             )
         if SYSTEM_CLOCK.monotonic() > deadline:
             raise AssertionError(f"{lease!r} did not end within {_SOON:g} s.")
@@ -180,11 +159,11 @@ def lose_lock(what: Any, *args: Any, **kwargs: Any) -> Lease:
 def _lock_of(
     what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Redlock, str, str]:
-    """Return the service, the key and the task's name."""
+    """Return the lock service, the key, and the name of the task."""
     if isinstance(what, Redlock):
         (key,) = args
         return what, key, ""
-    # By name and not before: this package serves those without Celery, too.
-    runtime = importlib.import_module("celery_redlock.runtime")
+    # Imported on use: the rest of this package works without Celery.
+    runtime = importlib.import_module("celery_redlock.app.runtime")
     redlock = runtime.runtime_of(what.app).redlock
     return redlock, what.lock_key(*args, **kwargs), what.name

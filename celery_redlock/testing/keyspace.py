@@ -1,4 +1,4 @@
-"""The few Redis commands that the scripts use, on a dict.
+"""The keys of a node in memory: the Redis commands that the scripts use, on a dict.
 
 As on a server, a key lives to the end of the millisecond in which its ttl ends,
 a command on a key of another type is an error, and all commands of one script
@@ -10,33 +10,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from celery_redlock.core.scripts.operations import WrongType
 
-__all__ = ["Keyspace", "NodeClock", "WrongType"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["MemoryKeyspace", "NodeClock", "no_subscribers"]
 
 
 class NodeClock(Protocol):
-    """What a node knows of time.
+    """The two clocks of a node.
 
-    A real server counts ttls by its wall clock. Give a clock whose two readings
-    step together to see what that does.
+    A real server counts ttls by its wall clock. A clock whose two readings step
+    together shows what follows from that.
     """
 
     def monotonic(self) -> float:
         """Seconds by which ttls are counted."""
 
-    def wall_us(self) -> int:
-        """Microseconds since 1970: what the command TIME says."""
+    def wall(self) -> float:
+        """Seconds since 1970 (TIME)."""
 
 
-class WrongType(Exception):  # noqa: N818  (Redis calls it WRONGTYPE)
-    """A command came for a key that holds another kind of value."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "WRONGTYPE Operation against a key holding the wrong kind of value"
-        )
+def no_subscribers(_channel: bytes, _message: bytes) -> int:
+    """Send a message to the subscribers of a channel. There are none."""
+    return 0
 
 
 class _SortedSet(dict[bytes, float]):
@@ -49,28 +47,50 @@ class _Entry:
     expires_at_ms: int | None = None
 
 
-class Keyspace:
-    """Keys that hold strings, hashes or sorted sets, with ttls in milliseconds.
+class MemoryKeyspace:
+    """Keys that hold strings, hashes or sorted sets: a ``core.scripts`` keyspace.
+
+    Args:
+        clock: The time of the node.
+        run_id: The first value of ``run_id``.
+        publish: Sends a message to the subscribers of a channel; returns their number.
 
     Attributes:
-        now_ms: The instant that commands see, until ``look_at_clock``.
+        run_id: The name of the present server process.
+        now_ms: The instant by which keys expire, until ``look_at_clock``.
     """
 
-    def __init__(self, clock: NodeClock) -> None:
+    def __init__(
+        self,
+        clock: NodeClock,
+        *,
+        run_id: str = "",
+        publish: Callable[[bytes, bytes], int] = no_subscribers,
+    ) -> None:
         self._clock = clock
+        self._publish = publish
         self._entries: dict[bytes, _Entry] = {}
+        self.run_id = run_id.encode()
         self.look_at_clock()
 
     def look_at_clock(self) -> None:
-        """Move on to the present. A script does so once, when it begins."""
+        """Move on to the present. A script does so once, at its start."""
         self.now_ms = round(self._clock.monotonic() * 1_000_000) // 1000
+
+    def now_us(self) -> int:
+        """Return microseconds since 1970 (TIME)."""
+        return round(self._clock.wall() * 1e6)
+
+    def publish(self, channel: bytes, message: bytes) -> int:
+        """Send a message and return how many subscribers get it (PUBLISH)."""
+        return self._publish(channel, message)
 
     def keys(self) -> list[bytes]:
         """Return the names of all keys that are alive."""
         return [name for name in list(self._entries) if self._find(name)]
 
     def clear(self) -> None:
-        """Forget everything (FLUSHALL)."""
+        """Delete all keys (FLUSHALL)."""
         self._entries.clear()
 
     def get(self, name: bytes) -> bytes | None:
@@ -83,21 +103,21 @@ class Keyspace:
         return entry.value
 
     def set(self, name: bytes, value: bytes, *, px: int | None = None) -> None:
-        """Store a string, for ``px`` milliseconds or for ever (SET)."""
+        """Store a string, with a ttl of ``px`` milliseconds or without one (SET)."""
         ends = None if px is None else self.now_ms + px
         self._entries[name] = _Entry(value, ends)
 
     def replace(self, name: bytes, value: bytes) -> None:
-        """Store a string and leave the key its ttl (SET KEEPTTL)."""
+        """Store a string and keep the ttl of the key (SET KEEPTTL)."""
         entry = self._find(name)
         self._entries[name] = _Entry(value, entry.expires_at_ms if entry else None)
 
     def delete(self, name: bytes) -> None:
-        """Forget a key (DEL)."""
+        """Delete a key (DEL)."""
         self._entries.pop(name, None)
 
     def pttl(self, name: bytes) -> int:
-        """Return the milliseconds left; -1 for ever, -2 for no key (PTTL)."""
+        """Return the milliseconds left; -1 without a ttl, -2 for no key (PTTL)."""
         entry = self._find(name)
         if entry is None:
             return -2
@@ -106,7 +126,7 @@ class Keyspace:
         return entry.expires_at_ms - self.now_ms
 
     def pexpire(self, name: bytes, milliseconds: int) -> None:
-        """Let a key live for so long from now (PEXPIRE)."""
+        """Set the ttl of a key, if it exists; 0 deletes the key (PEXPIRE)."""
         entry = self._find(name)
         if entry and milliseconds > 0:
             entry.expires_at_ms = self.now_ms + milliseconds
@@ -118,7 +138,7 @@ class Keyspace:
         return self.hgetall(name).get(field)
 
     def hgetall(self, name: bytes) -> Mapping[bytes, bytes]:
-        """Return a hash; empty where there is none (HGETALL)."""
+        """Return a hash, empty if there is none (HGETALL)."""
         entry = self._find(name)
         if entry is None:
             return {}
@@ -134,7 +154,7 @@ class Keyspace:
         entry.value.update(fields)
 
     def hdel(self, name: bytes, field: bytes) -> None:
-        """Forget one field of a hash, and the hash with the last (HDEL)."""
+        """Delete one field of a hash, and the hash with the last one (HDEL)."""
         if self.hgetall(name):
             fields: Any = self._entries[name].value
             fields.pop(field, None)
@@ -151,13 +171,20 @@ class Keyspace:
         return dict(sorted(entry.value.items(), key=lambda item: item[::-1]))
 
     def zadd(self, name: bytes, member: bytes, score: float) -> None:
-        """Give a member of a sorted set this score (ZADD)."""
+        """Set the score of a member of a sorted set (ZADD)."""
         self.zset(name)
         members: Any = self._entries.setdefault(name, _Entry(_SortedSet())).value
         members[member] = score
 
+    def zpopmin(self, name: bytes) -> bytes | None:
+        """Remove and return the member with the least score, then name (ZPOPMIN)."""
+        first = next(iter(self.zset(name)), None)
+        if first is not None:
+            self.zrem(name, first)
+        return first
+
     def zrem(self, name: bytes, member: bytes) -> None:
-        """Forget one member of a sorted set, and the set with the last (ZREM)."""
+        """Remove a member of a sorted set, and the set with the last one (ZREM)."""
         if self.zset(name):
             members: Any = self._entries[name].value
             members.pop(member, None)

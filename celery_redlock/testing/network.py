@@ -1,4 +1,4 @@
-"""Fake nodes: what `Redlock` talks to instead of sockets.
+"""Fake nodes: a transport for `Redlock` without sockets.
 
 ::
 
@@ -6,21 +6,21 @@
     redlock = nodes.redlock(ttl=10)
     with lock(redlock, "report"):
         nodes.freeze(0, 1)                # two nodes hang
-        nodes.clock.sleep(60)             # a minute passes in no time
+        nodes.clock.sleep(60)             # a minute passes at once
 
-Each node answers as a real server does (`testing.MemoryNode`). Between a client
-and a node there is one ordered conversation, which breaks as a real one does:
+Each node replies as a real server does (`testing.MemoryNode`). Between a client and a
+node there is one ordered connection, which fails as a real one does:
 
 =============  =================================================================
-``freeze``     the node stops: what is sent to it is done when it is thawed
-``partition``  nothing gets through to the node until it is healed
-``mute``       what is sent is done at once; the answer arrives when it is healed
-``latency``    each answer takes so long
-``kill``       the node is gone: at once an error, and nothing sent before is done
-``restart``    the same, and it is back: by default with nothing in its memory
+``freeze``     the node stops: it runs what it receives after ``thaw``
+``partition``  nothing reaches the node, and no reply the client, until ``heal``
+``mute``       the node runs what it receives; the replies arrive after ``heal``
+``latency``    each reply takes this time
+``kill``       the connection fails at once; what the node has not run is lost
+``restart``    ``kill``, and the node is back: by default with no keys
 =============  =================================================================
 
-What they do not show: connecting takes no time, and neither does the sending.
+Their limit: to connect and to send takes no time.
 """
 
 from __future__ import annotations
@@ -29,38 +29,39 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.debts import Debts
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.transport.pending_releases import PendingReleases
 from celery_redlock.testing.clock import FakeClock
-from celery_redlock.testing.conversation import FakeNode, Line
+from celery_redlock.testing.memory_node import MemoryNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_redlock.core.clock import Clock
-    from celery_redlock.core.question import Question
+    from celery_redlock.core.transport.requests import ScriptRequest
 
-__all__ = ["FakeNodes"]
+__all__ = ["FakeNode", "FakeNodes"]
 
-_REMEMBERED = 10_000
+_KEPT_REQUESTS = 10_000
 
 
 class FakeNodes:
-    """All nodes of a deployment, as one client sees them (a `core.fanout.Transport`).
+    """All nodes of a deployment, as one client reaches them: a fake ``Transport``.
 
-    Threads may share it; to move a `FakeClock` is for one of them.
+    Several threads may use it. With a `FakeClock`, only one of them may move it.
 
     Args:
-        nodes: How many, 3 by default; or those of another client, to share them.
-        clock: Whose time everything runs in; a new `FakeClock` by default. With
-            `core.clock.SYSTEM_CLOCK` the watchdog's thread works as it does live.
-        node_timeout: Seconds that a node may take to answer.
+        nodes: The number of nodes, 3 by default; or the nodes of another client, to
+            share them.
+        clock: The time of nodes and client; a new `FakeClock` by default. With
+            `core.clock.SYSTEM_CLOCK` the watchdog's thread works as in production.
+        node_timeout: Seconds in which a node must reply.
 
     Attributes:
         labels: The names of the nodes.
-        nodes: The nodes, to be killed and restarted.
-        clock: What was given, or made.
-        asked: The questions that were put last, newest at the end.
+        nodes: The nodes, for tests to kill and to restart.
+        clock: The clock, as given or as made.
+        asked: The last requests to the nodes, newest at the end.
     """
 
     def __init__(
@@ -77,16 +78,18 @@ class FakeNodes:
             nodes = [FakeNode(name, self.clock) for name in names]
         self.nodes = nodes
         self.labels = tuple(node.label for node in nodes)
-        self.asked: deque[Question] = deque(maxlen=_REMEMBERED)
+        self.asked: deque[ScriptRequest] = deque(maxlen=_KEPT_REQUESTS)
         self._node_timeout = node_timeout
-        self._lines = [Line(node, i, self.clock) for i, node in enumerate(nodes)]
-        self._turn = threading.RLock()
+        self._connections = [
+            _Connection(node, index, self.clock) for index, node in enumerate(nodes)
+        ]
+        self._lock = threading.RLock()
 
     # -- for tests -------------------------------------------------------------
 
     @property
     def urls(self) -> list[str]:
-        """What to give to `Redlock` as its nodes, beside ``transport=self``."""
+        """The nodes of a `Redlock` that is given ``transport=self``."""
         return [f"redis://{label}" for label in self.labels]
 
     def redlock(self, **options: Any) -> Redlock:
@@ -105,123 +108,283 @@ class FakeNodes:
         return redlock
 
     def another_client(self) -> FakeNodes:
-        """Return the same nodes as another process sees them."""
+        """Return the same nodes as another process reaches them."""
         other = FakeNodes(self.nodes, clock=self.clock, node_timeout=self._node_timeout)
-        other._turn, other._fresh = self._turn, self._fresh
+        other._lock, other._fresh = self._lock, self._fresh
         return other
 
     def freeze(self, *indexes: int) -> None:
-        """Stop these nodes, or all, until ``thaw``: they hang for everybody."""
-        with self._turn:
-            for line in self._some(indexes):
-                line.node.freeze()
+        """Stop these nodes, or all, until ``thaw``: they hang for all clients."""
+        with self._lock:
+            for connection in self._some(indexes):
+                connection.node.freeze()
 
     def thaw(self, *indexes: int) -> None:
-        """Let these nodes, or all, go on with what was sent to them."""
-        with self._turn:
-            for line in self._some(indexes):
-                line.node.thaw()
+        """Continue these nodes, or all; they run what they received meanwhile."""
+        with self._lock:
+            for connection in self._some(indexes):
+                connection.node.thaw()
 
     def partition(self, *indexes: int) -> None:
         """Cut this client off from these nodes, or all, until ``heal``."""
-        with self._turn:
-            for line in self._some(indexes):
-                line.cut = True
+        with self._lock:
+            for connection in self._some(indexes):
+                connection.is_cut = True
 
     def mute(self, *indexes: int) -> None:
-        """Hold back the answers of these nodes, or all, to this client."""
-        with self._turn:
-            for line in self._some(indexes):
-                line.muted = True
+        """Hold back the replies of these nodes, or all, to this client."""
+        with self._lock:
+            for connection in self._some(indexes):
+                connection.is_muted = True
 
     def heal(self, *indexes: int) -> None:
-        """Let everything through again, first what has been held back."""
-        with self._turn:
-            for line in self._some(indexes):
-                line.heal()
+        """End partition and mute; deliver first what was held back."""
+        with self._lock:
+            for connection in self._some(indexes):
+                connection.heal()
 
     def latency(self, seconds: float, *indexes: int) -> None:
-        """Let answers of these nodes, or all, take so long from now on."""
-        with self._turn:
-            for line in self._some(indexes):
-                line.latency = seconds
+        """Set how long replies of these nodes, or all, take from now on."""
+        with self._lock:
+            for connection in self._some(indexes):
+                connection.latency = seconds
 
-    def _some(self, indexes: tuple[int, ...]) -> list[Line]:
-        return [self._lines[i] for i in indexes] if indexes else self._lines
+    def _some(self, indexes: tuple[int, ...]) -> list[_Connection]:
+        return [self._connections[i] for i in indexes] if indexes else self._connections
 
     # -- the transport ---------------------------------------------------------
 
     @property
-    def owes(self) -> bool:
-        """Whether a node that is away has to be told something."""
-        return any(line.debts for line in self._lines)
+    def has_pending(self) -> bool:
+        """Whether there are releases to resend to a node that is away."""
+        return any(connection.pending for connection in self._connections)
 
-    def send(self, *questions: Question, until: float | None = None) -> bool:  # noqa: ARG002  (nobody talks for long here)
-        """Put questions to all nodes, in this order; do not wait for answers."""
-        with self._turn:
-            self._tell_owed()
+    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:  # noqa: ARG002  (no client holds it for long)
+        """Send requests to all nodes, in this order; do not wait for replies."""
+        with self._lock:
+            self._resend()
             wanted = []
-            for question in questions:
-                if question.withdrawn is None or not question.withdrawn():
-                    wanted.append(question)
+            for request in requests:
+                if request.is_obsolete is None or not request.is_obsolete():
+                    wanted.append(request)
                 else:
                     for index in range(len(self.labels)):
-                        question.fail(index, "was not asked any more")
+                        request.fail(index, "was not asked any more")
             self.asked += wanted
-            for line in self._lines:
-                for question in wanted:
-                    line.send(question)
+            for connection in self._connections:
+                for request in wanted:
+                    connection.send(request)
         return True
 
-    def wait(self, *questions: Question, until: float) -> None:
-        """Return when all of them are settled, or at this instant."""
+    def wait(self, *requests: ScriptRequest, until: float) -> None:
+        """Return when all of these requests are decided, or at this instant."""
         while True:
-            with self._turn:
-                self._tell_owed()
-                for line in self._lines:
-                    line.deliver()
-                unsettled = [q for q in questions if not q.is_settled()]
+            with self._lock:
+                self._resend()
+                for connection in self._connections:
+                    connection.deliver()
+                undecided = [request for request in requests if not request.is_done()]
                 now = self.clock.monotonic()
-                if not unsettled or not self._worth_waiting(unsettled) or now >= until:
-                    self._note_late(unsettled)
+                if not undecided or not self._worth_waiting(undecided) or now >= until:
+                    self._note_late(undecided)
                     return
-                wake_at = min(until, *(line.next_due() for line in self._lines))
+                wake_at = min(until, *(each.next_due() for each in self._connections))
             if isinstance(self.clock, FakeClock):
                 self.clock.advance(min(wake_at, self.clock.next_event()) - now)
             else:
                 self.clock.sleep(wake_at - now)
 
-    def ask(self, question: Question) -> None:
-        """Send one question and wait for it as long as nodes may take."""
-        self.send(question)
-        self.wait(question, until=self.clock.monotonic() + self._node_timeout)
+    def ask(self, request: ScriptRequest) -> None:
+        """Send one request and wait for it, for one node time-out at most."""
+        self.send(request)
+        self.wait(request, until=self.clock.monotonic() + self._node_timeout)
 
     def drain(self, until: float) -> None:  # noqa: ARG002  (it never waits)
-        """Read what has come without waiting."""
+        """Read the replies that have arrived, without waiting."""
         self.wait(until=self.clock.monotonic())
 
     def close(self) -> None:
-        """Close all connections. What was sent is done all the same."""
-        with self._turn:
-            for line in self._lines:
-                line.break_off("was closed")
-                line.debts = Debts()
+        """Close all connections. The nodes still run what was sent."""
+        with self._lock:
+            for connection in self._connections:
+                connection.break_off("was closed")
+                connection.pending = PendingReleases()
 
-    def _tell_owed(self) -> None:
-        for line in self._lines:
-            line.tell_owed()
+    def _resend(self) -> None:
+        for connection in self._connections:
+            connection.resend()
 
-    def _worth_waiting(self, questions: Sequence[Question]) -> bool:
-        for question in questions:
-            ballot = question.ballot
+    def _worth_waiting(self, requests: Sequence[ScriptRequest]) -> bool:
+        for request in requests:
+            ballot = request.ballot
             if ballot.answered < ballot.quorum:
                 return True
-            votes = zip(ballot.votes, self._lines, strict=True)
-            if any(vote is None and not line.suspect for vote, line in votes):
+            votes = zip(ballot.votes, self._connections, strict=True)
+            if any(vote is None and not each.is_suspect for vote, each in votes):
                 return True
         return False
 
-    def _note_late(self, questions: Sequence[Question]) -> None:
-        for question in questions:
-            for vote, line in zip(question.ballot.votes, self._lines, strict=True):
-                line.suspect |= vote is None
+    def _note_late(self, requests: Sequence[ScriptRequest]) -> None:
+        for request in requests:
+            votes = zip(request.ballot.votes, self._connections, strict=True)
+            for vote, connection in votes:
+                connection.is_suspect |= vote is None
+
+
+class FakeNode:
+    """One fake server, for all of its clients.
+
+    Attributes:
+        label: Its name.
+        memory: Its keys and scripts.
+        is_running: Whether the server process exists; a frozen one exists.
+        is_frozen: Whether the process is stopped.
+    """
+
+    def __init__(self, label: str, clock: Clock) -> None:
+        self.label = label
+        self.memory = MemoryNode(clock)
+        self.is_running = True
+        self.is_frozen = False
+        self._connections: list[_Connection] = []
+        self._received: deque[tuple[_Connection, int, ScriptRequest]] = deque()
+
+    def freeze(self) -> None:
+        """Stop the server (SIGSTOP): it receives requests and runs none."""
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Continue the server; it first runs what it received meanwhile."""
+        self.is_frozen = False
+        while self._received:
+            self._run(*self._received.popleft())
+
+    def kill(self) -> None:
+        """End the server at once (SIGKILL). What it has not run is lost."""
+        self.is_running = self.is_frozen = False
+        self._received.clear()
+        for connection in self._connections:
+            connection.break_off("closed the connection")
+
+    def restart(self, *, keep_memory: bool = False) -> None:
+        """End the server if it runs, and start it again.
+
+        Args:
+            keep_memory: Whether it keeps its keys; by default it loses them.
+        """
+        self.kill()
+        self.memory.restart(keep_memory=keep_memory)
+        self.is_running = True
+
+    def _connect(self, connection: _Connection) -> None:
+        self._connections.append(connection)
+
+    def _receive(
+        self, connection: _Connection, epoch: int, request: ScriptRequest
+    ) -> None:
+        if self.is_frozen:
+            self._received.append((connection, epoch, request))
+        else:
+            self._run(connection, epoch, request)
+
+    def _run(self, connection: _Connection, epoch: int, request: ScriptRequest) -> None:
+        connection.reply(epoch, request, self.memory.execute(*request.call))
+
+    def __repr__(self) -> str:
+        state = "dead" if not self.is_running else "frozen" if self.is_frozen else "up"
+        return f"<FakeNode {self.label} {state}>"
+
+
+class _Connection:
+    """The connection of one client to one node; both directions keep their order.
+
+    Attributes:
+        latency: Seconds until a reply arrives.
+        is_cut: Whether nothing gets through.
+        is_muted: Whether replies do not get through.
+        is_suspect: Whether the last reply was late: no request waits for the next.
+        pending: Releases to resend when the node is back.
+    """
+
+    def __init__(self, node: FakeNode, index: int, clock: Clock) -> None:
+        self.node = node
+        self.latency = 0.0
+        self.is_cut = self.is_muted = self.is_suspect = False
+        self.pending = PendingReleases()
+        self._index = index
+        self._clock = clock
+        self._epoch = 0  # each new connection has another; replies to old ones drop
+        self._outbox: deque[ScriptRequest] = deque()
+        self._unanswered: deque[ScriptRequest] = deque()
+        self._replies: deque[tuple[float, ScriptRequest, Any]] = deque()
+        self._broken = ""
+        self._is_open = False
+        self._last_open_at = 0.0
+        node._connect(self)  # noqa: SLF001  (of this file)
+
+    def send(self, request: ScriptRequest) -> None:
+        """Send a request; it may not arrive."""
+        self._unanswered.append(request)
+        if self.is_cut:
+            self._outbox.append(request)
+        elif self.node.is_running:
+            self._is_open = True
+            self.node._receive(self, self._epoch, request)  # noqa: SLF001
+        else:
+            self.break_off("refused the connection")
+
+    def reply(self, epoch: int, request: ScriptRequest, reply: Any) -> None:
+        """Send the node's reply, which arrives after the latency."""
+        if epoch == self._epoch:
+            due_at = self._clock.monotonic() + self.latency
+            self._replies.append((due_at, request, reply))
+
+    def deliver(self) -> None:
+        """Enter the replies that have arrived by now."""
+        while self.next_due() <= self._clock.monotonic():
+            _, request, reply = self._replies.popleft()
+            self._unanswered.popleft()
+            request.answer(self._index, reply)
+        if not self._unanswered:
+            self.is_suspect = False
+
+    def next_due(self) -> float:
+        """Return when the next reply arrives; infinity while there is none."""
+        held = self.is_cut or self.is_muted or not self._replies
+        return float("inf") if held else self._replies[0][0]
+
+    def heal(self) -> None:
+        """End partition and mute; deliver first what was held back."""
+        self.is_cut = self.is_muted = False
+        if self._broken:
+            self.break_off(self._broken)
+        outbox, self._outbox = self._outbox, deque()
+        for request in outbox:
+            if self.node.is_running:
+                self.node._receive(self, self._epoch, request)  # noqa: SLF001
+            else:
+                self.break_off("refused the connection")
+                return
+
+    def break_off(self, reason: str) -> None:
+        """End this connection; a client that is cut off notices after ``heal``."""
+        if self.is_cut:
+            self._broken = reason
+            return
+        now = self._clock.monotonic()
+        self._last_open_at = now if self._is_open else self._last_open_at
+        self._is_open, self._broken = False, ""
+        self._epoch += 1
+        self._outbox.clear()
+        self._replies.clear()
+        failed, self._unanswered = self._unanswered, deque()
+        for request in failed:
+            request.fail(self._index, reason)
+            if self._last_open_at >= request.resend_since:
+                self.pending.add(request, self._index, now)
+
+    def resend(self) -> None:
+        """Send the releases that the node missed, if it is back."""
+        if self.node.is_running and not self.is_cut:
+            for request, _ in self.pending.due(self._clock.monotonic()):
+                self.send(request)

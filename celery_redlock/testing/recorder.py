@@ -1,4 +1,4 @@
-"""Write down the signals of locks while a block runs.
+"""A recorder of the signals of ``celery_redlock.signals``.
 
 ::
 
@@ -27,9 +27,10 @@ class Signalled:
     """One signal that was sent.
 
     Attributes:
-        name: Of the signal, such as ``"lock_acquired"``.
-        sender: The task, as a rule.
-        named: The signal's arguments; see ``celery_redlock.signals``.
+        name: The name of the signal, such as ``"lock_acquired"``.
+        sender: The sender: the task, or beat's scheduler.
+        named: The arguments; see ``celery_redlock.signals``. Each one is an attribute,
+            too.
     """
 
     name: str
@@ -40,63 +41,63 @@ class Signalled:
         try:
             return self.named[name]
         except KeyError:
-            raise AttributeError(f"{self.name} came without {name!r}") from None
+            raise AttributeError(f"{self.name} has no argument {name!r}") from None
 
 
 class SignalRecorder:
-    """Records signals in this process, in the order in which they were sent.
+    """A context manager that records the signals of this process, of all threads.
 
-    A context manager, to be entered once at a time. Threads may send.
+    Enter it once at a time.
 
     Args:
-        names: Of the signals to record; all of ``celery_redlock.signals`` by
+        names: The names of the signals to record; all of ``celery_redlock.signals`` by
             default.
     """
 
     def __init__(self, *names: str) -> None:
         self._only = names
         self._seen: list[Signalled] = []
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._receivers: list[tuple[Any, Any]] = []
 
     @property
     def seen(self) -> list[Signalled]:
-        """What was sent so far."""
-        with self._news:
+        """The signals so far, oldest first."""
+        with self._changed:
             return list(self._seen)
 
     @property
     def names(self) -> list[str]:
-        """The names of what was sent so far."""
+        """The names of the signals so far, oldest first."""
         return [signalled.name for signalled in self.seen]
 
     def of(self, name: str) -> list[Signalled]:
-        """Return what was sent of one signal so far."""
+        """Return the signals of this name so far, oldest first."""
         return [signalled for signalled in self.seen if signalled.name == name]
 
     def wait_for(
         self, name: str, *, count: int = 1, timeout: float = 10.0
     ) -> Signalled:
-        """Return the signal of this name, the ``count``-th, when it was sent.
+        """Wait for a signal of this name, and return it.
 
         Args:
-            name: Of the signal.
-            count: 1 for the first.
-            timeout: Seconds to wait for it.
+            name: The name of the signal.
+            count: Which one of this name: 1 for the first.
+            timeout: Seconds to wait.
 
         Raises:
-            AssertionError: It was not sent in time.
+            AssertionError: The signal was not sent in time.
         """
-        with self._news:
-            if self._news.wait_for(lambda: len(self.of(name)) >= count, timeout):
+        with self._changed:
+            if self._changed.wait_for(lambda: len(self.of(name)) >= count, timeout):
                 return self.of(name)[count - 1]
         raise AssertionError(
             f"{name} was sent {len(self.of(name))} times within {timeout:g} s and not "
-            f"{count}. There was: {', '.join(self.names) or 'nothing'}."
+            f"{count}. These signals were sent: {', '.join(self.names) or 'none'}."
         )
 
     def __enter__(self) -> Self:
-        # By name and not before: this package serves those without Celery, too.
+        # Imported on use: the rest of this package works without Celery.
         signals = importlib.import_module("celery_redlock.signals")
         for name in self._only or signals.__all__:
             signal = getattr(signals, name)
@@ -119,8 +120,8 @@ class SignalRecorder:
     def _receiver(self, name: str) -> Any:
         def record(sender: Any, **named: Any) -> None:
             named.pop("signal", None)
-            with self._news:
+            with self._changed:
                 self._seen.append(Signalled(name, sender, named))
-                self._news.notify_all()
+                self._changed.notify_all()
 
         return record

@@ -1,1 +1,1 @@
-"""The nightly import, which must never overlap with itself."""
+"""The nightly import, of which only one may run at a time."""

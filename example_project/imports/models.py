@@ -1,4 +1,4 @@
-"""What the nightly import has brought."""
+"""The finished imports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Import"]
 
 
 class Import(models.Model):
-    """One import that came to its end."""
+    """One import that has ended."""
 
     began_at = models.DateTimeField()
     ended_at = models.DateTimeField(auto_now_add=True)
@@ -16,7 +16,7 @@ class Import(models.Model):
     fence = models.BigIntegerField()
 
     class Meta:
-        """The newest first."""
+        """Order: the newest first."""
 
         ordering = ("-ended_at",)
 

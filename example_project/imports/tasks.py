@@ -1,4 +1,4 @@
-"""The nightly import: beat sends it, and it must never run beside itself."""
+"""The nightly import: beat sends it, and only one may run at a time."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from reports.models import Customer, Order
 
 __all__ = ["import_orders"]
 
-FILES = 12  # there is one to fetch for each hour or two
-KEPT = 2_000  # orders; this example runs the import all day
+FILES = 12  # for each import
+KEPT = 2_000  # orders; the example runs the import all day
 
 
 @singleton_task(key="import-orders")
 def import_orders() -> int:
-    """Fetch the orders of the day. One that is due while another runs is skipped."""
+    """Fetch the orders of the day. A call that is due during another one is skipped."""
     began_at = timezone.now()
     with recorded() as lease:
         customers = list(Customer.objects.all())
         for _ in range(FILES):
             time.sleep(settings.IMPORT_SECONDS / FILES)
-            lease.ensure()  # free; raises LockLost if the lock is not ours any more
+            lease.ensure()  # asks no node; raises LockLost if the lock is lost
             Order.objects.bulk_create(_orders(customers))
         old = Order.objects.order_by("-pk").values_list("pk", flat=True)[
             KEPT : KEPT + 1

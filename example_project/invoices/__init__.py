@@ -1,1 +1,1 @@
-"""Invoices, whose numbers have no gap and no double."""
+"""Invoices, with numbers that have no gaps and no duplicates."""

@@ -1,4 +1,4 @@
-"""Invoices in the admin. A series that is saved there keeps its fence."""
+"""Invoices in the admin. Saving a series there keeps its fence."""
 
 from django.contrib import admin
 

@@ -1,4 +1,4 @@
-"""Invoices, and the series from which they get their numbers."""
+"""Invoices, and the series that their numbers come from."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Invoice", "Series"]
 
 
 class Series(FencedModel):
-    """The numbers of a year. Its row refuses a writer who is late.
+    """The numbers of a year. The row refuses a late writer.
 
-    ``fence``, the greatest that wrote it, comes with FencedModel.
+    `FencedModel` adds the field ``fence``: the greatest fence of any writer.
     """
 
     year = models.PositiveSmallIntegerField(unique=True)
     last = models.PositiveIntegerField(default=0)
 
     class Meta:
-        """A word that is its own plural."""
+        """The plural of series is series."""
 
         verbose_name_plural = "series"
 
@@ -29,7 +29,7 @@ class Series(FencedModel):
 
 
 class Invoice(models.Model):
-    """What a customer is to pay. It has a number once a worker gave it one."""
+    """An invoice. A worker assigns its number."""
 
     customer = models.ForeignKey(Customer, models.CASCADE, related_name="invoices")
     amount = models.DecimalField(max_digits=9, decimal_places=2)
@@ -37,7 +37,7 @@ class Invoice(models.Model):
     number = models.CharField(max_length=20, unique=True, null=True)  # noqa: DJ001  (none yet)
 
     class Meta:
-        """The newest first."""
+        """Order: the newest first."""
 
         ordering = ("-made_at", "-id")
 

@@ -1,4 +1,4 @@
-"""Number invoices: one after the other, none lost, and no late writer."""
+"""Assign invoice numbers, one after the other."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SECONDS = 1.5
 def number_invoice(invoice_id: int) -> str:
     """Give an invoice the next number of its year.
 
-    All invoices share one key, and each must get its turn: so a call that finds the
-    lock held is put back into its queue and not skipped.
+    All invoices share one key, and each needs its number. So a call that finds the
+    lock held is republished, and not skipped.
     """
     with recorded() as lease:
-        time.sleep(SECONDS)  # as if the tax office had to be asked
+        time.sleep(SECONDS)  # a slow answer of the tax office
         with transaction.atomic():
             invoice = Invoice.objects.get(pk=invoice_id)
             if invoice.number:
-                return str(invoice.number)  # it is run again after a kill
+                return str(invoice.number)  # an earlier run was killed after this
             series, _ = Series.objects.get_or_create(year=invoice.made_at.year)
             series.last += 1
-            series.save(fence=lease)  # StaleFence, should somebody have come after us
+            series.save(fence=lease)  # raises StaleFence after a later holder
             invoice.number = f"{series.year}-{series.last:04}"
             invoice.save(update_fields=["number"])
     return str(invoice.number)

@@ -1,4 +1,4 @@
-"""Make an invoice, and see that a late writer is refused."""
+"""The page of the invoices: make one, and try a late write."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def make(request: HttpRequest) -> HttpResponse:
-    """Make an invoice; a worker numbers it, once the invoice can be seen."""
+    """Make an invoice; a worker assigns its number after the commit."""
     with transaction.atomic():
         invoice = Invoice.objects.create(
             customer=Customer.objects.order_by("?").first(),
             amount=Decimal(random.randrange(2_000, 90_000)) / 100,  # noqa: S311
         )
-        # Published before the commit, it could be run before there is an invoice.
+        # A worker could run the task before the commit, when no invoice exists.
         transaction.on_commit(partial(number_invoice.delay, invoice.pk))
     messages.success(request, f"An invoice for {invoice.customer} was made.")
     return redirect("invoices:overview")
@@ -49,16 +49,16 @@ def make(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def late_write(request: HttpRequest) -> HttpResponse:
-    """Write as somebody would who had the lock before the last one, and slept."""
+    """Write with the fence of an earlier holder, as a paused process would."""
     series = Series.objects.order_by("-year").first()
     if series is None or not series.fence:
-        messages.warning(request, "Make an invoice first: there is no fence yet.")
+        messages.warning(request, "Make an invoice first: the series has no fence yet.")
         return redirect("invoices:overview")
     series.last += 1_000
     try:
         series.save(fence=series.fence - 1)
     except StaleFence as refused:
-        messages.warning(request, f"Refused. {refused}")
+        messages.warning(request, f"The row refused the late write. {refused}")
     else:
-        messages.error(request, "It was written! That must not happen.")
+        messages.error(request, "The row accepted a late write. This must not happen.")
     return redirect("invoices:overview")

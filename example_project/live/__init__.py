@@ -1,1 +1,1 @@
-"""The live page: nodes, locks and runs as they happen."""
+"""The live page: the present state of nodes, locks and runs."""

@@ -1,7 +1,7 @@
-"""Write down when bodies begin and end.
+"""The journal: when the bodies of tasks begin and end.
 
-The timeline of the live page is drawn from this and from nothing else: it shows what
-the bodies did, not what the locks say, so an overlap would be seen.
+The live page draws its timeline from this journal alone. The locks play no part in it,
+so the page would show an overlap.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["close_gone", "overlaps", "recorded"]
 
 @contextmanager
 def recorded(task: str = "") -> Iterator[Lease]:
-    """Write down the block, which runs under a lock, and give its lease.
+    """Record the block, which holds a lock, and give its lease.
 
     Args:
-        task: Who runs it, where that is no task.
+        task: The name for the journal if no task runs.
     """
     lease = current_lease()
     if lease is None:
-        raise RuntimeError("Only what runs under a lock is written down.")
+        raise RuntimeError("No lock is held here, so the run was not recorded.")
     request = current_task.request if current_task else None
     close_gone(lease.key)
     run = Run.objects.create(
@@ -63,17 +63,17 @@ def recorded(task: str = "") -> Iterator[Lease]:
 
 
 def close_gone(key: str = "") -> None:
-    """Mark runs as killed whose process is gone: it cannot say so itself."""
+    """Mark runs as killed if their process is gone."""
     running = Run.objects.filter(state=Run.State.RUNNING, host=socket.gethostname())
     if key:
         running = running.filter(key=key)
     for run in running:
-        if not _lives(run.pid):
+        if not _exists(run.pid):
             ended = Run.objects.filter(pk=run.pk, state=Run.State.RUNNING)
             ended.update(state=Run.State.KILLED, ended_at=timezone.now())
 
 
-def _lives(pid: int | None) -> bool:
+def _exists(pid: int | None) -> bool:
     try:
         os.kill(pid or 0, 0)
     except ProcessLookupError:

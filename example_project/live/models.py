@@ -1,4 +1,4 @@
-"""What happened, as the bodies of the tasks wrote it down."""
+"""The journal of the live page."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["Run"]
 
 
 class Run(models.Model):
-    """One call that a worker took: its body ran, or it was refused the lock.
+    """One call in a worker: its body ran, or the call did not get the lock.
 
     Attributes:
-        key: What it locks.
-        began_at: When the body began, or when it was refused.
+        key: The key of the lock.
+        began_at: When the body began, or when the call was refused.
         ended_at: When the body ended; None while it runs.
-        fence: Of its lock; None without.
-        renewals: How often its lock was renewed.
-        holder: Who had the lock when it was refused.
-        note: Why it was put back, or failed.
+        fence: The fence of the lock; None for a refused call.
+        renewals: How often the lock was renewed.
+        holder: The process that held the lock when the call was refused.
+        note: Why the call was republished, or failed.
     """
 
     class State(models.TextChoices):
-        """How far it is."""
+        """The state of a call."""
 
         RUNNING = "running"
         DONE = "done"
@@ -47,7 +47,7 @@ class Run(models.Model):
     note = models.TextField(blank=True)
 
     class Meta:
-        """The newest come first."""
+        """Order: the newest first."""
 
         ordering = ("-began_at", "-id")
 

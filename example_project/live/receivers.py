@@ -1,7 +1,7 @@
-"""What the signals of celery-redlock tell, written down where it happens: in workers.
+"""Receivers of signals: they write renewals, conflicts and retries into the journal.
 
-``lock_renewed`` comes in a thread of its own, which nobody waits for. The others
-come in the process that runs the task.
+They run in workers. ``lock_renewed`` is sent in a thread of its own, the others in the
+thread that runs the task.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def count_renewal(lease: Lease, **_: Any) -> None:
     """Count a renewal."""
     runs = Run.objects.filter(key=lease.key, fence=lease.fence)
     runs.update(renewals=F("renewals") + 1)
-    connection.close()  # this thread has one to itself, which Django does not tidy up
+    connection.close()  # Django does not close the one of this thread
 
 
 @lock_conflict.connect(weak=False)
 def note_conflict(conflict: Conflict, decision: Any, **_: Any) -> None:
-    """Note that a call does not run, and for whose sake."""
+    """Record a call that does not run, with the holder of its lock."""
     if not isinstance(decision, (Skip, Raise)):
         return
     holder = conflict.holder
@@ -50,7 +50,7 @@ def note_conflict(conflict: Conflict, decision: Any, **_: Any) -> None:
 
 @task_retry.connect(weak=False)
 def note_retry(sender: Any, request: Any, reason: Any, **_: Any) -> None:
-    """Note that a call went back into its queue, and why."""
+    """Record a call that is republished, with the reason."""
     _note(
         key=sender.lock_key(*request.args, **request.kwargs),
         task=sender.name,

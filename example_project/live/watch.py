@@ -1,7 +1,7 @@
-"""Look at nodes, locks and runs: what the live page shows, as JSON.
+"""The state of nodes, locks and runs, as JSON for the live page.
 
-It asks the same questions as ``celery redlock top``: how each node stands, and which
-locks they have. Renewals are the one thing that nodes do not know; workers count them.
+The requests to the nodes are those of ``celery redlock top``: the status of each node,
+and its locks. Nodes do not count renewals, so workers do.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from django.utils import timezone
 
 from celery_redlock import runtime_of
 from celery_redlock.beat import election_key
-from celery_redlock.core.examination import Standing, glance
-from celery_redlock.core.survey import survey
-from celery_redlock.leadership import leadership_of
+from celery_redlock.core.records.standbys import leadership_of
+from celery_redlock.operations.inspect import NodeState, node_status
+from celery_redlock.operations.scan import scan
 from live.journal import close_gone, overlaps
 from live.models import Run
-from live.stage import current_stage
+from live.processes import processes
 from project import celery_app
 
 if TYPE_CHECKING:
-    from celery_redlock.core.examination import Glance
-    from celery_redlock.core.survey import SeenLock
+    from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.scan import SeenHolder
 
 __all__ = ["look"]
 
-WINDOW = timedelta(seconds=90)  # the picture shows a minute of it
+WINDOW = timedelta(seconds=90)  # the timeline shows a minute of it
 _LATEST = 60  # runs in the list
-_FRESH = 0.4  # seconds for which one look serves all who ask
+_FRESH = 0.4  # seconds in which all browsers get the same answer
 
 _turn = threading.Lock()
 _last: tuple[float, dict[str, Any]] = (-math.inf, {})
 
 
 def look() -> dict[str, Any]:
-    """Return the present state of everything. Browsers share a look."""
-    global _last  # noqa: PLW0603  (there is one stage to look at)
+    """Return the present state of everything."""
+    global _last  # noqa: PLW0603  (there is one site)
     with _turn:
         if time.monotonic() - _last[0] > _FRESH:
             _last = time.monotonic(), {**_look_at_nodes(), **_look_at_runs()}
@@ -49,19 +49,13 @@ def look() -> dict[str, Any]:
 
 def _look_at_nodes() -> dict[str, Any]:
     redlock = runtime_of(celery_app).redlock
-    nodes = glance(redlock)
-    seen = survey(
-        redlock.addresses,
-        redlock.guard.prefix,
-        timeout=redlock.timing.connect_timeout,
-    )
-    voting = sum(node.standing is Standing.VOTES for node in nodes)
-    fences = [lock.holder.fence for lock in seen.held]
-    renewals = dict(
-        Run.objects.filter(fence__in=fences, state=Run.State.RUNNING).values_list(
-            "fence", "renewals"
-        )
-    )
+    nodes = node_status(redlock)
+    seen = scan(redlock)
+    voting = sum(node.state is NodeState.VOTES for node in nodes)
+    renewals = {
+        (run.key, run.pid): run.renewals
+        for run in Run.objects.filter(state=Run.State.RUNNING)
+    }
     beat = leadership_of(redlock, election_key(celery_app))
     return {
         "quorum": seen.quorum,
@@ -82,26 +76,28 @@ def _look_at_nodes() -> dict[str, Any]:
     }
 
 
-def _node(index: int, node: Glance, locks: int) -> dict[str, Any]:
-    stage = current_stage()
-    words = node.standing.value
-    if node.standing is Standing.QUARANTINED:
+def _node(index: int, node: NodeStatus, locks: int) -> dict[str, Any]:
+    site = processes()
+    words = node.state.value
+    if node.state is NodeState.QUARANTINED:
         words = f"restarted empty: will vote in {math.ceil(node.wait)} s"
-    elif node.standing is Standing.NEW:
+    elif node.state is NodeState.NEW:
         words = "restarted empty: does not vote yet"
-    elif node.standing is Standing.SILENT:
+    elif node.state is NodeState.SILENT:
         words = node.reason
     return {
         "index": index,
         "name": node.label,
-        "votes": node.standing is Standing.VOTES,
+        "votes": node.state is NodeState.VOTES,
         "state": words,
         "locks": locks,
-        "running": stage.node_runs(index) if stage else None,
+        "running": site.node_runs(index) if site else None,
     }
 
 
-def _lock(lock: SeenLock, nodes: int, renewals: dict[int, int]) -> dict[str, Any]:
+def _lock(
+    lock: SeenHolder, nodes: int, renewals: dict[tuple[str, int], int]
+) -> dict[str, Any]:
     holder = lock.holder
     return {
         "key": lock.key,
@@ -110,8 +106,8 @@ def _lock(lock: SeenLock, nodes: int, renewals: dict[int, int]) -> dict[str, Any
         "host": holder.host,
         "age": round(max(0.0, time.time() - holder.started), 1),
         "ttl_left": round(lock.ttl_left, 1),
-        "renewals": renewals.get(holder.fence),
-        "fence": str(holder.fence),  # a browser's numbers are too short for it
+        "renewals": renewals.get((lock.key, holder.pid)),
+        "fence": str(holder.fence),  # too large for a number of JavaScript
         "votes": lock.votes,
         "nodes": nodes,
     }

@@ -1,4 +1,4 @@
-"""The Celery app, as Celery's guide for Django has it: locks need nothing here."""
+"""The Celery app, as in Celery's guide for Django. Locks need no change here."""
 
 import os
 

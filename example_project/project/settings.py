@@ -1,13 +1,13 @@
-"""Settings of the site. What locks need begins at CELERY_REDLOCK_NODES.
+"""Settings of the site. The settings for locks begin at CELERY_REDLOCK_NODES.
 
-Environment, all of it optional:
+Optional variables of the environment:
 
 =====================  =========================================================
-``DATABASE_URL``       ``postgresql://user:password@host:5432/name``; SQLite without
-``CELERY_BROKER_URL``  of the broker; a Redis on this machine without
-``REDLOCK_NODES``      URLs of the lock nodes, with commas between them
+``DATABASE_URL``       ``postgresql://user:password@host:5432/name``; default SQLite
+``CELERY_BROKER_URL``  the broker; default a Redis on this machine
+``REDLOCK_NODES``      the URLs of the lock nodes, separated by commas
 ``REPORTS_VAR``        the folder for the SQLite file and the logs
-``REPORT_SECONDS``     that a report takes; 8 without
+``REPORT_SECONDS``     the duration of a report; default 8
 =====================  =========================================================
 """
 
@@ -77,7 +77,7 @@ def _database(url: str) -> dict[str, Any]:
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": VAR / "db.sqlite3",
             "OPTIONS": {
-                # Many processes write here: let them wait for each other.
+                # Many processes write here, and wait for each other.
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20,
@@ -100,7 +100,7 @@ DATABASES = {"default": _database(os.environ.get("DATABASE_URL", ""))}
 
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "redis://127.0.0.1:6379/0")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_RESULT_BACKEND = "django-db"  # so that a skipped call says who had the lock
+CELERY_RESULT_BACKEND = "django-db"  # the result of a skipped call names the holder
 CELERY_TASK_ACKS_LATE = True  # a job that is killed halfway ...
 CELERY_TASK_REJECT_ON_WORKER_LOST = True  # ... is run again
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
@@ -112,16 +112,16 @@ CELERY_REDLOCK_NODES = os.environ.get(
     "REDLOCK_NODES",
     "redis://127.0.0.1:7001/0,redis://127.0.0.1:7002/0,redis://127.0.0.1:7003/0",
 ).split(",")
-# What `celery beat -S redlock` wraps.
+# The scheduler inside `celery beat -S redlock`.
 CELERY_REDLOCK_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
-# The defaults are 30, 60 and 0.05 s. Here you are meant to watch: locks are renewed
-# every 2 s, and a node that has restarted votes again after 13 s and not after 62.
-# All of it shares one machine with a browser, so nodes may take their time.
+# The defaults are 30, 60 and 0.05 s. These values are for watching: locks are renewed
+# every 2 s, and a restarted node votes again after 13 s instead of 62. The time-out is
+# long, because one machine runs all nodes and a browser.
 CELERY_REDLOCK_TTL = 6
 CELERY_REDLOCK_MAX_TTL = 12
 CELERY_REDLOCK_NODE_TIMEOUT = 0.2
 
 # -- Reports -------------------------------------------------------------------
 
-REPORT_SECONDS = float(os.environ.get("REPORT_SECONDS", "8"))  # that a report takes
-IMPORT_SECONDS = 12  # that an import takes; it is due more often
+REPORT_SECONDS = float(os.environ.get("REPORT_SECONDS", "8"))
+IMPORT_SECONDS = 12  # longer than the interval of the schedule

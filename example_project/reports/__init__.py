@@ -1,1 +1,1 @@
-"""Which customers there are, and reports on what they ordered."""
+"""Customers, and reports on their orders."""

@@ -1,4 +1,4 @@
-"""Customers, what they ordered, and reports on it."""
+"""Customers, their orders, and reports on the orders."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["Customer", "Order", "Report"]
 
 
 class Customer(models.Model):
-    """Whom reports are about."""
+    """A customer."""
 
     name = models.CharField(max_length=100, unique=True)
     city = models.CharField(max_length=100)
 
     class Meta:
-        """By name."""
+        """Order: by name."""
 
         ordering = ("name",)
 
@@ -23,7 +23,7 @@ class Customer(models.Model):
 
 
 class Order(models.Model):
-    """One line of what the nightly import brings."""
+    """One order of a nightly import."""
 
     customer = models.ForeignKey(Customer, models.CASCADE, related_name="orders")
     day = models.DateField(db_index=True)
@@ -34,11 +34,11 @@ class Order(models.Model):
 
 
 class Report(models.Model):
-    """What a customer ordered in each of the last months.
+    """The sums of a customer's orders in each of the last months.
 
     Attributes:
         months: ``[["2026-01", 1234.5], ...]``, the oldest first.
-        fence: Of the lock under which it was made.
+        fence: The fence of the lock that the writer held.
     """
 
     customer = models.ForeignKey(Customer, models.CASCADE, related_name="reports")
@@ -48,7 +48,7 @@ class Report(models.Model):
     fence = models.BigIntegerField()
 
     class Meta:
-        """The newest first."""
+        """Order: the newest first."""
 
         ordering = ("-made_at",)
 

@@ -1,4 +1,4 @@
-"""A report for a customer: one at a time for each, however often it is asked for."""
+"""Reports: for each customer only one is built at a time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ MONTHS = 12
 
 @singleton_task(key="report:{customer_id}")
 def build_report(customer_id: int) -> int:
-    """Build a customer's report. A duplicate is skipped; its result says who has it."""
+    """Build a report. A duplicate is skipped, and its result names the holder."""
     with recorded() as lease:
         return write_report(customer_id, lease)
 
 
 def write_report(customer_id: int, lease: Lease) -> int:
-    """Add up what a customer ordered, and store it. Takes a while.
+    """Add up the orders of a customer, and store the sums.
 
     Args:
-        customer_id: Whose report.
-        lease: The lock under which it is made.
+        customer_id: The customer.
+        lease: The lock that the caller holds.
 
     Returns:
         The key of the report.
@@ -48,8 +48,8 @@ def write_report(customer_id: int, lease: Lease) -> int:
     )
     months = []
     for first in _last_months():
-        time.sleep(settings.REPORT_SECONDS / MONTHS)  # as if it were hard work
-        lease.ensure()  # free; raises LockLost if the lock is not ours any more
+        time.sleep(settings.REPORT_SECONDS / MONTHS)  # pretends to work hard
+        lease.ensure()  # asks no node; raises LockLost if the lock is lost
         months.append([f"{first:%Y-%m}", float(sums.get(first, 0))])
     report = Report.objects.create(
         customer=customer,

@@ -1,4 +1,4 @@
-"""Customers, their reports, and who is building one at the moment."""
+"""The pages of the customers: their reports, and the task that builds one now."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def customers(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def detail(request: HttpRequest, pk: int) -> HttpResponse:
-    """Show a customer's report, who is building one, and what became of calls."""
+    """Show a customer's report, the task that builds one now, and the latest calls."""
     customer = get_object_or_404(Customer, pk=pk)
     key = build_report.lock_key(customer.pk)
     report = customer.reports.first()
@@ -51,29 +51,30 @@ def detail(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def build(request: HttpRequest, pk: int) -> HttpResponse:
-    """Ask for a report. If one is being built, say who does it since when."""
+    """Publish a call for a report. If a task builds one now, name it."""
     customer = get_object_or_404(Customer, pk=pk)
     building = _holder_of(build_report.lock_key(customer.pk))
     build_report.delay(customer.pk)
     if building.get("holder"):
         messages.warning(
             request,
-            f"It is being built already, by {building['holder']} since "
+            f"The report is being built by {building['holder']} since "
             f"{building['since']:%H:%M:%S}. Your call will be skipped.",
         )
     else:
-        messages.success(request, f"The report for {customer} is on its way.")
+        messages.success(request, f"A call for a report on {customer} is published.")
     return redirect(f"{reverse('reports:detail', args=[pk])}?asked")
 
 
 def _holder_of(key: str) -> dict[str, Any]:
-    """Return who holds a key since when: one question to all nodes."""
+    """Return the holder of a key: one request to all nodes."""
     try:
         seen = runtime_of(celery_app).redlock.inspect(key)
     except RedlockError as error:
         return {"trouble": str(error)}
     if seen.ballot.answered < seen.ballot.quorum:
-        return {"trouble": f"Too few nodes answer to tell: {seen.ballot.reasons()}."}
+        reasons = seen.ballot.reasons()
+        return {"trouble": f"Unknown, because too few nodes answer: {reasons}."}
     if seen.holder is None:
         return {}
     since = datetime.fromtimestamp(seen.holder.started, tz=timezone.utc)

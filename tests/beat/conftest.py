@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from celery_redlock.devnodes import DevNodes
-from tests.beat.support import KEY, Beats, Site
-from tests.worker.harness.logs import log_marks, pytest_runtest_makereport
-from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.processes import LocalRedis
-from tests.worker.harness.stage import Stage
+from tests.beat.support import KEY, Beats
+from tests.harness.deployment import Site
+from tests.harness.lock_nodes import LockNodes
+from tests.harness.logs import log_marks, pytest_runtest_makereport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,14 +21,8 @@ __all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
 @pytest.fixture(scope="session")
 def site(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Give a place for projects, with a broker."""
-    folder = tmp_path_factory.mktemp("beat")
-    broker = LocalRedis(folder, "broker", redis_server)
-    try:
-        broker.start()
-        broker.ready()
-        yield Site(folder, broker, Stage(folder / "stage"))
-    finally:
-        broker.teardown()
+    with Site(tmp_path_factory.mktemp("beat"), redis_server) as site:
+        yield site
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +36,7 @@ def session_nodes(redis_server: str) -> Iterator[LockNodes]:
 
 @pytest.fixture
 def nodes(session_nodes: LockNodes) -> Iterator[LockNodes]:
-    """Give five lock nodes that know nothing of beats of other tests."""
+    """Give five lock nodes without records of the beats of other tests."""
     yield session_nodes
     for node in session_nodes.dev.nodes:
         for name in ("lock", "slots", "standby"):
@@ -58,7 +49,7 @@ def project(site: Site, nodes: LockNodes) -> Iterator[Callable[..., Beats]]:
     made: list[Beats] = []
 
     def make(schedule: dict[str, Any], **settings: Any) -> Beats:
-        beats = site.beats(nodes, beat_schedule=schedule, **settings)
+        beats = Beats(site, nodes, {"beat_schedule": schedule, **settings})
         made.append(beats)
         return beats
 
@@ -73,10 +64,3 @@ def beats(project: Callable[..., Beats]) -> Beats:
     return project(
         {"often": {"task": "beat-quick", "schedule": 0.5, "args": ["often"]}}
     )
-
-
-@pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    """Give an argument that no other test uses."""
-    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
-    return f"{name[:60]}-{secrets.token_hex(4)}"

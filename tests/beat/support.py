@@ -1,52 +1,42 @@
-"""Real beats as local processes, and what they have sent."""
+"""Beats of one project as local processes, and the messages that they have sent."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 import subprocess
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 
-import celery_redlock
-from celery_redlock.beat.due import as_us
+from celery_redlock.beat.due_entries import as_us
+from celery_redlock.core.records.beat_slots import SlotRecord
+from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.leadership import leadership_of
-from celery_redlock.slots import SlotRecord
-from tests.worker.harness.processes import LocalProcess, LocalWorker
-from tests.worker.harness.waiting import until
-from tests.worker.project.app import SETTINGS
-from tests.worker.project.body import STAGE
+from tests.harness.processes import LocalBeat, LocalWorker
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tests.worker.harness.nodes import LockNodes
-    from tests.worker.harness.processes import LocalRedis
-    from tests.worker.harness.stage import Stage
+    from tests.harness.deployment import Site
+    from tests.harness.lock_nodes import LockNodes
 
 __all__ = [
     "LONG_TTL",
     "NODE_TIMEOUT",
     "TTL",
     "Beats",
-    "LocalBeat",
     "Sent",
-    "Site",
     "until",
 ]
 
 KEY = "beat:project"
 NODE_TIMEOUT = 0.25  # seconds
-TTL = 3.0  # seconds; short, where a test waits for the end of a term
-LONG_TTL = 30.0  # where no term ends by itself, however busy the machine is
-_TESTS = Path(__file__).parents[1]
+TTL = 3.0  # seconds; short, because tests wait for the end of a term
+LONG_TTL = 30.0  # for tests in which no term may end by itself on a busy machine
 
 
 class Sent(NamedTuple):
@@ -62,52 +52,15 @@ class Sent(NamedTuple):
     task: str
     pid: int
 
+    @property
+    def entry(self) -> str:
+        """The schedule entry of the slot."""
+        return self.slot.rpartition("@")[0]
 
-class LocalBeat(LocalProcess):
-    """A Celery beat.
-
-    Args:
-        folder: Where its log and its schedule file go.
-        name: What it is called in failures.
-        app: What follows ``celery -A``.
-        environment: Variables that the app reads.
-        options: More of the command line.
-    """
-
-    ready_prompt = "beat: Starting..."
-
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        app: str,
-        environment: Mapping[str, str],
-        options: Sequence[str] = (),
-    ) -> None:
-        super().__init__(folder, name)
-        self.app = app
-        self.options = options
-        self._environment = environment
-
-    def command(self) -> Sequence[str]:
-        """Return what is to be run."""
-        return [
-            *(sys.executable, "-m", "celery", "-A", self.app, "beat", "-l", "INFO"),
-            *("-s", str(self.folder / f"{self.name}-schedule"), *self.options),
-        ]
-
-    def environment(self) -> Mapping[str, str]:
-        """Return the variables that it gets beside ours."""
-        return {"PYTHONUNBUFFERED": "1", **self._environment}
-
-    def count(self, text: str) -> int:
-        """Return how many lines of its log have this in them."""
-        return sum(text in line for line in self.logs().splitlines())
-
-    def until_logged(self, text: str, seconds: float = 20.0, *, times: int = 1) -> None:
-        """Wait until its log has this in so many lines."""
-        until(lambda: self.count(text) >= times, seconds, what=f"{self.name}: {text!r}")
+    @property
+    def due(self) -> datetime:
+        """When the slot was due."""
+        return datetime.fromisoformat(self.slot.rpartition("@")[2])
 
 
 class Beats:
@@ -120,13 +73,13 @@ class Beats:
     """
 
     def __init__(
-        self, site: Site, number: int, nodes: LockNodes, settings: Mapping[str, Any]
+        self, site: Site, nodes: LockNodes, settings: Mapping[str, Any]
     ) -> None:
         self.nodes = nodes
         self.all: list[LocalBeat] = []
         self._workers: list[LocalWorker] = []
         self._site = site
-        self._number = number
+        self._number = number = site.number()
         self._settings = settings
         self._environment: dict[str, str] = {}
         port = site.broker.port
@@ -137,11 +90,11 @@ class Beats:
     # -- processes -------------------------------------------------------------
 
     def use(self, **environment: str) -> None:
-        """Give all processes that are started from now on these variables."""
+        """Give these variables to all processes that are started from now on."""
         self._environment |= environment
 
     def environment(self, **settings: Any) -> dict[str, str]:
-        """Return the variables by which a process knows its settings."""
+        """Return the variables by which a process finds its settings."""
         conf = {
             "broker_url": self.broker_url,
             "broker_connection_retry_on_startup": True,
@@ -151,12 +104,7 @@ class Beats:
             **self._settings,
             **settings,
         }
-        return {
-            SETTINGS: json.dumps(conf),
-            STAGE: str(self._site.stage.folder),
-            "PYTHONPATH": self._site.path,
-            **self._environment,
-        }
+        return {**self._site.environment(conf), **self._environment}
 
     def start(
         self,
@@ -169,15 +117,16 @@ class Beats:
         """Start a beat and wait until it ticks.
 
         Args:
-            wait: Or do not wait.
-            app: What follows ``celery -A``.
-            options: Of the command line.
-            settings: More of ``app.conf`` for this one.
+            wait: Whether to wait.
+            app: The word after ``celery -A``.
+            options: More words of the command line.
+            settings: More of ``app.conf`` for this beat.
         """
         beat = LocalBeat(
-            self._site.folder,
+            app,
             f"beat-{self._number}-{len(self.all)}",
-            app=app,
+            folder=self._site.folder,
+            cwd=self._site.folder,
             environment=self.environment(**settings),
             options=options,
         )
@@ -190,9 +139,10 @@ class Beats:
     def start_worker(self, concurrency: int = 4, **settings: Any) -> LocalWorker:
         """Start a worker and wait until it is ready."""
         worker = LocalWorker(
-            self._site.folder,
+            "tests.beat.project.app",
             f"beat-worker-{self._number}-{len(self._workers)}",
-            app="tests.beat.project.app",
+            folder=self._site.folder,
+            cwd=self._site.folder,
             concurrency=concurrency,
             environment=self.environment(**settings),
         )
@@ -212,7 +162,7 @@ class Beats:
             check=False,
         )
 
-    # -- what they do ------------------------------------------------------------
+    # -- their messages and terms ------------------------------------------------
 
     def sent(self) -> list[Sent]:
         """Return the messages in the queue, oldest first."""
@@ -225,13 +175,13 @@ class Beats:
         return found
 
     def sent_by(self, beat: LocalBeat) -> list[Sent]:
-        """Return what this beat has sent, in any of its lives."""
+        """Return the messages that this beat has sent."""
         return [sent for sent in self.sent() if sent.pid == beat.pid]
 
     def until_sent(
         self, more: int, by: LocalBeat | None = None, seconds: float = 20.0
     ) -> list[Sent]:
-        """Wait for so many messages more than there are now; return the new ones."""
+        """Wait for this number of new messages, and return them."""
 
         def those() -> list[Sent]:
             return self.sent() if by is None else self.sent_by(by)
@@ -245,7 +195,7 @@ class Beats:
         return those()[before:]
 
     def leader(self) -> LocalBeat | None:
-        """Return the beat that leads, as the nodes say."""
+        """Return the beat that leads according to the nodes."""
         holder = leadership_of(self._redlock, KEY).leader
         for beat in self.all:
             if holder is not None and beat.pid == holder.pid:
@@ -264,27 +214,25 @@ class Beats:
         return until(other, seconds, what="a leader") or self.all[0]
 
     def freeze_between_slots(self, beat: LocalBeat) -> None:
-        """Stop a beat (SIGSTOP) when all that it has sent is noted on the nodes.
+        """Stop a beat (SIGSTOP) when the nodes have recorded all that it has sent.
 
-        At any other moment the next leader sends a slot again, as it has to.
+        At any other moment the next leader must send a slot again.
         """
 
         def is_frozen_there() -> bool:
             beat.pause()
-            os.waitid(os.P_PID, beat.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             record = SlotRecord(self._redlock, KEY)
             record.load()
             for sent in self.sent_by(beat):
-                entry, _, due = sent.slot.rpartition("@")
-                if (record.upto(entry) or 0) < as_us(datetime.fromisoformat(due)):
-                    beat.unpause()
+                if (record.upto(sent.entry) or 0) < as_us(sent.due):
+                    beat.resume()
                     return False
             return True
 
         until(is_frozen_there, 20, what=f"{beat.name}: a moment between two slots")
 
     def kill_between_slots(self, beat: LocalBeat) -> datetime:
-        """Kill a beat (SIGKILL) when all that it has sent is noted; return when."""
+        """Kill a beat (SIGKILL) when its messages are recorded; return the time."""
         self.freeze_between_slots(beat)
         frozen = datetime.now(timezone.utc)
         beat.kill("SIGKILL")
@@ -300,22 +248,3 @@ class Beats:
             process.teardown()
         self._redlock.close()
         self._broker.close()
-
-
-class Site:
-    """Where projects are put: shared servers, and numbers to tell them apart."""
-
-    def __init__(self, folder: Path, broker: LocalRedis, stage: Stage) -> None:
-        self.folder = folder
-        self.broker = broker
-        self.stage = stage
-        self._numbers = itertools.count(1)
-        # Processes find the tests through this link, and the package where this
-        # process found it: a checkout or an installed wheel.
-        with contextlib.suppress(FileExistsError):
-            (folder / "tests").symlink_to(_TESTS)
-        self.path = f"{folder}:{Path(celery_redlock.__path__[0]).parent}"
-
-    def beats(self, nodes: LockNodes, **settings: Any) -> Beats:
-        """Return a project with these settings and no process yet."""
-        return Beats(self, next(self._numbers), nodes, settings)

@@ -1,4 +1,4 @@
-"""Any number of beats, of which one sends, whatever happens to it."""
+"""Real beats, of which one sends: they are killed, stopped, frozen and cut off."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import json
 import os
 import socket
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tests.beat.support import LONG_TTL, until
-from tests.nodes.lines import wires
+from tests.harness.tcp import proxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.beat.support import Beats, LocalBeat
+    from tests.beat.support import Beats
 
-NOBODY, UNKNOWN = 1, 3  # how `redlock leader` ends
-
-
-def slots_of(beats: Beats) -> list[str]:
-    """Return the names of the slots that were sent, in order."""
-    return [sent.slot for sent in beats.sent()]
+NO_LEADER, UNKNOWN = 1, 3  # exit codes of `redlock leader`
 
 
-def dues(beats: Beats, *, by: LocalBeat) -> list[datetime]:
-    """Return when the slots were due that a beat has sent, in order."""
-    names = (sent.slot.rpartition("@") for sent in beats.sent_by(by))
-    return [datetime.fromisoformat(due) for _, _, due in names]
+def assert_no_slot_was_sent_twice(beats: Beats) -> None:
+    """Assert that the names of all messages differ."""
+    slots = [sent.slot for sent in beats.sent()]
+    assert sorted(set(slots)) == sorted(slots)
 
 
 def test_one_of_three_beats_sends(beats: Beats) -> None:
-    """The others are silent, and no slot is sent twice."""
+    """The others send nothing, and no slot is sent twice."""
     for _ in range(3):
         beats.start(wait=False, redlock_beat_ttl=LONG_TTL)
     leader = beats.until_led()
@@ -42,12 +37,12 @@ def test_one_of_three_beats_sends(beats: Beats) -> None:
     beats.until_sent(5, by=leader)
 
     assert {sent.pid for sent in beats.sent()} == {leader.pid}
-    assert len(set(slots_of(beats))) == len(slots_of(beats))
+    assert_no_slot_was_sent_twice(beats)
     assert [other.count("Sending due task") for other in beats.others(leader)] == [0, 0]
 
 
 def test_killed_leader_is_replaced(beats: Beats) -> None:
-    """SIGKILL: the standby goes on with the slot after the last, within a ttl."""
+    """After SIGKILL, the standby continues with the next slot, within a ttl."""
     first = beats.start()
     beats.until_sent(2, by=first)
     second = beats.start()
@@ -56,15 +51,15 @@ def test_killed_leader_is_replaced(beats: Beats) -> None:
     killed = beats.kill_between_slots(first)
 
     beats.until_sent(3, by=second)
-    assert len(set(slots_of(beats))) == len(slots_of(beats))
-    following, *_ = dues(beats, by=second)
-    assert dues(beats, by=first)[-1] < following <= killed + timedelta(seconds=0.5)
+    assert_no_slot_was_sent_twice(beats)
+    last, following = beats.sent_by(first)[-1], beats.sent_by(second)[0]
+    assert last.due < following.due <= killed + timedelta(seconds=0.5)
 
 
 def test_stopped_leader_is_replaced_at_once(
     project: Callable[..., Beats],
 ) -> None:
-    """SIGTERM: the standby waits for no ttl, which would be longer than this test."""
+    """After SIGTERM, the standby does not wait for the ttl, which is a minute here."""
     beats = project(
         {"often": {"task": "beat-quick", "schedule": 0.5, "args": ["often"]}},
         redlock_beat_ttl=60,
@@ -80,8 +75,8 @@ def test_stopped_leader_is_replaced_at_once(
     beats.until_sent(2, by=second, seconds=10)
 
 
-def test_frozen_leader_sends_nothing_when_it_comes_back(beats: Beats) -> None:
-    """SIGSTOP for longer than its term, then SIGCONT: it finds that it is over."""
+def test_frozen_leader_sends_nothing_when_it_continues(beats: Beats) -> None:
+    """It gets SIGSTOP for longer than its term, and then SIGCONT."""
     first = beats.start()
     second = beats.start()
     beats.until_sent(2, by=first)
@@ -89,19 +84,19 @@ def test_frozen_leader_sends_nothing_when_it_comes_back(beats: Beats) -> None:
     beats.until_sent(2, by=second)
     before = beats.sent_by(first)
 
-    first.unpause()
+    first.resume()
     first.until_logged("is lost after")
     first.until_logged("Standing by: ")
     beats.until_sent(4, by=second)
 
     assert beats.sent_by(first) == before
-    assert first.status == "running"
-    assert len(set(slots_of(beats))) == len(slots_of(beats))
+    assert first.is_running
+    assert_no_slot_was_sent_twice(beats)
 
 
 def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
-    """It reaches two of five nodes, and the others all of them; later it stands by."""
-    with wires(beats.nodes.dev) as lines:
+    """It reaches two of five nodes. When it reaches all again, it stands by."""
+    with proxies(beats.nodes.dev) as lines:
         names = [url.partition("//")[2] for url in beats.nodes.urls]
         through = [
             {"url": line.url, "name": name}
@@ -127,7 +122,7 @@ def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
 
 
 def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
-    """Neither for the leader nor for its election."""
+    """The leader keeps its term, and a standby can be elected."""
     first = beats.start(redlock_beat_ttl=LONG_TTL)
     beats.until_sent(1, by=first)
     with beats.nodes.minority_paused():
@@ -141,7 +136,7 @@ def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
 
 
 def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
-    """All beats say so once; when the nodes are back, one of them goes on."""
+    """Each beat logs this once. When the nodes are back, one beat continues."""
     for _ in range(3):
         beats.start(wait=False)
     leader = beats.until_led()
@@ -149,25 +144,25 @@ def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
         other.until_logged("Standing by")
     with beats.nodes.majority_paused():
         for beat in beats.all:
-            beat.until_logged("Nobody can be elected leader")
+            beat.until_logged("No leader of")
         assert leader.count("is lost after") == 1
-        before = slots_of(beats)
+        before = beats.sent()
         looks = [beat.count("is late; asking it") for beat in beats.all]
         shown = beats.command("redlock", "leader")
         assert shown.returncode == UNKNOWN
-        assert "too few nodes answer" in shown.stdout
-        assert slots_of(beats) == before
+        assert "Too few nodes answered" in shown.stdout
+        assert beats.sent() == before
         assert all(looks)
 
     beats.until_sent(2)
-    assert [beat.count("Nobody can be elected leader") for beat in beats.all] == [1] * 3
-    assert len(set(slots_of(beats))) == len(slots_of(beats))
+    assert [beat.count("No leader of") for beat in beats.all] == [1] * 3
+    assert_no_slot_was_sent_twice(beats)
 
 
 def test_beat_that_is_stopped_at_any_moment_leaves_no_lock(
     project: Callable[..., Beats],
 ) -> None:
-    """SIGTERM strikes in the middle of ticks, and of talking to the nodes."""
+    """SIGTERM comes in the middle of ticks and of requests to the nodes."""
     beats = project(
         {"busy": {"task": "beat-quick", "schedule": 0.001, "args": ["busy"]}},
         redlock_beat_ttl=60,
@@ -182,11 +177,11 @@ def test_beat_that_is_stopped_at_any_moment_leaves_no_lock(
         beats.nodes.until_free("beat:project", seconds=2)
 
 
-def test_leader_command_shows_who_leads_and_who_stands_by(beats: Beats) -> None:
-    """For people, for programs, and for scripts that look at how it ended."""
-    nobody = beats.command("redlock", "leader")
-    assert nobody.returncode == NOBODY
-    assert "Nobody leads beat:project: no beat sends anything." in nobody.stdout
+def test_leader_command_shows_the_leader_and_the_standbys(beats: Beats) -> None:
+    """It prints text or JSON, and its exit code tells whether there is a leader."""
+    none = beats.command("redlock", "leader")
+    assert none.returncode == NO_LEADER
+    assert "beat:project has no leader: no beat sends anything." in none.stdout
     assert (
         json.loads(beats.command("redlock", "leader", "--json").stdout)["leader"]
         is None
@@ -198,14 +193,14 @@ def test_leader_command_shows_who_leads_and_who_stands_by(beats: Beats) -> None:
     second.until_logged("Standing by")
 
     shown = beats.command("redlock", "leader")
-    told = beats.command("redlock", "leader", "--json")
+    as_json = beats.command("redlock", "leader", "--json")
 
     host = socket.gethostname()
-    assert shown.returncode == told.returncode == 0
+    assert shown.returncode == as_json.returncode == 0
     assert f"led by celery beat on {host} (pid {first.pid})" in shown.stdout
     assert f"Standing by: celery beat on {host} (pid {second.pid})" in shown.stdout
     assert "5 of 5 nodes" in shown.stdout
-    facts = json.loads(told.stdout)
+    facts = json.loads(as_json.stdout)
     assert facts["key"] == "beat:project"
     assert (facts["leader"]["host"], facts["leader"]["pid"]) == (host, first.pid)
     assert (facts["leader"]["votes"], facts["unseen"]) == (5, {})
@@ -224,7 +219,7 @@ def test_leader_command_shows_who_leads_and_who_stands_by(beats: Beats) -> None:
 
 
 def test_setting_that_is_wrong_ends_beat_in_one_line(beats: Beats) -> None:
-    """Before anything is sent, with the remedy and without a traceback."""
+    """The line names the setting, and there is no traceback."""
     settings = {"redlock_beat_scheduler": "no.such:Scheduler"}
 
     ended = beats.command("beat", "-S", "redlock", **settings)

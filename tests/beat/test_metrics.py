@@ -1,12 +1,12 @@
-"""Leadership as Prometheus sees it: scraped from real beats and a worker."""
+"""The metrics of leadership, scraped from real beats and a worker."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery_redlock.devnodes.processes import free_port
 from tests.beat.support import KEY, LONG_TTL, until
-from tests.worker.harness.processes import free_port
-from tests.worker.harness.scraped import PORT, Scraped
+from tests.harness.metrics import PORT, Scraped
 
 if TYPE_CHECKING:
     from tests.beat.support import Beats
@@ -15,7 +15,7 @@ IMPORTS = ["tests.beat.project.metered"]
 
 
 def test_leadership_is_scraped_from_each_beat(beats: Beats) -> None:
-    """Both say that one leads and one stands by; only the leader counts a term."""
+    """Both report one leader and one standby. Only the leader counts a term."""
     scraped = []
     for _ in range(2):
         port = free_port()
@@ -31,7 +31,7 @@ def test_leadership_is_scraped_from_each_beat(beats: Beats) -> None:
 
 
 def test_absence_of_a_leader_is_scraped_from_a_worker(beats: Beats) -> None:
-    """The last beat is gone: whoever has ever seen one says that nobody leads."""
+    """A worker that has once seen a leader reports that there is none."""
     port = free_port()
     beats.use(**{PORT: str(port)})
     beats.start_worker(imports=IMPORTS)

@@ -1,4 +1,4 @@
-"""Runs of a schedule do not overlap, whatever schedules and workers do."""
+"""Scheduled runs do not overlap, though each is longer than its interval."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from tests.beat.support import NODE_TIMEOUT, until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.beat.support import Beats, Site
+    from tests.beat.support import Beats
+    from tests.harness.deployment import Site
 
-SKIPPED = "is skipped (on_conflict)"
+SKIPPED = "will be skipped (on_conflict)"
 MINUTE = float(os.environ.get("REDLOCK_OVERLAP_SECONDS", "60"))
 
 
 def every(seconds: float, task: str, key: str) -> dict[str, object]:
-    """Return an entry that sends this task so often."""
+    """Return an entry with this interval."""
     return {"task": task, "schedule": seconds, "args": [key]}
 
 
 def test_runs_never_overlap(
     project: Callable[..., Beats], site: Site, key: str
 ) -> None:
-    """Every second a task of three, for a minute, on two workers and two beats.
+    """For a minute, a task of three seconds is sent every second.
 
-    ``skip`` runs again with the next tick, ``wait`` as soon as the last run has
-    ended, ``buffer_one`` soon after; halfway the leader is killed.
+    There are two workers and two beats, and the leader is killed halfway. ``skip``
+    runs again with the next tick, ``wait`` as soon as the last run has ended,
+    ``buffer_one`` soon after.
     """
     skip, wait, buffer = f"{key}-skip", f"{key}-wait", f"{key}-buffer"
     beats = project(
@@ -57,15 +59,15 @@ def test_runs_never_overlap(
         assert len(ended) >= MINUTE / (LONG + 2) - 3
     said = "\n".join(worker.logs() for worker in workers)
     assert SKIPPED in said
-    waited = [run for run in stage.runs(wait) if f"{run.task_id}] waits for" in said]
-    assert len(waited) > len(stage.runs(wait)) / 2  # a waiter needs no new tick
-    assert "runs in its stead" in said  # of the ticks of one run, all but one
+    waits = [f"{run.task_id}] will wait for" in said for run in stage.runs(wait)]
+    assert sum(waits) > len(waits) / 2  # a waiting call needs no new tick
+    assert "runs instead" in said  # all ticks of one run but the last
 
 
 def test_backlog_of_ticks_collapses_to_one_run(
     project: Callable[..., Beats], site: Site, key: str
 ) -> None:
-    """The workers were away for a while; what has piled up runs once."""
+    """The calls that were sent while there was no worker run once."""
     beats = project({"gated": every(0.5, "beat-gated", key)})
     beat = beats.start()
     beats.until_sent(6)
@@ -84,7 +86,7 @@ def test_backlog_of_ticks_collapses_to_one_run(
 def test_schedulers_whose_clocks_differ_are_covered_by_hold_at_least(
     project: Callable[..., Beats], site: Site, key: str
 ) -> None:
-    """Two beats without election, part of a tick apart: each two ticks run once."""
+    """Two beats without election send each tick twice, and it runs once."""
     beats = project({"held": every(1.0, "beat-held", key)})
     worker = beats.start_worker()
     plain = ("-S", "celery.beat:Scheduler")
@@ -97,13 +99,13 @@ def test_schedulers_whose_clocks_differ_are_covered_by_hold_at_least(
 
     granted = [note["since"] for note in site.stage.notes(key, "granted")]
     for since, later in pairwise(granted):
-        assert later - since > HELD - NODE_TIMEOUT  # which an attempt may take
+        assert later - since > HELD - NODE_TIMEOUT  # an attempt may take so long
 
 
 def test_second_message_for_a_slot_is_dropped(
     project: Callable[..., Beats], site: Site, key: str
 ) -> None:
-    """Sent by two leaders, of which the first died before it could note the slot."""
+    """Two leaders sent it; the first one died before it recorded the slot."""
     beats = project({})
     worker = beats.start_worker(concurrency=1)
     slot = {"redlock": {"slot": f"{key}@2026-11-21T12:00:00+00:00"}}
@@ -115,4 +117,4 @@ def test_second_message_for_a_slot_is_dropped(
         sender.send_task("beat-quick", [key])
         until(lambda: len(site.stage.runs(key)) == 2, 20)
 
-    assert worker.logs().count(f"it has begun as {first.id}") == 1
+    assert worker.logs().count(f"the first message runs as {first.id}") == 1

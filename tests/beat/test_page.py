@@ -1,4 +1,4 @@
-"""The programs of ``docs/schedules.md`` run, and do what the page says of them."""
+"""The programs of ``docs/how-to/schedules.md`` run as the page says."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import celery_redlock
-from tests.beat.support import Beats, Site, until
+from tests.beat.support import Beats, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.devnodes import DevNodes
+    from tests.harness.deployment import Site
 
-PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md"
 SETTINGS, PROGRAM = re.findall(
     r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
 )
 
 
 def here(code: str, nodes: DevNodes) -> str:
-    """Put servers that exist in the place of those of the page."""
+    """Return the code of the page with the URLs of these nodes."""
     for name, url in zip("abc", nodes.urls, strict=True):
         code = code.replace(f"redis://redlock-{name}:6379/0", url)
     return code
@@ -34,7 +35,7 @@ def here(code: str, nodes: DevNodes) -> str:
 def test_settings_of_the_page_make_beat_elect_and_send(
     project: Callable[..., Beats], site: Site, three_nodes: DevNodes
 ) -> None:
-    """With ``beat_scheduler = "redlock"``, and no option on the command line."""
+    """``beat_scheduler = "redlock"`` replaces the option on the command line."""
     beats = project({})
     settings = here(SETTINGS, three_nodes)
     settings = settings.replace("redis://localhost:6379/0", beats.broker_url)
@@ -51,11 +52,11 @@ def test_settings_of_the_page_make_beat_elect_and_send(
 def test_program_of_the_page_elects_one_and_another_one_when_it_is_killed(
     three_nodes: DevNodes, tmp_path: Path
 ) -> None:
-    """Two run it: one works, until it is killed; then the other one does."""
+    """Of two processes one works. When it is killed, the other one works."""
     named = 'name="the reindexer"'
     assert named in PROGRAM
     program = tmp_path / "program.py"
-    # With the ttl of the page the test would take a quarter of a minute more.
+    # The ttl of the page would make the test 15 seconds longer.
     code = here(PROGRAM, three_nodes).replace(named, f"{named}, ttl=3.0")
     program.write_text(code, encoding="utf-8")
     running, said = [], []
@@ -85,7 +86,7 @@ def test_program_of_the_page_elects_one_and_another_one_when_it_is_killed(
 
 
 def start(program: Path, stdout: TextIO) -> subprocess.Popen[str]:
-    """Start a program that finds the package where this process did."""
+    """Start a program that imports the same package as this process."""
     path = str(Path(celery_redlock.__path__[0]).parent)
     return subprocess.Popen(  # noqa: S603  (our own)
         [sys.executable, "-u", str(program)],

@@ -1,8 +1,7 @@
-"""A project, and locks that somebody holds."""
+"""A project, and locks of a worker."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,11 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.lease import Lease
     from celery_redlock.devnodes import DevNodes
+
+
+@pytest.fixture(autouse=True)
+def _own_tasks(own_tasks: None) -> None:
+    """Let the project have its own tasks only."""
 
 
 @pytest.fixture
@@ -37,15 +41,14 @@ def project(three_nodes: DevNodes, project_on: Callable[..., Project]) -> Projec
 
 
 @pytest.fixture
-def hold() -> Iterator[Callable[..., Lease]]:
-    """Give a function that takes a lock on all nodes, as a task in a worker would."""
-    with contextlib.ExitStack() as stack:
+def hold(three_nodes: DevNodes) -> Iterator[Callable[..., Lease]]:
+    """Give a function that takes a lock on all nodes, as a task in a worker does."""
+    with client(three_nodes) as redlock:
+        redlock.check()  # connects to all of them
 
-        def take(nodes: DevNodes, key: str, **facts: Any) -> Lease:
-            redlock = stack.enter_context(client(nodes))
-            redlock.check()  # connects to all of them
+        def take(key: str, **fields: Any) -> Lease:
             task = {"task": "proj.send_invoice", "task_id": f"id-of-{key}"}
-            holder = Holder("", host="worker-1", pid=4711, **{**task, **facts})
-            return redlock.acquire(key, ttl=60.0, facts=holder)
+            holder = Holder("", host="worker-1", pid=4711, **{**task, **fields})
+            return redlock.acquire(key, ttl=60.0, holder=holder)
 
         yield take

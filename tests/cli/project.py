@@ -1,4 +1,4 @@
-"""A project of a user, on whose behalf `celery -A proj redlock ...` is run."""
+"""A user's project, on which the commands are run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
 import celery_redlock
+from celery_redlock import ConfigurationError, runtime_of, singleton_task
+from celery_redlock.cli import redlock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,21 +30,34 @@ __all__ = ["Project", "Run", "Running"]
 
 _SOURCE = """
 import json, os
-from celery import Celery
-from celery_redlock import singleton_task
+from tests.cli.project import new_app
 
-app = Celery("proj", broker="memory://", backend="cache+memory://")
-app.conf.update(json.loads(os.environ["PROJ_SETTINGS"]))
-
-@singleton_task(app=app, key="invoice:{number}")
-def send_invoice(number): ...
+app = new_app(json.loads(os.environ["PROJ_SETTINGS"]))
 """
 _DEADLINE = 60.0  # seconds
 
 
+def new_app(settings: Mapping[str, Any]) -> Celery:
+    """Return the project's app, with one task."""
+    app = Celery(
+        "proj",
+        broker="memory://",
+        backend="cache+memory://",
+        set_as_current=False,
+    )
+    app.conf.update(settings)
+
+    @singleton_task(
+        app=app, name="proj.send_invoice", key="invoice:{number}", shared=False
+    )
+    def send_invoice(number: int) -> None: ...
+
+    return app
+
+
 @dataclass(frozen=True)
 class Run:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         code: Its exit code.
@@ -52,7 +71,7 @@ class Run:
 
     @property
     def document(self) -> Any:
-        """What a program reads: all of stdout is one JSON document."""
+        """All of stdout, as one JSON document."""
         return json.loads(self.out)
 
 
@@ -62,35 +81,33 @@ class Running:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    @property
-    def out(self) -> IO[str]:
-        """What it writes to stdout, to be read line by line."""
-        assert self.process.stdout is not None
-        return self.process.stdout
-
     def line(self) -> str:
-        """Return the next line that it writes."""
-        return self.out.readline()
+        """Return the next line on stdout."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
 
-    def until_said(self, words: str) -> None:
-        """Read what it writes to stderr until these words have come."""
+    def document(self) -> Any:
+        """Return the next JSON document on stdout."""
+        return json.loads(self.line())
+
+    def wait_for(self, words: str) -> None:
+        """Read stderr until these words have come."""
         assert self.process.stderr is not None
-        said = ""
-        while words not in said:
+        seen = ""
+        while words not in seen:
             letter = self.process.stderr.read(1)
-            assert letter, f"it ended without saying {words!r}, but {said!r}"
-            said += letter
+            assert letter, f"it ended without {words!r}, but with {seen!r}"
+            seen += letter
 
-    def type(self, text: str) -> Run:
-        """Type something in, and return how it ended."""
+    def type(self, text: str = "") -> Run:
+        """Type a text, and return how the command ended."""
         out, err = self.process.communicate(text, timeout=_DEADLINE)
         return Run(self.process.returncode, out, err)
 
     def interrupt(self, number: int = signal.SIGINT) -> Run:
-        """Press Ctrl-C, and return how it ended."""
+        """Press Ctrl-C, and return how the command ended."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=_DEADLINE)
-        return Run(self.process.returncode, out, err)
+        return self.type()
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +119,7 @@ class Running:
 
 
 class Project:
-    """A folder with an app in it."""
+    """A project in a folder, whose app has these settings."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         (folder / "proj.py").write_text(_SOURCE)
@@ -110,57 +127,59 @@ class Project:
         self._settings = dict(settings)
 
     def redlock(self, *words: str, typed: str = "", **settings: Any) -> Run:
-        """Run ``celery -A proj redlock ...`` to its end.
+        """Run ``celery redlock ...`` in this process.
 
         Args:
-            words: What comes after ``redlock``.
-            typed: What is typed in meanwhile.
+            words: The rest of the command line.
+            typed: What an operator types.
             settings: More of ``app.conf``.
         """
-        done = subprocess.run(  # noqa: S603  (the command under test)
-            self._command(words),
-            cwd=self._folder,
-            env=self.environment(settings),
-            input=typed,
-            capture_output=True,
-            text=True,
-            timeout=_DEADLINE,
-            check=False,
-        )
-        return Run(done.returncode, done.stdout, done.stderr)
+        app = new_app({**self._settings, **settings})
+        context = CLIContext(app=app, no_color=False, workdir=None)
+        try:
+            done = CliRunner().invoke(
+                redlock, words, obj=context, input=typed, catch_exceptions=False
+            )
+        finally:
+            with contextlib.suppress(ConfigurationError):
+                runtime_of(app).redlock.close()
+            app.close()
+        return Run(done.exit_code, done.stdout, done.stderr)
 
-    def start(self, *words: str, **settings: Any) -> Running:
+    def run(self, *words: str) -> Run:
+        """Run ``celery -A proj redlock ...`` in a process of its own."""
+        with self.start(*words) as running:
+            return running.type()
+
+    def start(self, *words: str) -> Running:
         """Start ``celery -A proj redlock ...``."""
+        pipe = subprocess.PIPE
         return Running(
             subprocess.Popen(  # noqa: S603  (the command under test)
                 self._command(words),
                 cwd=self._folder,
-                env=self.environment(settings),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                env=self._environment(),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
                 text=True,
             )
         )
 
     def on_a_terminal(self, *words: str, columns: int = 100, until: str = "") -> str:
-        """Run it on a terminal of this width and return what came there.
+        """Run the command on a terminal and return what appeared there.
 
         Args:
-            words: What comes after ``redlock``.
-            columns: The width.
-            until: After these words have come, Ctrl-C is pressed.
+            words: The rest of the command line.
+            columns: The width of the terminal.
+            until: After these words have appeared, Ctrl-C is pressed.
         """
         master, slave = pty.openpty()
+        terminal = {"COLUMNS": str(columns), "LINES": "24", "TERM": "xterm-256color"}
         process = subprocess.Popen(  # noqa: S603  (the command under test)
             self._command(words),
             cwd=self._folder,
-            env={
-                **self.environment(),
-                "COLUMNS": str(columns),
-                "LINES": "24",
-                "TERM": "xterm-256color",
-            },
+            env={**self._environment(), **terminal},
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -178,13 +197,13 @@ class Project:
         process.wait(timeout=_DEADLINE)
         return shown.decode()
 
-    def environment(self, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Return the variables of a process that is to find the project."""
-        package = Path(celery_redlock.__path__[0]).parent
-        path = [str(self._folder), str(package), os.environ.get("PYTHONPATH", "")]
+    def _environment(self) -> dict[str, str]:
+        package = str(Path(celery_redlock.__path__[0]).parent)
+        given, root = os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])
+        path = [str(self._folder), package, given, root]
         return {
             **os.environ,
-            "PROJ_SETTINGS": json.dumps({**self._settings, **(settings or {})}),
+            "PROJ_SETTINGS": json.dumps(self._settings),
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTHONUNBUFFERED": "1",
         }

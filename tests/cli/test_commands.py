@@ -1,4 +1,4 @@
-"""What all commands have in common: how they are found, and how they fail."""
+"""The parts that all commands share: registration and exit codes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from celery_redlock import cli
 from celery_redlock.cli import redlock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from celery_redlock.devnodes import DevNodes
@@ -20,11 +22,52 @@ if TYPE_CHECKING:
 CONTEXT = click.Context(redlock)
 COMMANDS = redlock.list_commands(CONTEXT)
 ON_NODES = ["ls", "show k", "release k", "leaked", "doctor", "bench", "init"]
+COMMAND = """
+import click
+
+from celery_redlock.cli.output.session import DONE, Command
+from celery_redlock.errors import QuorumUnreachable
+
+
+@click.command(cls=Command, short_help="Greet the operator.")
+@click.option("--fail", is_flag=True)
+@click.pass_context
+def greet(ctx, *, fail):
+    if fail:
+        raise QuorumUnreachable("Only 1 of 3 nodes answered.", key="k")
+    ctx.obj.tell(["Good morning."], lambda: {"greeting": "Good morning."})
+    ctx.exit(DONE)
+"""
+
+
+@pytest.fixture
+def command_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put the file of a command on the search path of the commands."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    (folder / "greet.py").write_text(COMMAND)
+    monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(folder)])
+    yield
+    sys.modules.pop("celery_redlock.cli.greet", None)
+    vars(cli).pop("greet", None)
+
+
+def test_command_is_one_file(project: Project, command_file: None) -> None:
+    """A file is listed in the help, run, and its errors end with the exit codes."""
+    listed = project.redlock("--help")
+    lines, document = project.redlock("greet"), project.redlock("greet", "--json")
+    failed = project.redlock("greet", "--fail")
+
+    assert "greet        Greet the operator." in listed.out
+    assert (lines.code, lines.out) == (0, "Good morning.\n")
+    assert document.document == {"greeting": "Good morning."}
+    assert (failed.code, failed.out) == (3, "")
+    assert failed.err == "Error: Only 1 of 3 nodes answered.\n"
 
 
 def test_help_lists_every_command(project: Project) -> None:
-    """Each has a line, none of which is cut off."""
-    run = project.redlock("--help")
+    """Each command has a line, and no line is cut off."""
+    run = project.run("--help")
 
     assert run.code == 0
     lines = run.out.split("Commands:")[1].strip().splitlines()
@@ -32,8 +75,8 @@ def test_help_lists_every_command(project: Project) -> None:
     assert not any(line.endswith("...") for line in lines)
 
 
-def test_a_misspelt_command_is_corrected(project: Project) -> None:
-    """The nearest name is proposed, and the exit code says wrong usage."""
+def test_misspelt_command_is_corrected(project: Project) -> None:
+    """The error proposes the nearest name, and the exit code says wrong usage."""
     run = project.redlock("relase", "k")
 
     assert run.code == 2
@@ -41,8 +84,8 @@ def test_a_misspelt_command_is_corrected(project: Project) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_speaks_json(name: str) -> None:
-    """Whatever people can read, programs can."""
+def test_every_command_prints_json(name: str) -> None:
+    """Every command has the option ``--json``."""
     command = redlock.get_command(CONTEXT, name)
 
     assert command is not None
@@ -50,18 +93,18 @@ def test_every_command_speaks_json(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", ON_NODES)
-def test_without_nodes_a_command_says_what_to_set(
+def test_command_without_nodes_names_the_setting(
     project: Project, command: str
 ) -> None:
-    """A setting that is wrong is wrong usage: exit code 2, the remedy on stderr."""
+    """A missing setting is wrong usage: exit code 2, and the remedy on stderr."""
     run = project.redlock(*command.split(), redlock_nodes=[])
 
     assert (run.code, run.out) == (2, "")
     assert "redlock_nodes is not set" in run.err
 
 
-def test_no_password_is_shown(project: Project, three_nodes: DevNodes) -> None:
-    """Nodes are called by their names also where their URLs have secrets."""
+def test_passwords_are_never_shown(project: Project, three_nodes: DevNodes) -> None:
+    """Commands call nodes by their names, also if their URLs contain secrets."""
     urls = [url.replace("://", "://:hush@") for url in three_nodes.urls]
 
     for command in ("ls", "doctor", "doctor --json"):
@@ -70,8 +113,8 @@ def test_no_password_is_shown(project: Project, three_nodes: DevNodes) -> None:
         assert "127.0.0.1" in run.out
 
 
-def test_celery_help_imports_no_command(tmp_path: Path) -> None:
-    """Users of `celery` who use none of ours do not wait for them."""
+def test_celery_help_imports_no_command() -> None:
+    """Users of other ``celery`` commands do not wait for the import of ours."""
     program = (
         "import sys\n"
         "from celery.bin import celery\n"
@@ -80,20 +123,8 @@ def test_celery_help_imports_no_command(tmp_path: Path) -> None:
         " or name == 'rich'])"
     )
 
-    said = subprocess.run(  # noqa: S603  (the program above)
+    done = subprocess.run(  # noqa: S603  (the program above)
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
 
-    assert said.stdout == "[]\n"
-
-
-def test_live_views_work_without_rich(
-    project: Project, three_nodes: DevNodes, tmp_path: Path
-) -> None:
-    """Rich is an extra: without it there is plain text."""
-    (tmp_path / "rich.py").write_text("raise ImportError('there is no rich')")
-
-    shown = project.on_a_terminal("top", "--every", "0.1", until="votes")
-
-    assert "3 of 3 nodes vote" in shown
-    assert "Traceback" not in shown
+    assert done.stdout == "[]\n"

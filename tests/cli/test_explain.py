@@ -12,7 +12,7 @@ Hold = Any
 
 
 def test_explain_of_a_free_call_exits_with_0(project: Project) -> None:
-    """It says the key, and that nothing is in the way."""
+    """It shows the key, and that the call would be published and run."""
     run = project.redlock("explain", "proj.send_invoice", "--args", "[42]")
 
     assert run.code == 0, run.err
@@ -23,11 +23,9 @@ def test_explain_of_a_free_call_exits_with_0(project: Project) -> None:
     ]
 
 
-def test_explain_says_who_is_in_the_way(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
-    """And what the policy decides; it exits with 1."""
-    hold(three_nodes, "invoice:42")
+def test_explain_names_the_call_in_the_way(project: Project, hold: Hold) -> None:
+    """It says what the policy decides, and exits with 1."""
+    hold("invoice:42")
 
     run = project.redlock("explain", "proj.send_invoice", "--kwargs", '{"number": 42}')
 
@@ -36,11 +34,9 @@ def test_explain_says_who_is_in_the_way(
     assert "worker-1 (pid 4711)" in run.out
 
 
-def test_explain_in_json_has_everything(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
-    """For programs: the decisions, and whom they are about."""
-    hold(three_nodes, "invoice:42")
+def test_explain_in_json_has_everything(project: Project, hold: Hold) -> None:
+    """A program gets the decisions, and the calls that they are about."""
+    hold("invoice:42")
 
     run = project.redlock("explain", "proj.send_invoice", "--args", "[42]", "--json")
 
@@ -61,19 +57,19 @@ def test_explain_in_json_has_everything(
 def test_explain_with_too_few_nodes_exits_with_3(
     project: Project, three_nodes: DevNodes
 ) -> None:
-    """Nobody can tell; what ``on_backend_error`` decides is said."""
+    """It says what ``on_backend_error`` decides."""
     three_nodes.nodes[0].kill()
     three_nodes.nodes[1].kill()
 
     run = project.redlock("explain", "proj.send_invoice", "--args", "[42]")
 
     assert run.code == 3
-    assert "it would be put back for " in run.out
+    assert "it would be republished, to run after " in run.out
     assert "(need 2)" in run.out
 
 
-def test_explain_corrects_what_cannot_be_meant(project: Project) -> None:
-    """Names, JSON and arguments that do not fit: usage errors."""
+def test_explain_of_a_wrong_call_is_wrong_usage(project: Project) -> None:
+    """Unknown tasks and wrong JSON end with exit code 2, wrong arguments with 1."""
     wrong_name = project.redlock("explain", "proj.send_invoise")
     no_lock = project.redlock("explain", "celery.chord")
     no_json = project.redlock("explain", "proj.send_invoice", "--args", "42,")

@@ -1,4 +1,4 @@
-"""``redlock leaked``: keys of ours that nobody will ever free."""
+"""``redlock leaked``: keys that never expire."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 Hold = Any
 
 
-def test_leaked_is_silent_about_keys_that_end(
-    project: Project, three_nodes: DevNodes, hold: Hold
+def test_leaked_does_not_list_expiring_or_lasting_keys(
+    project: Project, hold: Hold
 ) -> None:
-    """Locks have a ttl; fences and what a node knows of itself are to stay."""
-    hold(three_nodes, "invoice:42")
+    """Locks have a ttl; the fences and the configuration of a node must stay."""
+    hold("invoice:42")
 
     run = project.redlock("leaked")
 
@@ -25,8 +25,8 @@ def test_leaked_is_silent_about_keys_that_end(
 def test_leaked_finds_locks_without_a_ttl_on_any_node(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """A lock that was made to last for ever is named with the node that has it."""
-    hold(three_nodes, "invoice:42")
+    """Each key without a ttl is listed with its node."""
+    hold("invoice:42")
     three_nodes.nodes[1].command("PERSIST", "redlock:lock:invoice:42")
     three_nodes.nodes[2].command("RPUSH", "redlock:lock:list", "1")
     three_nodes.nodes[2].command("SET", "not-ours", "1")
@@ -41,10 +41,10 @@ def test_leaked_finds_locks_without_a_ttl_on_any_node(
     }
 
 
-def test_leaked_tells_which_nodes_it_could_not_see(
+def test_leaked_names_nodes_that_did_not_answer(
     project: Project, three_nodes: DevNodes
 ) -> None:
-    """A node that is down may have some; with a majority down nothing is certain."""
+    """A dead node may have such keys; with a majority down it exits with 3."""
     three_nodes.nodes[0].kill()
     with_two = project.redlock("leaked")
     three_nodes.nodes[1].kill()

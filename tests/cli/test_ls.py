@@ -1,4 +1,4 @@
-"""``redlock ls``: the locks that are held, whatever state the nodes are in."""
+"""``redlock ls``: the locks that are held."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ Hold = Any
 FOREIGN = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
 
 
-def test_ls_lists_who_holds_what(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_ls_lists_the_holder_of_each_lock(project: Project, hold: Hold) -> None:
     """Each lock has a line with its key, task, id, host, pid, fence and votes."""
-    lease = hold(three_nodes, "invoice:42")
+    lease = hold("invoice:42")
 
     run = project.redlock("ls")
 
@@ -32,11 +30,9 @@ def test_ls_lists_who_holds_what(
     assert "1 lock held, as seen on 3 of 3 nodes." in run.out
 
 
-def test_ls_in_json_is_one_document(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
-    """A program gets all facts, in seconds, and no token: it would prove ownership."""
-    lease = hold(three_nodes, "invoice:42", started=1_700_000_000.0)
+def test_ls_in_json_is_one_document(project: Project, hold: Hold) -> None:
+    """A program gets all fields, in seconds, but no token: that proves ownership."""
+    lease = hold("invoice:42", started=1_700_000_000.0)
 
     run = project.redlock("ls", "--json")
 
@@ -57,22 +53,20 @@ def test_ls_in_json_is_one_document(
     assert lease.token not in run.out
 
 
-def test_ls_filters_by_pattern(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
-    """A pattern picks keys as Redis understands it."""
+def test_ls_filters_by_pattern(project: Project, hold: Hold) -> None:
+    """The pattern is one of Redis."""
     for key in ("invoice:1", "invoice:2", "report:1"):
-        hold(three_nodes, key)
+        hold(key)
 
     run = project.redlock("ls", "invoice:*", "--json")
 
     assert [lock["key"] for lock in run.document["locks"]] == ["invoice:1", "invoice:2"]
 
 
-def test_ls_with_a_prefix_of_wildcards_shows_its_own_keys_only(
+def test_ls_does_not_read_the_prefix_as_a_pattern(
     start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
 ) -> None:
-    """What the prefix is called is no pattern."""
+    """A prefix with wildcard characters selects its own keys only."""
     nodes = start_nodes(1)
     for name in ("a*[x]:lock:mine", "abx:lock:theirs"):
         nodes.nodes[0].command("SET", name, FOREIGN, "PX", 60_000)
@@ -85,8 +79,8 @@ def test_ls_with_a_prefix_of_wildcards_shows_its_own_keys_only(
 def test_ls_works_with_a_minority_down(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """Two of three nodes can tell; which one was not seen, and why, is said."""
-    hold(three_nodes, "invoice:42")
+    """Two of three nodes are enough. It says why the third is missing."""
+    hold("invoice:42")
     three_nodes.nodes[0].kill()
 
     run = project.redlock("ls")
@@ -95,14 +89,14 @@ def test_ls_works_with_a_minority_down(
     assert "invoice:42" in run.out
     assert "2/3" in run.out
     port = three_nodes.nodes[0].port
-    assert f"Not seen: 127.0.0.1:{port}/0 refused the connection." in run.out
+    assert f"Node 127.0.0.1:{port}/0 refused the connection." in run.out
 
 
 def test_ls_with_a_hung_node_does_not_hang(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """A node that accepts connections and says nothing is given up."""
-    hold(three_nodes, "invoice:42")
+    """It stops waiting for a node that accepts connections and does not answer."""
+    hold("invoice:42")
     three_nodes.nodes[0].pause()
 
     run = project.redlock("ls", redlock_connect_timeout=0.3)
@@ -112,11 +106,11 @@ def test_ls_with_a_hung_node_does_not_hang(
     assert "within 0.3 s" in run.out
 
 
-def test_ls_with_a_majority_down_says_that_it_cannot_tell(
+def test_ls_with_a_majority_down_exits_with_3(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """One of three nodes is not enough to call anything held."""
-    hold(three_nodes, "invoice:42")
+    """One of three nodes is not enough to call a lock held."""
+    hold("invoice:42")
     for node in three_nodes.nodes[:2]:
         node.kill()
 
@@ -127,11 +121,11 @@ def test_ls_with_a_majority_down_says_that_it_cannot_tell(
     assert "Too few nodes" in run.out
 
 
-def test_ls_shows_on_demand_what_no_majority_holds(
+def test_ls_all_lists_keys_without_a_majority(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """What is left on one node is not held; ``--all`` shows it."""
-    hold(three_nodes, "held")
+    """A key on one node is not held; ``--all`` lists it."""
+    hold("held")
     three_nodes.nodes[0].command("SET", "redlock:lock:left", FOREIGN, "PX", 60_000)
 
     usual, everything = project.redlock("ls"), project.redlock("ls", "--all")
@@ -142,11 +136,11 @@ def test_ls_shows_on_demand_what_no_majority_holds(
     assert "1/3" in everything.out
 
 
-def test_ls_tells_two_holders_of_one_key_apart(
+def test_ls_all_lists_two_holders_of_one_key(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """A key that a minority names another holder of has two lines."""
-    hold(three_nodes, "k")
+    """A key has two lines if a minority names another holder."""
+    hold("k")
     three_nodes.nodes[0].command("SET", "redlock:lock:k", FOREIGN, "PX", 60_000)
 
     locks = project.redlock("ls", "--all", "--json").document["locks"]
@@ -158,17 +152,17 @@ def test_ls_tells_two_holders_of_one_key_apart(
 
 
 def scans(node: DevNode) -> list[list[str]]:
-    """Return all commands of a node that walked its keys."""
-    said = node.command("SLOWLOG", "GET", "100000")
-    commands = [words for _, _, _, words, *_ in said]
+    """Return the commands of a node that iterated over its keys."""
+    entries = node.command("SLOWLOG", "GET", "100000")
+    commands = [words for _, _, _, words, *_ in entries]
     return [words for words in commands if words[0].upper() in ("SCAN", "KEYS")]
 
 
 @pytest.mark.every_server
-def test_ls_walks_in_bounded_steps(
+def test_ls_scans_in_small_steps(
     start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
 ) -> None:
-    """No node is asked to look at more than five hundred keys in one go."""
+    """No command makes a node look at more than five hundred keys."""
     nodes = start_nodes(3)
     locks = 2000
     for node in nodes.nodes:
@@ -185,17 +179,15 @@ def test_ls_walks_in_bounded_steps(
 
     assert len(run.document["locks"]) == locks
     for node in nodes.nodes:
-        walked = scans(node)
-        assert len(walked) >= locks / 500
-        for verb, *_, count_word, count in walked:
+        commands = scans(node)
+        assert len(commands) >= locks / 500
+        for verb, *_, count_word, count in commands:
             assert (verb, count_word, int(count) <= 500) == ("SCAN", "COUNT", True)
 
 
-def test_ls_fits_the_terminal(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
-    """Lines are cut to its width, and names do not steer it."""
-    hold(three_nodes, f"{'long' * 30}\x1b[2J", task_id="i" * 36)
+def test_ls_fits_the_terminal(project: Project, hold: Hold) -> None:
+    """Lines are cut to its width, and keys cannot send control characters to it."""
+    hold(f"{'long' * 30}\x1b[2J", task_id="i" * 36)
 
     shown = project.on_a_terminal("ls", columns=80)
 
@@ -203,3 +195,15 @@ def test_ls_fits_the_terminal(
     assert "\x1b" not in plain
     assert "longlong" in plain
     assert max(map(len, plain.splitlines())) <= 80
+
+
+def test_ls_watches_until_it_is_interrupted(project: Project, hold: Hold) -> None:
+    """``--watch`` lists the locks again and again, and Ctrl-C is no error."""
+    with project.start("ls", "--watch", "--every", "0.05", "--json") as watching:
+        assert watching.document()["locks"] == []
+        hold("invoice:42")
+        while not watching.document()["locks"]:
+            pass
+        run = watching.interrupt()
+
+    assert (run.code, run.err) == (0, "")

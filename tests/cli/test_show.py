@@ -1,4 +1,4 @@
-"""``redlock show KEY``: who holds it, and what each node says."""
+"""``redlock show KEY``: the holder of a lock, and the answer of each node."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ if TYPE_CHECKING:
 Hold = Any
 
 
-def test_show_tells_all_about_the_holder(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
-    """Facts, fence, votes, and the answer of each node."""
-    lease = hold(three_nodes, "invoice:42", started=1_700_000_000.0)
+def test_show_names_the_holder(project: Project, hold: Hold) -> None:
+    """It shows the holder, fence, votes, and the answer of each node."""
+    lease = hold("invoice:42", started=1_700_000_000.0)
 
     run = project.redlock("show", "invoice:42")
 
     assert run.code == 0
     assert run.out.startswith("invoice:42 is held.")
-    said = ("proj.send_invoice", "worker-1, pid 4711", "2023-11-14 22:13:20 UTC")
-    assert all(words in run.out for words in (*said, str(lease.fence), "3 of 3 nodes"))
+    words = ("proj.send_invoice", "worker-1, pid 4711", "2023-11-14 22:13:20 UTC")
+    assert all(word in run.out for word in (*words, str(lease.fence), "3 of 3 nodes"))
     assert run.out.count("held, ") == 3
 
 
 def test_show_of_a_free_key_exits_with_1(project: Project) -> None:
-    """Scripts learn from the exit code that nobody holds it."""
-    run = project.redlock("show", "nobodys", "--json")
+    """A script sees from the exit code that the lock is free."""
+    run = project.redlock("show", "free", "--json")
 
     assert run.code == 1
     assert (run.document["held"], run.document["holder"]) == (False, None)
 
 
-def test_show_tells_what_it_could_not_see(
+def test_show_names_nodes_that_did_not_answer(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """With a node down it tells; with two down it says that it cannot."""
-    hold(three_nodes, "invoice:42")
+    """With one of three nodes down it can tell the holder; with two it cannot."""
+    hold("invoice:42")
 
     three_nodes.nodes[0].kill()
     with_two = project.redlock("show", "invoice:42")
@@ -51,11 +49,11 @@ def test_show_tells_what_it_could_not_see(
     assert "Only 1 of 3 nodes answered." in with_one.out
 
 
-def test_show_names_the_other_holder_on_a_node(
+def test_show_names_another_holder_on_one_node(
     project: Project, three_nodes: DevNodes, hold: Hold
 ) -> None:
-    """A node that names somebody else is seen at once."""
-    hold(three_nodes, "k")
+    """The line of the node names the other holder."""
+    hold("k")
     value = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
     three_nodes.nodes[0].command("SET", "redlock:lock:k", value, "PX", 60_000)
 

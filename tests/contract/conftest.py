@@ -1,15 +1,15 @@
-"""The nodes that must not differ: one in memory, and servers of each version."""
+"""The nodes that must reply alike: one in memory, and servers of each version."""
 
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.devnodes import DevNode, redis_servers
-from tests.contract.memory_subject import MemorySubject
-from tests.contract.server_subject import ServerSubject
+from tests.contract.subjects import MemorySubject, ServerSubject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MEMORY = "memory"
 
 
+@cache
 def _versions() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in redis_servers():
@@ -30,7 +31,7 @@ def _versions() -> dict[str, str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for a ``subject`` on all of them, for a ``server`` on servers."""
+    """Run tests of a ``subject`` on all nodes, tests of a ``server`` on servers."""
     servers = _versions()
     if "subject" in metafunc.fixturenames:
         every = {MEMORY: MEMORY, **servers}
@@ -41,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[dict[str, ServerSubject]]:
-    """Keep servers that were started for one test for the others, by their path."""
+    """Keep the servers of earlier tests for later ones, by their path."""
     started: dict[str, ServerSubject] = {}
     yield started
     for server in started.values():
@@ -58,7 +59,7 @@ def _server_at(path: str, request: pytest.FixtureRequest) -> ServerSubject:
 
 @pytest.fixture
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """Give a node with keys that no other test uses, and nothing in them."""
+    """Return a node with keys that no other test uses; they are empty."""
     if request.param == MEMORY:
         return MemorySubject()
     return _server_at(request.param, request).anew()
@@ -66,5 +67,5 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> ServerSubject:
-    """Give a real server with keys that no other test uses."""
+    """Return a real server with keys that no other test uses."""
     return _server_at(request.param, request).anew()

@@ -1,4 +1,8 @@
-"""What the scripts are tried on: one node, its keys, and each script to be called."""
+"""The nodes that run the scripts: one in memory, or a real server.
+
+A `Subject` is one node with the keys of one test. Both kinds have the same methods:
+a test does not know on which one it runs.
+"""
 
 from __future__ import annotations
 
@@ -7,74 +11,60 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core import scripts
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.scripts.operations import WrongType
+from celery_redlock.core.transport.resp import ErrorReply, new_reader, pack
+from celery_redlock.core.transport.url import parse_node
+from celery_redlock.testing import FakeClock, MemoryNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from typing_extensions import Self
+
+    from celery_redlock.core.clock import Clock
     from celery_redlock.core.scripts import Script
+    from celery_redlock.devnodes import DevNode
 
 TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
-FACTS = "task\nid\nhost\n1\n2.000"
+HOLDER_INFO = "task\nid\nhost\n1\n2.000"
 CONFIG, CLOSED, NEW = "protocol 1, for tests", "closed", "protocol 1, other tests"
 STRIPE = "7"
-TTL = 20_000  # ms; no test takes so long
-SHORT = 30  # ms, for what is to end
-NO_KEY, FOR_EVER = -2, -1  # what PTTL says
-WHOLE = 2**53  # above it a double cannot tell n from n + 1
+TTL = 20_000  # ms; no test takes this long
+SHORT = 30  # ms, for what has to expire
+NO_KEY, NO_TTL = -2, -1  # replies of PTTL
+EXACT = 2**53  # above it a double cannot tell n from n + 1
 TOLERANCE = 15_000_000  # µs
 SOON = 10.0  # seconds
 
 
-def value(number: int, token: str = TOKEN, facts: str = FACTS) -> bytes:
-    """Return what a lock's value must be."""
-    return f"{token}\n{number}\n{facts}".encode()
+def value(number: int, token: str = TOKEN, holder_info: str = HOLDER_INFO) -> bytes:
+    """Return the expected value of a lock."""
+    return f"{token}\n{number}\n{holder_info}".encode()
 
 
 class Subject(ABC):
-    """One node, its keys for one test, and the scripts with their arguments."""
+    """One node, the keys of one test, and the scripts with their arguments.
+
+    Attributes:
+        keys: The keys of the node, with the methods of a ``MemoryKeyspace``.
+        clock: The clock by which the node's keys expire.
+    """
+
+    keys: Any
+    clock: Clock
 
     def __init__(self) -> None:
         self.prefix = secrets.token_hex(8)
+        self.lock = self.key("lock:a")
+        self.wait_queue = self.key("line:a")
+        self.fence = self.key("fence")
+        self.meta = self.key("meta")
+        self.quarantine = self.key("quarantine")
 
-    @property
-    def lock(self) -> str:
-        """The name of the lock's key."""
-        return f"{self.prefix}:lock:a"
-
-    @property
-    def line(self) -> str:
-        """The name of the key with those who wait for the lock."""
-        return f"{self.prefix}:line:a"
-
-    @property
-    def fence(self) -> str:
-        """The name of the key with the counters."""
-        return f"{self.prefix}:fence"
-
-    @property
-    def meta(self) -> str:
-        """The name of the key with the marker."""
-        return f"{self.prefix}:meta"
-
-    @property
-    def quarantine(self) -> str:
-        """The name of the key that keeps the node from voting."""
-        return f"{self.prefix}:quarantine"
-
-    @property
-    def life(self) -> bytes:
-        """The name of the present life of the node, as its marker says."""
-        return self.hgetall(self.meta)[b"life"]
-
-    @property
-    @abstractmethod
-    def run_id(self) -> bytes:
-        """The name that the server process gives itself."""
-
-    @property
-    @abstractmethod
-    def now_us(self) -> int:
-        """The node's TIME."""
+    def key(self, name: str) -> str:
+        """Return a key under the prefix of this test."""
+        return f"{self.prefix}:{name}"
 
     @abstractmethod
     def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
@@ -82,91 +72,92 @@ class Subject(ABC):
 
     @abstractmethod
     def restart(self, *, keep_memory: bool) -> None:
-        """Become another process."""
+        """Become another server process."""
 
-    @abstractmethod
+    @property
+    def run_id(self) -> bytes:
+        """The name of the server process."""
+        run_id: bytes = self.keys.run_id
+        return run_id
+
+    @property
+    def incarnation(self) -> bytes:
+        """The present incarnation of the node, as its meta key names it."""
+        return self.hgetall(self.meta)[b"incarnation"]
+
+    @property
+    def now_us(self) -> int:
+        """The node's TIME."""
+        now_us: int = self.keys.now_us()
+        return now_us
+
     def flush(self) -> None:
-        """Forget everything."""
+        """Delete all keys of the node (FLUSHALL)."""
+        self.keys.clear()
 
-    @abstractmethod
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Let time pass until this is so."""
+        """Let time pass until this is true."""
+        deadline = self.clock.monotonic() + SOON
+        while not condition():
+            assert self.clock.monotonic() < deadline
+            self.clock.sleep(0.001)
 
-    @abstractmethod
+    # -- its keys --------------------------------------------------------------
+
     def get(self, key: str) -> bytes | None:
         """Read a string."""
+        self.keys.look_at_clock()
+        found: bytes | None = self.keys.get(key.encode())
+        return found
 
-    @abstractmethod
     def hgetall(self, key: str) -> dict[bytes, bytes]:
         """Read a hash."""
+        self.keys.look_at_clock()
+        return dict(self.keys.hgetall(key.encode()))
 
-    @abstractmethod
+    def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
+        """Read a string or a hash."""
+        try:
+            return self.get(key)
+        except WrongType:
+            return self.hgetall(key)
+
     def pttl(self, key: str) -> int:
-        """Read a ttl: -1 for ever, -2 for no key."""
+        """Read a ttl in milliseconds: `NO_TTL`, `NO_KEY`."""
+        self.keys.look_at_clock()
+        left: int = self.keys.pttl(key.encode())
+        return left
 
-    @abstractmethod
-    def in_line(self) -> list[bytes]:
-        """Read who waits, in their order."""
+    def waiters(self) -> list[bytes]:
+        """Read the wait queue, in its order."""
+        self.keys.look_at_clock()
+        return list(self.keys.zset(self.wait_queue.encode()))
 
-    @abstractmethod
+    def counter(self, field: str = STRIPE) -> bytes | None:
+        """Read one fence counter."""
+        return self.hgetall(self.fence).get(field.encode())
+
     def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
         """Write a string."""
+        self.keys.look_at_clock()
+        data = value if isinstance(value, bytes) else value.encode()
+        self.keys.set(key.encode(), data, px=px)
 
-    @abstractmethod
     def hset(self, key: str, field: str, value: Any) -> None:
         """Write a field of a hash."""
+        data = value if isinstance(value, bytes) else str(value).encode()
+        self.keys.hset(key.encode(), {field.encode(): data})
 
-    @abstractmethod
     def delete(self, key: str) -> None:
-        """Forget a key."""
-
-    def dump(self) -> dict[str, bytes | dict[bytes, bytes] | None]:
-        """Read all keys, whatever type they are of."""
-        return {
-            "lock": self.read(self.lock),
-            "fence": self.read(self.fence),
-            "meta": self.read(self.meta),
-            "quarantine": self.read(self.quarantine),
-        }
-
-    @abstractmethod
-    def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
-        """Read a key of any type."""
-
-    # -- what others do to its keys --------------------------------------------
-
-    def forget(self, name: str) -> None:
-        """Delete one of the keys."""
-        self.delete(getattr(self, name))
-
-    def put(self, name: str, value: str, px: int | None) -> None:
-        """Put a string there, whatever there is."""
-        self.set(getattr(self, name), value, px)
-
-    def retype(self, name: str) -> None:
-        """Put something of another type there."""
-        self.forget(name)
-        if name in ("lock", "quarantine"):
-            self.hset(getattr(self, name), "field", "theirs")
-        else:
-            self.put(name, "theirs", None)
-
-    def count(self, field: str, value: Any) -> None:
-        """Set a fence counter, where there can be one."""
-        if isinstance(self.read(self.fence), dict | None):
-            self.hset(self.fence, field, value)
-
-    def seem_restarted(self) -> None:
-        """Let the marker be that of an earlier life, where there can be one."""
-        if isinstance(self.read(self.meta), dict | None):
-            self.hset(self.meta, "run_id", "of an earlier life")
+        """Delete a key."""
+        self.keys.delete(key.encode())
 
     # -- the scripts -----------------------------------------------------------
 
     def acquire(  # noqa: PLR0913  (each has the value that most tests want)
         self,
         token: str = TOKEN,
-        facts: str = FACTS,
+        holder_info: str = HOLDER_INFO,
         ttl_ms: int = TTL,
         *,
         stripe: str = STRIPE,
@@ -177,7 +168,7 @@ class Subject(ABC):
     ) -> Any:
         """Run ACQUIRE; without the restart guard unless there is a config."""
         keys = [self.lock, self.fence, self.meta, self.quarantine]
-        args = [token, facts, ttl_ms, stripe, hint_us, tolerance_us, config]
+        args = [token, holder_info, ttl_ms, stripe, hint_us, tolerance_us, config]
         return self.run(scripts.ACQUIRE, keys, [*args, quarantine_ms])
 
     def extend(self, token: str = TOKEN, ttl_ms: int = TTL, *, config: str = "") -> Any:
@@ -195,55 +186,181 @@ class Subject(ABC):
     ) -> Any:
         """Run RESTORE."""
         keys = [self.lock, self.fence, self.meta]
-        args = [config, token, FACTS, ttl_ms, STRIPE, fence]
+        args = [config, token, HOLDER_INFO, ttl_ms, STRIPE, fence]
         return self.run(scripts.RESTORE, keys, args)
 
     def raise_fence(self, token: str = TOKEN, *, fence: int | str = 100) -> Any:
         """Run RAISE_FENCE."""
-        args = [token, FACTS, STRIPE, fence]
+        args = [token, HOLDER_INFO, STRIPE, fence]
         return self.run(scripts.RAISE_FENCE, [self.lock, self.fence], args)
 
     def release(self, token: str = TOKEN, *, keep_ms: int = 0) -> Any:
         """Run RELEASE."""
-        return self.run(scripts.RELEASE, [self.lock, self.line], [token, keep_ms])
-
-    def line_up(self, waiter: str = "w/1", rank: int = 1, ttl_ms: int = TTL) -> Any:
-        """Run LINE_UP."""
-        return self.run(scripts.LINE_UP, [self.lock, self.line], [waiter, rank, ttl_ms])
-
-    def step_out(self, waiter: str = "w/1", after: str = "0") -> Any:
-        """Run STEP_OUT."""
-        return self.run(scripts.STEP_OUT, [self.lock, self.line], [waiter, after])
+        return self.run(scripts.RELEASE, [self.lock, self.wait_queue], [token, keep_ms])
 
     def inspect(self) -> Any:
         """Run INSPECT."""
         return self.run(scripts.INSPECT, [self.lock], [])
+
+    def request_cancel(self, token: str = TOKEN, who: str = "task[id]") -> Any:
+        """Run REQUEST_CANCEL."""
+        return self.run(scripts.REQUEST_CANCEL, [self.lock], [token, who])
+
+    def join_wait_queue(
+        self, waiter: str = "w/1", rank: int = 1, ttl_ms: int = TTL
+    ) -> Any:
+        """Run JOIN_WAIT_QUEUE."""
+        keys, args = [self.lock, self.wait_queue], [waiter, rank, ttl_ms]
+        return self.run(scripts.JOIN_WAIT_QUEUE, keys, args)
+
+    def leave_wait_queue(self, waiter: str = "w/1", free_in_ms: str = "0") -> Any:
+        """Run LEAVE_WAIT_QUEUE."""
+        keys, args = [self.lock, self.wait_queue], [waiter, free_in_ms]
+        return self.run(scripts.LEAVE_WAIT_QUEUE, keys, args)
 
     def counters(self, config: str = CONFIG) -> Any:
         """Run COUNTERS."""
         keys = [self.fence, self.meta, self.quarantine]
         return self.run(scripts.COUNTERS, keys, [config])
 
-    def sync(self, run_id: bytes, *pairs: Any, floor: int = 0) -> Any:
+    def sync(self, incarnation: bytes, *pairs: Any, set_floor: int = 0) -> Any:
         """Run SYNC."""
         keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.SYNC, keys, [run_id, floor, *pairs])
+        return self.run(scripts.SYNC, keys, [incarnation, set_floor, *pairs])
 
     def initialize(self, config: str = CONFIG) -> Any:
         """Run INITIALIZE."""
         keys = [self.fence, self.meta, self.quarantine]
         return self.run(scripts.INITIALIZE, keys, [config])
 
-    def close(self, quarantine_ms: int = 61_000, *, new: str = NEW) -> Any:
-        """Run CLOSE, on the way from the usual config to another."""
+    def close(self, quarantine_ms: int = 61_000) -> Any:
+        """Run CLOSE, to move the node from `CONFIG` to `NEW`."""
         keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.CLOSE, keys, [CONFIG, CLOSED, new, quarantine_ms])
+        return self.run(scripts.CLOSE, keys, [CONFIG, CLOSED, NEW, quarantine_ms])
 
-    def open(self, *pairs: Any, new: str = NEW) -> Any:
-        """Run OPEN, on the way from the usual config to another."""
+    def open(self, *pairs: Any) -> Any:
+        """Run OPEN, to move the node from `CONFIG` to `NEW`."""
         keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.OPEN, keys, [CONFIG, CLOSED, new, *pairs])
+        return self.run(scripts.OPEN, keys, [CONFIG, CLOSED, NEW, *pairs])
 
-    def counter(self, field: str = STRIPE) -> bytes | None:
-        """Read one fence counter."""
-        return self.hgetall(self.fence).get(field.encode())
+
+class MemorySubject(Subject):
+    """The node in memory, with a clock that tests move, or the machine's."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
+        self.clock = clock or FakeClock()
+        self.use(MemoryNode(self.clock))
+
+    def use(self, node: MemoryNode) -> None:
+        """Replace the node, by one that publishes to a test."""
+        self.node, self.keys = node, node.redis
+
+    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        """Run a script and return the raw reply."""
+        return self.node.execute(script, keys, args)
+
+    def restart(self, *, keep_memory: bool) -> None:
+        """Become another server process."""
+        self.node.restart(keep_memory=keep_memory)
+
+
+class ServerSubject(Subject):
+    """A real server, over a plain RESP2 connection."""
+
+    clock = SYSTEM_CLOCK
+
+    def __init__(self, node: DevNode) -> None:
+        super().__init__()
+        self.node = node
+        self.node.start()
+        self.keys = _ServerKeys(self.node.url)
+
+    def anew(self) -> Self:
+        """Return this server with keys that no test has used."""
+        Subject.__init__(self)
+        return self
+
+    def stop(self) -> None:
+        """End the server."""
+        self.keys.disconnect()
+        self.node.stop()
+
+    def command(self, *words: Any) -> Any:
+        """Send one command and return the raw reply, errors included."""
+        return self.keys.command(*words)
+
+    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        """Run a script and return the raw reply."""
+        return self.command("EVAL", script.source, len(keys), *keys, *args)
+
+    def restart(self, *, keep_memory: bool) -> None:
+        """Become another server process."""
+        self.keys.disconnect()
+        self.node.restart(keep_memory=keep_memory)
+        self.keys = _ServerKeys(self.node.url)
+
+
+class _ServerKeys:
+    """The methods of a ``MemoryKeyspace``, as commands to a server."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = parse_node(url).connection(SOON)
+        self._connection.connect()
+        self._reader = new_reader()
+        info = self._call("INFO", "server")
+        self.run_id: bytes = info.partition(b"run_id:")[2].split()[0]
+
+    def disconnect(self) -> None:
+        self._connection.disconnect()
+
+    def command(self, *words: Any) -> Any:
+        sock: Any = self._connection._sock  # noqa: SLF001  (the bytes are the point)
+        sock.sendall(pack(words))
+        while (reply := self._reader.gets()) is False:
+            data = sock.recv(65536)
+            assert data, "the server has closed the connection"
+            self._reader.feed(data)
+        return reply
+
+    def _call(self, *words: Any) -> Any:
+        reply = self.command(*words)
+        if isinstance(reply, ErrorReply):
+            assert "WRONGTYPE" in str(reply), reply
+            raise WrongType
+        return reply
+
+    def look_at_clock(self) -> None:
+        pass
+
+    def now_us(self) -> int:
+        seconds, microseconds = self._call("TIME")
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    def clear(self) -> None:
+        self._call("FLUSHALL")
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._call("GET", key)
+        return value
+
+    def set(self, key: bytes, value: bytes, *, px: int | None) -> None:
+        self._call("SET", key, value, *(("PX", px) if px else ()))
+
+    def delete(self, key: bytes) -> None:
+        self._call("DEL", key)
+
+    def pttl(self, key: bytes) -> int:
+        left: int = self._call("PTTL", key)
+        return left
+
+    def hgetall(self, key: bytes) -> dict[bytes, bytes]:
+        pairs = self._call("HGETALL", key)
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+    def hset(self, key: bytes, fields: Mapping[bytes, bytes]) -> None:
+        self._call("HSET", key, *(word for pair in fields.items() for word in pair))
+
+    def zset(self, key: bytes) -> list[bytes]:
+        members: list[bytes] = self._call("ZRANGE", key, 0, -1)
+        return members

@@ -1,54 +1,179 @@
-"""The same histories on fake nodes and on real servers, with the same outcomes."""
+"""The same histories on three fake nodes and three real servers, with one outcome."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
-from tests.contract.deployments import Deployment, Fakes, Servers
+from celery_redlock.testing import FakeClock, FakeNodes
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+SHORT = 1.2  # seconds, for what has to expire
+NODE_TIMEOUT = 0.3  # seconds for a node to reply, also on a busy machine
+FREE_EVERYWHERE = ["", "", ""]
 
 
-SHORT = 1.2  # seconds, for what is to end
-NOBODY = ["", "", ""]
+class Deployment(ABC):
+    """Three nodes that a test can break."""
+
+    def __init__(self) -> None:
+        self.services: list[Redlock] = []
+
+    def redlock(self, **options: Any) -> Redlock:
+        """Return the service of another process on these nodes."""
+        self.services.append(self._service(node_timeout=NODE_TIMEOUT, **options))
+        return self.services[-1]
+
+    @abstractmethod
+    def _service(self, **options: Any) -> Redlock: ...
+
+    @abstractmethod
+    def freeze(self, *indexes: int) -> None:
+        """Stop servers."""
+
+    @abstractmethod
+    def thaw(self, *indexes: int) -> None:
+        """Continue servers."""
+
+    @abstractmethod
+    def kill(self, index: int) -> None:
+        """End a server."""
+
+    @abstractmethod
+    def restart(self, index: int, *, keep_memory: bool = False) -> None:
+        """End a server and start it again."""
+
+    @abstractmethod
+    def get(self, index: int, key: str) -> str:
+        """Return a value; "" for none, or from a dead node."""
+
+    @abstractmethod
+    def delete(self, index: int, key: str) -> None:
+        """Delete a key on a server, as an operator does."""
+
+    @abstractmethod
+    def wait_until(self, event: Callable[[], Any]) -> None:
+        """Let time pass until this is true."""
+
+    def holders(self, key: str) -> list[str]:
+        """Return the token that each node names; "" for none, or from a dead node."""
+        for service in self.services:  # they resend to a node that was away
+            service.transport.drain(service.clock.monotonic())
+        values = [self.get(index, f"redlock:lock:{key}") for index in range(3)]
+        return [value.partition("\n")[0] for value in values]
+
+
+class _Fakes(Deployment):
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes = FakeNodes(3)
+        self._nodes.redlock()
+
+    def _service(self, **options: Any) -> Redlock:
+        return self._nodes.another_client().redlock(**options)
+
+    def freeze(self, *indexes: int) -> None:
+        self._nodes.freeze(*indexes)
+
+    def thaw(self, *indexes: int) -> None:
+        self._nodes.thaw(*indexes)
+
+    def kill(self, index: int) -> None:
+        self._nodes.nodes[index].kill()
+
+    def restart(self, index: int, *, keep_memory: bool = False) -> None:
+        self._nodes.nodes[index].restart(keep_memory=keep_memory)
+
+    def get(self, index: int, key: str) -> str:
+        keys = self._nodes.nodes[index].memory.redis
+        keys.look_at_clock()
+        return (keys.get(key.encode()) or b"").decode()
+
+    def delete(self, index: int, key: str) -> None:
+        self._nodes.nodes[index].memory.redis.delete(key.encode())
+
+    def wait_until(self, event: Callable[[], Any]) -> None:
+        clock = self._nodes.clock
+        assert isinstance(clock, FakeClock)
+        deadline = clock.monotonic() + 10.0
+        while not event():
+            assert clock.monotonic() < deadline
+            clock.sleep(0.01)
+
+
+class _Servers(Deployment):
+    def __init__(self, nodes: DevNodes) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def _service(self, **options: Any) -> Redlock:
+        return Redlock(self._nodes.urls, **options)
+
+    def freeze(self, *indexes: int) -> None:
+        for index in indexes:
+            self._nodes.nodes[index].pause()
+
+    def thaw(self, *indexes: int) -> None:
+        for index in indexes:
+            self._nodes.nodes[index].resume()
+
+    def kill(self, index: int) -> None:
+        self._nodes.nodes[index].kill()
+
+    def restart(self, index: int, *, keep_memory: bool = False) -> None:
+        self._nodes.nodes[index].restart(keep_memory=keep_memory)
+
+    def get(self, index: int, key: str) -> str:
+        node = self._nodes.nodes[index]
+        return (node.command("GET", key) or "") if node.is_running else ""
+
+    def delete(self, index: int, key: str) -> None:
+        self._nodes.nodes[index].command("DEL", key)
+
+    def wait_until(self, event: Callable[[], Any]) -> None:
+        until(event)
 
 
 @pytest.fixture(params=["fakes", "servers"])
 def nodes(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """Give three nodes that vote, fake or real."""
-    if request.param == "fakes":
-        yield Fakes()
-    else:
-        servers = Servers(request.getfixturevalue("three_nodes"))
-        yield servers
-        servers.close()
+    """Return three nodes that vote, fake or real."""
+    is_fake = request.param == "fakes"
+    nodes = _Fakes() if is_fake else _Servers(request.getfixturevalue("three_nodes"))
+    yield nodes
+    for service in nodes.services:
+        service.close()
 
 
 @pytest.fixture
 def redlock(nodes: Deployment) -> Redlock:
-    """Give a service that has been used before."""
+    """Return a service that has been used before."""
     redlock = nodes.redlock()
     assert redlock.check().problems == []
     return redlock
 
 
 def kinds(redlock: Redlock, key: str) -> list[str]:
-    """Return what each node says of this key."""
+    """Return each node's vote on this key."""
     votes = redlock.inspect(key).ballot.votes
     return [vote.kind.value if vote else "?" for vote in votes]
 
 
-def test_life_of_a_lock(nodes: Deployment, redlock: Redlock) -> None:
-    """Taken, seen by others, renewed, released, taken by another."""
+def test_lock_is_taken_renewed_and_released(
+    nodes: Deployment, redlock: Redlock
+) -> None:
+    """Another process is refused with the holder's name, and takes the lock later."""
     rival = nodes.redlock()
-    lease = redlock.acquire("k", facts=Holder("", task="t", task_id="id", pid=5))
+    lease = redlock.acquire("k", holder=Holder("", task="t", task_id="id", pid=5))
     nodes.wait_until(lambda: nodes.holders("k") == [lease.token] * 3)
 
     with pytest.raises(LockHeld) as caught:
@@ -62,26 +187,28 @@ def test_life_of_a_lock(nodes: Deployment, redlock: Redlock) -> None:
     lease.ensure(network=True)
 
     assert redlock.release(lease) >= 2
-    nodes.wait_until(lambda: nodes.holders("k") == NOBODY)
+    nodes.wait_until(lambda: nodes.holders("k") == FREE_EVERYWHERE)
     assert redlock.release(lease) == 0
     assert rival.acquire("k").fence > lease.fence
 
 
 def test_lock_ends_with_its_ttl(nodes: Deployment, redlock: Redlock) -> None:
-    """By itself, everywhere; its holder has known sooner."""
+    """It expires on all nodes; its lease has ended before."""
     lease = redlock.acquire("k", ttl=SHORT)
 
-    nodes.wait_until(lambda: nodes.holders("k") == NOBODY)
+    nodes.wait_until(lambda: nodes.holders("k") == FREE_EVERYWHERE)
 
     assert not lease.is_valid()
     with pytest.raises(LockLost):
         lease.ensure()
     assert not redlock.extend(lease)
-    assert nodes.holders("k") == NOBODY
+    assert nodes.holders("k") == FREE_EVERYWHERE
 
 
-def test_minority_that_hangs_stops_nobody(nodes: Deployment, redlock: Redlock) -> None:
-    """It grants late, and lets go late, in that order."""
+def test_minority_that_hangs_stops_no_client(
+    nodes: Deployment, redlock: Redlock
+) -> None:
+    """The frozen node grants late, and releases late, in that order."""
     nodes.freeze(0)
 
     lease = redlock.acquire("k")
@@ -96,7 +223,7 @@ def test_minority_that_hangs_stops_nobody(nodes: Deployment, redlock: Redlock) -
 def test_majority_that_hangs_grants_nothing(
     nodes: Deployment, redlock: Redlock
 ) -> None:
-    """An error with the names; and what was granted too late is let go."""
+    """The error names the nodes. A grant that comes too late is released."""
     nodes.freeze(0, 1)
 
     with pytest.raises(QuorumUnreachable) as caught:
@@ -105,13 +232,13 @@ def test_majority_that_hangs_grants_nothing(
 
     nodes.thaw(0, 1)
     nodes.wait_until(lambda: kinds(redlock, "k") == ["free"] * 3)
-    nodes.wait_until(lambda: nodes.holders("k") == NOBODY)
+    nodes.wait_until(lambda: nodes.holders("k") == FREE_EVERYWHERE)
 
 
-def test_majority_that_is_gone_is_told_at_once(
+def test_majority_that_is_gone_is_reported_at_once(
     nodes: Deployment, redlock: Redlock
 ) -> None:
-    """Refused connections are no silence."""
+    """A refused connection fails the request before the node time-out."""
     nodes.kill(0)
     nodes.kill(1)
 
@@ -128,7 +255,7 @@ def test_majority_that_is_gone_is_told_at_once(
 def test_node_that_comes_back_empty_is_quarantined(
     nodes: Deployment, redlock: Redlock
 ) -> None:
-    """It votes on nothing new, and keeps what is renewed."""
+    """It votes on no new lock, and takes those that are renewed."""
     lease = redlock.acquire("k")
     nodes.restart(0)
     quarantined = f"{redlock.labels[0]} is in quarantine for 6"
@@ -144,10 +271,10 @@ def test_node_that_comes_back_empty_is_quarantined(
     assert redlock.release(lease) >= 2
 
 
-def test_majority_that_comes_back_empty_lets_no_second_holder_in(
+def test_majority_that_comes_back_empty_admits_no_second_holder(
     nodes: Deployment, redlock: Redlock
 ) -> None:
-    """Refused for a max_ttl, and the wait is told."""
+    """Requests are refused for a max_ttl, and the error has the time left."""
     lease = redlock.acquire("k")
     nodes.restart(0)
     nodes.restart(1)
@@ -164,23 +291,23 @@ def test_majority_that_comes_back_empty_lets_no_second_holder_in(
 def test_release_reaches_a_node_that_was_away(
     nodes: Deployment, redlock: Redlock
 ) -> None:
-    """It comes back with its memory, and is told."""
+    """The release is sent again when the node is back with its keys."""
     lease = redlock.acquire("k")
     nodes.wait_until(lambda: nodes.holders("k") == [lease.token] * 3)
     nodes.restart(0, keep_memory=True)
     nodes.kill(0)
     assert redlock.release(lease) == 2
     nodes.restart(0, keep_memory=True)
-    nodes.wait_until(lambda: nodes.holders("k") == NOBODY)
+    nodes.wait_until(lambda: nodes.holders("k") == FREE_EVERYWHERE)
 
 
-def test_majority_that_forgot_is_given_the_lock_again(
+def test_majority_that_forgot_a_lock_gets_it_again(
     nodes: Deployment, redlock: Redlock
 ) -> None:
-    """While the lease is valid; a raise of the fence goes with it."""
+    """A renewal restores the lock while the lease is valid."""
     lease = redlock.acquire("k")
-    nodes.forget(0, "k")
-    nodes.forget(1, "k")
+    nodes.delete(0, "redlock:lock:k")
+    nodes.delete(1, "redlock:lock:k")
     with pytest.raises(LockLost):
         lease.ensure(network=True)
 
@@ -193,7 +320,7 @@ def test_majority_that_forgot_is_given_the_lock_again(
 def test_client_with_other_settings_is_refused(
     nodes: Deployment, redlock: Redlock
 ) -> None:
-    """All nodes tell what they are set up for."""
+    """The error has the configuration of the nodes."""
     other = nodes.redlock(max_ttl=90.0)
 
     with pytest.raises(QuorumUnreachable) as caught:
@@ -203,13 +330,13 @@ def test_client_with_other_settings_is_refused(
     assert redlock.acquire("k").is_valid()
 
 
-def test_fences_grow_over_clients_and_keys(nodes: Deployment, redlock: Redlock) -> None:
-    """One after the other, whoever takes which."""
+def test_fences_grow_over_clients(nodes: Deployment, redlock: Redlock) -> None:
+    """One lock after the other, each by another client."""
     clients = [redlock, nodes.redlock(), nodes.redlock(prefix="redlock")]
     fences = []
-    for turn in range(9):
-        lease = clients[turn % 3].acquire("k")
+    for round_ in range(9):
+        lease = clients[round_ % 3].acquire("k")
         fences.append(lease.fence)
-        clients[turn % 3].release(lease)
+        clients[round_ % 3].release(lease)
 
     assert fences == sorted(set(fences))

@@ -1,47 +1,46 @@
-"""Keys that somebody else uses for something else: an answer, and they stay."""
+"""Keys that another program uses with another type: an error reply, and they stay."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-from celery_redlock.core.wire import ErrorReply
-from tests.contract.subjects import CONFIG, STRIPE, Subject, value
-
-if TYPE_CHECKING:
-    from typing import Any
+from celery_redlock.core import scripts
+from celery_redlock.core.transport.resp import ErrorReply
+from tests.contract.subjects import CONFIG, STRIPE, TTL, Subject, value
 
 
 def is_wrong_type(reply: Any) -> bool:
-    """Tell whether a server complains of the type; the versions word it unlike."""
+    """Tell whether this is a server's error about a type; versions word it unlike."""
     return isinstance(reply, ErrorReply) and "WRONGTYPE" in str(reply)
 
 
-WRONG_KEYS = [
-    ("acquire", "lock"),
-    ("acquire", "fence"),
-    ("acquire", "meta"),
-    ("extend", "lock"),
-    ("extend", "meta"),
-    ("restore", "lock"),
-    ("restore", "fence"),
-    ("raise_fence", "lock"),
-    ("release", "lock"),
-    ("inspect", "lock"),
-    ("counters", "meta"),
-    ("sync", "meta"),
-    ("initialize", "fence"),
-    ("close", "meta"),
-    ("open", "meta"),
-]
-
-
-@pytest.mark.parametrize(("call", "name"), WRONG_KEYS)
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("acquire", "lock"),
+        ("acquire", "fence"),
+        ("acquire", "meta"),
+        ("extend", "lock"),
+        ("extend", "meta"),
+        ("restore", "lock"),
+        ("restore", "fence"),
+        ("raise_fence", "lock"),
+        ("release", "lock"),
+        ("inspect", "lock"),
+        ("request_cancel", "lock"),
+        ("counters", "meta"),
+        ("sync", "meta"),
+        ("initialize", "fence"),
+        ("close", "meta"),
+        ("open", "meta"),
+    ],
+)
 def test_key_of_another_type_is_an_error_reply(
     subject: Subject, call: str, name: str
 ) -> None:
-    """A key that somebody else uses for something else is an answer, and stays."""
+    """The script ends with that error, and the key stays."""
     guarded = ("acquire", "extend", "counters")
     options = {"config": CONFIG} if name == "meta" and call in guarded else {}
     args = [subject.run_id] if call == "sync" else []
@@ -50,12 +49,10 @@ def test_key_of_another_type_is_an_error_reply(
         subject.hset(key, "field", "theirs")
     else:
         subject.set(key, "theirs")
+    before = subject.read(key)
 
     assert is_wrong_type(getattr(subject, call)(*args, **options))
-    if name == "lock":
-        assert subject.hgetall(key) == {b"field": b"theirs"}
-    else:
-        assert subject.get(key) == b"theirs"
+    assert subject.read(key) == before
 
 
 def test_raise_fence_on_counters_of_another_type_is_an_error(subject: Subject) -> None:
@@ -69,7 +66,7 @@ def test_raise_fence_on_counters_of_another_type_is_an_error(subject: Subject) -
 
 
 def test_counters_of_another_type_are_an_error(subject: Subject) -> None:
-    """The marker is in order and the counters are not."""
+    """The meta is in order and the counters are not."""
     subject.initialize()
     subject.delete(subject.fence)
     subject.set(subject.fence, "theirs")
@@ -78,10 +75,48 @@ def test_counters_of_another_type_are_an_error(subject: Subject) -> None:
     assert is_wrong_type(subject.sync(subject.run_id, STRIPE, 3))
 
 
-def test_release_works_whatever_is_in_the_place_of_the_line(subject: Subject) -> None:
-    """No lock hangs on a line."""
+def test_release_works_with_a_wait_queue_of_another_type(subject: Subject) -> None:
+    """The lock does not depend on the wait queue."""
     subject.acquire()
-    subject.set(subject.line, "theirs")
+    subject.set(subject.wait_queue, "theirs")
 
     assert subject.release() == 1
     assert subject.get(subject.lock) is None
+
+
+RECORDS: dict[str, tuple[int, list[Any]]] = {  # number of KEYS, ARGV
+    "CLAIM": (3, ["job-1", "", TTL, 1, 1]),
+    "KEEP_CLAIM": (1, ["job-1", TTL]),
+    "RELEASE_CLAIM": (1, ["job-1"]),
+    "ENTER_SUCCESSOR": (1, ["a", 1, "latest", "0", TTL, "", ""]),
+    "START_SUCCESSOR": (1, ["a", 1, "latest", "0", TTL, ""]),
+    "WITHDRAW_SUCCESSOR": (1, ["a"]),
+    "MARK_SLOT": (1, ["task-1", TTL]),
+    "RECORD_SLOTS": (1, [TTL, "a", 5]),
+    "READ_SLOTS": (3, [""]),
+    "RECORD_STANDBY": (1, ["a", TTL]),
+    "LIST_STANDBYS": (1, []),
+}
+HASHES = ("RECORD_SLOTS", "READ_SLOTS", "RECORD_STANDBY", "LIST_STANDBYS")
+EACH_KEY = [
+    (name, index)
+    for name, (count, _) in RECORDS.items()
+    for index in range(1 if name in HASHES else count)
+]
+
+
+@pytest.mark.parametrize(("name", "index"), EACH_KEY)
+def test_record_of_another_type_is_an_error_reply(
+    subject: Subject, name: str, index: int
+) -> None:
+    """The same holds for the records of jobs and schedulers, at each of their keys."""
+    count, args = RECORDS[name]
+    keys = [subject.key(f"record:{number}") for number in range(count)]
+    if name in HASHES:
+        subject.set(keys[index], "theirs")
+    else:
+        subject.hset(keys[index], "field", "theirs")
+    before = subject.read(keys[index])
+
+    assert is_wrong_type(subject.run(getattr(scripts, name), keys, args))
+    assert subject.read(keys[index]) == before

@@ -1,4 +1,4 @@
-"""Random sequences of calls: the node in memory answers each as a real server does."""
+"""Random sequences of calls: the node in memory replies as real servers do."""
 
 from __future__ import annotations
 
@@ -7,44 +7,55 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from celery_redlock.core import scripts
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.scripts import GRANTED, QUARANTINED, TAKEN
-from celery_redlock.core.wire import ErrorReply
-from tests.contract.memory_subject import MemorySubject
-from tests.contract.subjects import CLOSED, CONFIG, NEW
+from celery_redlock.core.transport.resp import ErrorReply
+from tests.contract.subjects import CLOSED, CONFIG, EXACT, NEW, MemorySubject
 
 if TYPE_CHECKING:
-    from tests.contract.server_subject import ServerSubject
-    from tests.contract.subjects import Subject
+    from tests.contract.subjects import ServerSubject, Subject
 
 Call = tuple[str, dict[str, Any]]
 
 APART = 5000  # ms by which two ttls may differ that were set one after the other
 HOUR = 3_600_000_000  # µs
-FLOOR = 1000  # what is written over a floor that came from a clock
-WHOLE = 2**53
-TTL_OF_LINE = 25_000  # ms
+FLOOR = 1000  # replaces a floor that was read from a clock
+QUEUE_TTL = 25_000  # ms
+KEYS = ("lock", "fence", "meta", "quarantine", "wait_queue", "record")
 
 tokens = st.sampled_from(["a.1", "a.2", "b.1"])
 configs = st.sampled_from(["", CONFIG, CLOSED, NEW])
 stripes = st.sampled_from(["7", "8"])
-counters = st.integers(1, 20) | st.sampled_from([WHOLE - 1, WHOLE, WHOLE + 2])
+counters = st.integers(1, 20) | st.sampled_from([EXACT - 1, EXACT, EXACT + 2])
 ttls = st.sampled_from([20_000, 30_000])
 names = st.sampled_from(["lock", "fence", "meta", "quarantine"])
 waiters = st.sampled_from(["w/1", "w/2", "x/1"])
 pairs = st.lists(st.tuples(st.sampled_from(["7", "8", "floor"]), counters), max_size=3)
+jobs = st.sampled_from(["", "job", "job-1", "job.1"])
+infos = st.sampled_from(["", "t\njob", "t\njob-1\nhost", "t\n\nhost"])
+flags = st.sampled_from(["", "0", "1"])
+entries = st.tuples(
+    *(jobs, st.integers(1, 3), st.sampled_from(["latest", "first"])),
+    *(st.just("0.000"), ttls, flags),
+)
 
 
 def call(name: str, /, **named: st.SearchStrategy[Any]) -> st.SearchStrategy[Call]:
-    """Return calls of this method with arguments like these."""
+    """Return calls of this name with arguments like these."""
     return st.tuples(st.just(name), st.fixed_dictionaries(named))
 
 
-scripts = [
+def record(name: str, *args: st.SearchStrategy[Any]) -> st.SearchStrategy[Call]:
+    """Return runs of this script on one key, with ARGV like these."""
+    return call("run_on_record", name=st.just(name), args=st.tuples(*args))
+
+
+calls = [
     call(
         "acquire",
         token=tokens,
-        facts=st.sampled_from(["", "f\n1", "naïve"]),
+        holder_info=st.sampled_from(["", "f\n1", "naïve"]),
         ttl_ms=ttls,
         stripe=stripes,
         hint_us=st.sampled_from([-HOUR, -1_000_000, 0, 1_000_000, HOUR]),
@@ -60,17 +71,40 @@ scripts = [
         keep_ms=st.sampled_from([0, 9000]),
     ),
     call("inspect"),
+    call("request_cancel", token=tokens, who=st.sampled_from(["", "t[1]"])),
     call(
-        "line_up", waiter=waiters, rank=st.integers(1, 3), ttl_ms=st.just(TTL_OF_LINE)
+        "join_wait_queue",
+        waiter=waiters,
+        rank=st.integers(1, 3),
+        ttl_ms=st.just(QUEUE_TTL),
     ),
-    call("step_out", waiter=waiters, after=st.sampled_from(["", "0"])),
+    call("leave_wait_queue", waiter=waiters, free_in_ms=st.sampled_from(["", "0"])),
     call("counters", config=st.sampled_from([CONFIG, NEW])),
-    call("sync", run_id=st.booleans(), pairs=pairs, floor=st.sampled_from([0, 1])),
+    call(
+        "sync", this_run=st.booleans(), pairs=pairs, set_floor=st.sampled_from([0, 1])
+    ),
     call("initialize", config=st.sampled_from([CONFIG, NEW])),
     call("close", quarantine_ms=ttls),
     call("open", pairs=pairs),
 ]
-meddling = [
+records = [
+    record("CLAIM", jobs, infos, ttls, flags, flags),
+    record("KEEP_CLAIM", jobs, ttls),
+    record("RELEASE_CLAIM", jobs),
+    record("COOL_DOWN", jobs, infos, ttls),
+    entries.map(
+        lambda args: ("run_on_record", {"name": "START_SUCCESSOR", "args": args})
+    ),
+    st.tuples(entries, jobs).map(
+        lambda drawn: (
+            "run_on_record",
+            {"name": "ENTER_SUCCESSOR", "args": (*drawn[0], drawn[1])},
+        )
+    ),
+    record("WITHDRAW_SUCCESSOR", jobs),
+    record("MARK_SLOT", jobs, ttls),
+]
+changes = [
     call("forget", name=names),
     call("retype", name=names),
     call(
@@ -87,22 +121,83 @@ meddling = [
     call("seem_restarted"),
     call("flush"),
 ]
-sequences = st.lists(st.one_of(*scripts, *scripts, *meddling), min_size=1, max_size=25)
+sequences = st.lists(
+    st.one_of(*calls, *calls, *changes) | st.one_of(*records), min_size=1, max_size=25
+)
+
+
+def key_of(subject: Subject, name: str) -> str:
+    """Return the key of this name."""
+    return subject.key("record") if name == "record" else str(getattr(subject, name))
+
+
+# -- what other programs do to the keys ------------------------------------------
+
+
+def forget(subject: Subject, name: str) -> None:
+    """Delete a key."""
+    subject.delete(key_of(subject, name))
+
+
+def put(subject: Subject, name: str, value: str, px: int | None) -> None:
+    """Write a string, over any type."""
+    subject.set(key_of(subject, name), value, px)
+
+
+def retype(subject: Subject, name: str) -> None:
+    """Replace a key by one of another type."""
+    forget(subject, name)
+    if name in ("lock", "quarantine"):
+        subject.hset(key_of(subject, name), "field", "theirs")
+    else:
+        put(subject, name, "theirs", None)
+
+
+def count(subject: Subject, field: str, value: Any) -> None:
+    """Write a fence counter, unless the key has another type."""
+    if isinstance(subject.read(subject.fence), dict | None):
+        subject.hset(subject.fence, field, value)
+
+
+def seem_restarted(subject: Subject) -> None:
+    """Write the run id of another process, unless the key has another type."""
+    if isinstance(subject.read(subject.meta), dict | None):
+        subject.hset(subject.meta, "run_id", "an earlier process")
+
+
+def run_on_record(subject: Subject, name: str, args: tuple[Any, ...]) -> Any:
+    """Run a script whose KEYS are one record, and the lock and another record."""
+    keys = [subject.key("record"), subject.lock, subject.key("cooldown")]
+    number = 3 if name == "CLAIM" else 1
+    if name == "COOL_DOWN":
+        keys = keys[2:]
+    return subject.run(getattr(scripts, name), keys[:number], args)
+
+
+OWN = {
+    function.__name__: function
+    for function in (forget, put, retype, count, seem_restarted, run_on_record)
+}
+
+
+# -- the comparison --------------------------------------------------------------
 
 
 def perform(subject: Subject, name: str, named: dict[str, Any], now_us: int) -> Any:
-    """Do one call of a sequence and return the reply, if it has one."""
+    """Run one call of a sequence and return its reply, if it has one."""
     named = dict(named)
+    if name in OWN:
+        return OWN[name](subject, **named)
     items = [item for pair in named.pop("pairs", ()) for item in pair]
     if name == "acquire":
         named["hint_us"] += now_us
     if name == "sync":
-        items.insert(0, subject.run_id if named.pop("run_id") else b"another")
+        items.insert(0, subject.run_id if named.pop("this_run") else b"another")
     return getattr(subject, name)(*items, **named)
 
 
 def plain(subject: Subject, name: str, reply: Any) -> tuple[Any, int]:
-    """Return a reply without what must differ, and the ttl that came with it."""
+    """Return a reply without the parts that must differ, and its ttl."""
     if isinstance(reply, ErrorReply):
         return ("WRONGTYPE" if "WRONGTYPE" in str(reply) else str(reply)), 0
     if not isinstance(reply, list):
@@ -115,28 +210,32 @@ def plain(subject: Subject, name: str, reply: Any) -> tuple[Any, int]:
     return reply, 0
 
 
-def about(ttl: int, other: int) -> bool:
-    """Tell whether two ttls are the same, as far as two servers can tell."""
+def is_about(ttl: int, other: int) -> bool:
+    """Tell whether two ttls are the same, within the time between two calls."""
     return ttl == other if min(ttl, other) <= 0 else abs(ttl - other) < APART
 
 
-def without_clock(subject: Subject) -> int:
-    """Return the floor, and write one over it that every node has."""
+def replace_floor(subject: Subject) -> int:
+    """Return the floor, and replace it by one that every node has."""
     fields = subject.read(subject.fence)
     floor = int(fields.get(b"floor", 0)) if isinstance(fields, dict) else 0
-    subject.count("floor", FLOOR)
+    count(subject, "floor", FLOOR)
     return floor
 
 
-def keys_of(subject: Subject) -> dict[str, Any]:
-    """Return all keys, in the words that nodes share."""
-    keys: dict[str, Any] = subject.dump()
-    if isinstance(keys["meta"], dict):
-        keys["meta"] = {
+def contents(subject: Subject) -> dict[str, Any]:
+    """Return all keys, without the run id, in which nodes differ."""
+    found: dict[str, Any] = {
+        name: subject.read(key_of(subject, name))
+        for name in KEYS
+        if "queue" not in name
+    }
+    if isinstance(found["meta"], dict):
+        found["meta"] = {
             field: "this process" if value == subject.run_id else value
-            for field, value in keys["meta"].items()
+            for field, value in found["meta"].items()
         }
-    return keys
+    return {**found, "wait_queue": subject.waiters()}
 
 
 @settings(
@@ -145,12 +244,12 @@ def keys_of(subject: Subject) -> dict[str, Any]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(sequence=sequences)
-def test_memory_answers_as_a_server_does(
+def test_memory_replies_as_a_server_does(
     server: ServerSubject, sequence: list[Call]
 ) -> None:
-    """Whatever was called before: the same replies, and the same keys in the end."""
+    """After any sequence of calls: the same replies, and the same keys in the end."""
     both = MemorySubject(SYSTEM_CLOCK), server.anew()
-    now_us = SYSTEM_CLOCK.wall_us()
+    now_us = round(SYSTEM_CLOCK.wall() * 1e6)
 
     for name, named in sequence:
         fake, real = (
@@ -158,14 +257,12 @@ def test_memory_answers_as_a_server_does(
             for subject in both
         )
         assert fake[0] == real[0], name
-        assert about(fake[1], real[1]), name
+        assert is_about(fake[1], real[1]), name
         if name in ("initialize", "sync"):
-            floors = [without_clock(subject) for subject in both]
+            floors = [replace_floor(subject) for subject in both]
             assert abs(floors[0] - floors[1]) < APART * 1000
 
-    fake_keys, real_keys = (keys_of(subject) for subject in both)
-    assert fake_keys == real_keys
-    assert both[0].in_line() == both[1].in_line()
-    for key in ("lock", "line", "fence", "meta", "quarantine"):
-        left = [subject.pttl(getattr(subject, key)) for subject in both]
-        assert about(*left), key
+    assert contents(both[0]) == contents(both[1])
+    for name in KEYS:
+        left = [subject.pttl(key_of(subject, name)) for subject in both]
+        assert is_about(*left), name

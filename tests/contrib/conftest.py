@@ -1,4 +1,4 @@
-"""Databases in which late writers are refused."""
+"""Databases, and both ORMs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy.orm import Session
 
 from tests.conftest import missing
-from tests.contrib.postgres import Postgres, find_postgres
 from tests.contrib.storages import (
     SqlAlchemyStorage,
     Storage,
@@ -16,6 +15,7 @@ from tests.contrib.storages import (
     open_storage,
     use_django,
 )
+from tests.harness.servers import PostgreSQL, find_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 DATABASES = ["sqlite", "postgresql"]
 
 
+@pytest.fixture(autouse=True)
+def _own_tasks(own_tasks: None) -> None:
+    """Let the site have its own tasks only."""
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """Give the URL of a PostgreSQL; without one, skip here and fail in CI."""
-    programs = find_postgres()
+    programs = find_postgresql()
     if programs is None:
         missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
-    server = Postgres(programs)
+    server = PostgreSQL(programs)
     try:
         server.start()
         yield server.url
@@ -67,7 +72,7 @@ def storage(orm: str, database: str) -> Storage:
 @pytest.fixture
 def alias(database: str) -> Iterator[str]:
     """Give Django's name of each database in turn, with tables of all models."""
-    from django.db import connections  # noqa: PLC0415  (only where Django is asked for)
+    from django.db import connections  # noqa: PLC0415  (only tests of Django)
 
     name = use_django(database)
     make_tables(name)
@@ -77,7 +82,7 @@ def alias(database: str) -> Iterator[str]:
 
 @pytest.fixture
 def shop(alias: str) -> ModuleType:
-    """Give the models of the shop, whose tables are in Django's database."""
+    """Give the models of the shop, with tables in Django's database."""
     from tests.contrib.shop import models  # noqa: PLC0415  (Django is set up now)
 
     return models

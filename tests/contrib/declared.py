@@ -11,7 +11,7 @@ from celery_redlock.contrib.sqlalchemy import Fenced
 
 
 class Base(DeclarativeBase):
-    """Of all models here."""
+    """The base of all models."""
 
 
 class Invoice(Fenced, Base):
@@ -34,7 +34,7 @@ class Invoice(Fenced, Base):
 
 
 class CreditNote(Invoice):
-    """A model in two tables, of which the parent's has the fence."""
+    """A model in two tables; the parent's has the fence."""
 
     __tablename__ = "credit_note"
 
@@ -52,7 +52,7 @@ class Customer(Base):
 
 
 class Reminder(Fenced, Customer):
-    """A model in two tables, of which its own has the fence."""
+    """A model in two tables; its own has the fence."""
 
     __tablename__ = "reminder"
 

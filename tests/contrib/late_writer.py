@@ -1,8 +1,8 @@
 """A holder in a process of its own, which can be paused: run as a program.
 
-It takes the lock, says its fence, and at every line of its input it writes the row
-under that fence and says how that went. It never looks whether it still holds the
-lock, as no program can look in the very moment in which a database writes.
+It takes the lock and prints its fence. For every line of its input it writes the row
+under that fence and prints the result. It never checks whether it still holds the lock:
+no check is at the very moment in which a database writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(orm: str, url: str, pk: str, key: str, ttl: str, *nodes: str) -> None:
             say(fence=lease.fence)
             for line in sys.stdin:
                 try:
-                    draft.write(line.strip(), lease)
+                    draft(line.strip(), lease)
                 except StaleFence as error:
                     say(fence=error.fence, latest=error.latest, error=str(error))
                 else:

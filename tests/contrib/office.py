@@ -1,17 +1,13 @@
-"""A Django site with an admin: what its settings are, and people who use it."""
+"""A Django site with an admin: its settings, and its users."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
-
-from django.core.management import call_command
-from django.db import connections
 
 if TYPE_CHECKING:
     from django.test import Client
 
-__all__ = ["SETTINGS", "log_in", "open_office"]
+__all__ = ["SETTINGS", "log_in"]
 
 APPS = [
     "django.contrib.admin",
@@ -54,7 +50,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def __getattr__(name: str) -> Any:
-    """Make the site's URLs, which Django wants here, once its apps are loaded."""
+    """Make the site's URLs when Django reads them, after it loaded the apps."""
     if name != "urlpatterns":
         raise AttributeError(name)
     from django.contrib import admin  # noqa: PLC0415  (not before Django is set up)
@@ -64,26 +60,18 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-def open_office(alias: str) -> None:
-    """Make this database the default one, with the tables of Django's own apps."""
-    connections.settings["default"] = connections.settings[alias]
-    with contextlib.suppress(AttributeError):
-        del connections["default"]
-    call_command("migrate", verbosity=0, run_syncdb=True)
-
-
-def log_in(name: str, *permissions: str, **facts: Any) -> Client:
-    """Return a browser in which a new member of the staff has logged in.
+def log_in(name: str, *permissions: str, **fields: Any) -> Client:
+    """Return a browser in which a new staff user has logged in.
 
     Args:
-        name: Of the user, who is made.
-        permissions: Codenames of what they may do.
-        **facts: Other columns of the user.
+        name: The name of the new user.
+        permissions: The codenames of their permissions.
+        **fields: Other columns of the user.
     """
     from django.contrib.auth.models import Permission, User  # noqa: PLC0415
     from django.test import Client  # noqa: PLC0415
 
-    user = User.objects.create_user(name, **{"is_staff": True, **facts})
+    user = User.objects.create_user(name, **{"is_staff": True, **fields})
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     browser = Client()
     browser.force_login(user)

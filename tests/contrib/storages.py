@@ -1,11 +1,12 @@
-"""The same few operations on a fenced row, by Django and by SQLAlchemy.
+"""The same operations on a fenced row, by Django and by SQLAlchemy.
 
-The contract is tested through these, so that both keep the same one.
+The contract tests use these, so that both ORMs keep the same contract.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import django
 from django.conf import settings
@@ -17,61 +18,35 @@ from celery_redlock.contrib.sqlalchemy import fenced, update_fenced
 from tests.contrib import declared, office
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
+    "SOON",
     "DjangoStorage",
-    "Draft",
     "Row",
     "SqlAlchemyStorage",
     "Storage",
+    "default_database",
+    "make_tables",
     "open_storage",
+    "use_django",
 ]
+
+SOON = 20.0  # seconds within which something happens at once, on a busy machine too
 
 
 class Row(NamedTuple):
-    """What is stored."""
+    """A row as it is stored."""
 
     text: str
     fence: int
-
-
-class Draft(Protocol):
-    """A row as somebody has loaded it, to be written later."""
-
-    def write(self, text: str, fence: Any = None) -> None:
-        """Change it and write it, under this fence or that of the loaded row."""
-
-
-class Storage(Protocol):
-    """Invoices in one database."""
-
-    def add(self, text: str = "", fence: int = 0) -> int:
-        """Insert a row and return its key."""
-
-    def load(self, pk: int) -> Draft:
-        """Load a row, to write it later."""
-
-    def update(self, pks: Sequence[int], text: str, fence: Any) -> int:
-        """Write many rows in one statement, and return how many."""
-
-    def read(self, pk: int) -> Row:
-        """Read what is stored now."""
-
-    def remove(self, pk: int) -> None:
-        """Delete a row without asking anybody."""
-
-
-def open_storage(orm: str, url: str) -> Storage:
-    """Open a database by this ORM, and make its tables if there are none."""
-    return DjangoStorage(url) if orm == "django" else SqlAlchemyStorage(url)
 
 
 # -- Django ----------------------------------------------------------------------
 
 
 def use_django(url: str) -> str:
-    """Set Django up, where nobody has yet. Return its alias of this database."""
+    """Set Django up on first use. Return its alias of this database."""
     parts = make_url(url)
     alias = str(parts.get_backend_name())
     database = {
@@ -90,7 +65,7 @@ def use_django(url: str) -> str:
 
 
 def make_tables(alias: str) -> None:
-    """Make the tables of all Django models, if there are none."""
+    """Create the tables of all Django models, if there are none."""
     from tests.contrib.shop.models import ALL  # noqa: PLC0415  (Django is set up now)
 
     connection = connections[alias]
@@ -102,69 +77,69 @@ def make_tables(alias: str) -> None:
             editor.create_model(model)
 
 
+@contextlib.contextmanager
+def default_database(alias: str) -> Iterator[None]:
+    """Make this database the default one of Django."""
+    before = connections.settings["default"]
+    connections.settings["default"] = connections.settings[alias]
+    connections["default"] = connections.create_connection("default")
+    try:
+        yield
+    finally:
+        connections[alias].close()
+        connections["default"].close()
+        connections.settings["default"] = before
+        connections["default"] = connections.create_connection("default")
+
+
 class DjangoStorage:
-    """Invoices as Django models. Threads have their connections for a moment."""
+    """Invoices as Django models. Each operation uses a connection of its own."""
 
     def __init__(self, url: str) -> None:
-        self.alias = use_django(url)
-        make_tables(self.alias)
+        self._alias = use_django(url)
+        make_tables(self._alias)
         from tests.contrib.shop.models import Invoice  # noqa: PLC0415  (set up now)
 
-        self._rows = Invoice.objects.using(self.alias)
-        self.hang_up()
+        self._invoices = Invoice.objects.using(self._alias)
+
+    @contextlib.contextmanager
+    def _rows(self) -> Iterator[Any]:
+        try:
+            yield self._invoices
+        finally:
+            connections[self._alias].close()
 
     def add(self, text: str = "", fence: int = 0) -> int:
         """Insert a row and return its key."""
-        pk = int(self._rows.create(text=text, fence=fence).pk)
-        self.hang_up()
-        return pk
+        with self._rows() as rows:
+            return int(rows.create(text=text, fence=fence).pk)
 
-    def load(self, pk: int) -> Draft:
-        """Load a row, to write it later."""
-        draft = DjangoDraft(self, self._rows.get(pk=pk))
-        self.hang_up()
-        return draft
+    def load(self, pk: int) -> Callable[..., None]:
+        """Load a row, and return the function that writes it later."""
+        with self._rows() as rows:
+            row = rows.get(pk=pk)
+
+        def write(text: str, fence: Any = None) -> None:
+            row.text = text
+            with self._rows():
+                row.save(**({} if fence is None else {"fence": fence}))
+
+        return write
 
     def update(self, pks: Sequence[int], text: str, fence: Any) -> int:
         """Write many rows in one statement, and return how many."""
-        try:
-            return int(self._rows.filter(pk__in=pks).fenced(fence).update(text=text))
-        finally:
-            self.hang_up()
+        with self._rows() as rows:
+            return int(rows.filter(pk__in=pks).fenced(fence).update(text=text))
 
     def read(self, pk: int) -> Row:
-        """Read what is stored now."""
-        row = Row(*self._rows.values_list("text", "fence").get(pk=pk))
-        self.hang_up()
-        return row
+        """Read the stored row."""
+        with self._rows() as rows:
+            return Row(*rows.values_list("text", "fence").get(pk=pk))
 
     def remove(self, pk: int) -> None:
-        """Delete a row without asking anybody."""
-        self._rows.filter(pk=pk).delete()
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Close this thread's connection."""
-        connections[self.alias].close()
-
-
-class DjangoDraft:
-    """A row that Django has loaded."""
-
-    def __init__(self, storage: DjangoStorage, row: Any) -> None:
-        self._storage = storage
-        self._row = row
-
-    def write(self, text: str, fence: Any = None) -> None:
-        """Save it."""
-        self._row.text = text
-        try:
-            if fence is None:
-                self._row.save()
-            else:
-                self._row.save(fence=fence)
-        finally:
-            self._storage.hang_up()
+        """Delete a row without a fence."""
+        with self._rows() as rows:
+            rows.filter(pk=pk).delete()
 
 
 # -- SQLAlchemy --------------------------------------------------------------------
@@ -185,10 +160,21 @@ class SqlAlchemyStorage:
             session.flush()
             return int(row.id)
 
-    def load(self, pk: int) -> Draft:
-        """Load a row, to write it later."""
+    def load(self, pk: int) -> Callable[..., None]:
+        """Load a row, and return the function that writes it later."""
         session = Session(self.engine)
-        return SqlAlchemyDraft(session, session.get_one(declared.Invoice, pk))
+        row = session.get_one(declared.Invoice, pk)
+
+        def write(text: str, fence: Any = None) -> None:
+            with session:
+                if fence is None:
+                    row.text = text
+                else:
+                    with fenced(session, fence):
+                        row.text = text
+                session.commit()
+
+        return write
 
     def update(self, pks: Sequence[int], text: str, fence: Any) -> int:
         """Write many rows in one statement, and return how many."""
@@ -198,30 +184,20 @@ class SqlAlchemyStorage:
             return update_fenced(session, chosen, fence)
 
     def read(self, pk: int) -> Row:
-        """Read what is stored now."""
+        """Read the stored row."""
         with Session(self.engine) as session:
             row = session.get_one(declared.Invoice, pk)
             return Row(row.text, row.fence)
 
     def remove(self, pk: int) -> None:
-        """Delete a row without asking anybody."""
+        """Delete a row without a fence."""
         with Session(self.engine) as session, session.begin():
             session.execute(delete(declared.Invoice).where(declared.Invoice.id == pk))
 
 
-class SqlAlchemyDraft:
-    """A row that a session of its own has loaded."""
+Storage = DjangoStorage | SqlAlchemyStorage
 
-    def __init__(self, session: Session, row: declared.Invoice) -> None:
-        self._session = session
-        self._row = row
 
-    def write(self, text: str, fence: Any = None) -> None:
-        """Change it and commit."""
-        with self._session as session:
-            if fence is None:
-                self._row.text = text
-            else:
-                with fenced(session, fence):
-                    self._row.text = text
-            session.commit()
+def open_storage(orm: str, url: str) -> Storage:
+    """Open a database with this ORM, and create its tables if there are none."""
+    return DjangoStorage(url) if orm == "django" else SqlAlchemyStorage(url)

@@ -1,4 +1,4 @@
-"""Django's system checks find what ``celery redlock doctor`` finds."""
+"""Django's system checks have the findings of ``celery redlock doctor``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOWHERE = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:
 
 @pytest.fixture
 def project(sqlite: str) -> Iterator[Callable[..., Any]]:
-    """Give a function that makes the site's Celery app, with a task that locks."""
+    """Give a function that makes the site's Celery app, with a lock task."""
     use_django(sqlite)
     from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
 
@@ -51,21 +51,21 @@ def by_id(messages: Any) -> dict[str, Any]:
 
 
 def run_checks(**options: Any) -> dict[str, Any]:
-    """Return what Django's own run of our checks says."""
+    """Return the messages of Django's own run of our checks."""
     from django.core.checks import run_checks as run  # noqa: PLC0415
 
     return by_id(run(tags=[TAG], **options))
 
 
 def test_settings_that_work_give_no_message(project: Callable[..., Any]) -> None:
-    """Without `--deploy` no node is asked: they need not even exist."""
+    """Without `--deploy`, the checks do not connect to nodes."""
     project({}, redlock_nodes=NOWHERE)
 
     assert run_checks() == {}
 
 
 def test_wrong_setting_is_an_error_with_its_name(project: Callable[..., Any]) -> None:
-    """What would end a worker at its start is known before one is started."""
+    """The check finds what would end a worker at its start."""
     project({}, redlock_nodes=NOWHERE, redlock_tll=5)
 
     found = run_checks()["settings"]
@@ -75,7 +75,7 @@ def test_wrong_setting_is_an_error_with_its_name(project: Callable[..., Any]) ->
 
 
 def test_task_that_locks_without_nodes_is_an_error(project: Callable[..., Any]) -> None:
-    """There is nothing that it could lock on."""
+    """The message names the missing setting."""
     project({})
 
     found = run_checks()["settings"]
@@ -85,16 +85,16 @@ def test_task_that_locks_without_nodes_is_an_error(project: Callable[..., Any]) 
 
 
 def test_site_without_locks_is_no_error(project: Callable[..., Any]) -> None:
-    """An app that is installed for later is a note."""
+    """A site that uses no locks yet has a note only."""
     project()
 
     assert not run_checks()["settings"].is_serious()
 
 
-def test_option_that_does_not_go_with_a_setting_is_an_error(
+def test_option_that_conflicts_with_a_setting_is_an_error(
     project: Callable[..., Any],
 ) -> None:
-    """It names the task."""
+    """The message names the task."""
     project({"ttl": 90}, redlock_nodes=NOWHERE)
 
     found = run_checks()["option"]
@@ -119,7 +119,7 @@ def test_findings_about_tasks_have_doctors_code_and_remedy(
 def test_tasks_that_cannot_be_imported_are_an_error(
     project: Callable[..., Any],
 ) -> None:
-    """The check says what was raised, and does not raise it."""
+    """The message has the error, and the check does not raise it."""
     project({}, redlock_nodes=NOWHERE, imports=["no_such_module_of_tasks"])
 
     found = run_checks()["tasks"]
@@ -129,7 +129,7 @@ def test_tasks_that_cannot_be_imported_are_an_error(
 
 
 def test_app_that_does_not_exist_is_an_error(project: Callable[..., Any]) -> None:
-    """A wrong REDLOCK_CELERY_APP is said, and the checks of nodes do not stumble."""
+    """The message names REDLOCK_CELERY_APP; the checks of nodes return nothing."""
     project()
     from django.test import override_settings  # noqa: PLC0415
 
@@ -141,10 +141,10 @@ def test_app_that_does_not_exist_is_an_error(project: Callable[..., Any]) -> Non
     assert nodes == []
 
 
-def test_nodes_are_asked_by_deployment_checks_only(
+def test_nodes_are_inspected_by_deployment_checks_only(
     project: Callable[..., Any], three_nodes: DevNodes
 ) -> None:
-    """`check --deploy` says what doctor says of the nodes; `check` does not."""
+    """`check --deploy` has the findings about nodes; `check` does not."""
     project({}, redlock_nodes=three_nodes.urls, redlock_node_timeout=PATIENT)
     three_nodes.nodes[0].kill()
 
@@ -153,7 +153,10 @@ def test_nodes_are_asked_by_deployment_checks_only(
     assert usual == {}
     label = f"127.0.0.1:{three_nodes.nodes[0].port}/0"
     assert deployed["unreachable"].obj == label
-    assert deployed["unreachable"].hint == "Start it, or mend the way to it."
+    assert (
+        deployed["unreachable"].hint
+        == "Start it, or check the network and the firewall."
+    )
     assert "quorum-edge" in deployed
 
 
@@ -168,10 +171,10 @@ def test_lost_quorum_fails_a_deployment_check(project: Callable[..., Any]) -> No
     assert found["no-quorum"].level == ERROR
 
 
-def test_deployment_checks_say_nothing_twice(
+def test_deployment_checks_report_nothing_twice(
     project: Callable[..., Any], three_nodes: DevNodes
 ) -> None:
-    """What both kinds of check find is reported by one of them."""
+    """A finding of both kinds of check is reported by one of them."""
     project(
         {"acks_late": True},
         redlock_nodes=three_nodes.urls,
@@ -205,12 +208,12 @@ def test_checks_do_not_call_themselves(project: Callable[..., Any]) -> None:
 
 
 def test_package_is_importable_without_django() -> None:
-    """Only what needs Django imports it: the rest is there without."""
-    said = run_python(
+    """The package imports Django on first use only."""
+    printed = run_python(
         "import sys\n"
         "sys.modules['django'] = None\n"
         "import celery_redlock.contrib.django as it\n"
         "print('FencedModel' in it.__all__)\n"
     )
 
-    assert said == ["True"]
+    assert printed == ["True"]

@@ -1,4 +1,4 @@
-"""Claims and transactions: what is rolled back keeps nobody out."""
+"""Claims and transactions: a rollback releases the claims of its transaction."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
-from django.db import connections, transaction
+from django.db import transaction
 
 from celery_redlock import DuplicateTask, singleton_task
-from celery_redlock.claims import Claims
-from celery_redlock.runtime import runtime_of
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.records.claims import Claims
 from celery_redlock.testing import FakeNodes, SignalRecorder
-from tests.contrib.storages import use_django
+from tests.contrib.storages import default_database, use_django
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Undone(Exception):  # noqa: N818  (the tests' reason to roll back)
-    """Something went wrong in a view."""
+class Undone(Exception):  # noqa: N818  (the reason of a rollback)
+    """An error in a view."""
 
 
 @contextlib.contextmanager
 def rolled_back() -> Iterator[None]:
-    """Give a transaction, or a savepoint, in which something goes wrong at the end."""
+    """Give a transaction, or a savepoint, that is rolled back at the end."""
     with contextlib.suppress(Undone), transaction.atomic():
         yield
         raise Undone
@@ -34,16 +34,9 @@ def rolled_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def default(sqlite: str) -> Iterator[None]:
-    """Let the default database be one in SQLite, and transactions give claims back."""
-    alias = use_django(sqlite)
-    before = connections.settings["default"]
-    connections.settings["default"] = connections.settings[alias]
-    if hasattr(connections._connections, "default"):  # noqa: SLF001  (no other way)
-        del connections["default"]
-    yield
-    connections["default"].close()
-    del connections["default"]
-    connections.settings["default"] = before
+    """Make a SQLite database the default one."""
+    with default_database(use_django(sqlite)):
+        yield
 
 
 @pytest.fixture
@@ -66,7 +59,7 @@ def app() -> Iterator[Celery]:
 
 
 def shipping(app: Celery, **options: Any) -> Any:
-    """Return a task that is unique while it waits."""
+    """Return a task that is unique while it is queued."""
 
     @singleton_task(
         app=app, shared=False, name="ship", unique_while="queued", **options
@@ -88,11 +81,11 @@ def sent(app: Celery) -> int:
 def is_claimed(app: Celery, task: Any, order: int = 1) -> bool:
     """Tell whether the call has a claim."""
     key = task.lock_key(order)
-    return Claims(runtime_of(app).redlock).waiting(key) is not None
+    return Claims(runtime_of(app).redlock).queued(key) is not None
 
 
-def test_claim_of_a_transaction_that_rolls_back_is_given_back(app: Celery) -> None:
-    """Whoever tries again is no duplicate of a job without its order."""
+def test_claim_is_released_with_its_transaction(app: Celery) -> None:
+    """After a rollback, the next call is no duplicate."""
     ship = shipping(app)
     with rolled_back():
         first = ship.delay(1)
@@ -102,8 +95,8 @@ def test_claim_of_a_transaction_that_rolls_back_is_given_back(app: Celery) -> No
     assert ship.delay(1).id != first.id
 
 
-def test_claim_of_a_transaction_that_commits_is_kept(app: Celery) -> None:
-    """As it is without a transaction."""
+def test_claim_is_kept_if_the_transaction_commits(app: Celery) -> None:
+    """After a commit, the next call is a duplicate."""
     ship = shipping(app)
     with transaction.atomic():
         first = ship.delay(1)
@@ -112,8 +105,8 @@ def test_claim_of_a_transaction_that_commits_is_kept(app: Celery) -> None:
     assert ship.delay(1).id == first.id
 
 
-def test_claim_of_a_savepoint_is_given_back_with_it(app: Celery) -> None:
-    """What was claimed outside of the savepoint is kept."""
+def test_claim_is_released_with_its_savepoint(app: Celery) -> None:
+    """A claim from outside of the savepoint is kept."""
     ship = shipping(app)
     with transaction.atomic():
         ship.delay(1)
@@ -124,8 +117,8 @@ def test_claim_of_a_savepoint_is_given_back_with_it(app: Celery) -> None:
     assert is_claimed(app, ship, 1)
 
 
-def test_claim_of_a_savepoint_goes_with_the_whole_transaction(app: Celery) -> None:
-    """A savepoint that was released comes to nothing if the rest does."""
+def test_claim_of_a_savepoint_is_released_with_the_transaction(app: Celery) -> None:
+    """A rollback of the transaction includes its savepoints."""
     ship = shipping(app)
     with rolled_back():
         with transaction.atomic():
@@ -135,8 +128,8 @@ def test_claim_of_a_savepoint_goes_with_the_whole_transaction(app: Celery) -> No
     assert not is_claimed(app, ship)
 
 
-def test_claim_of_another_job_is_not_given_back(app: Celery) -> None:
-    """A rollback frees what this transaction has claimed, not what it was refused."""
+def test_claim_of_another_job_is_kept(app: Celery) -> None:
+    """A rollback releases only claims that this transaction took."""
     ship = shipping(app)
     ship.delay(1)
     with rolled_back():
@@ -145,8 +138,8 @@ def test_claim_of_another_job_is_not_given_back(app: Celery) -> None:
     assert is_claimed(app, ship)
 
 
-def test_without_a_transaction_nothing_is_waited_for(app: Celery) -> None:
-    """Most calls are made outside of one."""
+def test_claim_without_a_transaction_is_kept(app: Celery) -> None:
+    """Most calls are made outside of a transaction."""
     ship = shipping(app)
 
     ship.delay(1)
@@ -155,7 +148,7 @@ def test_without_a_transaction_nothing_is_waited_for(app: Celery) -> None:
 
 
 def test_delay_on_commit_claims_when_it_commits(app: Celery) -> None:
-    """Until then it keeps nobody out, since it may never be sent."""
+    """There is no claim before the commit, because the call may never be sent."""
     ship = shipping(app)
     with transaction.atomic():
         ship.delay_on_commit(1)
@@ -167,8 +160,8 @@ def test_delay_on_commit_claims_when_it_commits(app: Celery) -> None:
     assert sent(app) == 1
 
 
-def test_delay_on_commit_is_forgotten_on_rollback(app: Celery) -> None:
-    """Neither a job nor a claim is left."""
+def test_delay_on_commit_does_nothing_after_a_rollback(app: Celery) -> None:
+    """There is neither a job nor a claim."""
     ship = shipping(app)
     with rolled_back():
         ship.delay_on_commit(1)
@@ -177,8 +170,8 @@ def test_delay_on_commit_is_forgotten_on_rollback(app: Celery) -> None:
     assert sent(app) == 0
 
 
-def test_duplicate_on_commit_stops_nothing_else(app: Celery) -> None:
-    """An error would keep the callbacks after it from being called at all."""
+def test_duplicate_on_commit_does_not_stop_other_callbacks(app: Celery) -> None:
+    """A duplicate raises no error there: Django would skip the later callbacks."""
     ship = shipping(app, on_conflict="raise")
     ship.delay(1)
     with SignalRecorder("publish_deduplicated") as events, transaction.atomic():
@@ -193,7 +186,7 @@ def test_duplicate_on_commit_stops_nothing_else(app: Celery) -> None:
 
 
 def test_delay_on_commit_of_a_task_that_is_unique_while_it_runs(app: Celery) -> None:
-    """It is published as it was before, without a question to anybody."""
+    """It is published without a claim."""
 
     @singleton_task(app=app, shared=False, name="plain")
     def plain(order: int) -> None: ...

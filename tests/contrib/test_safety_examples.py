@@ -1,4 +1,4 @@
-"""The examples of docs/safety.md, run as they are printed there."""
+"""The examples of docs/explanation/safety.md, run as they are printed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
@@ -15,20 +15,25 @@ from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.locking import watchdog_of
 from tests.contrib import declared
-from tests.contrib.storages import SqlAlchemyStorage, make_tables, use_django
+from tests.contrib.storages import (
+    SOON,
+    SqlAlchemyStorage,
+    default_database,
+    make_tables,
+    use_django,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery_redlock.devnodes import DevNodes
 
-PAGE = Path(__file__).parents[2] / "docs" / "safety.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "safety.md"
 TTL = 0.5
-SOON = 20.0
 
 
 def example(signature: str, **names: Any) -> Callable[..., Any]:
-    """Return the function of the page with this signature, beside these names."""
+    """Return the function of the page with this signature, with these names."""
     blocks = re.findall(
         r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -40,19 +45,13 @@ def example(signature: str, **names: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def invoices(postgres: str) -> Iterator[Any]:
-    """Give Django's invoices, in the database that is meant when none is named."""
+    """Give Django's invoices, in the default database."""
     alias = use_django(postgres)
     make_tables(alias)
-    before = connections.settings["default"]
-    connections.settings["default"] = connections.settings[alias]
-    connections["default"] = connections.create_connection("default")
     from tests.contrib.shop.models import Invoice  # noqa: PLC0415  (set up now)
 
-    yield Invoice
-    connections[alias].close()
-    connections["default"].close()
-    connections.settings["default"] = before
-    connections["default"] = connections.create_connection("default")
+    with default_database(alias):
+        yield Invoice
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def next_holder(shared_nodes: DevNodes) -> Iterator[Redlock]:
 
 
 class Bank:
-    """Counts what it was asked for."""
+    """Counts its charges."""
 
     def __init__(self) -> None:
         self.charged: list[str] = []
@@ -95,7 +94,7 @@ class Bank:
 
 
 def test_settle_charges_and_writes(invoices: Any, redlock: Redlock) -> None:
-    """The example does what it is meant to do, and leaves its fence."""
+    """The example charges, writes the row, and stores its fence."""
     row, bank = invoices.objects.create(), Bank()
     settle = example(
         "settle(redlock, bank, invoice_id)", Invoice=invoices, add_up=lambda _: 1
@@ -112,7 +111,7 @@ def test_settle_charges_and_writes(invoices: Any, redlock: Redlock) -> None:
 def test_settle_charges_nothing_without_the_lock(
     invoices: Any, redlock: Redlock, next_holder: Redlock
 ) -> None:
-    """A holder whose lock has ended meanwhile is stopped before the side effect."""
+    """A holder whose lock has expired meanwhile is stopped before the side effect."""
     row, bank = invoices.objects.create(), Bank()
 
     def add_up(_: Any) -> int:
@@ -131,10 +130,10 @@ def test_settle_charges_nothing_without_the_lock(
     assert not row.paid
 
 
-def test_settle_writes_nothing_when_paused_after_the_look(
+def test_settle_writes_nothing_when_paused_after_the_check(
     invoices: Any, redlock: Redlock, next_holder: Redlock
 ) -> None:
-    """Where the look came too early, the fence refuses the write."""
+    """If the lock is lost after the check, the fence refuses the write."""
     row = invoices.objects.create()
 
     class SlowBank(Bank):
@@ -158,7 +157,7 @@ def test_settle_writes_nothing_when_paused_after_the_look(
 
 
 def test_django_row_lock_is_refused_at_once(invoices: Any, postgres: str) -> None:
-    """Who does not get the row is told without waiting; the next one gets it."""
+    """A locked row is refused without waiting; a free row is granted."""
     row = invoices.objects.create()
     pay = example("pay(invoice_id)", Invoice=invoices)
 
@@ -174,7 +173,7 @@ def test_django_row_lock_is_refused_at_once(invoices: Any, postgres: str) -> Non
 def test_sqlalchemy_row_lock_is_refused_at_once(
     session: Session, postgres: str
 ) -> None:
-    """Who does not get the row is told without waiting; the next one gets it."""
+    """A locked row is refused without waiting; a free row is granted."""
     row = declared.Invoice()
     session.add(row)
     session.commit()
@@ -191,7 +190,7 @@ def test_sqlalchemy_row_lock_is_refused_at_once(
 def test_row_lock_ends_with_the_connection_of_its_holder(
     session: Session, postgres: str
 ) -> None:
-    """A holder that dies leaves no row lock behind."""
+    """A dead holder leaves no row lock behind."""
     row = declared.Invoice()
     session.add(row)
     session.commit()

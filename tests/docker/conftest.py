@@ -1,4 +1,4 @@
-"""The fixtures of the worker tests, made of containers where an engine answers."""
+"""The fixtures of the worker tests, as containers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from docker.errors import DockerException
 
-from tests.docker.containers import DockerNodes, RedisServer, Yard
+from tests.docker.containers import DockerEngine, DockerNodes, RedisServer
 from tests.docker.site import DockerSite
-from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.stage import Stage
+from tests.harness.lock_nodes import LockNodes
+from tests.harness.stage import Stage
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ SHORT = {"redlock_max_ttl": 2, "redlock_ttl": 1.5}  # seconds: a short quarantin
 
 
 @pytest.fixture(scope="session")
-def yard() -> Iterator[Yard]:
+def engine() -> Iterator[DockerEngine]:
     """Give an engine with a network; without an engine, skip."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # docker's own, on failure
         try:
-            yard = Yard()
-            yard.open()
+            engine = DockerEngine()
+            engine.open()
         except DockerException as error:
             reason = f"no Docker engine answers: {error}"
         else:
@@ -42,35 +42,35 @@ def yard() -> Iterator[Yard]:
     if reason:
         pytest.skip(reason)
     try:
-        yield yard
+        yield engine
     finally:
-        yard.clear()
+        engine.clear()
 
 
 @pytest.fixture(scope="session")
-def site(yard: Yard, tmp_path_factory: pytest.TempPathFactory) -> DockerSite:
+def site(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> DockerSite:
     """Give a place for deployments, with a broker and a result backend."""
     folder = tmp_path_factory.mktemp("docker")
     (folder / "image").mkdir()
-    image = yard.build_worker(folder / "image")
-    broker, backend = RedisServer(yard, "broker"), RedisServer(yard, "backend")
+    image = engine.build_worker(folder / "image")
+    broker, backend = RedisServer(engine, "broker"), RedisServer(engine, "backend")
     for server in (broker, backend):
         server.until_it_answers()
     os.environ[STAGE] = str(folder / "stage")
-    return DockerSite(yard, image, (broker, backend), Stage(folder / "stage"))
+    return DockerSite(engine, image, (broker, backend), Stage(folder / "stage"))
 
 
 @pytest.fixture(scope="session")
-def nodes(yard: Yard) -> Iterator[LockNodes]:
+def nodes(engine: DockerEngine) -> Iterator[LockNodes]:
     """Give five lock nodes, each in a container."""
-    nodes = LockNodes(DockerNodes(yard, 5, "node", max_ttl=60))  # type: ignore[arg-type]
+    nodes = LockNodes(DockerNodes(engine, 5, "node", max_ttl=60))  # type: ignore[arg-type]
     yield nodes
     nodes.close()
 
 
 @pytest.fixture(scope="session")
 def prefork(site: DockerSite, nodes: LockNodes) -> Iterator[DockerDeployment]:
-    """Give a worker with four children."""
+    """Give a worker with four processes."""
     deployment = site.deploy(nodes)
     yield deployment
     deployment.teardown()
@@ -78,13 +78,13 @@ def prefork(site: DockerSite, nodes: LockNodes) -> Iterator[DockerDeployment]:
 
 @pytest.fixture(scope="session")
 def any_pool(prefork: DockerDeployment) -> DockerDeployment:
-    """Give the same: what pools differ in has nothing to do with containers."""
+    """Give the same worker: containers make no difference between pools."""
     return prefork
 
 
 @pytest.fixture(scope="session")
 def frail(prefork: DockerDeployment) -> DockerDeployment:
-    """Give the same: a paused container goes on as it was."""
+    """Give the same worker: a paused container keeps its state."""
     return prefork
 
 
@@ -105,9 +105,9 @@ def deploy(
 
 
 @pytest.fixture(scope="session")
-def mortal(yard: Yard, site: DockerSite) -> Iterator[DockerDeployment]:
-    """Give a worker whose lock nodes may be killed: they soon vote again."""
-    nodes = LockNodes(DockerNodes(yard, 3, "mortal", max_ttl=2))  # type: ignore[arg-type]
+def mortal(engine: DockerEngine, site: DockerSite) -> Iterator[DockerDeployment]:
+    """Give a worker whose lock nodes may be killed: they vote again soon."""
+    nodes = LockNodes(DockerNodes(engine, 3, "mortal", max_ttl=2))  # type: ignore[arg-type]
     deployment = site.deploy(nodes, concurrency=1, settings=SHORT)
     yield deployment
     deployment.teardown()
@@ -118,7 +118,7 @@ def mortal(yard: Yard, site: DockerSite) -> Iterator[DockerDeployment]:
 def key(
     request: pytest.FixtureRequest, site: DockerSite, nodes: LockNodes
 ) -> Iterator[str]:
-    """Give an argument that no other test uses; afterwards no lock on it is left."""
+    """Give an argument that no other test uses; its locks must be gone afterwards."""
     name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60]
     key = f"{name}-{secrets.token_hex(4)}"
     yield key
@@ -130,7 +130,7 @@ def key(
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show with a failure what the workers have logged."""
+    """Add to a failure what the workers have logged."""
     report = yield
     if report.failed:
         for name, value in getattr(item, "funcargs", {}).items():

@@ -1,4 +1,4 @@
-"""Containers behind pytest-celery's components: a yard of them that is cleared."""
+"""Containers of one test run: Redis servers, lock nodes and workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from docker.errors import DockerException, NotFound
 from pytest_celery import CeleryWorkerContainer, RedisContainer
 
 from celery_redlock import Redlock
-from tests.worker.harness.processes import free_port
-from tests.worker.harness.waiting import until
+from celery_redlock.devnodes.processes import free_port
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DockerNode", "DockerNodes", "RedisServer", "WorkerContainer", "Yard"]
+__all__ = [
+    "DockerEngine",
+    "DockerNode",
+    "DockerNodes",
+    "RedisServer",
+    "WorkerContainer",
+]
 
 ROOT = Path(__file__).parents[2]
 REDIS = "redis:latest"
@@ -30,36 +36,32 @@ _TIMEOUT = 60  # seconds for one request to the engine
 _BUILD_TIMEOUT = 240
 
 
-class Yard:
-    """An engine, and a network on it with the containers of this test run.
-
-    Attributes:
-        engine: The client of the engine.
-    """
+class DockerEngine:
+    """A Docker engine, with a network for the containers of this test run."""
 
     def __init__(self) -> None:
-        self.engine = docker.from_env(timeout=_TIMEOUT)
+        self._docker = docker.from_env(timeout=_TIMEOUT)
         self._name = f"redlock-{secrets.token_hex(4)}"
         self._network: Any = None
 
     def open(self) -> None:
-        """Ask the engine whether it is there, and make the network.
+        """Connect to the engine and make the network.
 
         Raises:
-            DockerException: There is none.
+            DockerException: No engine answers.
         """
-        self.engine.ping()
-        self._network = self.engine.networks.create(self._name, driver="bridge")
+        self._docker.ping()
+        self._network = self._docker.networks.create(self._name, driver="bridge")
 
     def run(self, image: str, name: str, **options: Any) -> Any:
-        """Start a container that others find under this name."""
-        return self.engine.containers.run(
+        """Start a container with this name in the network."""
+        return self._docker.containers.run(
             image,
             name=f"{self._name}-{name}",
             hostname=name,
             network=self._name,
             networking_config={
-                self._name: self.engine.api.create_endpoint_config(aliases=[name])
+                self._name: self._docker.api.create_endpoint_config(aliases=[name])
             },
             labels=[self._name],
             detach=True,
@@ -67,19 +69,22 @@ class Yard:
         )
 
     def unplug(self, container: Any) -> None:
-        """Take a container off the network: packets to and from it are lost."""
+        """Take a container off the network: its packets are lost."""
         self._network.disconnect(container)
 
     def plug(self, container: Any, name: str) -> None:
-        """Put it on the network again."""
+        """Put a container on the network again."""
         self._network.connect(container, aliases=[name])
 
     def build_worker(self, folder: Path) -> str:
-        """Build the image of the workers, with a wheel of this checkout; return it.
+        """Build the image of the workers with a wheel of this checkout.
+
+        Returns:
+            The id of the image.
 
         Raises:
-            subprocess.SubprocessError: The wheel could not be built, or not in time.
-            DockerException: The image could not be built.
+            subprocess.SubprocessError: The wheel was not built in time.
+            DockerException: The image was not built.
         """
         shutil.copy(Path(__file__).with_name("Dockerfile"), folder)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -89,7 +94,7 @@ class Yard:
             timeout=_BUILD_TIMEOUT,
         )
         tag = f"{self._name}-worker"
-        image, _ = self.engine.images.build(
+        image, _ = self._docker.images.build(
             path=str(folder), tag=tag, rm=True, timeout=_BUILD_TIMEOUT
         )
         return str(image.id)
@@ -97,37 +102,37 @@ class Yard:
     def clear(self) -> None:
         """Remove the containers and the network."""
         ours = {"label": self._name}
-        for container in self.engine.containers.list(all=True, filters=ours):
+        for container in self._docker.containers.list(all=True, filters=ours):
             with contextlib.suppress(NotFound):
                 container.remove(force=True, v=True)
         if self._network is not None:
             self._network.remove()
         with contextlib.suppress(DockerException):
-            self.engine.images.remove(f"{self._name}-worker", force=True)
-        self.engine.close()
+            self._docker.images.remove(f"{self._name}-worker", force=True)
+        self._docker.close()
 
 
 class RedisServer(RedisContainer):
-    """A redis-server: others find it by its name, this process by a port.
+    """A redis-server: containers use its name, this process uses a port.
 
     Attributes:
-        raw: The container as the engine's client has it.
+        raw: The container of the Docker client.
     """
 
-    def __init__(self, yard: Yard, name: str) -> None:
-        self.host_port = free_port()
-        self.raw = yard.run(
+    def __init__(self, engine: DockerEngine, name: str) -> None:
+        self._host_port = free_port()
+        self.raw = engine.run(
             REDIS,
             name,
             command=[*self.command(), "--databases", "64"],
-            ports={"6379/tcp": ("127.0.0.1", self.host_port)},
+            ports={"6379/tcp": ("127.0.0.1", self._host_port)},
         )
         super().__init__(self.raw)
 
     @property
     def port(self) -> int:
         """The port on this machine; the same after a restart."""
-        return self.host_port
+        return self._host_port
 
     def until_it_answers(self) -> None:
         """Wait until the server answers through its port."""
@@ -145,16 +150,16 @@ class RedisServer(RedisContainer):
 
 
 class DockerNode:
-    """A lock node, with the face of ``devnodes.DevNode``.
+    """A lock node with the methods of ``devnodes.DevNode``.
 
     Attributes:
         server: Its container.
     """
 
-    def __init__(self, yard: Yard, name: str) -> None:
-        self.server = RedisServer(yard, name)
+    def __init__(self, engine: DockerEngine, name: str) -> None:
+        self.server = RedisServer(engine, name)
         self.name = name
-        self._yard = yard
+        self._engine = engine
 
     @property
     def is_running(self) -> bool:
@@ -181,32 +186,34 @@ class DockerNode:
         self.server.until_it_answers()
 
     def unplug(self) -> None:
-        """Cut it off from everybody; it runs on and knows nothing of it."""
-        self._yard.unplug(self.server.raw)
+        """Cut it off from all clients, while it goes on running."""
+        self._engine.unplug(self.server.raw)
 
     def plug(self) -> None:
-        """Let everybody reach it again."""
-        self._yard.plug(self.server.raw, self.name)
+        """Let clients reach it again."""
+        self._engine.plug(self.server.raw, self.name)
         self.server.reload()
         self.server.until_it_answers()
 
 
 class DockerNodes:
-    """Lock nodes, with the face of ``devnodes.DevNodes``.
+    """Lock nodes with the methods of ``devnodes.DevNodes``.
 
     Attributes:
         nodes: The nodes.
-        urls: As this process reaches them.
-        inside: As containers reach them, for ``redlock_nodes``.
+        urls: The URLs for this process.
+        inside: The addresses for containers, as in ``redlock_nodes``.
     """
 
-    def __init__(self, yard: Yard, count: int, prefix: str, max_ttl: float) -> None:
+    def __init__(
+        self, engine: DockerEngine, count: int, prefix: str, max_ttl: float
+    ) -> None:
         names = [f"{prefix}-{number}" for number in range(1, count + 1)]
-        self.nodes = [DockerNode(yard, name) for name in names]
+        self.nodes = [DockerNode(engine, name) for name in names]
         for node in self.nodes:
             node.server.until_it_answers()
         self.urls = [node.server.celeryconfig["host_url"] for node in self.nodes]
-        # The names are what all clients agree on, wherever they are.
+        # The URLs differ between clients, the names do not.
         outside = [
             {"url": url, "name": name}
             for url, name in zip(self.urls, names, strict=True)
@@ -222,19 +229,19 @@ class DockerNodes:
 
 
 class WorkerContainer(CeleryWorkerContainer):
-    """A worker in the image of our own: pytest-celery's container around it.
+    """A worker in the image of these tests, as pytest-celery's container.
 
     Attributes:
-        raw: The container as the engine's client has it.
+        raw: The container of the Docker client.
     """
 
     def __init__(  # noqa: PLR0913  (each of them differs between tests)
         self,
-        yard: Yard,
+        engine: DockerEngine,
         image: str,
         name: str,
         *,
-        concurrency: int,
+        concurrency: int = 4,
         environment: Mapping[str, str],
         stage: Path,
         options: Sequence[str] = (),
@@ -242,7 +249,7 @@ class WorkerContainer(CeleryWorkerContainer):
         app = ("celery", "-A", "tests.worker.project.app", "worker", "-l", "INFO")
         self._own_name = name
         self._started_at = 0
-        self.raw = yard.run(
+        self.raw = engine.run(
             image,
             name,
             command=[
@@ -250,7 +257,7 @@ class WorkerContainer(CeleryWorkerContainer):
                 *("--without-gossip", "--without-mingle", *options),
             ],
             environment=dict(environment),
-            user=f"{os.getuid()}:{os.getgid()}",  # the records are for both sides
+            user=f"{os.getuid()}:{os.getgid()}",  # the tests read its records
             init=True,
             volumes={
                 str(ROOT / "tests"): {"bind": "/app/tests", "mode": "ro"},
@@ -261,7 +268,7 @@ class WorkerContainer(CeleryWorkerContainer):
 
     @property
     def host(self) -> str:
-        """Its host name, as locks and records have it."""
+        """Its host name in locks and records."""
         return self._own_name
 
     def start(self) -> None:
@@ -282,6 +289,6 @@ class WorkerContainer(CeleryWorkerContainer):
         return until(is_ready, 60, what=f"{self.name} to be ready")
 
     def teardown(self) -> None:
-        """Remove it, in whatever state it is."""
+        """Remove it, running or not."""
         with contextlib.suppress(NotFound):
             self.raw.remove(force=True, v=True)

@@ -12,7 +12,7 @@ import pytest
 from celery import states
 
 from celery_redlock import LockLost
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 from tests.worker.test_deaths import (
     test_killed_worker_keeps_others_out_until_the_ttl_ends as _killed_worker,
 )
@@ -26,7 +26,7 @@ from tests.worker.test_redelivery import (
 )
 from tests.worker.test_unreachable import (
     test_failed_attempts_leave_nothing_on_the_nodes_that_answered,
-    test_minority_down_stops_nobody,
+    test_minority_down_stops_no_lock,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "test_failed_attempts_leave_nothing_on_the_nodes_that_answered",
-    "test_minority_down_stops_nobody",
+    "test_minority_down_stops_no_lock",
     "test_pool_interrupts_a_body_whose_lock_is_lost",
     "test_pool_renews_the_lock_while_the_body_runs",
     "test_pool_runs_equal_calls_once",
@@ -107,7 +107,7 @@ def unplugged(prefork: DockerDeployment) -> Iterator[Callable[[int], None]]:
         node.plug()
 
 
-def test_minority_cut_off_stops_nobody(
+def test_minority_cut_off_stops_no_lock(
     prefork: DockerDeployment, key: str, unplugged: Callable[[int], None]
 ) -> None:
     """Packets to two of five nodes vanish: a lock is kept, others are granted."""

@@ -33,6 +33,6 @@ def window(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 
 @pytest.fixture
 def browser(window: Browser) -> Browser:
-    """Give the window, in which nobody is logged in."""
+    """Give the window, without a login."""
     window.driver.delete_all_cookies()
     return window

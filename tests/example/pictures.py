@@ -1,6 +1,6 @@
 """``python -m tests.example.pictures``: take the pictures of the live page.
 
-It does what the example's README says one should try, and looks at what came of it.
+It follows the steps of the example's README first, so the page has something to show.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.example.support import ROOT, open_browser, open_site
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from tests.example.support import Browser
@@ -20,7 +20,7 @@ SECONDS_BETWEEN = 2.5
 
 
 def take(browser: Browser) -> None:
-    """Play, and take a picture in the light and one in the dark."""
+    """Follow the steps, and take a picture in light and in dark colours."""
     browser.open("/invoices/")
     for made in (1, 2, 3):
         browser.click("main form button")
@@ -56,7 +56,7 @@ def take(browser: Browser) -> None:
 
 
 def ten_clicks(browser: Browser, customer: int) -> None:
-    """Click for this customer."""
+    """Run a customer's report ten times at once."""
     browser.choose("#customer", str(customer))
     browser.click("#run-ten")
 
@@ -70,7 +70,7 @@ def press(browser: Browser, node: int) -> None:
 
 
 def pause(browser: Browser) -> None:
-    """Let the clock of the page go on a little."""
+    """Wait for some seconds by the clock of the page."""
     now = "return Date.now() / 1000"
     end = browser.driver.execute_script(now) + SECONDS_BETWEEN
     until(lambda: browser.driver.execute_script(now) > end)

@@ -1,4 +1,4 @@
-"""The example site as a process, and a browser to look at it with."""
+"""The example site as a process, and a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.worker.harness.waiting import until
+from celery_redlock.devnodes.processes import Process
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ROOT", "Browser", "Site", "browser_lacks", "open_browser", "open_site"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0  # seconds in which a page shows what it is to show
+PATIENCE = 30.0  # seconds in which a page must show the expected text
 _STARTS_WITHIN, _ENDS_WITHIN = 90.0, 30.0
 
 
@@ -45,21 +46,32 @@ class Site:
     """The example as it runs.
 
     Attributes:
-        url: Of its web server.
+        url: The URL of its web server.
         var: The folder with its database.
     """
 
     url: str
     var: Path
 
+    @property
+    def nodes(self) -> list[str]:
+        """The URLs of its lock nodes."""
+        return self._addresses()["REDLOCK_NODES"].split(",")
+
+    def _addresses(self) -> dict[str, str]:
+        text = (self.var / "env").read_text()
+        return dict(re.findall(r"^export (\w+)='(.*)'$", text, re.MULTILINE))
+
     def manage(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of ``manage.py`` in a shell that knows the nodes."""
+        """Run a command of ``manage.py`` with the addresses of the nodes."""
         command = [sys.executable, str(ROOT / "example_project/manage.py"), *words]
-        where = (self.var / "env").read_text()
-        known = dict(re.findall(r"^export (\w+)='(.*)'$", where, re.MULTILINE))
         return subprocess.run(  # noqa: S603  (our own program)
             command,
-            env={**os.environ, **known, "REPORTS_VAR": str(self.var)},
+            env={
+                **os.environ,
+                **self._addresses(),
+                "REPORTS_VAR": str(self.var),
+            },
             capture_output=True,
             text=True,
             timeout=60,
@@ -73,34 +85,29 @@ def open_site(var: Path, *, report_seconds: float = 5.0) -> Iterator[Site]:
 
     Args:
         var: The folder for its database and logs.
-        report_seconds: How long a report takes.
+        report_seconds: The duration of a report.
     """
-    out = var / "out"
-    with out.open("w") as file:
-        process = subprocess.Popen(  # noqa: S603  (our own program)
-            [sys.executable, str(ROOT / "example_project" / "run.py")],
-            env={
-                **os.environ,
-                "REPORTS_VAR": str(var),
-                "REPORT_SECONDS": str(report_seconds),
-            },
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+    process = Process(
+        "the example",
+        [sys.executable, "-u", str(ROOT / "example_project" / "run.py")],
+        log=var / "out",
+        ready="Ctrl-C stops everything",
+        environment={
+            "REPORTS_VAR": str(var),
+            "REPORT_SECONDS": str(report_seconds),
+        },
+    )
+    process.start()
     try:
-
-        def url() -> str:
-            assert process.poll() is None, f"the example ended:\n{out.read_text()}"
-            found = re.search(r"(http://\S+)/live/", out.read_text())
-            return found[1] if found else ""
-
-        until(url, _STARTS_WITHIN, what="the example runs")
-        yield Site(url(), var)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+        process.wait_until_ready(_STARTS_WITHIN)
+        found = re.search(r"(http://\S+)/live/", process.logs())
+        assert found
+        yield Site(found[1], var)
+        process.signal(signal.SIGINT)
         process.wait(_ENDS_WITHIN)
-    assert process.returncode == 0, out.read_text()
+    finally:
+        process.kill()
+    assert process.returncode == 0, process.logs()
 
 
 @contextlib.contextmanager
@@ -110,10 +117,10 @@ def open_browser(
     """Start Chromium without a screen.
 
     Args:
-        folder: For its profile.
-        url: Of the site.
-        width: Of the window, in pixels.
-        height: The same.
+        folder: The folder for its profile.
+        url: The URL of the site.
+        width: The width of the window in pixels.
+        height: Its height in pixels.
     """
     from selenium import webdriver  # noqa: PLC0415  (only where there is a browser)
 
@@ -123,7 +130,7 @@ def open_browser(
     )
     for switch in (
         "--headless=new",
-        "--no-sandbox",  # it cannot have one as root
+        "--no-sandbox",  # root cannot have one
         "--disable-dev-shm-usage",
         "--disable-gpu",
         "--no-first-run",
@@ -132,7 +139,7 @@ def open_browser(
         f"--user-data-dir={folder / 'profile'}",
     ):
         options.add_argument(switch)
-    # Named, so that selenium does not look for drivers elsewhere.
+    # Without a path, selenium would download a driver.
     service = webdriver.ChromeService(executable_path=_program("chromedriver"))
     driver = webdriver.Chrome(options=options, service=service)
     try:
@@ -142,7 +149,7 @@ def open_browser(
 
 
 class Browser:
-    """A window of Chromium: finds by CSS, and waits for what is to come."""
+    """A window of Chromium: it finds elements by CSS, and waits for changes."""
 
     def __init__(self, driver: Any, url: str) -> None:
         self.driver = driver
@@ -153,12 +160,12 @@ class Browser:
         self.driver.get(self._url + path)
 
     def find(self, css: str) -> Any:
-        """Return the first element, once there is one."""
+        """Wait for an element, and return the first."""
         self.wait(lambda: self.count(css), f"there is {css}")
         return self.driver.find_element("css selector", css)
 
     def count(self, css: str) -> int:
-        """Return how many elements there are."""
+        """Return the number of elements."""
         return len(self.driver.find_elements("css selector", css))
 
     def text(self, css: str = "body") -> str:
@@ -167,7 +174,7 @@ class Browser:
         return " ".join(self.driver.execute_script(script, css).split())
 
     def facts(self, css: str) -> list[dict[str, str]]:
-        """Return the ``data-`` attributes of all elements, read at one moment."""
+        """Return the ``data-`` attributes of all elements at one moment."""
         script = (
             "return [...document.querySelectorAll(arguments[0])]"
             ".map((one) => ({...one.dataset}))"
@@ -175,7 +182,7 @@ class Browser:
         return list(self.driver.execute_script(script, css))
 
     def attributes(self, css: str, name: str) -> list[str]:
-        """Return an attribute of all elements, read at one moment."""
+        """Return an attribute of all elements at one moment."""
         script = (
             "return [...document.querySelectorAll(arguments[0])]"
             ".map((one) => one.getAttribute(arguments[1]))"
@@ -183,7 +190,7 @@ class Browser:
         return list(self.driver.execute_script(script, css, name))
 
     def click(self, css: str) -> None:
-        """Click on the first element, also of a page that is just changing."""
+        """Click on the first element, also while the page changes."""
         from selenium.common import StaleElementReferenceException  # noqa: PLC0415
 
         while True:
@@ -200,24 +207,24 @@ class Browser:
         self.find(css).send_keys(text)
 
     def wait(self, condition: Any, what: str, seconds: float = PATIENCE) -> None:
-        """Wait until it is so; fail with what the page says."""
+        """Wait for a condition; a failure shows the text of the page."""
         try:
             until(condition, seconds, what=what)
         except Exception as error:
-            raise AssertionError(f"{error}. The page says:\n{self.text()}") from error
+            raise AssertionError(f"{error}. The page shows:\n{self.text()}") from error
 
     def sees(self, text: str, css: str = "main, #container") -> str:
-        """Wait until an element has this text, and return all that it says then."""
+        """Wait until an element contains this text, and return its whole text."""
         self.wait(lambda: text in self.text(css), f"{text!r} is shown")
         return self.text(css)
 
     def prefer(self, scheme: str) -> None:
-        """Have the system prefer ``light`` or ``dark``."""
+        """Make the system prefer ``light`` or ``dark``."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"features": features}
         )
 
     def picture(self, path: Path) -> None:
-        """Save what the window shows."""
+        """Save a screenshot of the window."""
         self.driver.save_screenshot(str(path))

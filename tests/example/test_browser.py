@@ -1,6 +1,6 @@
-"""The example site, used as people do: by clicking in a browser.
+"""The example site, by clicks in a browser.
 
-Each test has customers of its own, so that their order does not matter.
+Each test has customers of its own, so the order of the tests does not matter.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.example.support import Browser, Site
 
-FREE_WITHIN = 6.0  # seconds, for the lock of a process that was killed
-PAGE_LAG = 2.0  # seconds, for the page to look again
-VOTES_WITHIN = 45.0  # seconds, for nodes that came back empty
+FREE_WITHIN = 6.0  # seconds until the lock of a killed process is free
+PAGE_LAG = 2.0  # seconds until the page shows a change
+VOTES_WITHIN = 45.0  # seconds until restarted nodes vote
 
 ADMIN = "/admin/celery_redlock/heldlock/"
 
@@ -34,13 +35,13 @@ def live(browser: Browser) -> Browser:
 
 
 def states(browser: Browser, key: str) -> Counter[str]:
-    """Return how many calls of a key the table of runs shows in each state."""
+    """Return the number of calls of a key in each state, as the page shows them."""
     rows = browser.facts("#runs tbody tr")
     return Counter(row["state"] for row in rows if row["key"] == key)
 
 
 def holder(browser: Browser, key: str) -> tuple[str, str] | None:
-    """Return process and fence of a key's holder, as the page shows it."""
+    """Return process and fence of a key's holder, as the page shows them."""
     rows = browser.facts("#locks tbody tr")
     return next(((r["pid"], r["fence"]) for r in rows if r["key"] == key), None)
 
@@ -60,20 +61,26 @@ def click_and_hold(browser: Browser, customer: int) -> tuple[str, str]:
 
 
 def test_ten_clicks_at_once_give_one_run_and_nine_skips(live: Browser) -> None:
-    """Ten requests at once: one body runs, and nine rows say who has the lock."""
+    """Ten requests at once: one body runs, and nine rows name the holder.
+
+    On a busy machine a call may find the votes split, or too few answers. Then it is
+    republished, and skipped later.
+    """
     live.choose("#customer", "1")
 
     live.click("#run-ten")
 
-    live.wait(lambda: sum(states(live, "report:1").values()) >= 10, "ten rows")
+    live.wait(lambda: states(live, "report:1")["skipped"] >= 9, "nine skips")
     live.wait(lambda: states(live, "report:1")["done"] == 1, "the run is done")
-    assert states(live, "report:1") == {"done": 1, "skipped": 9}
+    ended = states(live, "report:1")
+    del ended["retried"]
+    assert ended == {"done": 1, "skipped": 9}
     assert live.text("#runs").count("held by process") >= 9
-    assert live.text("#overlaps") == "No two ran at the same time."
+    assert live.text("#overlaps") == "No overlaps."
 
 
 def test_killed_holders_lock_is_free_within_six_seconds(live: Browser) -> None:
-    """The lock changes hands long before its ttl is renewed in vain; no job is lost."""
+    """Another process gets the lock before the end of the ttl, and no job is lost."""
     pid, fence = click_and_hold(live, 2)
 
     live.click("#kill")
@@ -85,7 +92,25 @@ def test_killed_holders_lock_is_free_within_six_seconds(live: Browser) -> None:
     )
     live.wait(lambda: states(live, "report:2")["killed"] == 1, "the kill is shown")
     live.wait(lambda: states(live, "report:2")["done"] == 1, "it has run once more")
-    assert live.text("#overlaps") == "No two ran at the same time."
+    assert live.text("#overlaps") == "No overlaps."
+
+
+def test_renewals_are_shown_when_a_node_stores_a_greater_fence(
+    live: Browser, site: Site
+) -> None:
+    """A node that granted late may store a greater fence than that of the lease."""
+    live.wait(lambda: holder(live, "import-orders"), "an import runs", 40.0)
+    name = "redlock:lock:import-orders"
+    with closing(
+        redis.Redis.from_url(site.nodes[0], protocol=2, decode_responses=True)
+    ) as node:
+        token, fence, rest = str(node.get(name)).split("\n", 2)
+        greater = str(int(fence) + 1000)
+        node.set(name, f"{token}\n{greater}\n{rest}", keepttl=True, xx=True)
+
+    row = f"#locks tr[data-fence='{greater}']"
+    live.wait(lambda: live.count(row), "the greater fence is shown")
+    assert live.text(f"{row} td:nth-of-type(4)").isdigit()
 
 
 def press(browser: Browser, word: str, node: int) -> None:
@@ -97,7 +122,7 @@ def press(browser: Browser, word: str, node: int) -> None:
 
 
 def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -> None:
-    """The page says how many vote; what could not be locked waits and is not lost."""
+    """The page shows the number of votes; calls without a lock wait, none is lost."""
     press(live, "Stop", 1)
     press(live, "Stop", 2)
     live.wait(lambda: "3 of 5 nodes vote" in live.text("#verdict"), "three votes")
@@ -110,11 +135,11 @@ def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -
     press(live, "Stop", 3)
     live.wait(lambda: "2 of 5 nodes vote" in live.text("#verdict"), "two votes")
     assert live.text("#verdict") == (
-        "Nothing can be locked: 2 of 5 nodes vote, 3 are needed."
+        "No lock can be granted: 2 of 5 nodes vote, 3 are needed."
     )
     live.choose("#customer", "4")
     live.click("#run-once")
-    live.wait(lambda: states(live, "report:4")["retried"] >= 1, "it is put back")
+    live.wait(lambda: states(live, "report:4")["retried"] >= 1, "it is republished")
     assert set(states(live, "report:4")) == {"retried"}
 
     for node in (1, 2, 3):
@@ -125,15 +150,15 @@ def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -
     )
     live.wait(
         lambda: states(live, "report:4")["done"] == 1,
-        "what was put back has run",
+        "the republished call has run",
         VOTES_WITHIN,
     )
-    assert live.text("#overlaps") == "No two ran at the same time."
+    assert live.text("#overlaps") == "No overlaps."
 
 
 @pytest.fixture
 def forged(site: Site) -> Iterator[None]:
-    """Forge a journal in which two bodies of one key ran at the same time."""
+    """Add two overlapping runs of one key to the journal."""
     now = datetime.now(timezone.utc)
     row = {"task": "t", "state": "done", "renewals": 0, "task_id": "", "note": ""}
     row |= {"host": "elsewhere", "holder": "", "key": "forged", "pid": 1}
@@ -155,8 +180,8 @@ def forged(site: Site) -> Iterator[None]:
         database.commit()
 
 
-def test_overlap_would_be_seen_at_once(forged: None, live: Browser) -> None:
-    """Bodies that overlap are counted, framed, and drawn below each other."""
+def test_overlap_is_shown_with_red_frames(forged: None, live: Browser) -> None:
+    """Runs that overlap are counted, framed, and drawn below each other."""
     live.wait(lambda: live.count("#timeline .bar.clash") == 2, "two framed bars")
 
     heights = live.attributes("#timeline .bar.clash", "y")
@@ -165,11 +190,11 @@ def test_overlap_would_be_seen_at_once(forged: None, live: Browser) -> None:
         "forged: 2 done, overlapping"
         in live.attributes("#timeline svg", "aria-label")[0]
     )
-    live.sees("Overlaps: 1. Two ran at the same time!", "#overlaps")
+    live.sees("1 overlap: two runs of a key at the same time!", "#overlaps")
 
 
 def test_focus_stays_where_it_is_while_the_page_changes(live: Browser) -> None:
-    """Whoever uses the keyboard does not lose their place when the page looks again."""
+    """An update of the page does not move the keyboard focus."""
     button = live.find("#nodes tbody tr:nth-child(4) button")
     live.driver.execute_script("arguments[0].focus()", button)
     name, age = button.accessible_name, live.text("#locks")
@@ -181,7 +206,7 @@ def test_focus_stays_where_it_is_while_the_page_changes(live: Browser) -> None:
 
 
 def test_everything_has_a_name_that_can_be_read_out(live: Browser) -> None:
-    """Controls have names, tables have captions, the page has a language and a main."""
+    """Controls have names, tables have captions, and the page has a language."""
     controls = live.driver.find_elements("css selector", "button, select, a")
 
     assert controls
@@ -193,53 +218,53 @@ def test_everything_has_a_name_that_can_be_read_out(live: Browser) -> None:
 # -- The other pages -----------------------------------------------------------------
 
 
-def test_customer_page_says_who_builds_the_report_since_when(browser: Browser) -> None:
-    """A second call is told, before it is skipped, who has the lock."""
+def test_customer_page_names_the_task_that_builds_the_report(browser: Browser) -> None:
+    """The page names the holder before the second call is skipped."""
     browser.open("/customers/5/")
     browser.click("main form button")
     browser.wait(lambda: browser.count("#holder"), "it is being built")
 
     browser.click("main form button")
 
-    said = browser.sees("It is being built already, by reports.tasks.build_report[")
+    said = browser.sees("The report is being built by reports.tasks.build_report[")
     assert "Your call will be skipped." in said
     browser.wait(lambda: browser.count("td .skipped") == 1, "the skip is shown")
     assert "held by process" in browser.text()
 
 
 def test_command_takes_the_lock_of_the_task(live: Browser, site: Site) -> None:
-    """While a worker builds a report, ``manage.py build_report`` says so and stops."""
+    """``manage.py build_report`` stops while a worker builds the same report."""
     pid, _ = click_and_hold(live, 6)
 
     done = site.manage("build_report", "6")
 
     assert done.returncode == 1
-    assert "It is being built by reports.tasks.build_report[" in done.stderr
+    assert "The report is being built by reports.tasks.build_report[" in done.stderr
     assert f"(pid {pid}) since" in done.stderr
 
 
 def test_invoice_gets_a_number_and_a_late_writer_is_refused(browser: Browser) -> None:
-    """The number comes from a worker; an older fence cannot change the series."""
+    """A worker assigns the number, and an older fence cannot change the series."""
     browser.open("/invoices/")
     browser.click("main form:nth-of-type(1) button")
     browser.wait(lambda: reloaded(browser, "/invoices/", "-0001"), "a number")
 
     browser.click("main form:nth-of-type(2) button")
 
-    browser.sees("Refused. The write of Series")
+    browser.sees("The row refused the late write. The write of Series")
 
 
 def test_import_is_sent_by_one_beat_and_skips_what_overlaps(browser: Browser) -> None:
-    """One beat sends and another stands by; every second import comes too early."""
+    """One beat is the leader, one a standby; every second import is skipped."""
     browser.wait(lambda: reloaded(browser, "/import/", "skipped held by"), "a skip")
 
     text = browser.text()
-    assert text.count("Stands by process") == 1
-    assert "Sends process" in text
+    assert text.count("Standby process") == 1
+    assert "Leader process" in text
 
 
 def reloaded(browser: Browser, path: str, text: str) -> bool:
-    """Look at a page anew and tell whether it has this text."""
+    """Load a page and tell whether it contains this text."""
     browser.open(path)
     return text in browser.text("main")
 
@@ -248,7 +273,7 @@ def reloaded(browser: Browser, path: str, text: str) -> bool:
 
 
 def log_in(browser: Browser, name: str) -> None:
-    """Log in to the admin; passwords are what names are."""
+    """Log in to the admin; each password equals the name."""
     browser.open(f"/admin/login/?next={ADMIN}")
     browser.type("#id_username", name)
     browser.type("#id_password", name)
@@ -257,7 +282,7 @@ def log_in(browser: Browser, name: str) -> None:
 
 
 def test_support_sees_locks_and_may_not_release_them(live: Browser) -> None:
-    """Staff without the permission have no link, and no way around it."""
+    """Staff without the permission get no link, and the page refuses them."""
     click_and_hold(live, 7)
     log_in(live, "support")
 
@@ -267,8 +292,8 @@ def test_support_sees_locks_and_may_not_release_them(live: Browser) -> None:
     live.sees("403 Forbidden", "body")
 
 
-def test_admin_is_asked_before_a_lock_is_released(live: Browser) -> None:
-    """The page says what it risks; after a yes the lock is released, and logged."""
+def test_admin_confirms_before_a_lock_is_released(live: Browser) -> None:
+    """The page names the risk; the confirmed release is carried out and logged."""
     click_and_hold(live, 8)
     log_in(live, "admin")
     live.click("a[aria-label='Release report:8']")

@@ -1,6 +1,6 @@
-"""Look at every state that can be reached, shortest ways first.
+"""Searches every state that can be reached, shortest histories first.
 
-What it finds is true of all histories within the bounds, and of none beyond.
+The result holds for all histories within the bounds, and for none beyond.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Report(Generic[State]):
-    """What was found.
+    """The result of a search.
 
     Attributes:
-        states: How many states were looked at.
-        violation: What is wrong with the last state of `history`; "" if nothing.
-        history: A shortest way to it: what happened, step by step.
-        start: Where that way begins; None if nothing is wrong.
+        states: How many states were searched.
+        violation: What is wrong with the last state of `history`; "" if nothing is.
+        history: The steps of a shortest history to that state.
+        start: The first state of the history; None if nothing is wrong.
     """
 
     states: int
@@ -50,17 +50,17 @@ def explore(
     key: Callable[[State], Hashable],
     most: int = 50_000_000,
 ) -> Report[State]:
-    """Return a shortest history that violates something, or that there is none.
+    """Search for a shortest history with a violation.
 
     Args:
-        starts: The states to begin with.
-        steps: Gives what can happen next: a sentence, and the state after it.
-        violation: Says what is wrong with a state; "" if nothing.
-        key: Equal for states that differ only in names.
-        most: States to look at before giving up.
+        starts: The first states.
+        steps: Yields every next step of a state: a sentence, and the state after it.
+        violation: Returns what is wrong with a state; "" if nothing is.
+        key: Returns a name that is equal for states which differ only in names.
+        most: The most states to search.
 
     Raises:
-        MemoryError: There are more states than `most`. Nothing is known.
+        MemoryError: There are more states than `most`. The search has no result.
     """
     reached: dict[Hashable, tuple[Hashable | None, str]] = {}
     todo: deque[tuple[Hashable, State]] = deque()
@@ -80,7 +80,7 @@ def explore(
             reached[next_name] = (name, what)
             wrong = violation(after)
             if wrong:
-                history, origin = _way_to(next_name, reached)
+                history, origin = _history_of(next_name, reached)
                 return Report(len(reached), wrong, history, first[origin])
             todo.append((next_name, after))
         if len(reached) > most:
@@ -89,7 +89,7 @@ def explore(
     return Report(len(reached))
 
 
-def _way_to(
+def _history_of(
     name: Hashable, reached: dict[Hashable, tuple[Hashable | None, str]]
 ) -> tuple[tuple[str, ...], Hashable]:
     history = []

@@ -1,4 +1,4 @@
-"""Every history within some bounds: with the rules, and with one taken away.
+"""Every history within some bounds: with all rules, and with one taken away.
 
 ``REDLOCK_MODEL=large`` searches larger bounds, for some minutes.
 """
@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.model.checker import Report, explore
-from tests.model.protocol import Protocol, Recovery, Rules, start_states
-from tests.model.states import State
+from tests.model.protocol import Protocol, Recovery, Rules, State, start_states
 
 TWICE = "granted twice"
 
@@ -20,7 +19,7 @@ TWICE = "granted twice"
 def search(
     rules: Rules, *, nodes: int = 3, attempts: int = 2, counters: int = 1
 ) -> Report[State]:
-    """Look at every history of these rules within these bounds."""
+    """Search every history of these rules within these bounds."""
     protocol = Protocol(rules, nodes)
     return explore(
         start_states(rules, nodes=nodes, attempts=attempts, counters=counters),
@@ -30,7 +29,7 @@ def search(
     )
 
 
-# -- What each rule is there for -------------------------------------------------
+# -- Without one rule -------------------------------------------------
 
 
 def test_raise_on_any_node_repeats_a_fence() -> None:
@@ -42,7 +41,7 @@ def test_raise_on_any_node_repeats_a_fence() -> None:
 
 
 def test_raise_without_the_key_repeats_a_fence() -> None:
-    """Rule 1: where a key can end, a raise must not act on a node without it."""
+    """Rule 1: if keys can end, a raise must not act on a node without the key."""
     report = search(Rules(raise_needs_key=False, timely=False))
 
     assert TWICE in report.violation
@@ -59,14 +58,14 @@ def test_raise_without_the_number_repeats_a_fence() -> None:
 
 
 def test_lost_counters_repeat_a_fence() -> None:
-    """A quarantine alone keeps keys apart, but not fences."""
+    """A quarantine alone protects the lock, but not the order of fences."""
     report = search(Rules(losses=1, recovery=Recovery.NEVER))
 
     assert TWICE in report.violation
 
 
 def test_early_recovery_repeats_a_fence() -> None:
-    """What others know when a node restarts leaves out a grant that is under way."""
+    """The counters of others at a restart lack a grant that is under way."""
     report = search(Rules(losses=1, recovery=Recovery.AT_ONCE))
 
     assert TWICE in report.violation
@@ -83,7 +82,7 @@ def test_node_that_votes_at_once_lets_a_second_holder_in() -> None:
 
 
 def test_keys_that_end_early_let_a_second_holder_in() -> None:
-    """Exclusion rests on clocks, and on nothing else: the fence is for the rest."""
+    """Mutual exclusion depends on clocks alone; fences protect the rest."""
     timely = Rules(timely=False)
     report = explore(
         start_states(timely, nodes=3, attempts=2, counters=0),
@@ -95,7 +94,7 @@ def test_keys_that_end_early_let_a_second_holder_in() -> None:
     assert report.violation == "two hold the lock"
 
 
-# -- What holds with all of them ---------------------------------------------------
+# -- With all rules ---------------------------------------------------
 
 SMALL: dict[str, tuple[Rules, dict[str, int]]] = {
     "two attempts": (Rules(restores=True), {"counters": 3}),
@@ -150,20 +149,20 @@ BOUNDS = LARGE if os.environ.get("REDLOCK_MODEL") == "large" else SMALL
 @pytest.mark.timeout(3600 if BOUNDS is LARGE else 120)
 @pytest.mark.parametrize("name", BOUNDS)
 def test_rules_hold(name: str) -> None:
-    """Fences are unique and grow, and one holds at a time, in every history."""
+    """In every history fences are unique and grow, and one attempt holds at a time."""
     rules, bounds = BOUNDS[name]
 
     report = search(rules, **bounds)
 
     assert not report.violation, report
-    assert report.states > 100, "the search has hardly begun"
+    assert report.states > 100, "the search has hardly started"
 
 
 # -- The checker itself --------------------------------------------------------------
 
 
-def test_checker_finds_the_shortest_way() -> None:
-    """Of all ways to a violation it tells the shortest."""
+def test_checker_finds_a_shortest_history() -> None:
+    """Of all histories with a violation it returns a shortest one."""
 
     def steps(number: int) -> list[tuple[str, int]]:
         return [("add 1", number + 1), ("double", number * 2)]
@@ -178,8 +177,8 @@ def test_checker_finds_the_shortest_way() -> None:
     )
 
 
-def test_checker_gives_up_rather_than_promise() -> None:
-    """More states than it may look at is an error, not an all-clear."""
+def test_checker_fails_beyond_its_limit() -> None:
+    """More states than it may search are an error, not a success."""
     with pytest.raises(MemoryError, match="more than 100 states"):
         explore(
             [0],

@@ -22,7 +22,7 @@ __all__ = ["Clocks", "clock_environment"]
 def clock_environment(binary: str) -> dict[str, str]:
     """Return the environment in which a server's wall clock can be stepped.
 
-    Without the library, or where it does not work, skip here and fail in CI.
+    Where the library is missing or does not work, skip here and fail in CI.
     """
     folders = [
         *Path("/usr/lib").glob("*/faketime"),
@@ -32,8 +32,8 @@ def clock_environment(binary: str) -> dict[str, str]:
     if not found:
         missing("libfaketime is not installed (Debian: apt install faketime)")
     environment = {
-        # jemalloc reads the clock while it sets itself up, which libfaketime cannot
-        # bear: with the C library before it, it is not the one that is called.
+        # jemalloc reads the clock during its own set-up, before libfaketime is ready.
+        # Loaded before the server, the allocator of the C library replaces jemalloc.
         "LD_PRELOAD": f"{found[0]}:libc.so.6",
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -52,19 +52,19 @@ def clock_environment(binary: str) -> dict[str, str]:
 
 
 class Clocks:
-    """The wall clocks of some nodes, to be stepped one by one while they run."""
+    """The wall clocks of running nodes; each can be stepped on its own."""
 
     def __init__(self, nodes: DevNodes, files: list[Path]) -> None:
         self.nodes = nodes
-        self.files = files
+        self._files = files
 
     def step(self, index: int, seconds: float) -> None:
-        """Set the wall clock of a node so far from the real time."""
+        """Set the wall clock of a node to this distance from the real time."""
         node = self.nodes.nodes[index]
-        self.files[index].write_text(f"{seconds:+.0f}\n")
+        self._files[index].write_text(f"{seconds:+.0f}\n")
 
-        def is_there() -> bool:
+        def has_stepped() -> bool:
             skew = int(node.command("TIME")[0]) - time.time() - seconds
             return abs(skew) < 5
 
-        until(is_there, what="the clock to be stepped")
+        until(has_stepped, what="the clock to be stepped")

@@ -1,4 +1,4 @@
-"""What tests ask for by name: a node, services, clocks to step, waits undisturbed."""
+"""Fixtures: a node, two services, nodes with clocks to step, waits without polling."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core import waiting
+from celery_redlock.core import wait_queue
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from tests.nodes.clocks import Clocks, clock_environment
-from tests.nodes.support import client
-from tests.nodes.waiters import LONG
+from tests.nodes.support import client, until_all_vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,10 +19,12 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.redlock import Redlock
 
+_NEVER = 600.0  # seconds: longer than any test
+
 
 @pytest.fixture
 def node(redis_server: str) -> Iterator[DevNode]:
-    """Give one running server, which nobody has declared a node of a deployment."""
+    """Give one running server that belongs to no deployment."""
     node = DevNode(binary=redis_server)
     node.start()
     yield node
@@ -32,15 +33,15 @@ def node(redis_server: str) -> Iterator[DevNode]:
 
 @pytest.fixture
 def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
-    """Give a service on the shared nodes, which know its scripts."""
+    """Give a service that is connected to all shared nodes."""
     with client(shared_nodes) as redlock:
-        assert redlock.check().problems == []
+        until_all_vote(redlock)
         yield redlock
 
 
 @pytest.fixture
 def rival(shared_nodes: DevNodes) -> Iterator[Redlock]:
-    """Give another service on the same nodes, with connections of its own."""
+    """Give another service on the shared nodes, with its own connections."""
     with client(shared_nodes) as redlock:
         yield redlock
 
@@ -49,7 +50,7 @@ def rival(shared_nodes: DevNodes) -> Iterator[Redlock]:
 def start_clocks(redis_server: str, tmp_path: Path) -> Iterator[Callable[..., Clocks]]:
     """Give a function that starts nodes with clocks that can be stepped."""
     if sys.platform != "linux":
-        pytest.skip("only Linux lets libfaketime come before a server's clock")
+        pytest.skip("libfaketime replaces the clock of a server only on Linux")
     environment = clock_environment(redis_server)
     with contextlib.ExitStack() as stack:
 
@@ -69,7 +70,7 @@ def start_clocks(redis_server: str, tmp_path: Path) -> Iterator[Callable[..., Cl
 
 
 @pytest.fixture
-def no_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody look again by itself, so that what wakes a waiter is a wake-up."""
-    monkeypatch.setattr(waiting, "_LEAST_LOOK_EVERY", 10 * LONG)
-    monkeypatch.setattr(waiting, "_LOOK_EVERY", 10 * LONG)
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no waiter look at its lock unless it is woken."""
+    monkeypatch.setattr(wait_queue, "_LEAST_LOOK_EVERY", _NEVER)
+    monkeypatch.setattr(wait_queue, "_LOOK_EVERY", _NEVER)

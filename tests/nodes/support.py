@@ -1,4 +1,4 @@
-"""What tests on real servers share: clients, a look at the nodes, threads, programs."""
+"""Helpers for tests on real servers: clients, the state of nodes, threads, programs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from celery_redlock.core.ballot import VoteKind
-from celery_redlock.core.fence import stripe_of
+from celery_redlock.core.keys import stripe_of
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import QuorumUnreachable
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from celery_redlock.core.ballot import Ballot
+    from celery_redlock.core.quorum import Ballot
 
 __all__ = [
     "MAX_TTL",
@@ -48,9 +48,9 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 
-PATIENT = 0.2  # seconds for a node to answer, also on a machine that is busy
+PATIENT = 0.3  # seconds for a node to answer, also on a busy machine
 
-# Of a deployment whose quarantine a test can wait for.
+# The settings of a deployment whose quarantine a test can wait for.
 MAX_TTL = 0.5  # seconds
 QUARANTINE = 1.02 * MAX_TTL + 1
 SHORT: dict[str, Any] = {"ttl": MAX_TTL, "max_ttl": MAX_TTL, "node_timeout": 0.15}
@@ -58,7 +58,7 @@ SHORT: dict[str, Any] = {"ttl": MAX_TTL, "max_ttl": MAX_TTL, "node_timeout": 0.1
 
 @contextlib.contextmanager
 def client(nodes: DevNodes | Sequence[Any], **options: Any) -> Iterator[Redlock]:
-    """Give a service on these nodes that is closed afterwards."""
+    """Give a service on these nodes and close it afterwards."""
     urls = nodes.urls if isinstance(nodes, DevNodes) else nodes
     redlock = Redlock(urls, **{"node_timeout": PATIENT, **options})
     try:
@@ -68,14 +68,14 @@ def client(nodes: DevNodes | Sequence[Any], **options: Any) -> Iterator[Redlock]
 
 
 def plain_client(node: DevNode, **options: Any) -> redis.Redis:
-    """Make a client as a user of redis-py would, from the URL."""
+    """Return a client of redis-py for the URL of the node."""
     return redis.Redis.from_url(
         node.url, protocol=2, decode_responses=True, retry=None, **options
     )
 
 
 def use(redlock: Redlock, key: str) -> None:
-    """Take a lock, renew it and let it go."""
+    """Acquire, renew and release a lock."""
     lease = redlock.acquire(key, wait=5)
     assert redlock.extend(lease)
     lease.ensure(network=True)
@@ -83,18 +83,18 @@ def use(redlock: Redlock, key: str) -> None:
 
 
 def refusal(redlock: Redlock, key: str = "k") -> QuorumUnreachable:
-    """Fail to take a lock for want of nodes, and return the error."""
+    """Return the error of an acquire that too few nodes answer."""
     with pytest.raises(QuorumUnreachable) as refused:
         redlock.acquire(key)
     return refused.value
 
 
 def until_all_vote(redlock: Redlock, seconds: float = 10.0) -> None:
-    """Wait until every node gives this service its vote."""
+    """Wait until every node votes for this service."""
     until(lambda: redlock.check().problems == [], seconds, what="all nodes to vote")
 
 
-# -- Look --------------------------------------------------------------------------
+# -- The state of nodes ------------------------------------------------------------
 
 
 def _nodes(nodes: DevNodes | Sequence[DevNode]) -> Sequence[DevNode]:
@@ -103,12 +103,12 @@ def _nodes(nodes: DevNodes | Sequence[DevNode]) -> Sequence[DevNode]:
 
 
 def values(nodes: DevNodes | Sequence[DevNode], key: str) -> list[str | None]:
-    """Return the value of this lock on each node that runs."""
+    """Return the value of this lock on each running node."""
     return [node.command("GET", f"redlock:lock:{key}") for node in _nodes(nodes)]
 
 
 def locks(nodes: DevNodes | Sequence[DevNode], key: str = "") -> list[str]:
-    """Return the locks on the nodes that run whose key contains this text."""
+    """Return the locks on the running nodes whose key contains this text."""
     pattern = f"*:lock:*{key}*"
     return [name for node in _nodes(nodes) for name in node.command("KEYS", pattern)]
 
@@ -127,21 +127,21 @@ def counters(node: DevNode) -> dict[str, int]:
 
 
 def set_counters(nodes: Sequence[DevNode], key: str, *numbers: int) -> None:
-    """Give the nodes these fence counters for the key's stripe, and no floor."""
+    """Set the fence counter of the key's stripe on each node, without a floor."""
     for node, number in zip(nodes, numbers, strict=True):
         node.command("DEL", "redlock:fence")
         node.command("HSET", "redlock:fence", stripe_of(key), number)
 
 
 def scripts_run(nodes: DevNodes | Sequence[DevNode]) -> int:
-    """Return how many scripts these nodes have run."""
+    """Return the number of scripts that these nodes have run."""
     stats = [node.command("INFO", "commandstats") for node in _nodes(nodes)]
     names = ("cmdstat_evalsha", "cmdstat_eval")
     return sum(stat[name]["calls"] for stat in stats for name in names if name in stat)
 
 
 def kinds(ballot: Ballot | None) -> list[VoteKind]:
-    """Return what each node said; one that did not answer in time was silent."""
+    """Return the vote of each node; a node that did not answer in time was silent."""
     assert ballot is not None
     return [vote.kind if vote else VoteKind.SILENT for vote in ballot.votes]
 
@@ -150,7 +150,7 @@ def kinds(ballot: Ballot | None) -> list[VoteKind]:
 
 
 def run_threads(*jobs: Callable[[], None]) -> None:
-    """Run these at once, and raise what one of them raised."""
+    """Run the jobs at the same time, and raise the first error of a job."""
     errors: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:
@@ -169,12 +169,12 @@ def run_threads(*jobs: Callable[[], None]) -> None:
 
 
 def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:
-    """Run a program in a process of its own and return the lines it printed.
+    """Run a program in its own process and return the lines that it printed.
 
-    It can import what the tests share.
+    The program can import the helpers of the tests.
 
     Raises:
-        AssertionError: It failed, or did not end in time.
+        AssertionError: The program failed, or did not end in time.
     """
     process = subprocess.Popen(  # noqa: S603  (a program of the tests)
         [sys.executable, "-c", source, *args],

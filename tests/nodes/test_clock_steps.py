@@ -1,4 +1,4 @@
-"""A node's wall clock is stepped while a lock is held: what survives, what does not.
+"""Steps of a node's wall clock while a lock is held: locks that survive, or do not.
 
 Redis ends keys by its wall clock. A step forward ends a lock too soon on that node,
 a step back keeps it too long; the holder's own validity rests on a monotonic clock
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
-from celery_redlock.core.fence import stripe_of
+from celery_redlock.core.keys import stripe_of
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import LockHeld, LockUnavailable, QuorumUnreachable
 from celery_redlock.locking import lock
 from tests.nodes.support import (
@@ -48,7 +48,7 @@ def remaining(node: DevNode, key: str) -> int:
 def test_lock_survives_one_clock_that_jumps_ahead(
     start_clocks: Callable[..., Clocks], key: str
 ) -> None:
-    """One node lets go too soon: a majority still knows the holder, nobody gets in."""
+    """One node drops the lock too soon; a majority still refuses other clients."""
     clocks = start_clocks(3)
     nodes = clocks.nodes
     with client(nodes) as redlock, client(nodes) as rival:
@@ -70,7 +70,7 @@ def test_lock_survives_one_clock_that_jumps_ahead(
 def test_lock_does_not_survive_two_clocks_that_jump_ahead(
     start_clocks: Callable[..., Clocks], key: str
 ) -> None:
-    """A majority lets go too soon: a second holder gets in. Its fence is greater."""
+    """A majority drops the lock too soon: a second holder gets a greater fence."""
     clocks = start_clocks(3)
     nodes = clocks.nodes
     with client(nodes) as redlock, client(nodes) as rival:
@@ -99,7 +99,7 @@ def test_bare_majority_does_not_survive_one_clock_that_jumps_ahead(
         until(lambda: redlock.check().problems == [])
         lease = redlock.acquire(key)
         until(lambda: None not in values(nodes, key))
-        nodes.nodes[2].command("DEL", f"redlock:lock:{key}")  # as if it had been away
+        nodes.nodes[2].command("DEL", f"redlock:lock:{key}")  # as if it was down
         clocks.step(0, HOUR)
 
         second = rival.acquire(key, wait=5)
@@ -113,7 +113,7 @@ def test_bare_majority_does_not_survive_one_clock_that_jumps_ahead(
 def test_renewed_block_survives_clocks_that_jump_one_after_the_other(
     start_clocks: Callable[..., Clocks], key: str
 ) -> None:
-    """Renewal brings the lock back to each node, so a next step finds it on all."""
+    """Renewal restores the lock on each node, so the next step finds it on all."""
     clocks = start_clocks(3)
     nodes = clocks.nodes
     with (
@@ -133,7 +133,7 @@ def test_renewed_block_survives_clocks_that_jump_one_after_the_other(
 def test_quarantine_does_not_survive_a_clock_that_jumps_ahead(
     start_clocks: Callable[..., Clocks], key: str
 ) -> None:
-    """The wait of a restarted node is a key like others: a step ends it too soon."""
+    """The quarantine of a node is a key like others, so a step ends it too soon."""
     clocks = start_clocks(3)
     nodes = clocks.nodes
     with client(nodes) as redlock:
@@ -149,10 +149,10 @@ def test_quarantine_does_not_survive_a_clock_that_jumps_ahead(
 def test_step_at_start_does_not_shorten_the_quarantine(
     start_clocks: Callable[..., Clocks], key: str
 ) -> None:
-    """A restarted node that has just been set right has no idea of its uptime.
+    """A restarted node whose clock was corrected reports a wrong uptime.
 
-    Its wait begins when the loss is noticed, so no clock that lies about the past
-    can end it.
+    Its quarantine begins when a client notices the loss, so a wrong clock cannot
+    end it.
     """
     clocks = start_clocks(3, max_ttl=0.5)
     nodes = clocks.nodes
@@ -193,15 +193,15 @@ def test_lock_survives_clocks_that_jump_back(
         assert held.value.retry_after is not None
         assert held.value.retry_after > HOUR - 10
 
-        assert redlock.release(lease) >= 2  # its holder can let it go all the same
+        assert redlock.release(lease) >= 2  # its holder can still release it
         rival.release(rival.acquire(key, wait=5))
     until_nothing_is_left(nodes)
 
 
-def test_one_clock_that_jumps_back_blocks_nobody(
+def test_one_clock_that_jumps_back_blocks_no_lock(
     start_clocks: Callable[..., Clocks], key: str
 ) -> None:
-    """A node that keeps a dead holder's lock for an hour is outvoted."""
+    """If one node keeps a dead holder's lock for an hour, the others outvote it."""
     clocks = start_clocks(3)
     nodes = clocks.nodes
     with client(nodes) as redlock, client(nodes) as rival:

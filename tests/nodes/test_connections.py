@@ -1,4 +1,4 @@
-"""Connections that come and go: they are made anew, and no lock is lost by it."""
+"""Connections that break: clients connect again, and no lock is lost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 
 from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import RedlockError
-from tests.nodes.lines import wires
+from tests.harness.tcp import proxies
 from tests.nodes.support import (
     client,
     locks,
+    run_python,
     until,
     until_all_vote,
     until_nothing_is_left,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def test_restarted_node_is_connected_to_again(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """A node that was away is back in the vote without anybody's help."""
+    """A node that was restarted votes again without an operator's help."""
     nodes = start_nodes(3)
     with client(nodes, restart_guard=False) as redlock:
         for node in nodes.nodes:
@@ -39,11 +40,27 @@ def test_restarted_node_is_connected_to_again(
     until_nothing_is_left(nodes)
 
 
+def test_connecting_imports_no_module(shared_nodes: DevNodes) -> None:
+    """A child that is forked while a thread of its parent connects can connect.
+
+    A fork during an import leaves the child a half-imported module and its lock.
+    """
+    program = """
+import sys
+from celery_redlock.core.redlock import Redlock
+redlock = Redlock(sys.argv[1:], node_timeout=1.0)
+before = set(sys.modules)
+assert redlock.check().problems == []
+print(sorted(set(sys.modules) - before))
+"""
+    assert run_python(program, *shared_nodes.urls) == ["[]"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_idle_connections_that_were_closed_cost_no_acquire(
     three_nodes: DevNodes, key: str, count: int
 ) -> None:
-    """A service that was idle notices what servers closed meanwhile, before it asks."""
+    """An idle service notices connections that servers closed before it uses them."""
     with client(three_nodes) as redlock:
         for number in range(2):
             until_all_vote(redlock)
@@ -60,7 +77,7 @@ def test_idle_connections_that_were_closed_cost_no_acquire(
 def test_servers_time_limit_for_idle_clients_costs_no_acquire(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """With `timeout 1` on all servers a task now and then still gets its lock."""
+    """With `timeout 1` on all servers an occasional task still gets its lock."""
     nodes = start_nodes(3, options=ServerOptions(config={"timeout": "1"}))
     with client(nodes) as redlock:
         redlock.release(redlock.acquire(key))
@@ -76,8 +93,8 @@ def test_servers_time_limit_for_idle_clients_costs_no_acquire(
 def test_line_that_is_cut_again_and_again_is_not_stormed(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """A node that breaks off at each release is told each again, but not ever more."""
-    with wires(three_nodes) as lines:
+    """A node that breaks off gets each release again, in bursts of limited size."""
+    with proxies(three_nodes) as lines:
         with client([line.url for line in lines]) as redlock:
             redlock.initialize()
             until_all_vote(redlock)
@@ -104,7 +121,7 @@ def test_line_that_is_cut_again_and_again_is_not_stormed(
 
 
 def test_closed_service_opens_again(shared_nodes: DevNodes, key: str) -> None:
-    """After `close`, twice, the next use connects anew; locks are not touched by it."""
+    """After `close`, even twice, the next use connects again; held locks stay held."""
     with client(shared_nodes) as redlock:
         lease = redlock.acquire(key)
         redlock.close()
@@ -116,7 +133,7 @@ def test_closed_service_opens_again(shared_nodes: DevNodes, key: str) -> None:
         redlock.release(lease)
 
         def is_told() -> bool:
-            redlock.check()  # whatever comes next brings it along
+            redlock.check()  # the next request sends the release
             return not locks(shared_nodes, key)
 
         until(is_told)
@@ -124,7 +141,7 @@ def test_closed_service_opens_again(shared_nodes: DevNodes, key: str) -> None:
 
 
 def test_no_error_of_redis_py_gets_out(three_nodes: DevNodes) -> None:
-    """Whatever is asked of nodes that are gone, the error is one of the package's."""
+    """An operation on dead nodes raises one of the package's errors, or reports it."""
     with client(three_nodes) as redlock:
         lease = redlock.acquire("k")
         for node in three_nodes.nodes:

@@ -1,4 +1,4 @@
-"""Passwords and permissions: what is missing is named, and no secret is shown."""
+"""Passwords and permissions: errors name the missing one and show no secret."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from celery_redlock.core.permissions import acl_rules
 from celery_redlock.devnodes import DevNodes, ServerOptions
+from celery_redlock.operations.acl import acl_rules
 from tests.nodes.support import (
     client,
     refusal,
@@ -29,7 +29,7 @@ SECRET = "s3cr3t/@:%#&=?+ ü"
 def test_nodes_are_reached_by_unix_socket(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """With unix:// there is no port; labels are the paths."""
+    """With unix:// nodes have no port; their labels are the paths."""
     nodes = start_nodes(3, options=ServerOptions(unix_socket=True, password=SECRET))
     with client(nodes) as redlock:
         assert all(label.endswith("/socket/0") for label in redlock.labels)
@@ -65,7 +65,7 @@ def test_nodes_are_reached_as_a_limited_user(
 def test_right_that_is_missing_is_named(
     start_nodes: Callable[..., DevNodes], key: str, missing_right: str
 ) -> None:
-    """A user who may not do what is needed gets no vote, with the server's words."""
+    """A user without a permission gets no vote; the error quotes the server."""
     options = ServerOptions(username="locker", password="secret")
     nodes = start_nodes(3, options=options)
     for node in nodes.nodes:
@@ -81,7 +81,7 @@ def test_right_that_is_missing_is_named(
 def test_wrong_password_is_named_and_not_shown(
     start_nodes: Callable[..., DevNodes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Credentials that are rejected appear nowhere: not in errors, labels or logs."""
+    """Credentials that are rejected appear in no error, label or log."""
     caplog.set_level(logging.DEBUG)
     nodes = start_nodes(3, options=ServerOptions(password="right"))
     wrong = quote(SECRET, safe="")
@@ -96,7 +96,7 @@ def test_wrong_password_is_named_and_not_shown(
 
 
 def test_missing_password_is_named(start_nodes: Callable[..., DevNodes]) -> None:
-    """A node that wants a password, and gets none, says so."""
+    """The error says that a node rejected a client without a password."""
     nodes = start_nodes(3, options=ServerOptions(password="right"))
     urls = [f"redis://127.0.0.1:{node.port}/0" for node in nodes.nodes]
     with client(urls) as redlock:
@@ -106,7 +106,7 @@ def test_missing_password_is_named(start_nodes: Callable[..., DevNodes]) -> None
 def test_password_that_changes_is_noticed_and_repaired(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """A user whose connections were ended at a change gets in again by itself."""
+    """A client that lost its connections by a change connects again by itself."""
     options = ServerOptions(username="locker", password="one")
     nodes = start_nodes(3, options=options)
     with client(nodes) as redlock:

@@ -32,13 +32,13 @@ def test_nodes_are_independent_servers(redis_server: str) -> None:
 
 @pytest.mark.every_server
 def test_node_is_ready_when_start_returns(redis_server: str) -> None:
-    """A client that comes at once is served."""
+    """A client that connects right after the start is served."""
     with DevNodes(1, binary=redis_server, initialize=False) as servers:
         assert plain_client(servers.nodes[0]).ping()
 
 
 def test_nodes_started_twice_are_the_same(redis_server: str) -> None:
-    """Starting what runs changes nothing."""
+    """A second start of running nodes changes nothing."""
     with DevNodes(2, binary=redis_server, initialize=False) as servers:
         before = [(node.pid, node.url) for node in servers.nodes]
 
@@ -79,7 +79,7 @@ def test_nodes_stop_when_paused(redis_server: str) -> None:
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_nodes_need_a_count(count: int) -> None:
-    """No nodes is a mistake that is named at once."""
+    """A count below one is refused at once, with an error that names it."""
     with pytest.raises(ConfigurationError, match=f"{count} nodes"):
         DevNodes(count)
 
@@ -108,7 +108,7 @@ def stranger_to(node: DevNode) -> redis.Redis:
 
 @pytest.mark.every_server
 def test_node_wants_its_password(start_nodes: Callable[..., DevNodes]) -> None:
-    """The password is in the URL, whatever is in it, and is needed."""
+    """The node needs its password; the URL has it, also with special characters."""
     options = ServerOptions(password="p@ss/w:rd%#")
     node = start_nodes(1, options=options, initialize=False).nodes[0]
 
@@ -157,7 +157,7 @@ def test_node_speaks_tls(
 
 
 def test_node_takes_more_configuration(start_nodes: Callable[..., DevNodes]) -> None:
-    """What is in `config` is in its redis.conf."""
+    """The entries of `config` are in the redis.conf of the node."""
     options = ServerOptions(config={"maxmemory": "10mb", "save": "60 1"})
 
     node = start_nodes(1, options=options, initialize=False).nodes[0]

@@ -1,4 +1,4 @@
-"""The program that `DevNodes` run: which is found, and what if it does not start."""
+"""The server program of `DevNodes`: how it is found, and programs that do not start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program(path: Path, text: str) -> str:
 
 
 def test_server_gets_more_environment(tmp_path: Path, redis_server: str) -> None:
-    """What is in `environment` comes on top of this process's."""
+    """The server gets `environment` in addition to this process's environment."""
     curious = program(tmp_path / "curious", f'echo "$FROM_US"; exec {redis_server} $1')
     options = ServerOptions(environment={"FROM_US": "hello"})
 
@@ -40,7 +40,7 @@ def test_server_gets_more_environment(tmp_path: Path, redis_server: str) -> None
 
 
 def test_port_taken_meanwhile_is_replaced(tmp_path: Path, redis_server: str) -> None:
-    """A port that somebody took between choice and bind is no failure."""
+    """If another process takes the port before the bind, the node takes a new one."""
     unlucky = program(
         tmp_path / "unlucky",
         f"[ -e {tmp_path}/port ] && exec {redis_server} $1\n"
@@ -55,7 +55,7 @@ def test_port_taken_meanwhile_is_replaced(tmp_path: Path, redis_server: str) -> 
 
 
 def test_server_that_ends_at_once_is_an_error_with_its_log(redis_server: str) -> None:
-    """The error says what the server said, and none of the others is left."""
+    """The error has the server's log, and no other server is left running."""
     good, bad = DevNode(binary=redis_server), ServerOptions(config={"nonsense": "1"})
     servers = DevNodes(2, binary=redis_server, initialize=False, options=bad)
     servers.nodes[0] = good
@@ -85,7 +85,7 @@ def test_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder that is all there is on PATH, on a machine without any server."""
+    """Give a folder that is the only one on PATH, on a machine without any server."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("REDLOCK_REDIS_SERVER", raising=False)

@@ -1,4 +1,4 @@
-"""`DevNode`: a server that is paused, killed or restarted is as broken as it says."""
+"""`DevNode`: servers that are paused, killed or restarted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_killed_node_is_gone(node: DevNode) -> None:
 
 @pytest.mark.parametrize("act", ["pause", "resume", "command", "pid"])
 def test_node_that_does_not_run_says_so(node: DevNode, act: str) -> None:
-    """What needs a running server is refused on a dead one, with the remedy."""
+    """A dead node refuses operations that need a running server, with the remedy."""
     node.kill()
 
     with pytest.raises(RedlockError, match="Start or restart it"):
@@ -73,7 +73,7 @@ def test_restarted_node_has_forgotten(node: DevNode) -> None:
 
 @pytest.mark.every_server
 def test_restarted_node_keeps_its_memory_if_told(node: DevNode) -> None:
-    """With `keep_memory` it is another server that knows the same."""
+    """With `keep_memory` the new server has the keys of the old one."""
     node.command("SET", "name", "value")
     run_id = node.command("INFO")["run_id"]
 
@@ -94,7 +94,7 @@ def test_restart_wakes_a_paused_node(node: DevNode) -> None:
 
 
 def test_restart_after_a_crash_goes_back_to_the_snapshot(node: DevNode) -> None:
-    """What was written after the last snapshot is lost by a crash."""
+    """A crash loses the writes after the last snapshot."""
     node.command("SET", "name", "old")
     node.command("SAVE")
     node.command("SET", "name", "new")
@@ -122,7 +122,7 @@ def test_restart_after_a_crash_loads_the_append_only_file(
 def test_restarted_node_has_loaded_everything(
     start_nodes: Callable[..., DevNodes],
 ) -> None:
-    """When `restart` returns, the server is done with its loading."""
+    """When `restart` returns, the server has loaded all of its keys."""
     config = {"appendonly": "yes", "aof-use-rdb-preamble": "no"}
     options = ServerOptions(config=config)
     node = start_nodes(1, options=options, initialize=False).nodes[0]
@@ -136,7 +136,7 @@ def test_restarted_node_has_loaded_everything(
 
 
 def test_restart_after_a_crash_without_keeping_is_empty(node: DevNode) -> None:
-    """A snapshot that lies around is not loaded unasked."""
+    """An old snapshot is not loaded without `keep_memory`."""
     node.command("SET", "name", "value")
     node.command("SAVE")
     node.kill()

@@ -87,7 +87,7 @@ def alive(process: psutil.Process) -> bool:
 def test_servers_end_when_their_owner_ends(
     owner: Callable[[str], Owner], tmp_path: Path, then: str, code: int
 ) -> None:
-    """An owner that ends without stopping them takes them and their folders along."""
+    """Servers and their folders go when their owner ends without stopping them."""
     process = owner(then)
 
     assert process.process.wait(SOON) == code
@@ -96,7 +96,7 @@ def test_servers_end_when_their_owner_ends(
 
 
 def test_servers_end_on_ctrl_c(owner: Callable[[str], Owner]) -> None:
-    """Ctrl-C reaches the owner, not them; they end because the owner does."""
+    """Ctrl-C reaches the owner only; the servers end because the owner ends."""
     process = owner("sys.stdin.read()")
     assert all(os.getpgid(s.pid) == s.pid for s in process.servers)
 
@@ -111,7 +111,7 @@ def test_servers_end_on_ctrl_c(owner: Callable[[str], Owner]) -> None:
 def test_servers_end_when_their_owner_is_killed(
     owner: Callable[[str], Owner], name: str
 ) -> None:
-    """No way of ending the owner leaves a server behind, paused or not."""
+    """However the owner is killed, no server is left, paused or not."""
     process = owner("sys.stdin.read()")
 
     process.process.send_signal(signal.Signals[name])
@@ -120,7 +120,7 @@ def test_servers_end_when_their_owner_is_killed(
 
 
 def test_servers_survive_the_exit_of_a_fork(owner: Callable[[str], Owner]) -> None:
-    """A forked child that exits does not take its parent's servers along."""
+    """A forked child that exits does not stop its parent's servers."""
     process = owner(
         "pid = os.fork()\n"
         "if not pid: servers.stop(); sys.exit()\n"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import LockUnavailable, QuorumUnreachable
 from tests.nodes.support import client, kinds, until_all_vote, until_nothing_is_left
 

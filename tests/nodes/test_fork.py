@@ -1,4 +1,4 @@
-"""Forks: child and parent each have their own, and nothing passes between them."""
+"""Forks: a child has its own connections, leases and watchdog."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 PRELUDE = """
 import os, sys, threading
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal import Watchdog
+from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.errors import LockHeld
 from celery_redlock.locking import current_lease, lock, watchdog_of
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
 
 def in_child(work):
-    # Run this in a child, which ends as programs do, and return its exit code.
+    # Run a function in a child, which ends as programs do; return its exit code.
     pid = os.fork()
     if not pid:
         work()
@@ -34,17 +34,17 @@ def refused(key):
     except LockHeld:
         return True
 
-redlock = Redlock(urls, ttl=3, node_timeout=0.5)
+redlock = Redlock(urls, ttl=3, node_timeout=0.9)
 """
 
 
 def run(nodes: DevNodes, key: str, program: str) -> list[str]:
-    """Run a program that forks."""
+    """Run a program that forks; return the lines that it printed."""
     return run_python(PRELUDE + program, key, *nodes.urls)
 
 
 def test_child_is_not_the_holder(three_nodes: DevNodes, key: str) -> None:
-    """A child that is forked inside a block does not hold the lock: it is refused."""
+    """A child that is forked in a block does not hold the lock: it is refused."""
     program = """
 def work():
     assert current_lease() is None
@@ -65,10 +65,10 @@ with lock(redlock, key) as lease:
 def test_childs_exit_does_not_release_the_parents_lock(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """A child that unwinds the parent's block leaves the lock and its renewal alone."""
+    """A child that leaves the parent's block ends neither the lock nor its renewal."""
     program = """
-told = []
-with lock(redlock, key, on_released=lambda _: told.append(os.getpid())) as lease:
+released = []
+with lock(redlock, key, on_released=lambda _: released.append(os.getpid())) as lease:
     pid = os.fork()
     if not pid:
         sys.exit(0)                     # runs the end of the block, in the child
@@ -77,7 +77,7 @@ with lock(redlock, key, on_released=lambda _: told.append(os.getpid())) as lease
     end = lease.until
     until(lambda: lease.until > end + 1.5)
     lease.ensure(network=True)
-assert told == [os.getpid()]
+assert released == [os.getpid()]
 print("held")
 """
     assert run(three_nodes, key, program) == ["held"]
@@ -87,7 +87,7 @@ print("held")
 def test_child_and_parent_do_not_share_connections(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """Both talk at once over what looks like one service; replies stay apart."""
+    """Both use the same service object at the same time, and get their own replies."""
     program = """
 def work(name):
     for number in range(60):
@@ -112,8 +112,8 @@ print("apart")
     until_nothing_is_left(three_nodes)
 
 
-def test_childs_watchdog_is_its_own(three_nodes: DevNodes, key: str) -> None:
-    """A watchdog that a child starts renews nothing of the parent's."""
+def test_child_has_its_own_watchdog(three_nodes: DevNodes, key: str) -> None:
+    """A watchdog that a child starts renews no lease of the parent."""
     program = """
 lease = redlock.acquire(key)
 dog = Watchdog(redlock)
@@ -133,7 +133,7 @@ def work():
 
 end = lease.until
 assert in_child(work) == 0
-assert lease.until > end                # the parent's went on meanwhile
+assert lease.until > end                # the parent's watchdog goes on
 assert dog.forget(lease)
 assert redlock.release(lease)
 dog.stop()
@@ -146,7 +146,7 @@ print("each its own")
 def test_lock_of_a_dead_parent_ends_with_its_ttl(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """A child that lives on does not keep the lock of a parent that was killed."""
+    """A child that survives does not keep the lock of its killed parent."""
     program = """
 read, write = os.pipe()
 parent = os.fork()
@@ -171,12 +171,14 @@ print("ended")
     until_nothing_is_left(three_nodes)
 
 
-def test_fork_while_other_threads_talk(three_nodes: DevNodes, key: str) -> None:
-    """A child forked while a thread is in the middle of a question is not stuck."""
+def test_fork_while_other_threads_use_the_service(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A child that is forked while a thread sends a request does not hang."""
     program = """
 over = False
 
-def talk():
+def use():
     while not over:
         redlock.release(redlock.acquire(f"{key}:thread"))
 
@@ -185,7 +187,7 @@ def work():
         with lock(redlock, f"{key}:{os.getpid()}:{number}"):
             pass
 
-thread = threading.Thread(target=talk)
+thread = threading.Thread(target=use)
 thread.start()
 for _ in range(6):
     assert in_child(work) == 0

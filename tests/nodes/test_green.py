@@ -1,4 +1,4 @@
-"""Under gevent and eventlet: nobody who waits for a node stops the others."""
+"""Under gevent and eventlet, a greenlet that waits for a node blocks no other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 from tests.nodes.support import run_python, until_nothing_is_left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery_redlock.devnodes import DevNodes
 
 GEVENT = """
@@ -34,14 +32,14 @@ import os, signal, sys, time
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
 from celery_redlock.locking import current_lease, lock
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
 ticks = 0
 
 def tick():
     global ticks
     while True:
-        time.sleep(0.005)               # somebody else's work, turn by turn
+        time.sleep(0.005)               # the work of another greenlet
         ticks += 1
 
 spawn(tick)
@@ -53,7 +51,7 @@ pytestmark = pytest.mark.parametrize(
 
 
 def test_greenlets_take_turns(three_nodes: DevNodes, key: str, green: str) -> None:
-    """Greenlets that share a service increment a counter, and none of it is lost."""
+    """Greenlets of one service increment a counter and lose no increment."""
     program = """
 redlock = Redlock(urls, node_timeout=1.0)
 amount = inside = overlaps = 0
@@ -65,7 +63,7 @@ def work():
             inside += 1
             overlaps += inside > 1
             before = amount
-            time.sleep(0.001)           # stands for the work of the body
+            time.sleep(0.001)           # the work of the body
             amount = before + 1
             inside -= 1
 
@@ -77,11 +75,10 @@ print(amount, overlaps)
     until_nothing_is_left(three_nodes)
 
 
-def test_others_go_on_while_one_waits_for_hung_nodes(
-    start_nodes: Callable[..., DevNodes], key: str, green: str
+def test_greenlets_run_while_one_waits_for_hung_nodes(
+    three_nodes: DevNodes, key: str, green: str
 ) -> None:
-    """While a greenlet waits for nodes that hang, or for a lock, others run."""
-    nodes = start_nodes(3)
+    """While a greenlet waits for hung nodes or for a lock, other greenlets run."""
     program = """
 redlock = Redlock(urls[:3], node_timeout=1.0)
 with lock(redlock, key):
@@ -101,23 +98,23 @@ finally:
     for pid in urls[3:]:
         os.kill(int(pid), signal.SIGCONT)
 """
-    pids = [str(node.pid) for node in nodes.nodes[:2]]
+    pids = [str(node.pid) for node in three_nodes.nodes[:2]]
 
-    lines = run_python(green + PRELUDE + program, key, *nodes.urls, *pids)
+    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls, *pids)
 
     assert lines == ["held True", "unreachable True"]
-    until_nothing_is_left(nodes)
+    until_nothing_is_left(three_nodes)
 
 
 def test_renewal_is_a_greenlet(three_nodes: DevNodes, key: str, green: str) -> None:
-    """A body that yields is renewed beyond its ttl; it starts before any other use."""
+    """The lock of a body that yields is renewed beyond its ttl, from its first use."""
     program = """
-redlock = Redlock(urls, ttl=0.9, node_timeout=0.2)
+redlock = Redlock(urls, ttl=1.5, node_timeout=0.2)
 renewals = []
 with lock(redlock, key, on_renewed=lambda lease, late: renewals.append(late)) as lease:
     assert current_lease() is lease
     end, before = lease.until, ticks
-    until(lambda: lease.until > end + 1.5)
+    until(lambda: lease.until > end + 2.0)
     print(lease.is_valid(), len(renewals) >= 4, ticks - before > 100)
 assert current_lease() is None
 """
@@ -130,7 +127,7 @@ assert current_lease() is None
 def test_greenlet_does_not_inherit_a_lock(
     three_nodes: DevNodes, key: str, green: str
 ) -> None:
-    """A greenlet that the holder starts is another execution: it is refused."""
+    """A greenlet that the holder starts is another execution, and is refused."""
     program = """
 redlock = Redlock(urls)
 
@@ -152,13 +149,12 @@ with lock(redlock, key):
     until_nothing_is_left(three_nodes)
 
 
-def test_loss_is_told_in_a_greenlet(
-    start_nodes: Callable[..., DevNodes], key: str, green: str
+def test_loss_is_reported_in_a_greenlet(
+    three_nodes: DevNodes, key: str, green: str
 ) -> None:
-    """When the nodes are gone, the loss is announced while the body waits."""
-    nodes = start_nodes(3)
+    """When a majority of the nodes dies, the loss is reported while the body waits."""
     program = """
-redlock = Redlock(urls[:3], ttl=0.9, node_timeout=0.2)
+redlock = Redlock(urls[:3], ttl=1.5, node_timeout=0.2)
 lost = []
 try:
     with lock(redlock, key, on_lost=lost.append):
@@ -168,8 +164,8 @@ try:
 except LockLost:
     print("lost", len(lost))
 """
-    pids = [str(node.pid) for node in nodes.nodes[:2]]
+    pids = [str(node.pid) for node in three_nodes.nodes[:2]]
 
-    lines = run_python(green + PRELUDE + program, key, *nodes.urls, *pids)
+    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls, *pids)
 
     assert lines == ["lost 1"]

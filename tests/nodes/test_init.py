@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.every_server
 def test_init_lets_a_new_deployment_vote(start_nodes: Callable[..., DevNodes]) -> None:
-    """After init nobody waits for the restart guard; twice is harmless."""
+    """After init no client waits for the restart guard; a second init is harmless."""
     nodes = start_nodes(3, initialize=False)
     with client(nodes) as redlock:
         redlock.initialize()
@@ -45,11 +45,11 @@ def test_init_refuses_where_locks_live(start_nodes: Callable[..., DevNodes]) -> 
 def test_init_refuses_where_a_node_is_down(
     start_nodes: Callable[..., DevNodes],
 ) -> None:
-    """A node that cannot be looked at may hold locks: nothing is changed."""
+    """A node that cannot be inspected may hold locks, so nothing is changed."""
     nodes = start_nodes(3, initialize=False)
     nodes.nodes[2].kill()
     with client(nodes) as redlock:
-        with pytest.raises(RedlockError, match=r"could not be looked at.*Nothing was"):
+        with pytest.raises(RedlockError, match=r"refused the connection.*nothing was"):
             redlock.initialize()
 
         assert not any(node.command("KEYS", "*") for node in nodes.nodes[:2])
@@ -60,7 +60,7 @@ def test_init_refuses_where_a_node_is_down(
 def test_new_deployment_waits_or_is_initialized(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """Brand-new nodes are like nodes that forgot: they wait, unless they are told."""
+    """New nodes wait like nodes that lost their memory, unless they are initialized."""
     nodes = start_nodes(3, initialize=False)
     with client(nodes) as redlock:
         with pytest.raises(QuorumUnreachable, match="redlock init` ends the wait"):
@@ -69,3 +69,16 @@ def test_new_deployment_waits_or_is_initialized(
         redlock.initialize()
 
         redlock.release(redlock.acquire(key))
+
+
+def test_init_sees_locks_under_a_prefix_with_wildcards(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """Init finds live locks if SCAN could read the prefix as a pattern."""
+    nodes = start_nodes(1, initialize=False)
+    with client(nodes, prefix="shop[1]") as redlock:
+        redlock.initialize()
+        redlock.acquire("k")
+
+        with pytest.raises(RedlockError, match="live locks"):
+            redlock.initialize()

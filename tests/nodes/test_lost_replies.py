@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
-from tests.nodes.lines import wires
+from tests.harness.tcp import proxies
 from tests.nodes.support import (
     client,
     locks,
@@ -22,12 +21,14 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery_redlock.devnodes import DevNodes
+
 
 @pytest.mark.every_server
 def test_late_replies_are_never_taken_for_others(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """What a node says late about one key never counts for the next one asked."""
+    """A late reply about one key never counts for the next key."""
     nodes = start_nodes(3)
     with client(nodes, node_timeout=0.02) as redlock, client(nodes) as rival:
         redlock.release(redlock.acquire(key))
@@ -39,7 +40,7 @@ def test_late_replies_are_never_taken_for_others(
                 redlock.acquire(f"{key}:{number}")
             for node in nodes.nodes[:2]:
                 node.resume()
-            # The replies to that are on their way: granted, granted.
+            # Two late replies to that acquire are on their way; both grant it.
             with pytest.raises((LockHeld, QuorumUnreachable)):
                 redlock.acquire(taken.key)
         assert rival.extend(taken)
@@ -51,9 +52,9 @@ def test_late_replies_are_never_taken_for_others(
 def test_replies_that_are_lost_leave_no_lock(
     three_nodes: DevNodes, key: str, *, cut: bool
 ) -> None:
-    """Nodes that granted, and whose answer was late or lost, are told to let go."""
+    """Nodes that granted, but whose reply was late or lost, get a release."""
     with (
-        wires(three_nodes) as lines,
+        proxies(three_nodes) as lines,
         client([line.url for line in lines]) as redlock,
     ):
         redlock.initialize()
@@ -71,9 +72,9 @@ def test_replies_that_are_lost_leave_no_lock(
 
 
 def test_release_that_was_lost_is_told_again(three_nodes: DevNodes, key: str) -> None:
-    """A node that was cut off at release is told when it is back, unasked."""
+    """A node that was cut off at the release gets it when it is reachable again."""
     with (
-        wires(three_nodes) as lines,
+        proxies(three_nodes) as lines,
         client([line.url for line in lines]) as redlock,
     ):
         redlock.initialize()
@@ -89,38 +90,36 @@ def test_release_that_was_lost_is_told_again(three_nodes: DevNodes, key: str) ->
         until_nothing_is_left(three_nodes, key, seconds=8)
 
 
-def test_release_by_a_node_that_kept_its_disk(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
-    """A node that died holding the lock, with all on disk, is told when it is back."""
-    options = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
-    nodes = start_nodes(3, options=options)
-    with client(nodes) as redlock:
+def test_release_by_a_node_that_kept_its_disk(three_nodes: DevNodes, key: str) -> None:
+    """A node that died with the lock in its snapshot gets the release when it is up."""
+    first = three_nodes.nodes[0]
+    with client(three_nodes) as redlock:
         until_all_vote(redlock)
         lease = redlock.acquire(key)
-        until(lambda: None not in values(nodes, key))
-        nodes.nodes[0].kill()
+        until(lambda: None not in values(three_nodes, key))
+        first.command("SAVE")
+        first.kill()
         redlock.release(lease)
-        nodes.nodes[0].restart(keep_memory=True)
-        assert values(nodes, key)[0]
+        first.restart(keep_memory=True)
+        assert values(three_nodes, key)[0]
 
-        def is_told() -> bool:
-            redlock.check()  # whatever comes next brings it along
-            return not locks(nodes, key)
+        def is_released() -> bool:
+            redlock.check()  # the next request sends it
+            return not locks(three_nodes, key)
 
-        until(is_told)
+        until(is_released)
 
 
 def test_acquire_overtaken_by_its_release_leaves_nothing(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """A connection that broke with an acquire on it: the node hears of the release.
+    """If a connection breaks with an acquire on it, the node gets the release again.
 
-    The line delivers what it held only after the client has given up on it and has
-    connected anew, so the node carries the acquire out after the first release.
+    The node reads the acquire only after the client has closed that connection and
+    opened another one. So the node performs the acquire after the first release.
     """
     with (
-        wires(three_nodes) as lines,
+        proxies(three_nodes) as lines,
         client([line.url for line in lines], connect_timeout=0.2) as redlock,
     ):
         redlock.initialize()

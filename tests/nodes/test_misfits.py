@@ -1,19 +1,18 @@
-"""Servers that get no vote: replicas, clusters, strangers, one that is met twice."""
+"""Servers that get no vote: replicas, clusters, other programs, one listed twice."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import ConfigurationError, LockUnavailable, QuorumUnreachable
-from tests.nodes.lines import wires
+from tests.harness.tcp import ScriptedServer, proxies
 from tests.nodes.support import client, kinds, refusal, until, until_all_vote, use
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.every_server
 def test_redis_cluster_is_refused(start_nodes: Callable[..., DevNodes]) -> None:
-    """Its nodes are not independent: each is told apart and gets no vote."""
+    """Nodes of a cluster are not independent; each is recognized and gets no vote."""
     options = ServerOptions(config={"cluster-enabled": "yes"})
     nodes = start_nodes(3, options=options, initialize=False)
     with client(nodes, restart_guard=False) as redlock:
@@ -52,7 +51,7 @@ def test_replica_is_refused(three_nodes: DevNodes, key: str) -> None:
 def test_node_that_becomes_a_replica_loses_its_vote(
     three_nodes: DevNodes, key: str, *, guard: bool
 ) -> None:
-    """Also on a connection that was made while it was a master, it grants nothing."""
+    """It grants nothing, also on a connection that was made while it was a master."""
     first, second, third = three_nodes.nodes
     with client(three_nodes, restart_guard=guard) as redlock:
         until_all_vote(redlock)
@@ -66,12 +65,12 @@ def test_node_that_becomes_a_replica_loses_its_vote(
 def test_one_server_under_two_names_is_one_vote(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """The same run id twice is refused, by whichever name it is met first."""
+    """A second name of one server gets no vote, whichever name replies first."""
     (node,) = start_nodes(1).nodes
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        dead = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
-        with wires([node, node]) as lines:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        dead = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+        with proxies([node, node]) as lines:
             urls = [*(line.url for line in lines), dead]
             for number in range(15):
                 options: dict[str, Any] = {
@@ -98,7 +97,7 @@ def test_one_server_under_two_names_is_one_vote(
 def test_one_server_that_is_listed_twice_is_refused_at_once(
     names: tuple[str, str],
 ) -> None:
-    """Two entries of one host and port are a mistake that needs no network."""
+    """Two entries with the same host and port are refused without a connection."""
     urls = [f"redis://{name.format(7000)}" for name in names]
 
     with pytest.raises(ConfigurationError) as refused:
@@ -110,7 +109,7 @@ def test_one_server_that_is_listed_twice_is_refused_at_once(
 def test_server_that_is_no_redis_is_an_error_of_that_node(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """Whatever listens there, it costs a vote, and the error names it."""
+    """A server that is no Redis costs one vote, and the error names it."""
     with contextlib.ExitStack() as stack:
         web = stack.enter_context(stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
         odd = stack.enter_context(stranger(b"$-999999999999\r\n"))
@@ -126,28 +125,12 @@ def test_server_that_is_no_redis_is_an_error_of_that_node(
 
 @contextlib.contextmanager
 def stranger(answer: bytes) -> Iterator[str]:
-    """Give the URL of a server that answers everything like this."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):
-                while connection.recv(4096):
-                    connection.sendall(answer)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
+    """Give the URL of a server that sends this answer to each command."""
+    server = ScriptedServer(lambda *_: answer)
     try:
-        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+        yield server.url
     finally:
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+        server.stop()
 
 
 def test_node_that_cannot_be_resolved_is_an_error_of_that_node(

@@ -1,4 +1,4 @@
-"""Nodes that die, hang and come back: leases live on, and nobody waits for the dead."""
+"""Nodes that die, hang and come back: leases last, and dead nodes cost no time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from tests.nodes.support import client, kinds, until, until_nothing_is_left, values
 
@@ -40,7 +40,7 @@ def test_lock_moves_over_as_nodes_die_and_come_back(
 def test_client_started_before_the_nodes(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """A process that found no node at all has its lock as soon as they are there."""
+    """A client that found no node at all gets its lock as soon as the nodes are up."""
     nodes = start_nodes(3)
     for node in nodes.nodes:
         node.kill()
@@ -71,17 +71,17 @@ def test_dead_nodes_cost_no_time(start_nodes: Callable[..., DevNodes]) -> None:
             with pytest.raises(QuorumUnreachable):
                 redlock.acquire("k")
 
-        assert redlock.clock.monotonic() - began < 5.0  # one single time-out
+        assert redlock.clock.monotonic() - began < 5.0  # less than one time-out
 
 
 def test_hung_minority_is_waited_for_once(start_nodes: Callable[..., DevNodes]) -> None:
-    """A node that was late is asked on, but nobody waits for it any more."""
+    """A node that was late still gets requests, but no client waits for it again."""
     nodes = start_nodes(5)
     with client(nodes, node_timeout=3.0) as redlock:
         redlock.release(redlock.acquire("k"))
         for node in nodes.nodes[:2]:
             node.pause()
-        redlock.inspect("k")  # asks everybody, so it runs into the time-out
+        redlock.inspect("k")  # asks all nodes, so it runs into the time-out
         began = redlock.clock.monotonic()
 
         for _ in range(10):

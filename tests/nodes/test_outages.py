@@ -1,4 +1,4 @@
-"""Nodes that are dead or hung: a lock is had if and only if a majority answers."""
+"""Dead and hung nodes: a lock is granted if and only if a majority answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind, quorum_of
+from celery_redlock.core.quorum import VoteKind, quorum_of
 from celery_redlock.devnodes import DevNode, DevNodes, redis_servers
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from tests.nodes.support import (
@@ -33,7 +33,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def module_nodes(redis_server: str) -> Iterator[DevNodes]:
-    """Give five nodes, of all the versions there are, as during an upgrade."""
+    """Give five nodes of all installed versions, as during an upgrade."""
     nodes = DevNodes(5, binary=redis_server)
     for index, binary in enumerate(redis_servers()):
         nodes.nodes[2 * index] = DevNode(binary=binary)
@@ -43,7 +43,7 @@ def module_nodes(redis_server: str) -> Iterator[DevNodes]:
 
 @pytest.fixture
 def nodes(module_nodes: DevNodes) -> Iterator[DevNodes]:
-    """Give five nodes that are well again afterwards."""
+    """Give five nodes, and repair them afterwards."""
     yield module_nodes
     for node in module_nodes.nodes:
         if node.is_running:
@@ -84,7 +84,7 @@ def try_it(redlock: Redlock, key: str, subset: str) -> None:
         redlock.acquire(key)
     error = unreachable.value
     assert f"need {quorum}" in str(error)
-    assert "Nothing is locked" in str(error)
+    assert "Nothing is held" in str(error)
     assert error.retry_after is None
     said = str(error).partition("Nothing")[0]
     for label, flag, kind in zip(
@@ -97,7 +97,7 @@ def try_it(redlock: Redlock, key: str, subset: str) -> None:
 
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_every_subset_of_five_dead(nodes: DevNodes, key: str, subset: str) -> None:
-    """A lock is had iff three of five are alive, by old and by new processes."""
+    """Old and new clients get a lock iff three of five nodes are alive."""
     dead = broken(nodes.nodes, subset)
     with client(nodes) as old, client(nodes) as new:
         old.release(old.acquire(key))
@@ -119,7 +119,7 @@ def test_every_subset_of_five_dead(nodes: DevNodes, key: str, subset: str) -> No
 
 @pytest.mark.parametrize("subset", SUBSETS)
 def test_every_subset_of_five_hung(nodes: DevNodes, key: str, subset: str) -> None:
-    """A lock is had iff three of five answer; those that wake up keep nothing."""
+    """A lock is granted iff three of five nodes answer; hung nodes keep no lock."""
     hung = broken(nodes.nodes, subset)
     well = [node for node in nodes.nodes if node not in hung]
     with client(nodes) as old, client(nodes, connect_timeout=PATIENT) as new:

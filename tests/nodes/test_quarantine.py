@@ -1,4 +1,4 @@
-"""The quarantine of a node that forgot: whom it serves, and what is said of it."""
+"""The quarantine of a node that lost its memory: its clients, and the reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import QuorumUnreachable
 from tests.nodes.support import (
     MAX_TTL,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def test_worker_that_looks_at_the_nodes_starts_the_wait(
     start_nodes: Callable[..., DevNodes],
 ) -> None:
-    """`check` puts nodes that forgot into quarantine, before anybody wants a lock."""
+    """`check` starts the quarantine of nodes that forgot, before the first acquire."""
     nodes = start_nodes(3, max_ttl=MAX_TTL)
     with client(nodes, **SHORT) as redlock:
         for node in nodes.nodes:
@@ -49,7 +49,7 @@ def test_worker_that_looks_at_the_nodes_starts_the_wait(
 def test_restarted_node_serves_those_who_hold_a_lock(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """In quarantine a node takes a lock back from its holder, and lets it go."""
+    """In quarantine a node accepts renewals and the release of a valid lease."""
     nodes = start_nodes(3)
     with client(nodes) as redlock:
         lease = redlock.acquire(key)
@@ -69,7 +69,7 @@ def test_restarted_node_serves_those_who_hold_a_lock(
 def test_holder_outlives_the_restart_of_all_nodes(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """While its lease is valid it may put the lock back; nobody else gets a vote."""
+    """A holder may renew its valid lease on all nodes; no other client gets a vote."""
     nodes = start_nodes(3)
     with client(nodes) as redlock, client(nodes) as rival:
         lease = redlock.acquire(key)
@@ -86,7 +86,7 @@ def test_holder_outlives_the_restart_of_all_nodes(
         redlock.release(lease)
 
 
-# -- What is said ------------------------------------------------------------------
+# -- Errors and reports ------------------------------------------------------------
 
 
 def test_named_wait_is_the_one_to_wait(
@@ -106,8 +106,8 @@ def test_named_wait_is_the_one_to_wait(
         error = refused.value
         assert error.retry_after is not None
         assert 0 < error.retry_after <= QUARANTINE
-        assert report.waits is not None
-        assert 0 < report.waits <= error.retry_after
+        assert report.retry_after is not None
+        assert 0 < report.retry_after <= error.retry_after
         assert not report.has_quorum
         end = redlock.clock.monotonic() + error.retry_after
         until(lambda: redlock.clock.monotonic() >= end)
@@ -117,7 +117,7 @@ def test_named_wait_is_the_one_to_wait(
 def test_quarantine_has_its_own_words(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """A quarantined node is not down and names no holder: the error says what it is."""
+    """The error says that a node is in quarantine, not that it is down or held."""
     nodes = start_nodes(5)
     with client(nodes) as redlock:
         lease = redlock.acquire(key)
@@ -137,8 +137,8 @@ def test_quarantine_has_its_own_words(
         assert "(need 3)" in str(error)
         assert "They vote again by themselves in" in str(error)
         report = redlock.check()
-        assert report.waits is not None
-        assert 60 < report.waits < 62.3
+        assert report.retry_after is not None
+        assert 60 < report.retry_after < 62.3
         assert sum("is in quarantine" in problem for problem in report.problems) == 2
         redlock.release(lease)
 

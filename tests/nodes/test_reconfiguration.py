@@ -1,4 +1,4 @@
-"""Another list of nodes, or another max_ttl, while clients go on asking for locks."""
+"""Changes of the node list or of max_ttl while clients keep acquiring locks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.reconfiguration import reconfigure
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import (
     ConfigurationError,
@@ -18,6 +17,7 @@ from celery_redlock.errors import (
     QuorumUnreachable,
     RedlockError,
 )
+from celery_redlock.operations.reconfigure import reconfigure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def service(urls: list[str], max_ttl: float = MAX_TTL) -> Redlock:
 
 @dataclass
 class Load:
-    """Clients of both configurations that take one lock again and again."""
+    """Clients of both configurations that acquire one lock again and again."""
 
     redlocks: list[Redlock]
     key: str
@@ -81,7 +81,7 @@ class Load:
 
 
 def assert_one_at_a_time_and_in_order(load: Load) -> None:
-    """No two were held at once, and who asked later has the greater fence."""
+    """Assert that no two holds overlap, and that later requests have greater fences."""
     grants = sorted(load.grants, key=lambda grant: grant[1])
     for index, (_, had, end, fence) in enumerate(grants):
         for began, later_had, _, later_fence in grants[index + 1 : index + 20]:
@@ -107,7 +107,7 @@ def test_reconfiguration_under_load_never_lets_two_in(
     after: list[int],
     max_ttl: float,
 ) -> None:
-    """No overlap and no fence out of order, and afterwards the new clients go on."""
+    """No holds overlap, fences stay in order, and the new clients continue."""
     urls = start_nodes(5, initialize=False).urls
     old = service([urls[index] for index in before])
     new = service([urls[index] for index in after], max_ttl)
@@ -129,14 +129,14 @@ def until_granted(load: Load, *, since: float) -> None:
     """Wait until some client was granted the lock."""
     deadline = SYSTEM_CLOCK.monotonic() + 20
     while not load.granted_since(since):
-        assert SYSTEM_CLOCK.monotonic() < deadline, "nobody was granted the lock"
+        assert SYSTEM_CLOCK.monotonic() < deadline, "no client was granted the lock"
         load.stop.wait(0.02)
 
 
 def test_client_with_the_old_settings_is_told_what_to_do(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """It names the configuration that the nodes have now, and the command."""
+    """The error names the nodes' present configuration and the command."""
     urls = start_nodes(3, initialize=False).urls
     old, new = service(urls), service(urls, 2 * MAX_TTL)
     old.initialize()
@@ -151,7 +151,7 @@ def test_client_with_the_old_settings_is_told_what_to_do(
 def test_reconfiguration_that_was_interrupted_is_resumed(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """The wait goes on meanwhile, and the second run ends what the first began."""
+    """The wait continues meanwhile, and a second run finishes the first one's work."""
     nodes = start_nodes(5, initialize=False)
     old, new = service(nodes.urls[:3]), service(nodes.urls)
     old.initialize()
@@ -175,7 +175,7 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
     key: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where too few old nodes know the fences it says so, and goes by TIME."""
+    """If too few old nodes know the fences, a warning says that clocks decide."""
     nodes = start_nodes(3, initialize=False)
     old, new = service(nodes.urls), service(nodes.urls, 2 * MAX_TTL)
     old.initialize()
@@ -185,14 +185,14 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
     with caplog.at_level(logging.WARNING):
         reconfigure(old, new, patience=1.0)
 
-    assert "rests on clocks" in caplog.text
+    assert "depends on clocks" in caplog.text
     new.release(new.acquire(key))
     old.close()
     new.close()
 
 
 def test_reconfiguration_to_the_same_is_refused() -> None:
-    """There is nothing to do, and nothing is done."""
+    """Without a difference there is nothing to do, and the change is refused."""
     urls = ["redis://a:1", "redis://b:1"]
 
     with pytest.raises(ConfigurationError, match="Nothing to do"):
@@ -200,7 +200,7 @@ def test_reconfiguration_to_the_same_is_refused() -> None:
 
 
 def test_reconfiguration_without_the_guard_is_refused() -> None:
-    """The nodes do not know their configuration: it says what to do by hand."""
+    """The nodes do not know their configuration; the error names the manual steps."""
     urls = ["redis://a:1", "redis://b:1"]
     unguarded = Redlock(urls, restart_guard=False)
 

@@ -30,7 +30,7 @@ FLOOR = "its own TIME is the floor of its counters now"
 def test_recovered_node_has_the_fences_of_the_others(
     start_nodes: Callable[..., DevNodes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before it votes again it has every counter, and no warning is due."""
+    """The node has every counter before it votes again, and there is no warning."""
     caplog.set_level(logging.INFO)
     nodes = start_nodes(5, max_ttl=MAX_TTL)
     with client(nodes, **SHORT) as redlock:
@@ -49,10 +49,10 @@ def test_recovered_node_has_the_fences_of_the_others(
     assert "votes again; fences recovered from 4 nodes" in caplog.text
 
 
-def test_node_recovers_though_nobody_needs_it(
+def test_node_recovers_though_no_vote_needs_it(
     start_nodes: Callable[..., DevNodes],
 ) -> None:
-    """Acquires that succeed without it bring it back as well: nothing has to fail."""
+    """Acquires that succeed without the node make it recover as well."""
     nodes = start_nodes(5, max_ttl=MAX_TTL)
     with client(nodes, **SHORT) as redlock:
         redlock.release(redlock.acquire("k"))
@@ -71,8 +71,9 @@ def test_fence_grows_over_counters_that_were_far_ahead(
 ) -> None:
     """Recovered counters come from the others, and not from any clock.
 
-    The counters are years ahead of all clocks: only who reads them can exceed them.
-    N = 5, so r = 3 others must tell: two nodes may have forgotten at once.
+    The counters are years ahead of all clocks, so only a node that reads them can
+    exceed them. N = 5, so r = 3 other nodes must reply: two nodes may have forgotten
+    at once.
     """
     nodes = start_nodes(5, max_ttl=0.5)
     far = 4_000_000_000_000_000
@@ -84,7 +85,7 @@ def test_fence_grows_over_counters_that_were_far_ahead(
         for node in nodes.nodes[: 1 if lost == "one" else 2]:
             node.restart()
         until(lambda: redlock.check().problems == [])
-        for node in nodes.nodes[3:]:  # a majority has the ones that forgot in it
+        for node in nodes.nodes[3:]:  # the majority includes the nodes that forgot
             node.kill()
 
         lease = redlock.acquire(key, wait=5)
@@ -104,7 +105,7 @@ def test_majority_that_restarts_grants_nothing_for_a_while(
     count: int,
     lost: int,
 ) -> None:
-    """Nothing is granted for max_ttl; then all recovers by itself, with a warning."""
+    """No lock is granted for max_ttl; then the nodes recover alone, with a warning."""
     nodes = start_nodes(count, max_ttl=MAX_TTL)
     with client(nodes, **SHORT) as redlock:
         lease = redlock.acquire(key)
@@ -125,7 +126,7 @@ def test_majority_that_restarts_grants_nothing_for_a_while(
 def test_node_that_is_gone_for_good_does_not_block_the_others(
     start_nodes: Callable[..., DevNodes], key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One restarted, one gone: after one max_ttl of silence more, clocks have to do."""
+    """With one node restarted and one dead, clocks decide after one more max_ttl."""
     nodes = start_nodes(3, max_ttl=MAX_TTL)
     with client(nodes, **SHORT) as redlock:
         lease = redlock.acquire(key)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.devnodes import redis_servers
 from celery_redlock.errors import LockUnavailable
-from tests.nodes.lines import Wire, wires
+from tests.harness.tcp import Proxy, proxies
 from tests.nodes.support import (
     MAX_TTL,
     QUARANTINE,
@@ -31,73 +31,73 @@ if TYPE_CHECKING:
 
 
 class Loss:
-    """A way to forget: crash, and come back empty."""
+    """A loss of a node's memory: it crashes and restarts empty."""
 
-    def __init__(self, line: Wire, start: Callable[[], DevNode]) -> None:
+    def __init__(self, line: Proxy, start: Callable[[], DevNode]) -> None:
         self.line = line
         self.start = start
 
     def prepare(self) -> None:
-        """Do what has to be done before there is something to forget."""
+        """Prepare the loss before the lock is acquired."""
 
     def happen(self) -> None:
-        """Forget."""
+        """Make the node forget its keys."""
         self.line.target.restart()
 
 
 class Flush(Loss):
-    """Be emptied while running."""
+    """The running node is emptied."""
 
     def happen(self) -> None:
-        """Forget."""
+        """Make the node forget its keys."""
         self.line.target.command("FLUSHALL")
 
 
 class Swap(Loss):
-    """Show another database under the same number."""
+    """The node swaps in an empty database."""
 
     def happen(self) -> None:
-        """Forget."""
+        """Make the node forget its keys."""
         self.line.target.command("SWAPDB", "0", "1")
 
 
 class Rollback(Loss):
-    """Crash, and come back with an old snapshot."""
+    """The node crashes and restarts with an old snapshot."""
 
     def prepare(self) -> None:
         """Take the snapshot."""
         self.line.target.command("SAVE")
 
     def happen(self) -> None:
-        """Forget."""
+        """Make the node forget its keys."""
         self.line.target.kill()
         self.line.target.restart(keep_memory=True)
 
 
 class Twice(Loss):
-    """Crash, and crash again."""
+    """The node crashes and restarts empty, twice."""
 
     def happen(self) -> None:
-        """Forget."""
+        """Make the node forget its keys."""
         self.line.target.restart()
         self.line.target.restart()
 
 
 class Replacement(Loss):
-    """Have another, empty server behind the same address."""
+    """Another, empty server takes over the address."""
 
     def happen(self) -> None:
-        """Forget."""
+        """Make the node forget its keys."""
         self.line.target = self.start()
         self.line.cut()
         self.line.mend()
 
 
 class Promotion(Loss):
-    """Have a replica in its place that had not got everything."""
+    """A replica that is behind takes over the address."""
 
     def prepare(self) -> None:
-        """Start the replica; let it get what there is."""
+        """Start the replica and copy the present keys to it."""
         self.replica = self.start()
         self.line.target.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
         self.replica.command("REPLICAOF", "127.0.0.1", self.line.target.port)
@@ -111,7 +111,7 @@ class Promotion(Loss):
         assert self.replica.command("EXISTS", "redlock:meta")
 
     def happen(self) -> None:
-        """Forget."""
+        """Make the node forget its keys."""
         self.line.target.kill()
         self.line.target = self.replica
         self.line.cut()
@@ -119,12 +119,12 @@ class Promotion(Loss):
 
 
 LOSSES = [Loss, Flush, Swap, Rollback, Twice, Replacement, Promotion]
-FIRST, LAST = 0, -1  # of the versions of Redis that there are
+FIRST, LAST = 0, -1  # of the installed versions of Redis
 
 
 @pytest.fixture
 def start_one(start_nodes: Callable[..., DevNodes]) -> Callable[[], DevNode]:
-    """Give a function that starts a server that nobody has declared a node."""
+    """Give a function that starts a server that is not initialized as a node."""
     return lambda: start_nodes(1, initialize=False).nodes[0]
 
 
@@ -139,7 +139,7 @@ def start_one(start_nodes: Callable[..., DevNodes]) -> Callable[[], DevNode]:
 def test_node_that_forgot_lets_no_second_holder_in(
     start_nodes: Callable[..., DevNodes], key: str, kind: type[Loss], version: int
 ) -> None:
-    """The lock is on X and Y, X forgets it: X and Z are no majority for another.
+    """If X and Y have the lock and X forgets it, X and Z grant no second lock.
 
     X votes again by itself after its quarantine, with counters from the others.
     """
@@ -150,7 +150,7 @@ def test_node_that_forgot_lets_no_second_holder_in(
         return start_nodes(1, initialize=False, binary=binary).nodes[0]
 
     with (
-        wires(nodes) as lines,
+        proxies(nodes) as lines,
         client([line.url for line in lines], **SHORT) as redlock,
         client([line.url for line in lines], **SHORT) as rival,
     ):
@@ -199,7 +199,7 @@ def refusals(redlock: Redlock, key: str) -> tuple[list[list[VoteKind]], Lease]:
 
 
 def first_vote_of(redlock: Redlock, index: int) -> float:
-    """Wait until this node votes; return the instant at which it was seen to."""
+    """Wait until this node votes; return the instant at which its vote was seen."""
 
     def votes() -> bool:
         return kinds(redlock.check().ballot)[index] is VoteKind.GRANTED
@@ -215,11 +215,11 @@ def test_without_the_guard_a_second_holder_gets_in(
     key: str,
     kind: type[Loss],
 ) -> None:
-    """What is given up with `restart_guard=False`: two hold the lock at once."""
+    """With `restart_guard=False` two clients can hold the lock at once."""
     nodes = start_nodes(3)
     options = {"restart_guard": False}
     with (
-        wires(nodes) as lines,
+        proxies(nodes) as lines,
         client([line.url for line in lines], **options) as redlock,
         client([line.url for line in lines], **options) as rival,
     ):

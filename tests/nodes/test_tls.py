@@ -1,4 +1,4 @@
-"""Nodes that speak TLS: everything goes over it, and who is not trusted is refused."""
+"""Nodes with TLS: all requests use it, and an untrusted node gets no vote."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.devnodes import DevNodes, ServerOptions, redis_servers
 from celery_redlock.errors import RedlockError
 from celery_redlock.locking import lock
@@ -48,7 +48,7 @@ def tls_nodes(
 
 
 def test_nodes_are_reached_by_tls(tls_nodes: DevNodes, key: str) -> None:
-    """With rediss:// all goes over TLS, also what is longer than one record."""
+    """With rediss:// all data goes over TLS, also data longer than one record."""
     assert all(url.startswith("rediss://") for url in tls_nodes.urls)
     with client(tls_nodes) as redlock:
         until_all_vote(redlock)
@@ -82,7 +82,7 @@ def test_tls_nodes_recover_their_fences(
 def test_certificate_that_is_not_trusted_is_an_error_of_that_node(
     tls_nodes: DevNodes,
 ) -> None:
-    """A node that cannot prove who it is gets no vote, and the error says why."""
+    """A node with an untrusted certificate gets no vote, and the error says why."""
     urls = [url.partition("?")[0] for url in tls_nodes.urls]
     with client(urls) as redlock:
         error = refusal(redlock)

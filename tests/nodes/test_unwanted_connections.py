@@ -1,10 +1,11 @@
-"""A connection that is made too late for its client is closed, and not kept open."""
+"""A connection that is made after its client has closed is closed as well."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.scripts import INSPECT
 from tests.nodes.support import until
 
 if TYPE_CHECKING:
@@ -12,22 +13,22 @@ if TYPE_CHECKING:
 
 
 def made(node: DevNode) -> int:
-    """Return how many connections the node has ever had."""
+    """Return how many connections the node has accepted since its start."""
     return int(node.command("INFO", "stats")["total_connections_received"])
 
 
 def open_connections(node: DevNode) -> int:
-    """Return how many connections it has besides the one that asks."""
+    """Return how many connections the node has besides the one that asks."""
     return len(node.command("CLIENT", "LIST").splitlines()) - 1
 
 
 def test_connection_that_is_made_after_close_is_closed(node: DevNode) -> None:
-    """Else a client that gave up on a slow node would keep one open to it."""
+    """A client that was closed keeps no connection open to a slow node."""
     before = made(node)
     redlock = Redlock([node.url], connect_timeout=30.0)
     node.pause()
     try:
-        redlock.transport.send(redlock.commands.inspect("k"))
+        redlock.nodes.tell(INSPECT, [redlock.keys.lock("k")])
         redlock.close()
     finally:
         node.resume()

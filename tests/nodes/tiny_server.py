@@ -1,16 +1,17 @@
-"""A node on a real socket, that is as slow or as mad as a test says."""
+"""A node on a real socket that is as slow or as wrong as a test asks."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.scripts import ALL_SCRIPTS
-from celery_redlock.core.wire import ErrorReply, PythonReader
+from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.testing import MemoryNode
-from tests.unit.core.wires import encoded
+from tests.harness.tcp import ScriptedServer
+from tests.unit.core.sockets import encoded
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = ["SOON", "TinyServer", "stored"]
 
@@ -19,89 +20,21 @@ BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
 SOON = 10.0  # seconds
 
 
-class TinyServer:
-    """One node that listens on loopback.
+class TinyServer(ScriptedServer):
+    """A server around a `MemoryNode`.
 
     Attributes:
-        node: What it knows.
-        reads: While it is clear, nothing is read from connections.
-        speaks: While it is clear, nothing is answered.
-        greets: While it is clear, nothing is said to who connects.
-        piece: Of how many bytes each packet is.
-        greeting: What is sent to who connects, before anything is asked.
-        connections: How many there were.
+        node: The memory of the server.
     """
 
     def __init__(self) -> None:
         self.node = MemoryNode()
-        self.reads, self.speaks = threading.Event(), threading.Event()
-        self.greets = threading.Event()
-        for gate in (self.reads, self.speaks, self.greets):
-            gate.set()
-        self.piece = 1 << 20
-        self.greeting = b""
-        self.connections = 0
-        self._turn = threading.Lock()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__(self._reply)
 
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+    def _reply(self, command: list[bytes], _: socket.socket) -> bytes:
+        return encoded(self._execute(command))
 
-    def hang_up(self) -> None:
-        """Close all connections."""
-        while self._open:
-            sock = self._open.pop()
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def stop(self) -> None:
-        """End it, and what it has started."""
-        for gate in (self.reads, self.speaks, self.greets):
-            gate.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.hang_up()
-        for thread in self._threads:
-            thread.join(SOON)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            self._open.append(sock)
-            thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        reader = PythonReader()
-        with contextlib.suppress(OSError), sock:
-            assert self.greets.wait(SOON)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.greeting:
-                sock.sendall(self.greeting)
-            while True:
-                self.reads.wait(SOON)
-                data = sock.recv(65536)
-                if not data:
-                    return
-                reader.feed(data)
-                while (words := reader.gets()) is not False:
-                    answer = encoded(self._do(words))
-                    self.speaks.wait(SOON)
-                    for start in range(0, len(answer), self.piece):
-                        sock.sendall(answer[start : start + self.piece])
-
-    def _do(self, words: list[bytes]) -> Any:
+    def _execute(self, words: list[bytes]) -> Any:
         name = words[0].upper()
         if name == b"INFO":
             return (
@@ -112,17 +45,14 @@ class TinyServer:
         if name in (b"EVAL", b"EVALSHA"):
             script = BY_SHA.get(words[1]) or BY_SOURCE.get(words[1])
             assert script is not None
-            count = int(words[2])
-            with self._turn:
-                return self.node.execute(
-                    script, words[3 : 3 + count], words[3 + count :]
-                )
-        return (
-            ("OK",) if name in (b"CLIENT", b"SELECT") else ErrorReply(f"ERR {name!r}")
-        )
+            keys = 3 + int(words[2])
+            return self.node.execute(script, words[3:keys], words[keys:])
+        if name in (b"CLIENT", b"SELECT"):
+            return ("OK",)
+        return ErrorReply(f"ERR {name!r}")
 
 
 def stored(servers: list[TinyServer], key: str = "k") -> list[bool]:
-    """Return on which servers there is a lock."""
+    """Return for each server whether it has a lock."""
     name = f"redlock:lock:{key}".encode()
     return [server.node.redis.get(name) is not None for server in servers]

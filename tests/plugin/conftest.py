@@ -1,4 +1,4 @@
-"""An app that has never heard of lock nodes, and a worker in a thread."""
+"""An app without lock nodes in its settings, and a worker in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON = 10.0  # seconds
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    """Give an app that has never heard of lock nodes."""
+    """Give an app without lock nodes in its settings."""
     app = Celery("unit", set_as_current=False)
     app.conf.update(
         broker_url="memory://",
@@ -35,7 +35,7 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture
 def task(app: Celery) -> Any:
-    """Give a task that runs once at a time."""
+    """Give a task that returns its key, and runs once at a time for each key."""
 
     @singleton_task(app=app, name="work", key="{key}", shared=False)
     def work(key: str) -> str:

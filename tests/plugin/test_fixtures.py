@@ -1,4 +1,4 @@
-"""What the plugin's fixtures and the helpers beside them do."""
+"""The plugin's fixtures, and the faults and assertions of ``testing``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from celery_redlock import (
     runtime_of,
     singleton_task,
 )
-from celery_redlock.runtime import instead
+from celery_redlock.app.runtime import instead
 from celery_redlock.testing import (
     FakeClock,
     FakeNodes,
@@ -44,7 +44,7 @@ SOON = 10.0  # seconds
 
 
 def test_fake_serves_an_app_without_nodes(redlock_fake: FakeNodes, task: Any) -> None:
-    """Locks are taken in memory, whatever the app's settings say."""
+    """Locks are taken in memory, though the settings name no node."""
     assert task.apply((KEY,)).get() == KEY
 
     with task.lock(KEY) as lease:
@@ -64,7 +64,7 @@ def test_fake_is_shared_by_all_apps(redlock_fake: FakeNodes, task: Any) -> None:
     other.close()
 
 
-def test_fake_takes_the_place_of_a_service_in_use(app: Celery, task: Any) -> None:
+def test_fake_replaces_a_service_in_use(app: Celery, task: Any) -> None:
     """An app that has locked before has its own service again after the test."""
     app.conf.redlock_nodes = ["redis://nowhere"]
     own = runtime_of(app).redlock
@@ -77,8 +77,8 @@ def test_fake_takes_the_place_of_a_service_in_use(app: Celery, task: Any) -> Non
 
 
 @pytest.mark.redlock(5, clock=FakeClock())
-def test_marker_says_how_the_nodes_are_made(task: Any) -> None:
-    """Without a fixture, too: five nodes whose time stands still."""
+def test_marker_sets_the_options_of_the_nodes(task: Any) -> None:
+    """The marker works without a fixture: here five nodes whose clock stands still."""
     redlock = runtime_of(task.app).redlock
 
     assert len(redlock.labels) == 5
@@ -86,7 +86,7 @@ def test_marker_says_how_the_nodes_are_made(task: Any) -> None:
 
 
 def test_fake_serves_a_worker(redlock_fake: FakeNodes, task: Any, worker: Any) -> None:
-    """Calls that a worker in this process runs are locked like all others."""
+    """A worker in this process locks on the fake nodes."""
     assert task.delay(KEY).get(timeout=SOON) == KEY
     with held_elsewhere(task, KEY):
         error = assert_skipped(task.delay(KEY))
@@ -96,11 +96,11 @@ def test_fake_serves_a_worker(redlock_fake: FakeNodes, task: Any, worker: Any) -
     assert task.delay(KEY).get(timeout=SOON) == KEY
 
 
-# -- what can go wrong ---------------------------------------------------------------
+# -- faults and assertions -----------------------------------------------------------
 
 
 def test_skipped_eager_call_is_recognised(redlock_fake: FakeNodes, task: Any) -> None:
-    """An eager call that was skipped says who had the lock, in words."""
+    """The error names the holder."""
     with held_elsewhere(task, KEY):
         error = assert_skipped(task.apply((KEY,)))
 
@@ -116,7 +116,7 @@ def test_call_that_ran_was_not_skipped(redlock_fake: FakeNodes, task: Any) -> No
         assert_skipped(result)
 
 
-def test_call_that_never_ends_was_not_skipped(app: Celery, task: Any) -> None:
+def test_call_that_does_not_end_was_not_skipped(app: Celery, task: Any) -> None:
     """The error asks whether there is a worker."""
     result = task.delay(KEY)
 
@@ -125,15 +125,15 @@ def test_call_that_never_ends_was_not_skipped(app: Celery, task: Any) -> None:
 
 
 def test_revoked_call_was_not_skipped(app: Celery) -> None:
-    """What somebody revoked has not met another holder."""
-    app.backend.mark_as_failure("revoked", Ignore("by hand"), state="REVOKED")
+    """A revoked call did not meet another holder."""
+    app.backend.mark_as_failure("revoked", Ignore("revoked"), state="REVOKED")
 
     with pytest.raises(AssertionError, match="ended as REVOKED"):
         assert_skipped(app.AsyncResult("revoked"))
 
 
 def test_lock_can_be_held_elsewhere(redlock_fake: FakeNodes, task: Any) -> None:
-    """To this process the holder is a stranger, until the block ends."""
+    """To this process, the holder is another process, until the block ends."""
     with (
         held_elsewhere(task, key=KEY),
         pytest.raises(LockHeld) as refused,
@@ -152,7 +152,7 @@ def test_lost_lock_stops_the_body(
     redlock_events: SignalRecorder,
     app: Celery,
 ) -> None:
-    """The worker is told, the body ends in `LockLost`, somebody else can come."""
+    """The loss is signalled, the body ends with `LockLost`, the lock is free."""
     released = threading.Event()
 
     @singleton_task(app=app, name="long", key="{key}", shared=False)
@@ -173,7 +173,7 @@ def test_lost_lock_stops_the_body(
 
 
 def test_lock_without_renewal_can_be_lost() -> None:
-    """Nor does losing it wait for its end."""
+    """``lose_lock`` does not wait for the end of the ttl."""
     redlock = FakeNodes(3, clock=FakeClock()).redlock(ttl=10.0)
     lost: list[object] = []
     with ExitStack() as stack:
@@ -189,13 +189,13 @@ def test_lock_without_renewal_can_be_lost() -> None:
 def test_lock_that_is_not_held_cannot_be_lost(
     redlock_fake: FakeNodes, task: Any
 ) -> None:
-    """A test that thinks so is mistaken, and is told."""
+    """The error says that this process does not hold it."""
     with held_elsewhere(task, KEY), pytest.raises(AssertionError, match="not hold"):
         lose_lock(task, KEY)
 
 
 def test_frozen_majority_grants_nothing(redlock_fake: FakeNodes, task: Any) -> None:
-    """While the block lasts."""
+    """After the block the nodes grant again."""
     with (
         freeze(redlock_fake, 0, 1),
         pytest.raises(QuorumUnreachable),
@@ -206,8 +206,10 @@ def test_frozen_majority_grants_nothing(redlock_fake: FakeNodes, task: Any) -> N
         pass
 
 
-def test_partition_is_this_processes_own(redlock_fake: FakeNodes, task: Any) -> None:
-    """Another process gets through meanwhile."""
+def test_partition_cuts_off_this_process_only(
+    redlock_fake: FakeNodes, task: Any
+) -> None:
+    """Another client reaches the nodes in the meantime."""
     other = redlock_fake.another_client().redlock()
     with partition(redlock_fake):
         with pytest.raises(QuorumUnreachable), task.lock(KEY):
@@ -218,7 +220,7 @@ def test_partition_is_this_processes_own(redlock_fake: FakeNodes, task: Any) -> 
 
 
 def test_real_nodes_can_be_frozen(three_nodes: DevNodes) -> None:
-    """The same words, and servers that run on afterwards; one was killed meanwhile."""
+    """The servers run on after the block, except one that was killed."""
     redlock = Redlock(three_nodes.urls, node_timeout=0.5)
     redlock.release(redlock.acquire(KEY, wait=SOON))
 
@@ -232,7 +234,7 @@ def test_real_nodes_can_be_frozen(three_nodes: DevNodes) -> None:
 
 
 def test_real_nodes_are_not_partitioned(three_nodes: DevNodes) -> None:
-    """That is refused, with what to do instead."""
+    """The error names ``freeze``."""
     nodes: Any = three_nodes
     with pytest.raises(TypeError, match="freeze"), partition(nodes):
         pass

@@ -1,4 +1,4 @@
-"""The plugin in projects of its users: with workers, beside others, and unused."""
+"""The plugin in a user's project: with a worker, with other plugins, and unused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_fixtures(work, celery_worker, redlock_fake, redlock_events):
     assert redlock_events.names == ["lock_acquired", "lock_released"]
 """
 
-# What pytest-celery calls a worker is in a container; one in a thread is got so.
+# The worker of pytest-celery runs in a container; this one runs in a thread.
 OWN_WORKER = """
 @pytest.fixture
 def celery_worker(celery_app):
@@ -94,7 +94,7 @@ def has(plugin: str) -> bool:
 
 
 def pytest_passes(pytester: pytest.Pytester, *options: str, **outcomes: int) -> None:
-    """Run the project's tests in a process of its own."""
+    """Run the project's tests in a new process, and count their outcomes."""
     done = pytester.runpytest_subprocess(
         "-p", "no:randomly", "-p", "no:cacheprovider", "--strict-markers", *options
     )
@@ -103,15 +103,15 @@ def pytest_passes(pytester: pytest.Pytester, *options: str, **outcomes: int) -> 
 
 @pytest.mark.skipif(not has("celery"), reason="pytest-celery is not installed")
 def test_plugin_works_beside_pytest_celery(pytester: pytest.Pytester) -> None:
-    """Its worker locks on the fake nodes, in whatever order fixtures are asked for."""
+    """A worker locks on the fake nodes, in any order of the fixtures."""
     pytester.makeconftest(CONFTEST + OWN_WORKER)
     pytester.makepyfile(WITH_WORKER)
 
     pytest_passes(pytester, passed=3)
 
 
-def test_plugin_works_beside_celerys_own(pytester: pytest.Pytester) -> None:
-    """The same with ``celery.contrib.pytest`` and without pytest-celery."""
+def test_plugin_works_beside_the_plugin_of_celery(pytester: pytest.Pytester) -> None:
+    """``celery.contrib.pytest`` has a worker in a thread."""
     pytester.makeconftest('pytest_plugins = ["celery.contrib.pytest"]\n' + CONFTEST)
     pytester.makepyfile(WITH_WORKER)
 
@@ -119,8 +119,8 @@ def test_plugin_works_beside_celerys_own(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.usefixtures("redis_server")
-def test_plugin_gives_real_nodes(pytester: pytest.Pytester) -> None:
-    """As many as the project wants, for its ``redlock_max_ttl``."""
+def test_plugin_starts_real_nodes(pytester: pytest.Pytester) -> None:
+    """The project sets their number and their ``max_ttl``."""
     pytester.makepyfile(WITH_NODES)
 
     pytest_passes(pytester, passed=1)
@@ -161,7 +161,7 @@ def test_plugin_loads_nothing_before_its_use(tmp_path: Path) -> None:
 
 
 def pythonpath() -> dict[str, str]:
-    """Return what lets another interpreter find the package that is tested."""
+    """Return a variable by which another interpreter finds the tested package."""
     import celery_redlock  # noqa: PLC0415  (the package, not its names)
 
     (folder,) = celery_redlock.__path__

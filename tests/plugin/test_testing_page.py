@@ -1,4 +1,4 @@
-"""The code of docs/testing.md runs: it is a project with tests."""
+"""The code of docs/how-to/testing.md runs: it is a project with tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
 BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILES = dict(BLOCK.findall(PAGE.read_text("utf-8")))
 TESTS = sorted(name for name in FILES if name.startswith("test_"))
 
 
-def test_page_has_the_files_that_it_speaks_of() -> None:
-    """Three levels, one file each, one more for a worker in a thread."""
+def test_page_has_six_files() -> None:
+    """It has one test file for each level, and one more for a worker in a thread."""
     assert sorted(FILES) == ["conftest.py", "shop.py", *TESTS]
     assert len(TESTS) == 4
     assert "one project of six files" in PAGE.read_text("utf-8")

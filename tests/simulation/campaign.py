@@ -1,4 +1,4 @@
-"""Many histories on several processors, and what they came to."""
+"""Play many histories on several processors, and add up their results."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised
-from tests.simulation.planning import plan_of
-from tests.simulation.seams import simulated_seams
+from tests.simulation.patches import simulated_core
+from tests.simulation.planner import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Tally", "campaign", "failure_report", "play_seeds"]
 
-_BATCH = 250  # histories that one process is given at a time
+_BATCH = 250  # histories of one process at a time
 
 
 @dataclass(slots=True)
 class Tally:
-    """What some histories came to.
+    """The results of some histories.
 
     Attributes:
-        histories: How many there were.
-        coverage: How often which fault, vote and verdict occurred.
-        failures: Seeds of the histories that showed something, and what.
+        histories: Their number.
+        coverage: How often each fault, vote and verdict occurred.
+        failures: The seeds of histories with a finding, and the first finding of each.
     """
 
     histories: int = 0
@@ -36,14 +36,14 @@ class Tally:
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Count what other histories came to as well."""
+        """Add the results of other histories."""
         self.histories += other.histories
         self.coverage.update(other.coverage)
         self.failures += other.failures
 
     @property
     def faults(self) -> int:
-        """How many faults were injected."""
+        """The number of injected faults."""
         return sum(
             count for name, count in self.coverage.items() if name.startswith("fault ")
         )
@@ -52,7 +52,7 @@ class Tally:
 def play_seeds(seeds: range) -> Tally:
     """Play histories in this process."""
     tally = Tally()
-    with simulated_seams():
+    with simulated_core():
         for seed in seeds:
             outcome = play(plan_of(seed))
             tally.histories += 1
@@ -61,22 +61,16 @@ def play_seeds(seeds: range) -> Tally:
     return tally
 
 
-def campaign(seeds: range, *, processes: int | None = None) -> Iterator[Tally]:
-    """Play histories on all processors; yield after each batch, in any order.
-
-    Args:
-        seeds: Which ones.
-        processes: How many to use; one for each processor by default.
-    """
+def campaign(seeds: range) -> Iterator[Tally]:
+    """Play histories on all processors; yield after each batch, in any order."""
     batches = [seeds[i : i + _BATCH] for i in range(0, len(seeds), _BATCH)]
-    # Fork-safe and alike on all platforms: each process imports all by itself.
+    # Spawned processes import all modules themselves: alike on all platforms.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes or os.cpu_count()) as pool:
+    with context.Pool(os.cpu_count()) as pool:
         yield from pool.imap_unordered(play_seeds, batches)
 
 
 def failure_report(seed: int) -> str:
-    """Return a failing seed's history, as small as it can be made, to be read."""
-    with simulated_seams():
-        small = minimised(plan_of(seed))
-        return play(small, traced=True).report()
+    """Return the history of a failing seed, reduced to the parts that it needs."""
+    with simulated_core():
+        return play(minimised(plan_of(seed)), traced=True).report()

@@ -1,4 +1,4 @@
-"""Leave things out of a plan for as long as the same kind of finding remains."""
+"""Remove parts of a plan for as long as the same kind of finding remains."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tests.simulation.history import play
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.simulation.plan import ClientPlan, Plan
+    from tests.simulation.plan import ClientPlan, Operation, Plan
 
 __all__ = ["minimised"]
 
 _MOST_TRIES = 600
 
 
-def minimised(plan: Plan, *, blind_to: Iterable[str] = ()) -> Plan:
-    """Return the smallest plan found in which the first finding's kind recurs.
+def minimised(plan: Plan, *, ignored: Iterable[str] = ()) -> Plan:
+    """Return the smallest plan that still shows the kind of the first finding.
 
-    A plan that finds nothing is returned as it is. Only the plan shrinks; the
-    network's dice belong to the seed and to the two ends of a way, so that they
-    mostly fall as before.
+    A plan without a finding is returned as it is. The random numbers of the network
+    belong to the seed and to the two ends of a path, so a smaller plan mostly meets
+    the same delays.
     """
-    kinds = {finding.kind for finding in play(plan, blind_to=blind_to).findings[:1]}
+    kinds = {finding.kind for finding in play(plan, ignored=ignored).findings[:1]}
     tries = _MOST_TRIES
     smaller = True
     while kinds and smaller:
@@ -33,7 +33,7 @@ def minimised(plan: Plan, *, blind_to: Iterable[str] = ()) -> Plan:
             tries -= 1
             if tries < 0:
                 return plan
-            found = play(candidate, blind_to=blind_to).findings
+            found = play(candidate, ignored=ignored).findings
             if kinds & {finding.kind for finding in found}:
                 plan, smaller = candidate, True
                 break
@@ -41,48 +41,49 @@ def minimised(plan: Plan, *, blind_to: Iterable[str] = ()) -> Plan:
 
 
 def _candidates(plan: Plan) -> Iterator[Plan]:
-    """Yield plans with less in them, the greatest cuts first."""
+    """Yield smaller plans, the greatest cuts first."""
     if len(plan.clients) > 1:
         for client in plan.clients:
-            yield _without_client(plan, client)
+            yield plan.but(
+                clients=tuple(other for other in plan.clients if other is not client),
+                faults=tuple(
+                    f for f in plan.faults if client.name not in (f.on, f.peer)
+                ),
+            )
     half = len(plan.faults) // 2
     if half > 1:
-        yield plan.without(faults=plan.faults[:half])
-        yield plan.without(faults=plan.faults[half:])
-    for number in range(len(plan.faults)):
-        rest = plan.faults[:number] + plan.faults[number + 1 :]
-        yield plan.without(faults=rest)
-    if len(plan.probes) > 1:
-        for number in range(len(plan.probes)):
-            rest_of_probes = plan.probes[:number] + plan.probes[number + 1 :]
-            yield plan.without(probes=rest_of_probes)
+        yield plan.but(faults=plan.faults[:half])
+        yield plan.but(faults=plan.faults[half:])
+    for faults in _without_one(plan.faults):
+        yield plan.but(faults=faults)
+    if len(plan.final_quorums) > 1:
+        for quorums in _without_one(plan.final_quorums):
+            yield plan.but(final_quorums=quorums)
     for client in plan.clients:
-        yield from _with_less_to_do(plan, client)
-    yield from _plainer(plan)
+        for tasks in _shorter(client.tasks):
+            yield _with_client(plan, replace(client, tasks=tasks))
+    yield from _with_better_conditions(plan)
 
 
-def _without_client(plan: Plan, client: ClientPlan) -> Plan:
-    gone = client.name
-    return plan.without(
-        clients=tuple(other for other in plan.clients if other is not client),
-        faults=tuple(f for f in plan.faults if gone not in (f.on, f.peer)),
-    )
+def _without_one(items: tuple[object, ...]) -> Iterator[tuple[object, ...]]:
+    for index in range(len(items)):
+        yield items[:index] + items[index + 1 :]
 
 
-def _with_less_to_do(plan: Plan, client: ClientPlan) -> Iterator[Plan]:
-    for number, task in enumerate(client.tasks):
-        before, after = client.tasks[:number], client.tasks[number + 1 :]
+def _shorter(
+    tasks: tuple[tuple[Operation, ...], ...],
+) -> Iterator[tuple[tuple[Operation, ...], ...]]:
+    for number, task in enumerate(tasks):
+        before, after = tasks[:number], tasks[number + 1 :]
         if before or after:
-            yield _with_client(plan, replace(client, tasks=before + after))
-        for index in range(len(task)):
-            shorter = task[:index] + task[index + 1 :]
-            if shorter:
-                tasks = (*before, shorter, *after)
-                yield _with_client(plan, replace(client, tasks=tasks))
+            yield before + after
+        if len(task) > 1:
+            for index in range(len(task)):
+                yield (*before, task[:index] + task[index + 1 :], *after)
 
 
 def _with_client(plan: Plan, changed: ClientPlan) -> Plan:
-    return plan.without(
+    return plan.but(
         clients=tuple(
             changed if client.name == changed.name else client
             for client in plan.clients
@@ -90,17 +91,15 @@ def _with_client(plan: Plan, changed: ClientPlan) -> Plan:
     )
 
 
-def _plainer(plan: Plan) -> Iterator[Plan]:
+def _with_better_conditions(plan: Plan) -> Iterator[Plan]:
     """Yield plans with better clocks and a steadier network."""
     for node in plan.nodes:
         if (node.rate, node.skew) != (1.0, 0.0):
-            nodes = tuple(
-                replace(n, rate=1.0, skew=0.0) if n is node else n for n in plan.nodes
-            )
-            yield plan.without(nodes=nodes)
+            exact = replace(node, rate=1.0, skew=0.0)
+            yield plan.but(nodes=tuple(exact if n is node else n for n in plan.nodes))
     for client in plan.clients:
         if client.rate != 1.0:
             yield _with_client(plan, replace(client, rate=1.0))
-        steady = client.weather._replace(spikes=0.0, spike=0.0, stutter=0.0)
-        if client.weather != steady:
-            yield _with_client(plan, replace(client, weather=steady))
+        steady = client.conditions._replace(spikes=0.0, spike=0.0, partial_sends=0.0)
+        if client.conditions != steady:
+            yield _with_client(plan, replace(client, conditions=steady))

@@ -1,57 +1,262 @@
-"""How clients come by connections, and wait for several of them at once."""
+"""The simulated network: paths, connections, and selectors that wait for them.
+
+A connection keeps its order, as TCP does. Messages of different connections overtake
+each other: a connection that the client has closed may still deliver messages long
+after the client has opened another one.
+"""
 
 from __future__ import annotations
 
 import selectors
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_redlock.core.link import Link, NodeFacts
-from celery_redlock.core.wire import new_reader
-from tests.simulation.connection import Connection, Path
-from tests.simulation.world import here
+from celery_redlock.core.transport import connection as transport
+from celery_redlock.core.transport.resp import new_reader
+from tests.simulation.world import current_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from celery_redlock.core.address import NodeAddress
-    from tests.simulation.connection import Weather
+    from celery_redlock.core.transport.url import NodeAddress
     from tests.simulation.server import Server
     from tests.simulation.world import Process, Thread
 
-__all__ = ["Network", "Selector", "SimLink"]
+__all__ = ["Conditions", "Connection", "Network", "Path", "Selector", "SimConnection"]
 
-_READ = selectors.EVENT_READ
+_NEVER = float("inf")
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
-class SimLink(Link):
-    """A link whose socket is a `Connection`."""
+class Conditions(NamedTuple):
+    """The network around a client while no fault changes it.
+
+    Attributes:
+        shortest: Seconds that a message takes at least.
+        longest: Seconds that a message takes at most, without a spike.
+        spikes: The share of the messages that take longer.
+        spike: Seconds that a spike adds at most.
+        partial_sends: The share of the sends that take only some of the bytes.
+    """
+
+    shortest: float
+    longest: float
+    spikes: float = 0.0
+    spike: float = 0.0
+    partial_sends: float = 0.0
+
+
+class Path:
+    """The path between one client and one node, shared by all their connections.
+
+    Attributes:
+        cut_until: Messages are held until this instant.
+        slow_until: Until this instant, a message takes up to ``slowness`` seconds more.
+        before_send: Called with a connection and the bytes that it is about to send.
+    """
+
+    __slots__ = (
+        *("before_send", "conditions", "connections", "cut_until", "process", "rng"),
+        *("server", "slow_until", "slowness", "world"),
+    )
+
+    def __init__(
+        self, process: Process, server: Server, rng: Random, conditions: Conditions
+    ) -> None:
+        self.world = process.world
+        self.process = process
+        self.server = server
+        self.rng = rng
+        self.conditions = conditions
+        self.before_send: list[Callable[[Connection, bytes], None]] = []
+        self.cut_until = 0.0
+        self.slow_until = 0.0
+        self.slowness = 0.0
+        self.connections: list[Connection] = []
+
+    def delay(self) -> float:
+        """Return the seconds that one message takes, one way."""
+        random = self.rng.random
+        shortest, longest, spikes, spike, _ = self.conditions
+        seconds = shortest + (longest - shortest) * random()
+        now = self.world.now
+        if spikes and random() < spikes:
+            seconds += spike * random()
+        if now < self.slow_until:
+            seconds += self.slowness * random()
+        if now < self.cut_until:
+            seconds += self.cut_until - now
+        return seconds
+
+    def blocked_for(self) -> float:
+        """Return the seconds for which no message passes; at most 0 if it is open."""
+        server = self.server
+        if server.is_unreachable:
+            return _NEVER
+        return max(self.cut_until, server.hung_until) - self.world.now
+
+    def reset(self) -> None:
+        """Break its connections, and lose the last messages on their way."""
+        for connection in self.connections:
+            after = self.rng.random() * self.conditions.longest
+            connection.break_(after, silently=False)
+
+
+class Connection:
+    """One TCP connection; the client's end looks like a non-blocking socket."""
+
+    __slots__ = (
+        *("_rest_writable_at", "_to_client_at", "_to_server_at", "ended_at", "error"),
+        *("events", "inbox", "is_open", "key", "lost_from_server", "lost_to_server"),
+        *("path", "reader", "selector", "server", "start", "world"),
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.world = path.world
+        self.server = path.server
+        self.start = path.server.starts
+        self.is_open = True
+        self.ended_at = _NEVER  # when the node learns that the connection has ended
+        self.error = ""
+        self.selector: Selector | None = None
+        self.key: Key | None = None
+        self.events = 0
+        self.reader = new_reader()  # the node's end
+        self.lost_to_server = _NEVER
+        self.lost_from_server = _NEVER
+        self.inbox = bytearray()
+        self._to_server_at = 0.0
+        self._to_client_at = 0.0
+        self._rest_writable_at = 0.0
+        path.connections.append(self)
+
+    # -- the client's end, as a socket -----------------------------------------
+
+    def send(self, data: bytes | bytearray) -> int:
+        """Send the bytes, or the first of them."""
+        path = self.path
+        path.process.checkpoint()
+        if path.before_send:
+            for call in tuple(path.before_send):
+                call(self, bytes(data))
+        now = self.world.now
+        if self.error:
+            raise ConnectionResetError(self.error)
+        if now < self._rest_writable_at:
+            raise BlockingIOError
+        size = len(data)
+        share = path.conditions.partial_sends
+        if share and path.rng.random() < share:
+            size = path.rng.randrange(size)
+            self._rest_writable_at = now + path.delay()
+            self.world.schedule(self._rest_writable_at, self._notify)
+            self.server.oracle.count("partial send")
+        sent = bytes(data[:size]) if size < len(data) else bytes(data)
+        if sent:
+            self._to_server_at = max(self._to_server_at, now + path.delay())
+            self.world.schedule(self._to_server_at, self.server.receive, self, sent)
+        return size
+
+    def recv(self, size: int) -> bytes:
+        """Return the bytes that have arrived."""
+        self.path.process.checkpoint()
+        if self.inbox:
+            data = bytes(self.inbox[:size])
+            del self.inbox[:size]
+            return data
+        if self.error:
+            raise ConnectionResetError(self.error)
+        raise BlockingIOError
+
+    def ready(self) -> int:
+        """Return the events, of those that the client waits for, that are ready."""
+        ready = _READ if self.inbox or self.error else 0
+        if self.events & _WRITE and self.world.now >= self._rest_writable_at:
+            ready |= _WRITE
+        return ready & self.events
+
+    def close(self) -> None:
+        """Close the client's end. Bytes that were sent before still arrive."""
+        self.is_open = False
+        self.inbox.clear()
+        self._end_at(
+            max(self._to_server_at, self.world.now + self.path.conditions.longest)
+        )
+        if self in self.path.connections:
+            self.path.connections.remove(self)
+
+    # -- the node's end, and the network between ---------------------------------
+
+    def reply(self, data: bytes) -> bool:
+        """Send from the node. Return False if the bytes are known to be lost."""
+        path = self.path
+        self._to_client_at = max(self._to_client_at, self.world.now + path.delay())
+        if self._to_client_at <= self.lost_from_server:
+            self.world.schedule(self._to_client_at, self._receive, data)
+            return self.is_open and not self.error
+        return False
+
+    def break_(self, after: float, *, silently: bool) -> None:
+        """Lose all messages that would arrive later than in ``after`` seconds."""
+        end = self.world.now + after
+        self.lost_to_server = min(self.lost_to_server, end)
+        self.lost_from_server = min(self.lost_from_server, end)
+        if not silently:
+            self._end_at(end)
+            self.world.schedule(max(end, self._to_client_at), self.refuse)
+
+    def refuse(self) -> None:
+        """Send the client a reset: the node does not know this connection."""
+        if self.is_open and not self.error:
+            self.error = "Connection reset by peer"
+            self._notify()
+
+    def _end_at(self, instant: float) -> None:
+        if instant <= self.lost_to_server:
+            self.ended_at = min(self.ended_at, instant)
+
+    def _receive(self, data: bytes) -> None:
+        if self.is_open and not self.error and self.world.now <= self.lost_from_server:
+            self.inbox += data
+            self._notify()
+
+    def _notify(self) -> None:
+        if self.selector is not None:
+            self.selector.notify()
+
+
+# -- In the place of modules of the core -----------------------------------------
+
+
+class SimConnection(transport.Connection):
+    """A connection of the core whose socket is a simulated `Connection`."""
 
     __slots__ = ()
 
     def __init__(self, connection: Connection) -> None:
         self.sock = connection
         self.reader = new_reader()
-        self.facts = NodeFacts(connection.server.node.run_id, "7.0.15", "")
+        self.facts = transport.NodeFacts(connection.server.node.run_id, "7.0.15", "")
 
     def close(self) -> None:
         """Close it."""
         self.sock.close()
 
     def disown(self) -> None:
-        """Close a forked child's copy. Nobody forks here."""
+        """Close the copy of a forked child. No process forks here."""
         self.sock.close()
 
 
 class Key(NamedTuple):
-    """What ``select`` returns of a connection."""
+    """The part of a ``selectors.SelectorKey`` that the core reads."""
 
     fileobj: Connection
     data: Any
 
 
 class Selector:
-    """Waits for several connections; stands in for a ``selectors`` class."""
+    """Waits for several connections; replaces a class of ``selectors``."""
 
     __slots__ = ("_connections", "_waiting")
 
@@ -60,10 +265,9 @@ class Selector:
         self._waiting: Thread | None = None
 
     def register(self, connection: Connection, events: int, data: Any) -> None:
-        """Wait for a connection from now on."""
+        """Begin to wait for a connection."""
         connection.selector = self
-        connection.key = Key(connection, data)
-        connection.events = events
+        self.modify(connection, events, data)
         self._connections.append(connection)
 
     def modify(self, connection: Connection, events: int, data: Any) -> None:
@@ -72,16 +276,16 @@ class Selector:
         connection.events = events
 
     def unregister(self, connection: Connection) -> None:
-        """Wait for a connection no more."""
+        """Stop waiting for a connection."""
         if connection not in self._connections:
             raise KeyError(connection)
         connection.selector = None
         self._connections.remove(connection)
 
     def select(self, timeout: float) -> list[tuple[Key | None, int]]:
-        """Return what is ready; wait for something to be."""
-        thread = here()
-        thread.process.operate()
+        """Return the connections that are ready; wait for one."""
+        thread = current_thread()
+        thread.process.checkpoint()
         found = self._ready()
         if found or timeout <= 0:
             return found
@@ -98,58 +302,59 @@ class Selector:
         ]
 
     def notify(self) -> None:
-        """Look again: a connection may be ready."""
+        """Wake the thread that waits: a connection may be ready."""
         if self._waiting is not None:
             self._waiting.wake()
 
     def close(self) -> None:
-        """Forget all connections."""
+        """Remove all connections."""
         self._connections.clear()
 
 
 class Network:
-    """All paths, and how connections are made over them."""
+    """All paths, and how clients connect over them."""
 
     def __init__(self, new_rng: Callable[[str], Random]) -> None:
         self._new_rng = new_rng
-        self._numbers = 0
+        self._channels = 0
         self._servers: dict[str, Server] = {}
         self._paths: dict[tuple[str, str], Path] = {}
 
     def add(self, server: Server) -> None:
-        """Make a node known by its label."""
+        """Add a node."""
         self._servers[server.name] = server
 
-    def new_number(self) -> int:
-        """Return a number that nobody else has."""
-        self._numbers += 1
-        return self._numbers
+    def new_channel(self) -> str:
+        """Return a name for a channel that no other process has."""
+        self._channels += 1
+        return f"process{self._channels}"
 
-    def attach(self, process: Process, weather: Weather) -> None:
-        """Lay paths from a client to all nodes."""
+    def attach(self, process: Process, conditions: Conditions) -> None:
+        """Make the paths between a client and all nodes."""
         for name, server in self._servers.items():
             rng = self._new_rng(f"path {process.name} {name}")
-            self._paths[process.name, name] = Path(process, server, rng, weather)
+            self._paths[process.name, name] = Path(process, server, rng, conditions)
 
     def path(self, process: str, server: str) -> Path:
-        """Return the way between two."""
+        """Return the path between a client and a node."""
         return self._paths[process, server]
 
     def paths_to(self, server: str) -> list[Path]:
-        """Return the ways from all clients to one node."""
+        """Return the paths from all clients to one node."""
         return [path for (_, name), path in self._paths.items() if name == server]
 
     def paths_of(self, process: str) -> list[Path]:
-        """Return the ways from one client to all nodes."""
+        """Return the paths from one client to all nodes."""
         return [path for (name, _), path in self._paths.items() if name == process]
 
-    def open_link(self, address: NodeAddress, timeout: float) -> SimLink | str:
-        """Connect; stands in for ``core.link.open_link``."""
-        thread = here()
+    def open_connection(
+        self, address: NodeAddress, timeout: float
+    ) -> SimConnection | str:
+        """Connect to a node; replaces ``transport.connection.open_connection``."""
+        thread = current_thread()
         process = thread.process
-        process.operate()
+        process.checkpoint()
         path = self._paths[process.name, address.name]
-        server = path.server
         late = f"did not accept a connection within {timeout:g} s"
         blocked = path.blocked_for()
         if blocked > timeout:
@@ -158,4 +363,6 @@ class Network:
         thread.park(max(0.0, blocked) + 3 * path.delay())
         if path.blocked_for() > 0:
             return late
-        return SimLink(Connection(path)) if server.is_up else "refused the connection"
+        if not path.server.is_up:
+            return "refused the connection"
+        return SimConnection(Connection(path))

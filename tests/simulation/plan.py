@@ -1,7 +1,7 @@
-"""What a history consists of: everything that is decided before it begins.
+"""A plan: everything about a history that is decided before it begins.
 
-A plan is plain data, so that the minimiser can leave things out and try again.
-``planning`` makes one from a seed.
+A plan is plain data, so that the minimiser can leave parts out and play it again.
+``planner`` makes one from a seed.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.simulation.connection import Weather
+    from tests.simulation.network import Conditions
 
 __all__ = ["ClientPlan", "Fault", "NodePlan", "Operation", "Plan"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that a client does.
+    """One operation of a client.
 
     Attributes:
         kind: A method of ``clients.Task``.
-        key: Of which lock.
-        after: Seconds to pause before.
+        key: The lock.
+        after: Seconds to pause before the operation.
         hold: Seconds to hold the lock.
-        ttl: Seconds, or None for the service's.
-        wait: Seconds to keep trying.
+        ttl: Seconds, or None for the default of the client.
+        wait: Seconds to wait for the lock.
         keep: ``hold_at_least`` in seconds.
-        obeys: Whether it ends its body when the lock was lost.
-        renews: Whether the watchdog renews.
+        stops_on_loss: Whether the body ends when the lock is lost.
+        renews: Whether the watchdog renews the lease.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Operation:
     ttl: float | None = None
     wait: float = 0.0
     keep: float = 0.0
-    obeys: bool = True
+    stops_on_loss: bool = True
     renews: bool = True
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Operation:
         parts += [f"ttl {self.ttl:g}"] if self.ttl else []
         parts += [f"wait {self.wait:.3f}"] if self.wait else []
         parts += [f"keep {self.keep:.3f}"] if self.keep else []
-        parts += [] if self.obeys else ["deaf to losses"]
+        parts += [] if self.stops_on_loss else ["ignores losses"]
         parts += [] if self.renews else ["not renewed"]
         return ", ".join(parts)
 
@@ -57,23 +57,23 @@ class ClientPlan:
     """One client process.
 
     Attributes:
-        name: Of the process.
-        rate: Seconds that its clocks count in a second.
+        name: The name of the process.
+        rate: Seconds that its clocks count per true second.
         skew: Seconds by which its wall clock is ahead.
-        tasks: What each of its threads does, one thing after the other.
-        weather: Of the network around it.
+        tasks: The operations of each thread, in order.
+        conditions: The network around the process.
     """
 
     name: str
     rate: float
     skew: float
     tasks: tuple[tuple[Operation, ...], ...]
-    weather: Weather
+    conditions: Conditions
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node: how its clock runs."""
+    """One node and its clock."""
 
     name: str
     rate: float
@@ -82,16 +82,16 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong.
+    """One fault.
 
     Attributes:
-        kind: See ``faults.KINDS``.
-        at: Seconds since the start; for a trap the number of the client's
-            operation, and for an ambush that of its message, at which it happens.
+        kind: A row of the table in ``faults``.
+        at: Seconds since the start. For "... at operation": the number of the client's
+            operation. For "on call": the number of the client's call of the script.
         on: The node or the client.
-        peer: The other end, where it happens to the way between the two.
-        seconds: For how long, or by how much.
-        how: Which variety.
+        peer: The other end, for a fault of the path between two.
+        seconds: How long it lasts, or by how much a clock is set.
+        how: The variant.
     """
 
     kind: str
@@ -103,25 +103,22 @@ class Fault:
 
     def __str__(self) -> str:
         where = f"{self.on}–{self.peer}" if self.peer else self.on
-        when = f"{self.at:.4f}"
-        if self.kind == "ambush":
-            when = f"message {self.at:g}"
-        elif "trap" in self.kind:
-            when = f"operation {self.at:g}"
-        much = f", {self.seconds:+.3f} s" if self.seconds else ""
-        return f"{when}  {where} {self.kind}{much}{f', {self.how}' if self.how else ''}"
+        numbered = self.kind == "on call" or self.kind.endswith("at operation")
+        kind = f"{self.kind} {self.at:g}" if numbered else f"{self.kind} {self.at:.4f}"
+        seconds = f", {self.seconds:+.3f} s" if self.seconds else ""
+        return f"{where} {kind}{seconds}{f', {self.how}' if self.how else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A history that has not happened yet.
+    """A history that has not been played yet.
 
     Attributes:
-        seed: From which it was made; also of the network's dice.
+        seed: The seed of the plan, and of the network's random numbers.
         initialized: Whether the nodes vote from the start.
-        probes: For each lock that is taken at the very end, the nodes that can
-            be reached for it.
-        is_calm: Whether nothing goes wrong, so that more can be asked for.
+        final_quorums: After all clients have ended, each lock is taken once from each
+            of these sets of nodes.
+        is_calm: Whether the plan has no faults. More rules apply then.
     """
 
     seed: int
@@ -133,29 +130,23 @@ class Plan:
     node_timeout: float
     connect_timeout: float
     initialized: bool
-    probes: tuple[tuple[str, ...], ...]
+    final_quorums: tuple[tuple[str, ...], ...]
     is_calm: bool
 
     @property
     def keys(self) -> list[str]:
-        """The locks that somebody wants."""
-        return sorted(
-            {
-                operation.key
-                for client in self.clients
-                for task in client.tasks
-                for operation in task
-            }
-        )
+        """The locks that clients want."""
+        tasks = [task for client in self.clients for task in client.tasks]
+        return sorted({operation.key for task in tasks for operation in task})
 
     @property
-    def clocks_sane(self) -> bool:
-        """Whether the nodes agree about what time it is."""
+    def clocks_agree(self) -> bool:
+        """Whether the wall clocks of the nodes agree."""
         skews = [node.skew for node in self.nodes]
         return max(skews) - min(skews) <= self.max_ttl / 8
 
-    def without(self, **parts: object) -> Plan:
-        """Return a copy in which something is different."""
+    def but(self, **parts: object) -> Plan:
+        """Return a copy with other values for these parts."""
         return replace(self, **parts)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -165,16 +156,10 @@ class Plan:
             f"{self.max_ttl:g} s, node time-out {self.node_timeout:g} s{start}"
         )
         lines = [head]
-        lines += [
-            f"  {node.name}  clock × {node.rate:.5f}, {node.skew:+.3f} s"
-            for node in self.nodes
-        ]
-        for client in self.clients:
-            lines.append(
-                f"  {client.name}  clock × {client.rate:.5f}, {client.skew:+.3f} s"
-            )
-            for task in client.tasks:
-                lines.append("      thread:")
-                lines += [f"        {operation}" for operation in task]
+        parts: tuple[NodePlan | ClientPlan, ...] = (*self.nodes, *self.clients)
+        for part in parts:
+            lines.append(f"  {part.name}  clock × {part.rate:.5f}, {part.skew:+.3f} s")
+            for task in part.tasks if isinstance(part, ClientPlan) else ():
+                lines += ["      thread:", *(f"        {each}" for each in task)]
         lines += [f"  fault: {fault}" for fault in self.faults]
         return "\n".join(lines)

@@ -7,14 +7,14 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.scripts import ALL_SCRIPTS
-from celery_redlock.core.wire import ErrorReply
-from celery_redlock.testing.nodes import MemoryNode
+from celery_redlock.core.scripts import ALL_SCRIPTS, INITIALIZE
+from celery_redlock.core.transport.resp import ErrorReply
+from celery_redlock.testing import MemoryNode
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
-    from tests.simulation.connection import Connection
-    from tests.simulation.witness import Witness
+    from tests.simulation.network import Connection
+    from tests.simulation.oracles import Oracle
     from tests.simulation.world import World
 
 __all__ = ["Server", "ServerClock"]
@@ -26,7 +26,7 @@ _LOADING = ErrorReply("LOADING Redis is loading the dataset in memory")
 
 
 class ServerClock:
-    """A node's wall clock, by which it also counts ttls, as Redis does."""
+    """The wall clock of a node. Ttls follow it as well, as in Redis."""
 
     __slots__ = ("rate", "skew", "world")
 
@@ -36,203 +36,200 @@ class ServerClock:
         self.skew = skew
 
     def monotonic(self) -> float:
-        """Seconds since 1970, which a step of the clock changes."""
+        """Return seconds since 1970, which a step of the clock changes."""
         return EPOCH + self.skew + self.rate * self.world.now
 
-    def wall_us(self) -> int:
-        """Microseconds since 1970."""
-        return round(self.monotonic() * 1_000_000)
+    def wall(self) -> float:
+        """Return seconds since 1970."""
+        return self.monotonic()
 
 
 class Server:
     """One node.
 
     Attributes:
-        node: What it is made of.
-        epoch: How often it was started; connections belong to one start.
-        is_up: Whether the process runs; it may be hung all the same.
-        gone_silently: The machine is off: nobody even refuses a connection.
-        hung_until: Until then it accepts connections and answers nothing.
-        loading_until: Until then it answers everything with an error.
+        node: Its keys and scripts.
+        starts: The number of its starts. A connection belongs to one start.
+        is_up: Whether the process runs. A process that hangs is up.
+        is_unreachable: Whether the machine is off: nothing refuses a connection.
+        hung_until: It accepts connections and answers nothing until this instant.
+        loading_until: It answers everything with an error until this instant.
     """
 
+    starts = 0
+
     def __init__(
-        self,
-        world: World,
-        witness: Witness,
-        name: str,
-        clock: ServerClock,
+        self, world: World, oracle: Oracle, name: str, clock: ServerClock
     ) -> None:
         self.world = world
-        self.witness = witness
+        self.oracle = oracle
         self.name = name
         self.clock = clock
         self.node = MemoryNode(
             clock, new_run_id=self._next_run_id, publish=self._publish
         )
         self.is_up = True
-        self.gone_silently = False
+        self.is_unreachable = False
         self.hung_until = 0.0
         self.loading_until = 0.0
-        self._knows: set[str] = set()  # scripts, by name
-        self._waiting: list[tuple[Connection, bytes]] = []
-        self._subscribed: dict[bytes, list[Connection]] = {}
+        self._loaded_scripts: set[str] = set()
+        self._unread: list[tuple[Connection, bytes]] = []
+        self._subscribers: dict[bytes, list[Connection]] = {}
         self._snapshot: dict[bytes, Any] = {}
-        witness.lost_memory(self)
-
-    epoch = 0
+        oracle.memory_lost(self)
 
     def _next_run_id(self) -> str:
-        self.epoch += 1
+        self.starts += 1
         return hashlib.sha1(
-            f"{self.name} {self.epoch}".encode(), usedforsecurity=False
+            f"{self.name} {self.starts}".encode(), usedforsecurity=False
         ).hexdigest()
 
-    # -- the network -----------------------------------------------------------
+    # -- commands --------------------------------------------------------------
 
-    def take_in(self, connection: Connection, data: bytes) -> None:
-        """Take bytes that have arrived."""
+    def receive(self, connection: Connection, data: bytes) -> None:
+        """Execute the commands in bytes that have arrived, unless it hangs."""
         now = self.world.now
         if now > connection.lost_to_server:
             return
         if now < self.hung_until:
-            if not self._waiting:
-                self.world.at(self.hung_until, self._wake_up)
-            self._waiting.append((connection, data))
+            if not self._unread:
+                self.world.schedule(self.hung_until, self._resume)
+            self._unread.append((connection, data))
             return
-        if connection.epoch != self.epoch or not self.is_up:
-            if self.is_up or not self.gone_silently:
-                self.world.at(now + connection.path.delay(), connection.refuse)
+        if connection.start != self.starts or not self.is_up:
+            if self.is_up or not self.is_unreachable:
+                arrives_at = now + connection.path.delay()
+                self.world.schedule(arrives_at, connection.refuse)
             return
         reader = connection.reader
         reader.feed(data)
         while (command := reader.gets()) is not False:
-            connection.reply(_encode(self._run(connection, command)))
+            connection.reply(_encode(self._execute(connection, command)))
 
-    def _wake_up(self) -> None:
+    def _resume(self) -> None:
         if self.world.now < self.hung_until:
-            self.world.at(self.hung_until, self._wake_up)
+            self.world.schedule(self.hung_until, self._resume)
             return
-        waiting, self._waiting = self._waiting, []
-        for connection, data in waiting:
-            self.take_in(connection, data)
+        unread, self._unread = self._unread, []
+        for connection, data in unread:
+            self.receive(connection, data)
 
-    def _subscribe(self, connection: Connection, channel: bytes) -> Any:
-        self.witness.count("subscribed")
-        self._subscribed.setdefault(channel, []).append(connection)
-        return [b"subscribe", channel, 1]
-
-    def _publish(self, channel: bytes, message: bytes) -> int:
-        """Tell who has subscribed. Whoever is gone without a word is told in vain."""
-        now, listeners = self.world.now, self._subscribed.get(channel, ())
-        listeners = [each for each in listeners if now < each.ended_at]
-        for connection in listeners:
-            arrives = connection.reply(_encode([b"message", channel, message]))
-            self.witness.count("woken in line" if arrives else "wake-up lost")
-            self.world.note(self.name, f"wakes {connection.path.process.name}")
-        if not listeners:
-            self.witness.count("wake-up passed over")
-        return len(listeners)
-
-    def _run(self, connection: Connection, command: list[bytes]) -> Any:
+    def _execute(self, connection: Connection, command: list[bytes]) -> Any:
         if command[0] == b"SUBSCRIBE":  # also while it is loading
-            return self._subscribe(connection, command[1])
+            self.oracle.count("subscribed")
+            self._subscribers.setdefault(command[1], []).append(connection)
+            return [b"subscribe", command[1], 1]
         if self.world.now < self.loading_until:
-            self.witness.count("loading")
+            self.oracle.count("loading")
             return _LOADING
         if command[0] == b"SCRIPT":  # LOAD
             script = _BY_SOURCE[command[2]]
-            self._knows.add(script.name)
-            self.witness.count("script taught")
+            self._loaded_scripts.add(script.name)
+            self.oracle.count("script loaded")
             return script.sha.encode()
         if command[0] == b"EVALSHA":
             script = _BY_SHA[command[1]]
-            if script.name not in self._knows:
-                self.witness.count("script forgotten")
+            if script.name not in self._loaded_scripts:
+                self.oracle.count("script unknown")
                 return _NOSCRIPT
         else:
             script = _BY_SOURCE[command[1]]
-            self._knows.add(script.name)
+            self._loaded_scripts.add(script.name)
         first = 3 + int(command[2])
         keys, args = command[3:first], command[first:]
-        reply = self.node.run(script, keys, args)
-        self.witness.executed(self, connection, script, keys, args, reply)
-        if self.witness.handovers is not None:
-            self.witness.handovers.executed(self, script.name, keys, args, reply)
+        reply = self.node.execute(script, keys, args)
+        self.oracle.executed(self, connection, script, keys, args, reply)
         return reply
 
-    # -- what happens to it ------------------------------------------------------
+    def _publish(self, channel: bytes, message: bytes) -> int:
+        """Send a message to the subscribers, also to those that were powered off."""
+        now, subscribers = self.world.now, self._subscribers.get(channel, ())
+        subscribers = [each for each in subscribers if now < each.ended_at]
+        for connection in subscribers:
+            arrives = connection.reply(_encode([b"message", channel, message]))
+            self.oracle.count("wake-up sent" if arrives else "wake-up lost")
+            self.world.log(self.name, f"wakes {connection.path.process.name}")
+        if not subscribers:
+            self.oracle.count("wake-up without a subscriber")
+        return len(subscribers)
+
+    # -- faults ----------------------------------------------------------------
 
     def initialize(self, keys: list[str], config: str) -> None:
         """Let it vote from the start."""
-        self.node.redis.look_at_clock()
-        self.node.initialize([key.encode() for key in keys], [config.encode()])
-        self._knows.update(script.name for script in ALL_SCRIPTS)
-        self.witness.synced(self, with_floor=False)
+        self.node.execute(INITIALIZE, keys, [config])
+        self._loaded_scripts.update(script.name for script in ALL_SCRIPTS)
+        self.oracle.synced(self, with_floor=False)
 
     def crash(self, *, silently: bool) -> None:
-        """End the process; what had arrived and was not read is lost."""
+        """End the process, and lose the bytes that it has not read."""
         if not self.is_up:
             return
-        self.world.note(self.name, "crashes")
+        self.world.log(self.name, "crashes")
         self.is_up = False
-        self.gone_silently = silently
-        self.hung_until = 0.0  # else what comes next would wait for its end
-        self._waiting.clear()
-        self._subscribed.clear()
-        for path in self.witness.network.paths_to(self.name):
+        self.is_unreachable = silently
+        self.hung_until = 0.0  # so that later bytes do not wait for the end of the hang
+        self._unread.clear()
+        self._subscribers.clear()
+        for path in self.oracle.network.paths_to(self.name):
             for connection in path.connections:
-                connection.break_(
-                    path.rng.random() * path.weather.longest, told=not silently
-                )
+                after = path.rng.random() * path.conditions.longest
+                connection.break_(after, silently=silently)
 
     def restart(self, memory: str, *, loading: float = 0.0) -> None:
-        """Start it again.
+        """Start the process again.
 
         Args:
-            memory: ``"keep"`` all, ``"lose"`` all, or ``"rollback"`` to the last
+            memory: ``"keep"`` all keys, ``"lose"`` all, or ``"rollback"`` to the last
                 snapshot.
             loading: Seconds for which it answers with errors.
         """
         if self.is_up:
             return
-        self.world.note(self.name, f"starts again (memory: {memory})")
-        self.is_up, self.gone_silently, self.hung_until = True, False, 0.0
+        self.world.log(self.name, f"starts again (memory: {memory})")
+        self.is_up, self.is_unreachable, self.hung_until = True, False, 0.0
         self.loading_until = self.world.now + loading
-        self._knows.clear()
+        self._loaded_scripts.clear()
         self.node.restart(keep_memory=memory != "lose")
         if memory == "rollback":
             self._entries = _copied(self._snapshot)
-        self.witness.lost_memory(self)
+        self.oracle.memory_lost(self)
 
     def flush(self) -> None:
-        """Forget all keys (FLUSHALL)."""
+        """Delete all keys (FLUSHALL)."""
         if self.is_up:
-            self.world.note(self.name, "is flushed")
+            self.world.log(self.name, "is flushed")
             self.node.flush()
-            self.witness.lost_memory(self)
+            self.oracle.memory_lost(self)
 
     def forget_scripts(self) -> None:
-        """Forget all scripts (SCRIPT FLUSH)."""
-        self.world.note(self.name, "forgets its scripts")
-        self._knows.clear()
+        """Remove all scripts (SCRIPT FLUSH)."""
+        self.world.log(self.name, "forgets its scripts")
+        self._loaded_scripts.clear()
 
     def hang(self, seconds: float) -> None:
-        """Answer nothing for so long (SIGSTOP, a slow command, swapping)."""
+        """Answer nothing for a while (SIGSTOP, a slow command, swapping)."""
         if self.is_up:
-            self.world.note(self.name, f"hangs for {seconds:.3f} s")
+            self.world.log(self.name, f"hangs for {seconds:.3f} s")
             self.hung_until = max(self.hung_until, self.world.now + seconds)
 
     def step_clock(self, seconds: float) -> None:
-        """Set its wall clock."""
-        self.world.note(self.name, f"steps its clock by {seconds:+.3f} s")
+        """Set the wall clock."""
+        self.world.log(self.name, f"sets its clock by {seconds:+.3f} s")
         self.clock.skew += seconds
-        self.witness.stepped(self, seconds)
+        self.oracle.clock_stepped(self, seconds)
 
     def take_snapshot(self) -> None:
-        """Save what a rollback goes back to."""
+        """Save the state that a rollback restores."""
         if self.is_up:
             self._snapshot = _copied(self._entries)
+
+    def locks(self) -> list[bytes]:
+        """Return the names of the lock keys that have not expired."""
+        redis = self.node.redis
+        redis.look_at_clock()
+        names = [name for name in self._entries if b":lock:" in name]
+        return [name for name in names if redis.get(name)]
 
     @property
     def _entries(self) -> dict[bytes, Any]:
@@ -242,23 +239,10 @@ class Server:
     def _entries(self, entries: dict[bytes, Any]) -> None:
         self.node.redis._entries = entries  # noqa: SLF001
 
-    def locks(self) -> list[bytes]:
-        """Return the names of the lock keys that are alive."""
-        redis = self.node.redis
-        redis.look_at_clock()
-        return [
-            name
-            for name in list(self._entries)
-            if b":lock:" in name and redis.get(name)
-        ]
-
 
 def _copied(entries: dict[bytes, Any]) -> dict[bytes, Any]:
     return {
-        name: replace(entry, value=entry.value)
-        if isinstance(entry.value, bytes)
-        else replace(entry, value=copy(entry.value))
-        for name, entry in entries.items()
+        name: replace(entry, value=copy(entry.value)) for name, entry in entries.items()
     }
 
 

@@ -1,8 +1,8 @@
 """Play histories until stopped: ``python -m tests.simulation.soak [first seed]``.
 
-Prints how many histories and faults there were, and the seeds of failures; for
-the first failure of each kind also its history, made as small as possible. With
-``--histories N`` it ends by itself, and with ``--seed N`` it shows one history.
+It prints the number of histories and faults, and the seeds of failures. For the first
+failure of each kind it also prints the history, reduced to the parts that it needs.
+``--histories N`` ends after N histories, and ``--seed N`` shows one history.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import time
 
 from tests.simulation.campaign import Tally, campaign, failure_report
 from tests.simulation.history import play
-from tests.simulation.planning import plan_of
-from tests.simulation.seams import simulated_seams
+from tests.simulation.patches import simulated_core
+from tests.simulation.planner import plan_of
 
-_ROUND = 5_000  # histories between two lines of the report
+_ROUND = 5_000  # histories between two lines of the summary
 
 
 def main() -> int:
-    """Play, print, and return how it went: 0 when nothing was found."""
+    """Play and print; return the exit code, 0 when there was no finding."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.soak")
     parser.add_argument("first", nargs="?", type=int, default=0, help="first seed")
     parser.add_argument("--histories", type=int, help="end after so many")
     parser.add_argument("--seed", type=int, help="show this one history and end")
     options = parser.parse_args()
     if options.seed is not None:
-        with simulated_seams():
-            say(play(plan_of(options.seed), traced=True).report())
+        with simulated_core():
+            echo(play(plan_of(options.seed), traced=True).report())
         return 0
-    tally, shown, began = Tally(), set[str](), time.monotonic()
+    tally, kinds, began = Tally(), set[str](), time.monotonic()
     try:
         for start in itertools.count(options.first, _ROUND):
             left = (options.histories or sys.maxsize) - tally.histories
@@ -40,22 +40,22 @@ def main() -> int:
             for part in campaign(range(start, start + min(_ROUND, left))):
                 tally.add(part)
                 for seed, finding in part.failures:
-                    say(f"seed {seed}: {finding}")
+                    echo(f"seed {seed}: {finding}")
                     kind = finding.partition(":")[0]
-                    if kind not in shown:
-                        shown.add(kind)
-                        say(failure_report(seed))
-            summarise(tally, time.monotonic() - began)
+                    if kind not in kinds:
+                        kinds.add(kind)
+                        echo(failure_report(seed))
+            echo(summary(tally, time.monotonic() - began))
     except KeyboardInterrupt:
-        summarise(tally, time.monotonic() - began)
+        echo(summary(tally, time.monotonic() - began))
     for name, count in sorted(tally.coverage.items()):
-        say(f"{count:12,}  {name}")
+        echo(f"{count:12,}  {name}")
     return 1 if tally.failures else 0
 
 
-def summarise(tally: Tally, seconds: float) -> None:
-    """Print a line that says how far it has come."""
-    say(
+def summary(tally: Tally, seconds: float) -> str:
+    """Return the results so far in a line."""
+    return (
         f"{tally.histories:,} histories, {tally.faults:,} faults, "
         f"{tally.coverage['verdict won']:,} grants, {len(tally.failures)} failures "
         f"in {seconds:.0f} s; seeds of failures: "
@@ -63,7 +63,7 @@ def summarise(tally: Tally, seconds: float) -> None:
     )
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Print at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

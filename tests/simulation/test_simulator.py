@@ -1,4 +1,4 @@
-"""The simulator itself: the same seed gives the same history, and can be read."""
+"""The simulator itself: a seed always gives the same history, which can be read."""
 
 from __future__ import annotations
 
@@ -8,50 +8,42 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.fence import stripe_of
+from celery_redlock.core.keys import stripe_of
 from celery_redlock.core.scripts import ACQUIRE, RELEASE
-from celery_redlock.core.wire import pack
-from tests.simulation.connection import Connection, Weather
+from celery_redlock.core.transport.resp import pack
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised
-from tests.simulation.network import Network, SimLink
-from tests.simulation.planning import KEYS, plan_of
-from tests.simulation.plants import PLANTS
-from tests.simulation.seams import simulated_seams
+from tests.simulation.network import Conditions, Connection, Network, SimConnection
+from tests.simulation.oracles import Oracle
+from tests.simulation.patches import simulated_core
+from tests.simulation.planner import KEYS, plan_of
+from tests.simulation.planted_bugs import PLANTED_BUGS
 from tests.simulation.server import Server, ServerClock
-from tests.simulation.witness import Witness
 from tests.simulation.world import Process, Thread, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def seams() -> Iterator[None]:
-    """Put the simulated world under the core."""
-    with simulated_seams():
-        yield
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 7))
-@pytest.mark.usefixtures("seams")
 def test_history_depends_on_its_seed_alone(seed: int) -> None:
-    """Played twice, a seed gives the same history to the last message."""
-    first = play(plan_of(seed), traced=True)
-    second = play(plan_of(seed), traced=True)
+    """A seed that is played twice gives the same history, message by message."""
+    with simulated_core():
+        first = play(plan_of(seed), traced=True)
+        second = play(plan_of(seed), traced=True)
 
     assert first.trace
     assert first.trace == second.trace
 
 
 def test_plan_depends_on_its_seed_alone() -> None:
-    """A seed gives the same plan each time, and another seed another one."""
+    """A seed gives the same plan each time, and another seed another plan."""
     assert plan_of(5) == plan_of(5)
     assert plan_of(5) != plan_of(6)
 
 
-def test_plans_are_of_all_sizes() -> None:
-    """There are histories of one to seven nodes, and of locks that share a stripe."""
+def test_plans_have_all_sizes() -> None:
+    """Plans have one to seven nodes, and some have locks that share a stripe."""
     plans = [plan_of(seed) for seed in range(300)]
 
     assert {len(plan.nodes) for plan in plans} == set(range(1, 8))
@@ -64,13 +56,12 @@ def test_keys_share_a_stripe() -> None:
     assert len({zlib.crc32(key.encode()) for key in KEYS}) == len(KEYS)
 
 
-@pytest.mark.usefixtures("seams")
-def test_minimised_plan_shows_the_same_kind_of_finding_with_less() -> None:
-    """What is left of a failing plan is needed for its failure, and can be read."""
-    (plant,) = (plant for plant in PLANTS if plant.name == "release by DEL")
-    with plant.planted():
+def test_minimised_plan_shows_the_same_finding_with_less() -> None:
+    """A failing plan is reduced to a smaller one with the same kind of finding."""
+    (bug,) = (bug for bug in PLANTED_BUGS if bug.name == "release by DEL")
+    with simulated_core(), bug.planted():
         failing = next(
-            plan for plan in map(plan_of, range(plant.within)) if play(plan).findings
+            plan for plan in map(plan_of, range(bug.within)) if play(plan).findings
         )
         (finding, *_) = play(failing).findings
 
@@ -84,98 +75,110 @@ def test_minimised_plan_shows_the_same_kind_of_finding_with_less() -> None:
     assert finding.kind.upper() in outcome.report()
 
 
-def _process(world: World, rate: float = 1.0) -> Process:
-    return Process(world, "p", rate=rate, skew=0.0)
+# -- The world -----------------------------------------------------------------------
 
 
-def test_pause_holds_up_all_threads_of_a_process() -> None:
-    """A thread that would wake during a pause wakes when that has ended."""
-    world, woken = World(), []
-    process = _process(world)
+@pytest.fixture
+def world() -> World:
+    """Give a world without events."""
+    return World()
 
-    def sleep() -> None:
+
+def start(
+    world: World, body: Callable[[Process], object], rate: float = 1.0
+) -> Process:
+    """Start a process with one thread that runs this body."""
+    process = Process(world, "p", rate=rate, skew=0.0)
+    Thread(target=lambda: body(process), process=process).start()
+    return process
+
+
+def test_pause_delays_all_threads_of_a_process(world: World) -> None:
+    """A thread that would wake during a pause wakes at its end."""
+    woken = []
+
+    def sleep(process: Process) -> None:
         process.clock.sleep(1.0)
         woken.append(world.now)
 
-    Thread(target=sleep, process=process).start()
-    world.at(0.5, process.pause, 3.0)
+    world.schedule(0.5, start(world, sleep).pause, 3.0)
     world.run(10.0)
 
     assert woken == [3.5]
 
 
-def test_clock_runs_at_the_rate_of_its_process() -> None:
-    """A process whose clock is fast sleeps shorter than it thinks."""
-    world, woken = World(), []
-    process = _process(world, rate=1.25)
+def test_clock_runs_at_the_rate_of_its_process(world: World) -> None:
+    """A process whose clock is fast sleeps for less than it asked for."""
+    woken = []
 
-    def sleep() -> None:
+    def sleep(process: Process) -> None:
         process.clock.sleep(1.0)
         woken.append(world.now)
 
-    Thread(target=sleep, process=process).start()
+    start(world, sleep, rate=1.25)
     world.run(10.0)
 
     assert woken == [0.8]
 
 
-def test_dead_process_does_nothing_more() -> None:
+def test_killed_process_does_nothing_more(world: World) -> None:
     """Not even the ``finally`` of a killed process touches the world."""
-    world, done = World(), []
-    process = _process(world)
+    done = []
 
-    def body() -> None:
+    def body(process: Process) -> None:
         try:
             process.clock.sleep(1.0)
         finally:
             process.clock.monotonic()
             done.append(world.now)
 
-    Thread(target=body, process=process).start()
-    world.at(0.5, process.die)
+    world.schedule(0.5, start(world, body).die)
     world.run(10.0)
 
     assert not done
     assert not world.crashes
 
 
-def test_waiting_without_letting_time_pass_is_a_finding() -> None:
-    """Code that asks for the time again and again, and does not wait, is caught."""
-    world = World()
-    process = _process(world)
+def test_busy_loop_is_a_finding(world: World) -> None:
+    """Code that reads the time again and again, and never waits, is found."""
 
-    def spin() -> None:
+    def spin(process: Process) -> None:
         while process.clock.monotonic() < process.origin + 1.0:
             pass
 
-    Thread(target=spin, process=process).start()
+    start(world, spin)
     world.run(10.0)
 
-    assert "in no time" in str(world.crashes[0])
+    assert "operations at once" in str(world.crashes[0])
 
 
-def test_node_that_crashed_while_it_hung_answers_in_order_afterwards() -> None:
-    """What reached it between that and its restart held up what came much later."""
-    world = World()
+def test_node_that_crashed_during_a_hang_answers_in_order_afterwards(
+    world: World,
+) -> None:
+    """Bytes that arrived between the crash and the restart delay no later command."""
     network = Network(Random)
-    witness = Witness(world, network, 1, clocks_sane=True)
-    server = Server(world, witness, "n", ServerClock(world, rate=1.0, skew=0.0))
+    oracle = Oracle(world, network, 1)
+    server = Server(world, oracle, "n", ServerClock(world, rate=1.0, skew=0.0))
     network.add(server)
-    process = _process(world)
-    network.attach(process, Weather(0.001, 0.001))
+    process = Process(world, "p", rate=1.0, skew=0.0)
+    network.attach(process, Conditions(0.001, 0.001))
     path = network.path("p", "n")
     server.hang(10.0)
     server.crash(silently=False)
-    server.take_in(Connection(path), b"")
+    server.receive(Connection(path), b"")
     server.restart("keep")
 
     connection = Connection(path)
     server.hang(1.0)
-    world.at(0.5, server.take_in, connection, pack("SCRIPT", "LOAD", ACQUIRE.source))
-    world.at(1.5, server.take_in, connection, pack("EVALSHA", RELEASE.sha, 0))
+    load, call = (
+        pack(("SCRIPT", "LOAD", ACQUIRE.source)),
+        pack(("EVALSHA", RELEASE.sha, 0)),
+    )
+    world.schedule(0.5, server.receive, connection, load)
+    world.schedule(1.5, server.receive, connection, call)
     world.run(5.0)
 
-    link = SimLink(connection)
-    link.reader.feed(connection.recv(1000))
-    assert link.reader.gets() == ACQUIRE.sha.encode()
-    assert str(link.reader.gets()).startswith("NOSCRIPT")
+    client = SimConnection(connection)
+    client.reader.feed(connection.recv(1000))
+    assert client.reader.gets() == ACQUIRE.sha.encode()
+    assert str(client.reader.gets()).startswith("NOSCRIPT")

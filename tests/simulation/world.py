@@ -1,12 +1,12 @@
-"""Virtual time and one scheduler for all that happens in a history.
+"""Virtual time, and one scheduler for all events of a history.
 
-Client code that blocks runs in greenlets; everything else is an event on one
+The code of clients runs in greenlets, because it blocks. All else is an event on one
 heap. Nothing here reads a real clock, so a history depends on its plan alone.
 
-Each process has clocks of its own and passes `Process.operate` whenever its code
-touches the world (reads a clock, takes a lock, sends, waits): there it can be
-paused, interrupted or killed. What code does in between touches nobody else, so
-a pause there would look the same from outside.
+Each process has its own clocks. It passes `Process.checkpoint` whenever its code uses
+the world (reads a clock, takes a lock, sends, waits). There it can be paused,
+interrupted or killed. Between two checkpoints its code affects no other process, so a
+pause there would look the same from outside.
 """
 
 from __future__ import annotations
@@ -20,42 +20,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from tests.simulation.witness import Witness
+    from tests.simulation.oracles import Oracle
 
-__all__ = ["Clock", "Died", "Interrupted", "Process", "Thread", "World", "here"]
+__all__ = [
+    "Clock",
+    "Interrupted",
+    "Killed",
+    "Process",
+    "Thread",
+    "World",
+    "current_thread",
+]
 
 EPOCH = 1_800_000_000.0  # seconds since 1970 when a history begins
 
 
-class Died(BaseException):
-    """Thrown into the code of a process that was killed: it does nothing more."""
+class Killed(BaseException):
+    """Raised in the code of a killed process, which then does nothing more."""
 
 
 class Interrupted(Exception):  # noqa: N818  (a time limit, not a mistake)
-    """Thrown into a task by a time limit, wherever it happens to be."""
+    """Raised in a task by a time limit, at any operation."""
 
 
-class Spinning(BaseException):
-    """Thrown into code that waits for something without letting time pass."""
+class BusyLoop(BaseException):
+    """Raised in code that waits without letting time pass."""
 
 
-_MANY = 3000  # operations between two looks at whether time passes
+_MOST_AT_ONCE = 3000  # operations of a process between two looks at the time
 _WOKEN = True
 
 
 class World:
-    """The heap of events, and whose turn it is.
+    """The heap of events.
 
     Attributes:
         now: Seconds since the history began.
-        running: The thread whose code runs; None while an event does.
-        stopped: Set by whoever wants no more events to happen.
-        trace: Lines of the history, or None when nobody will read them.
-        crashes: Errors that no code expected: each is a finding.
+        running: The thread whose code runs; None during an event.
+        stopped: Set by code that wants `run` to return after the current event.
+        trace: Lines of the history, or None when no reader wants them.
+        crashes: Unexpected errors. Each is a finding.
     """
 
     current: World
-    witness: Witness
+    oracle: Oracle
 
     def __init__(self, *, traced: bool = False) -> None:
         World.current = self
@@ -68,13 +76,13 @@ class World:
         self._events: list[tuple[float, int, Callable[..., object], Any]] = []
         self._count = 0
 
-    def at(self, instant: float, call: Callable[..., object], *args: Any) -> None:
-        """Plan an event."""
+    def schedule(self, instant: float, call: Callable[..., object], *args: Any) -> None:
+        """Schedule an event."""
         self._count = count = self._count + 1
         heapq.heappush(self._events, (instant, count, call, args))
 
     def run(self, until: float) -> None:
-        """Let events happen up to an instant, or until somebody stops it."""
+        """Let events happen up to an instant, or until ``stopped`` is set."""
         events, pop = self._events, heapq.heappop
         self.stopped = False
         while events and events[0][0] <= until:
@@ -84,10 +92,10 @@ class World:
                 return
         self.now = max(self.now, until)
 
-    def note(self, who: str, what: str) -> None:
-        """Write a line of the history, if somebody will read it."""
+    def log(self, actor: str, text: str) -> None:
+        """Add a line to the trace, if there is one."""
         if self.trace is not None:
-            self.trace.append((self.now, who, what))
+            self.trace.append((self.now, actor, text))
 
 
 class Clock:
@@ -99,37 +107,38 @@ class Clock:
         self.process = process
 
     def monotonic(self) -> float:
-        """Seconds by a clock that runs a little too fast or too slow."""
+        """Return seconds by a clock that runs slightly too fast or too slow."""
         process = self.process
-        process.operate()
+        process.checkpoint()
         return process.origin + process.rate * process.world.now
 
-    def wall_us(self) -> int:
-        """Microseconds since 1970, as far as this machine knows."""
+    def wall(self) -> float:
+        """Return seconds since 1970, by the wall clock of this machine."""
         process = self.process
-        process.operate()
-        return round((EPOCH + process.skew + process.rate * process.world.now) * 1e6)
+        process.checkpoint()
+        return EPOCH + process.skew + process.rate * process.world.now
 
     def sleep(self, seconds: float) -> None:
         """Pause the calling thread."""
-        self.process.operate()
-        here().park(seconds)
+        self.process.checkpoint()
+        current_thread().park(seconds)
 
 
 class Process:
-    """One client: a process on a machine of its own.
+    """One client process, on its own machine.
 
     Args:
-        world: Where it lives.
-        name: What it is called in the history.
-        rate: Seconds that its clocks count in a second.
+        world: The world that it belongs to.
+        name: Its name in the history.
+        rate: Seconds that its clocks count per true second.
         skew: Seconds by which its wall clock is ahead.
 
     Attributes:
-        origin: What its monotonic clock said when the history began.
-        traps: What will happen to it at which operation, the first one last.
-        rng: Its dice.
-        on_death: Called when it has died, before its threads are ended.
+        origin: Its monotonic clock when the history began.
+        triggers: Actions with the number of the operation at which they happen, the
+            next one last.
+        rng: Its random numbers.
+        on_death: Called after its death, before its threads end.
     """
 
     rng: Random
@@ -142,60 +151,60 @@ class Process:
         self.origin = 1000.0
         self.clock = Clock(self)
         self.threads: list[Thread] = []
-        self.traps: list[tuple[int, Callable[[], object]]] = []
+        self.triggers: list[tuple[int, Callable[[], object]]] = []
         self.on_death: list[Callable[[], object]] = []
         self.dead = False
         self.paused_until = 0.0
         self.last_resumed_at = 0.0
-        self.minted = 0
+        self.tokens = 0
         self._operations = 0
-        self._next_trap = self._next_look = _MANY
+        self._next_stop = self._next_look = _MOST_AT_ONCE
         self._last_look_at = -1.0
 
-    def operate(self) -> None:
-        """Pass a point at which the world can do something to this process."""
+    def checkpoint(self) -> None:
+        """Count an operation, and let a fault happen here if one is due."""
         self._operations += 1
-        if self._operations >= self._next_trap:
-            self._spring()
+        if self._operations >= self._next_stop:
+            self._stop()
 
-    def set_traps(self, traps: list[tuple[int, Callable[[], object]]]) -> None:
-        """Plan what happens at which operation of this process."""
-        self.traps = sorted(traps, key=lambda trap: -trap[0])
-        self._plan_next()
+    def set_triggers(self, triggers: list[tuple[int, Callable[[], object]]]) -> None:
+        """Set the actions that happen at certain operations of this process."""
+        self.triggers = sorted(triggers, key=lambda trigger: -trigger[0])
+        self._set_next_stop()
 
-    def _plan_next(self) -> None:
-        self._next_trap = self._next_look
-        if self.traps:
-            self._next_trap = min(self._next_trap, self.traps[-1][0])
+    def postpone(self, action: Callable[[], object]) -> None:
+        """Let an action happen at the next operation instead."""
+        self.set_triggers([*self.triggers, (self._operations + 1, action)])
 
-    def _spring(self) -> None:
+    def _set_next_stop(self) -> None:
+        self._next_stop = self._next_look
+        if self.triggers:
+            self._next_stop = min(self._next_stop, self.triggers[-1][0])
+
+    def _stop(self) -> None:
         if self.dead:
-            raise Died
+            raise Killed
         if self._operations >= self._next_look:
             if self.world.now == self._last_look_at:
-                raise Spinning(f"{self.name} did {_MANY} things in no time")
+                raise BusyLoop(f"{self.name} did {_MOST_AT_ONCE} operations at once")
             self._last_look_at = self.world.now
-            self._next_look = self._operations + _MANY
+            self._next_look = self._operations + _MOST_AT_ONCE
         action = None
-        if self.traps and self._operations >= self.traps[-1][0]:
-            _, action = self.traps.pop()
-        self._plan_next()
+        if self.triggers and self._operations >= self.triggers[-1][0]:
+            _, action = self.triggers.pop()
+        self._set_next_stop()
         if action:
             action()
 
-    def postpone(self, action: Callable[[], object]) -> None:
-        """Let a trap spring at the next operation instead."""
-        self.set_traps([*self.traps, (self._operations + 1, action)])
-
     def instant_of(self, monotonic: float) -> float:
-        """Return the true instant at which its monotonic clock says so."""
+        """Return the true instant of this reading of its monotonic clock."""
         return (monotonic - self.origin) / self.rate
 
     def pause(self, seconds: float) -> None:
-        """Stop all of its threads for so long (SIGSTOP, a GC that takes its time)."""
+        """Stop all of its threads for a while (SIGSTOP, garbage collection)."""
         if self.dead:
             return
-        self.world.note(self.name, f"is paused for {seconds:.3f} s")
+        self.world.log(self.name, f"is paused for {seconds:.3f} s")
         self.paused_until = max(self.paused_until, self.world.now + seconds)
         self.last_resumed_at = self.paused_until
         running = self.world.running
@@ -203,26 +212,26 @@ class Process:
             running.park(0.0)
 
     def die(self) -> None:
-        """End it without letting its code do anything more (SIGKILL)."""
+        """End it at once (SIGKILL)."""
         if self.dead:
             return
         self.dead = True
-        self._next_trap = 0  # whatever it does next is too much
-        self.world.note(self.name, "dies")
+        self._next_stop = 0  # its next operation raises Killed
+        self.world.log(self.name, "dies")
         for call in self.on_death:
             call()
+        self.world.schedule(self.world.now, self._end_threads)
         running = self.world.running
-        self.world.at(self.world.now, self._bury)
         if running is not None and running.process is self:
-            raise Died
+            raise Killed
 
-    def _bury(self) -> None:
+    def _end_threads(self) -> None:
         for thread in self.threads:
             thread.end()
 
 
 class Thread:
-    """A thread of a process; stands in for ``threading.Thread`` in the core."""
+    """A thread of a process; replaces ``threading.Thread`` in the core."""
 
     def __init__(
         self,
@@ -233,7 +242,7 @@ class Thread:
         process: Process | None = None,
         interruptible: bool = False,
     ) -> None:
-        self.process: Process = process or here().process
+        self.process: Process = process or current_thread().process
         self.world = self.process.world
         self.name = name
         self.daemon = daemon
@@ -243,58 +252,58 @@ class Thread:
         self._target = target
         self._greenlet = greenlet(self._main, parent=self.world.hub)
         self._joiners: list[Thread] = []
-        self._turn = 0
+        self._parks = 0
         self._parked = False
         self._started = False
 
     def start(self) -> None:
-        """Let it run, from now on."""
+        """Let it run from now on."""
         self._started = True
-        self.world.at(self.world.now, self._resume, _WOKEN)
+        self.world.schedule(self.world.now, self._resume, _WOKEN)
 
     def is_alive(self) -> bool:
-        """Tell whether it has been started and has not ended."""
+        """Tell whether it has started and has not ended."""
         return self._started and not self._greenlet.dead
 
     def join(self) -> None:
         """Wait for its end."""
         if self.is_alive():
-            self._joiners.append(here())
-            here().park(None)
+            self._joiners.append(current_thread())
+            current_thread().park(None)
 
     def park(self, seconds: float | None) -> bool:
-        """Wait to be woken, for so long by the process's own clock at most.
+        """Wait for `wake`, at most so long by the clock of the process.
 
         Returns:
-            Whether it was woken before that.
+            Whether it was woken in time.
         """
-        self._turn = turn = self._turn + 1
+        self._parks = number = self._parks + 1
         self._parked = True
         world = self.world
         if seconds is not None:
             ends = world.now + max(0.0, seconds) / self.process.rate
-            world.at(ends, self._time_out, turn)
+            world.schedule(ends, self._time_out, number)
         woken: bool = world.hub.switch()
         if self.process.dead:
-            raise Died
+            raise Killed
         return woken
 
     def wake(self) -> bool:
-        """End its wait. Return False if that has ended already."""
+        """End its wait. Return False if the wait has already ended."""
         was_parked, self._parked = self._parked, False
         if was_parked:
-            self.world.at(self.world.now, self._resume, _WOKEN)
+            self.world.schedule(self.world.now, self._resume, _WOKEN)
         return was_parked
 
     def end(self) -> None:
-        """Throw it out of whatever it does. For events, not for threads."""
+        """Raise Killed in it. Called by events, not by threads."""
         if self._greenlet:
             self.world.running = self
-            self._greenlet.throw(Died)
+            self._greenlet.throw(Killed)
             self.world.running = None
 
-    def _time_out(self, turn: int) -> None:
-        if self._parked and self._turn == turn:
+    def _time_out(self, number: int) -> None:
+        if self._parked and self._parks == number:
             self._parked = False
             self._resume(woken=False)
 
@@ -303,7 +312,7 @@ class Thread:
         if process.dead or self._greenlet.dead:
             return
         if world.now < process.paused_until:
-            world.at(process.paused_until, self._resume, woken)
+            world.schedule(process.paused_until, self._resume, woken)
             return
         world.running = self
         self._greenlet.switch(woken)
@@ -312,7 +321,7 @@ class Thread:
     def _main(self, _: bool) -> None:
         try:
             self._target()
-        except Died:
+        except Killed:
             pass
         except BaseException as error:  # noqa: BLE001  (becomes a finding)
             self.world.crashes.append(error)
@@ -321,10 +330,10 @@ class Thread:
             joiner.wake()
 
 
-def here() -> Thread:
+def current_thread() -> Thread:
     """Return the thread whose code is running."""
     thread = World.current.running
     if thread is None:
-        message = "code of a client ran outside of its threads"
+        message = "the code of a client ran outside of its threads"
         raise RuntimeError(message)
     return thread

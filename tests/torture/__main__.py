@@ -14,22 +14,25 @@ from tests.torture.session import torture
 
 
 def main() -> int:
-    """Torture, print the table, and tell whether all was zero that must be."""
+    """Torture and print the table; return 0 if all that must be zero is zero."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.torture",
-        description="Real processes, faults at random, and a judgement at the end.",
+        description="Real processes, faults at random, and verdicts at the end.",
     )
     parser.add_argument(
-        "--seconds", type=float, default=600, help="how long faults are done; 600"
+        "--seconds", type=float, default=600, help="the duration of the faults; 600"
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=secrets.randbelow(10**6),
-        help="chooses faults and jobs; random",
+        help="chooses faults and jobs; a random one",
     )
     parser.add_argument(
-        "--broker", choices=[*BROKERS], default="redis", help="of the workers; redis"
+        "--broker",
+        choices=[*BROKERS],
+        default="redis",
+        help="the broker of the workers; redis",
     )
     parser.add_argument("--json", type=Path, help="a file for the report")
     parser.add_argument(

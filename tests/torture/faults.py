@@ -1,8 +1,8 @@
-"""What goes wrong: chosen by one seed, noted before it is done, undone in time.
+"""Faults at random: a seed chooses them, the journal names them, each is undone.
 
-At most two nodes and two workers are disturbed at once, and at most two nodes are
-without a vote because they restarted: fences are ordered "whatever happens" within
-that bound. Now and then a majority hangs, with no other node disturbed.
+At most two nodes and two workers are disturbed at once, and at most two nodes have no
+vote because they restarted. Within these bounds fences must grow from grant to grant.
+Sometimes a majority of the nodes hangs, and then no other node is disturbed.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from typing import TYPE_CHECKING, Any
 from kombu.exceptions import OperationalError
 
 from celery_redlock.errors import RedlockError
+from tests.harness.processes import descendants
 from tests.torture.site import TTL
-from tests.worker.harness.processes import descendants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery_redlock.devnodes.processes import Worker
     from tests.torture.site import Site
-    from tests.worker.harness.processes import LocalWorker
 
 __all__ = ["Faults"]
 
 _MEAN_PAUSE = 0.9  # seconds between two faults
 _TICK = 0.05
-_BUSY = 0.8  # of the children that are hit, so many run a body
+_BUSY = 0.8  # the share of faults that hit a child with a running body
 _MOST_NODES, _MOST_WORKERS = 2, 2
-_SHORTEST, _LONGEST = 1.2 * TTL, 2.2 * TTL  # of a pause, seconds
+_SHORTEST, _LONGEST = 1.2 * TTL, 2.2 * TTL  # seconds of a pause
 
 
 class Faults:
     """Disturbs a site for a while.
 
     Attributes:
-        counts: How often each fault was done.
-        ended: How often a worker ended that nobody had ended.
+        counts: The number of faults of each kind.
+        ended: The number of workers that ended by themselves.
     """
 
     def __init__(self, site: Site, seed: int) -> None:
         self._site = site
         self._random = random.Random(seed)  # noqa: S311  (no secret)
         self._order = itertools.count()
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._schedule: list[tuple[float, int, Callable[[], None]]] = []
         self._nodes: set[int] = set()
-        self._workers: set[LocalWorker] = set()
+        self._workers: set[Worker] = set()
         self._broker = False
         self._voteless: set[int] = set()
         self._fresh: list[str] = []
@@ -67,8 +67,8 @@ class Faults:
             "node killed, back empty": (5, lambda: self._kill_node(keep=False)),
             "node killed, back with memory": (5, lambda: self._kill_node(keep=True)),
             "node frozen": (7, self._freeze_node),
-            "node cut off": (6, lambda: self._spoil("cut")),
-            "node deaf": (5, lambda: self._spoil("deaf")),
+            "node cut off": (6, lambda: self._spoil("cut off")),
+            "replies of a node held": (5, lambda: self._spoil("mute")),
             "node slow": (5, lambda: self._spoil("slow")),
             "connections reset": (4, lambda: self._spoil("reset")),
             "majority frozen": (2, self._freeze_majority),
@@ -80,7 +80,7 @@ class Faults:
         }
 
     def run(self, seconds: float) -> None:
-        """Disturb for so long, then undo what is not undone yet."""
+        """Disturb for this number of seconds, then undo the faults that are left."""
         now = time.monotonic()
         end, due = now + seconds, now + 2
         while (now := time.monotonic()) < end:
@@ -97,10 +97,10 @@ class Faults:
     def _supervise(self) -> None:
         """Start a worker again that has ended by itself, as any deployment does.
 
-        Celery's Redis consumer may end so when its broker refuses connections.
+        Celery's Redis consumer can end by itself when the broker refuses connections.
         """
         for worker in self._site.workers:
-            if worker.status == "exited" and worker not in self._workers:
+            if not worker.is_running and worker not in self._workers:
                 self.ended += 1
                 worker.start()
 
@@ -113,11 +113,11 @@ class Faults:
 
     def _later(self, seconds: float, undo: Callable[[], None]) -> None:
         entry = (time.monotonic() + seconds, next(self._order), undo)
-        heapq.heappush(self._agenda, entry)
+        heapq.heappush(self._schedule, entry)
 
     def _undo(self, until: float) -> None:
-        while self._agenda and self._agenda[0][0] <= until:
-            heapq.heappop(self._agenda)[2]()
+        while self._schedule and self._schedule[0][0] <= until:
+            heapq.heappop(self._schedule)[2]()
         for number in [*self._voteless - self._nodes]:
             with contextlib.suppress(RedlockError):
                 if self._site.votes(number):
@@ -134,20 +134,20 @@ class Faults:
 
     # -- Workers ---------------------------------------------------------------
 
-    def _worker(self) -> LocalWorker | None:
+    def _worker(self) -> Worker | None:
         well = [one for one in self._site.workers if one not in self._workers]
         if len(self._workers) >= _MOST_WORKERS or not well:
             return None
         worker = self._random.choice(well)
-        return worker if worker.status == "running" else None
+        return worker if worker.is_running else None
 
-    def _child(self) -> tuple[LocalWorker, int] | None:
+    def _child(self) -> tuple[Worker, int] | None:
         worker = self._worker()
         if worker is None or worker.pool != "prefork":
             return None
         children = descendants(worker.pid)
         busy = [pid for pid in children if pid in self._bodies.values()]
-        # An idle child is of interest too: it may be about to ack, or to begin.
+        # Some faults hit an idle child: it may be about to ack, or to begin.
         if busy and self._random.random() < _BUSY:
             children = busy
         return (worker, self._random.choice(children)) if children else None
@@ -158,11 +158,11 @@ class Faults:
             return False
         self._workers.add(worker)
         self._site.journal.note("killing", victim=worker.pid)
-        os.kill(worker.pid, signal.SIGKILL)
+        worker.signal(signal.SIGKILL)
 
         def start() -> None:
-            with contextlib.suppress(AssertionError):  # judged at the end
-                worker.wait()  # for the last of its children
+            with contextlib.suppress(RedlockError):  # the verdicts count it
+                worker.wait()  # its children end, too
             worker.start()
             self._later(8, lambda: self._workers.discard(worker))  # it starts up
 
@@ -174,8 +174,7 @@ class Faults:
         if found is None:
             return False
         self._site.journal.note("killing", victim=found[1])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(found[1], signal.SIGKILL)
+        self._signal(found[1], signal.SIGKILL)
         return True
 
     def _freeze(self, *, child: bool) -> bool:
@@ -251,29 +250,29 @@ class Faults:
         self._later(self._random.uniform(_SHORTEST, _LONGEST), thaw)
         return True
 
-    def _spoil(self, mode: str) -> bool:
+    def _spoil(self, fault: str) -> bool:
         number = self._node()
         if number is None:
             return False
-        if mode == "reset":
-            self._site.line(number, mode)
+        if fault == "reset":
+            self._site.spoil(number, fault)
             return True
-        return self._spoil_lines(mode, [number])
+        return self._spoil_nodes(fault, [number])
 
     def _cut_majority(self) -> bool:
         if self._nodes or self._voteless:
             return False
-        mode = self._random.choice(["cut", "deaf"])
-        return self._spoil_lines(mode, self._random.sample(range(5), 3))
+        fault = self._random.choice(["cut off", "mute"])
+        return self._spoil_nodes(fault, self._random.sample(range(5), 3))
 
-    def _spoil_lines(self, mode: str, numbers: list[int]) -> bool:
+    def _spoil_nodes(self, fault: str, numbers: list[int]) -> bool:
         self._nodes |= set(numbers)
         for number in numbers:
-            self._site.line(number, mode)
+            self._site.spoil(number, fault)
 
         def mend() -> None:
             for number in numbers:
-                self._site.line(number, "open")
+                self._site.mend(number)
             self._recovered(*numbers)
 
         self._later(self._random.uniform(0.5, _LONGEST), mend)
@@ -295,11 +294,10 @@ class Faults:
         if self._broker:
             return False
         self._broker = True
-        self._site.broker.kill("SIGKILL")
+        self._site.broker.kill()
 
         def start() -> None:
             self._site.broker.start()
-            self._site.broker.ready()
             self._broker = False
 
         self._later(self._random.uniform(0.2, 2), start)
@@ -312,7 +310,7 @@ class Faults:
         self._site.broker.pause()
 
         def thaw() -> None:
-            self._site.broker.unpause()
+            self._site.broker.resume()
             self._broker = False
 
         self._later(self._random.uniform(1, TTL), thaw)

@@ -1,10 +1,10 @@
-"""Who ran when, and until when its lease was valid: the journal, put together.
+"""The histories: the runs in the journal, and until when their leases were valid.
 
-A run is *present* from its first to its last line. It is *proven* from its first
-line to the last moment at which its own lease said that it was valid: what it said
-was asked after the moment of the line, and a lease never becomes valid again, so
-the moment is not too late. Where a later line says that the lease is over, the
-validity that this lease names is the end, if the body was there until then.
+A run is *present* from its first line to its last. It is *proven* from its first line
+to the last moment at which its own lease said that it was valid. The run asks the lease
+after the time of the line, and a lease never becomes valid again, so this moment is not
+too late. If a later line says that the lease is over, the end of validity that the
+lease names is the end of the proof, if the body was present then.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["Histories", "Run"]
 
 @dataclass
 class Run:
-    """One execution of a body.
+    """One run of a body.
 
     Attributes:
-        id: Unlike any other's.
+        id: A unique name.
         task_id: The job.
-        task: The name of the job's task.
-        key: What it locked.
+        task: The name of the task.
+        key: The key of the lock.
         pid: The process.
-        fence: Its lease's.
-        asked: When the attempt that won its lease was begun, monotonic seconds.
-        began: Its first line.
-        last: Its last line.
-        proven: Until when its lease was valid while it was there.
-        outcome: ``"done"``, an error's name, or None for one that was killed.
-        lines: What it noted besides steps.
+        fence: The fence of the lease.
+        asked: The begin of the attempt that won the lease, in monotonic seconds.
+        began: The time of its first line.
+        last: The time of its last line.
+        proven: Until when its lease was valid while it was present.
+        outcome: ``"done"``, the name of an error, or None if it was killed.
+        lines: Its lines, without the steps.
     """
 
     id: str
@@ -54,7 +54,7 @@ class Run:
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, line: dict[str, Any]) -> None:
-        """Take in one more line of it."""
+        """Add a line."""
         if line["valid"]:
             self.proven = line["at"]
         elif self.proven < line["until"] <= line["at"]:
@@ -66,11 +66,11 @@ class Run:
             self.outcome = line["outcome"]
 
     def overlaps(self, other: Run) -> bool:
-        """Tell whether both were present at one instant."""
+        """Tell whether both runs were present at one instant."""
         return self.began < other.last and other.began < self.last
 
     def collides(self, other: Run) -> bool:
-        """Tell whether both leases were valid at one instant, by their own word."""
+        """Tell whether both leases said at one instant that they were valid."""
         return self.began < other.proven and other.began < self.proven
 
     def moment(self, event: str) -> dict[str, Any] | None:
@@ -79,13 +79,13 @@ class Run:
 
 
 class Histories:
-    """All that the journal tells.
+    """The contents of the journal.
 
     Attributes:
-        runs: All runs, by their id.
-        sent: The kind of each job that was sent, by its task id.
-        chords: Of which chord a job is a part.
-        events: The lines of each other kind of event.
+        runs: The runs by their id.
+        sent: The kind of each sent job by its task id.
+        chords: The chord of each job that is a part of one.
+        events: The other lines by the kind of event.
     """
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
@@ -129,10 +129,10 @@ class Histories:
             pauses[line["victim"]].append((line["at"], end))
         return pauses
 
-    # -- Questions -------------------------------------------------------------
+    # -- Queries --------------------------------------------------------------------
 
     def pairs(self) -> Iterator[tuple[Run, Run]]:
-        """Return each two runs of one key, the earlier first, that were near."""
+        """Return each pair of runs of one key, the earlier run first."""
         by_key: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self.runs.values():
             by_key[run.key].append(run)
@@ -141,20 +141,20 @@ class Histories:
             yield from itertools.combinations(runs, 2)
 
     def was_frozen(self, run: Run, at: float) -> bool:
-        """Tell whether its process stood still at some time of it up to a moment."""
+        """Tell whether the process of a run was frozen during it, up to a moment."""
         pauses = self._frozen.get(run.pid, ())
         return any(start <= at and run.began <= end for start, end in pauses)
 
-    def was_told(self, run: Run) -> bool:
-        """Tell whether its body was told that the lock is lost."""
+    def was_notified(self, run: Run) -> bool:
+        """Tell whether the body of a run was notified of the loss of its lock."""
         return run.outcome == "LockLost" or (run.key, run.fence) in self._lost
 
     def tasks(self, event: str) -> set[str]:
-        """Return the jobs that an event tells of."""
+        """Return the jobs of this kind of event."""
         return {line["task_id"] for line in self.events[event]}
 
     def traces(self, task_id: str) -> str:
-        """Tell what became of a job: where it may have been lost."""
+        """Describe the way of a job, to find out where it was lost."""
         facts: dict[str, Any] = {
             event: sum(line["task_id"] == task_id for line in self.events[event])
             for event in ("published", "received", "conflict")

@@ -1,7 +1,7 @@
-"""Storage that refuses late writers: cells with a fence, and all writes they took.
+"""Storage that refuses late writers: cells with a fence, and all accepted writes.
 
-The line of a write is inserted in the transaction of the write itself, so the
-order of the lines is the order in which SQLite accepted them.
+The row of a write is inserted in the transaction of the write, so the order of the rows
+is the order in which SQLite accepted the writes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Ledger:
         return elements
 
     def write(self, name: str, fence: int, run: str, value: list[str]) -> None:
-        """Write a cell, and the line that tells of it.
+        """Write a cell, and the row of this write.
 
         Raises:
             StaleFence: A later holder has been here; nothing was written.
@@ -99,13 +99,13 @@ class Ledger:
             return [(name, fence, run) for name, fence, run in rows]
 
     def elements(self) -> set[str]:
-        """Return what all cells hold."""
+        """Return the elements of all cells."""
         with Session(self._engine) as session:
             texts = session.scalars(select(Cell.value)).all()
         return {element for text in texts for element in json.loads(text)}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._engine.dispose()
 
 

@@ -1,8 +1,8 @@
-"""Publishes jobs at random times until it is told to end by SIGTERM.
+"""Publishes jobs at random times until SIGTERM.
 
-``python -m tests.torture.producer SEED``. The moment before a job is published is
-noted as "sending" and the moment after as "sent": only a job that was sent must
-not be lost.
+``python -m tests.torture.producer SEED``. It records the moment before a job is
+published as "sending", and the moment after as "sent". Only sent jobs must not be
+lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kombu.exceptions import ChannelError
 from tests.torture.names import CELLS, COUNTERS, SETS
 
 READY = "jobs are being published"
-_CROWD = 40  # messages in the queue from which on it waits
+_CROWD = 40  # it waits while the queue has more messages
 _MEAN_PAUSE = 0.3  # seconds
 
 KINDS = {
@@ -39,7 +39,7 @@ class Producer:
     """Chooses jobs with one seed."""
 
     def __init__(self, seed: str) -> None:
-        from tests.torture import project  # noqa: PLC0415  (it wants settings)
+        from tests.torture import project  # noqa: PLC0415  (it needs settings)
 
         self._jobs = project
         self._random = random.Random(seed)  # noqa: S311  (no secret)
@@ -89,7 +89,7 @@ class Producer:
                 ]
                 call = chord(parts, self._jobs.tail.s())
             case _:
-                # Now and then long enough to be renewed a few times.
+                # Some are long enough for a few renewals.
                 longer = seconds * dice.choice([1, 1, 1, 8])
                 call = self._jobs.count.s(counter, longer)
         return call, options
@@ -116,7 +116,7 @@ def main(seed: str) -> None:
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
     producer = Producer(seed)
-    print(READY, flush=True)  # noqa: T201  (whoever started it waits for this)
+    print(READY, flush=True)  # noqa: T201  (the site waits for this line)
     while not end.is_set():
         producer.publish()
         producer.pause(end)

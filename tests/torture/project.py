@@ -1,7 +1,6 @@
 """The app of the torture and its jobs; workers and producers import it.
 
-Every job may be run more than once, and says when it is there, step by step, with
-what its lease says at that moment.
+Every job may run more than once. It records each step, with the state of its lease.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from celery.exceptions import Reject
 from celery_redlock import current_lease, signals, singleton_task
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.policies import Retry, Wait
-from tests.torture.journal import FOLDER, Journal
 from tests.torture.ledger import Ledger
-from tests.torture.names import SETTINGS
+from tests.torture.names import FOLDER, SETTINGS, journal_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +38,7 @@ _WIDTH = 12  # digits of a counter
 app = Celery("torture", set_as_current=False)
 app.conf.update(json.loads(os.environ[SETTINGS]))
 folder = Path(os.environ[FOLDER])
-journal = Journal.here()
+journal = journal_in(folder)
 ledger = Ledger(folder)
 _numbers = itertools.count()
 
@@ -49,7 +47,7 @@ _numbers = itertools.count()
 
 
 class Run:
-    """One execution of a body, as the journal sees it."""
+    """One run of a body in the journal."""
 
     def __init__(self, task: Task, lease: Lease) -> None:
         self.id = f"{os.getpid()}-{next(_numbers)}"
@@ -57,13 +55,13 @@ class Run:
         self._facts = {"run": self.id, "key": lease.key, "task_id": task.request.id}
 
     def note(self, event: str, **facts: Any) -> None:
-        """Note an event, and what the lease says no earlier than that."""
+        """Record an event, and the state of the lease after it."""
         at = time.monotonic()
         lease = {"valid": self.lease.is_valid(), "until": self.lease.until}
         journal.note(event, at=at, **self._facts, **lease, **facts)
 
     def work(self, seconds: float) -> None:
-        """Pass the time, and say so in steps."""
+        """Work for a time, and record steps."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(_STEP)
@@ -72,7 +70,7 @@ class Run:
 
 @contextmanager
 def running(task: Task) -> Iterator[Run]:
-    """Note that a body runs, and how it ended."""
+    """Record a run of a body, and its end."""
     lease = current_lease()
     if lease is None:
         message = f"{task.name} runs without a lock"
@@ -94,12 +92,12 @@ def running(task: Task) -> Iterator[Run]:
 
 
 def soon(_: Outage) -> Retry:
-    """Come back soon: outages are short here."""
+    """Retry soon: outages are short here."""
     return Retry(1.5)
 
 
 def wait_first(conflict: Conflict) -> Wait | Retry:
-    """Wait a moment in the slot, then go back into the queue."""
+    """Wait a moment in the worker, then republish the call."""
     return Retry(0.5) if conflict.waited else Wait(0.7)
 
 
@@ -117,9 +115,9 @@ AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.5}
 
 
 def again(task: Task, error: Exception | None = None) -> NoReturn:
-    """Retry in a moment, however long the broker is away.
+    """Retry in a moment, also while the broker does not answer.
 
-    Celery gives a retry up for good (Reject) when the broker does not take it.
+    Celery ends a job for good (Reject) if the broker does not accept its retry.
     """
     while True:
         try:
@@ -129,7 +127,7 @@ def again(task: Task, error: Exception | None = None) -> NoReturn:
 
 
 def increment(task: Task, name: str, seconds: float, retries: int) -> str:
-    """Add one to a counter as wrongly as can be: read, wait, write."""
+    """Add one to a counter without any protection: read, wait, write."""
     with running(task) as run:
         if task.request.retries < retries:
             again(task)
@@ -148,13 +146,13 @@ def increment(task: Task, name: str, seconds: float, retries: int) -> str:
 
 @singleton_task(name="count", **JOB, **AGAIN)
 def count(self: Task, name: str, seconds: float, retries: int = 0) -> str:
-    """Increment; a loser comes back later."""
+    """Increment; a refused call comes back later."""
     return increment(self, name, seconds, retries)
 
 
 @singleton_task(name="count-wait", **JOB, on_conflict=wait_first)
 def count_wait(self: Task, name: str, seconds: float) -> str:
-    """Increment; a loser waits, then comes back later."""
+    """Increment; a refused call waits, then comes back later."""
     return increment(self, name, seconds, 0)
 
 
@@ -162,22 +160,22 @@ def count_wait(self: Task, name: str, seconds: float) -> str:
     name="count-skip", **{**JOB, "on_lock_lost": "abort"}, on_conflict="skip"
 )
 def count_skip(self: Task, name: str, seconds: float) -> str:
-    """Increment; a loser is skipped, and a loss ends it."""
+    """Increment; a refused call is skipped, and a loss ends the body."""
     return increment(self, name, seconds, 0)
 
 
 @singleton_task(name="write", **JOB, **AGAIN)
 def write(self: Task, name: str, seconds: float) -> str:
-    """Write under the fence after a while; nobody can talk it out of it.
+    """Write with the fence after a while, even after the loss of the lock.
 
-    It does not look at its lease, and goes on when it is told that it is lost: only
-    the fence can keep it from writing late.
+    The body ignores its lease and the notification of the loss. Only the fence can keep
+    it from writing late.
     """
     with running(self) as run:
         try:
             run.work(seconds)
         except LockLost:
-            run.note("deaf")
+            run.note("went on")
         try:
             ledger.write(name, run.lease.fence, run.id, [])
         except StaleFence as error:
@@ -188,7 +186,7 @@ def write(self: Task, name: str, seconds: float) -> str:
 
 @singleton_task(name="add", **JOB, **AGAIN)
 def add(self: Task, name: str, seconds: float) -> str:
-    """Add its id to a set: read the list, wait, write the longer list."""
+    """Add the job's id to a set: read the list, wait, write the longer list."""
     element, fence = str(self.request.id), None
     with running(self) as run:
         fence = run.lease.fence
@@ -210,34 +208,34 @@ def tail(self: Task, results: list[str]) -> int:
     return len(results)
 
 
-# -- What is told ------------------------------------------------------------------
+# -- Signals -----------------------------------------------------------------------
 
 
 @signals.lock_lost.connect
 def on_lost(lease: Lease, task_id: str, **_: Any) -> None:
-    """Note that a body is told that its lock is lost."""
+    """Record that a body is notified of the loss of its lock."""
     journal.note("lost", key=lease.key, task_id=task_id, fence=lease.fence)
 
 
 @signals.lock_renewed.connect
 def on_renewed(lease: Lease, task_id: str, lateness: float, **_: Any) -> None:
-    """Note how late a renewal was."""
+    """Record the lateness of a renewal."""
     journal.note("renewed", key=lease.key, task_id=task_id, late=round(lateness, 3))
 
 
 @signals.lock_conflict.connect
 def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
-    """Note what a loser does."""
+    """Record the decision on a refused call."""
     journal.note("conflict", task_id=conflict.task_id, decision=type(decision).__name__)
 
 
 @celery_signals.after_task_publish.connect(weak=False)
 def on_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
-    """Note that a message was given to the broker."""
+    """Record that the broker has accepted a message."""
     journal.note("published", task_id=(headers or {}).get("id"))
 
 
 @celery_signals.task_received.connect(weak=False)
 def on_received(request: Any = None, **_: Any) -> None:
-    """Note that a message reached a worker."""
+    """Record that a worker has received a message."""
     journal.note("received", task_id=request.id)

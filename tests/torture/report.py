@@ -1,4 +1,4 @@
-"""What a torture found: a table for people and JSON for machines."""
+"""The report of a torture: a table for the terminal, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["Report"]
 
-_EVIDENCE = 5  # pieces that are shown of each
+_EVIDENCE = 5  # lines for each verdict
 
 
 @dataclasses.dataclass
@@ -17,22 +17,22 @@ class Report:
     """The outcome of one torture.
 
     Attributes:
-        broker: Which broker carried the jobs.
-        seed: What chose the faults and the jobs.
-        seconds: How long faults were done.
-        settled: Seconds until all was done after them.
-        jobs: How many were sent, by kind.
-        runs: How many bodies ran.
-        faults: How often each was done.
-        zero: What must be zero.
-        apart: What may happen.
-        evidence: What was seen of what must be zero.
+        broker: The broker of the workers.
+        seed: The seed of the faults and the jobs.
+        seconds: The duration of the faults.
+        finished_after: The seconds from the last fault until all jobs had ended.
+        jobs: The number of sent jobs, by kind.
+        runs: The number of runs of bodies.
+        faults: The number of faults, by kind.
+        zero: The counts that must be zero.
+        apart: The counts that may be more.
+        evidence: The events that were counted for `zero`.
     """
 
     broker: str
     seed: int
     seconds: float
-    settled: float
+    finished_after: float
     jobs: dict[str, int]
     runs: int
     faults: dict[str, int]
@@ -42,18 +42,18 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all is zero that must be, and enough was done to tell."""
+        """Whether all counts that must be zero are zero, with enough jobs to tell."""
         return not any(self.zero.values()) and sum(self.jobs.values()) >= self.seconds
 
     def json(self) -> str:
-        """Return all of it for machines."""
+        """Return the report as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
     def sections(self) -> list[tuple[str, dict[str, int]]]:
         """Return the parts of the table."""
         return [
             ("must be zero", self.zero),
-            ("counted apart", self.apart),
+            ("may be more", self.apart),
             (f"{sum(self.faults.values())} faults", self.faults),
             (f"{sum(self.jobs.values())} jobs, {self.runs} runs", self.jobs),
         ]
@@ -62,7 +62,7 @@ class Report:
         """Return the line above the table."""
         return (
             f"torture: {self.broker}, seed {self.seed}, {self.seconds:g} s of faults, "
-            f"settled {self.settled:.0f} s later"
+            f"all jobs ended {self.finished_after:.0f} s later"
         )
 
     def text(self) -> str:
@@ -74,7 +74,7 @@ class Report:
         return "\n".join(lines)
 
     def proofs(self) -> str:
-        """Return what was seen of that which must be zero."""
+        """Return the events of the counts that must be zero."""
         return "\n".join(
             f"{what}: {one}"
             for what, seen in self.evidence.items()
@@ -82,7 +82,7 @@ class Report:
         )
 
     def show(self) -> None:
-        """Print the table, with colours where rich and a terminal are there."""
+        """Print the table, with colours if rich is installed."""
         try:
             from rich.console import Console  # noqa: PLC0415  (may be absent)
             from rich.table import Table  # noqa: PLC0415  (may be absent)

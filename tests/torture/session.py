@@ -1,4 +1,4 @@
-"""One torture from beginning to end."""
+"""One torture from begin to end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery import states
 
 from tests.torture.faults import Faults
 from tests.torture.histories import Histories
-from tests.torture.journal import Journal
+from tests.torture.names import journal_in
 from tests.torture.report import Report
 from tests.torture.site import MAX_TTL, Site
 from tests.torture.verdicts import Verdicts
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["torture"]
 
-_PATIENCE = 60.0  # seconds without any progress
-_WHEN_IDLE = 5.0  # the same, while there is no message anywhere
+_PATIENCE = 60.0  # seconds without progress
+_WHEN_IDLE = 5.0  # the same, if the broker has no message
 _FREE_WITHIN = 3 * MAX_TTL  # a ttl and a quarantine
 
 
-def torture(  # noqa: PLR0913  (each of them is chosen by somebody)
+def torture(  # noqa: PLR0913  (each of them is a choice)
     seconds: float,
     seed: int,
     *,
@@ -36,18 +36,15 @@ def torture(  # noqa: PLR0913  (each of them is chosen by somebody)
     folder: Path | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Report:
-    """Torture for so long, wait until all has settled, and judge.
+    """Do faults, wait until all jobs have ended, and judge the journal.
 
     Args:
-        seconds: How long faults are done.
+        seconds: The duration of the faults.
         seed: Chooses faults and jobs.
         broker: ``"redis"`` or ``"rabbitmq"``.
-        split: Plant a bug: each worker locks on a node of its own.
-        folder: Where the journal and the logs go; a temporary one by default.
-        say: Is told what happens.
-
-    Returns:
-        What was found.
+        split: Plant a bug: each worker locks on another node.
+        folder: An empty folder for journal and logs; a temporary one by default.
+        say: Gets a line for each step.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="redlock-torture-") as name:
@@ -57,12 +54,12 @@ def torture(  # noqa: PLR0913  (each of them is chosen by somebody)
         faults = Faults(site, seed)
         faults.run(seconds)
         over = time.monotonic()
-        say(f"{faults.counts.total()} faults are done; everything is healed")
+        say(f"{faults.counts.total()} faults are done and undone")
         site.end_production()
         site.heal()
-        histories = Histories(Journal(folder).news())
-        results, restarts = _settle(site, histories.sent, say)
-        settled = time.monotonic() - over
+        histories = Histories(journal_in(folder).news())
+        results, restarts = _finish(site, histories.sent, say)
+        took = time.monotonic() - over
         say("judging")
         left: list[str] = []
         try:
@@ -70,7 +67,7 @@ def torture(  # noqa: PLR0913  (each of them is chosen by somebody)
         except AssertionError:
             left = site.looks.locks()
         stubborn = site.end_workers()
-        verdicts = Verdicts(Histories(Journal(folder).news()))
+        verdicts = Verdicts(Histories(journal_in(folder).news()))
         verdicts.judge(
             results=results,
             writes=site.ledger.writes(),
@@ -79,16 +76,16 @@ def torture(  # noqa: PLR0913  (each of them is chosen by somebody)
         )
         verdicts.found("locks left behind", left)
         verdicts.found("processes left behind", site.left_behind())
-        verdicts.apart["workers restarted because nothing went on"] = restarts
+        verdicts.apart["workers restarted because no job ended"] = restarts
         verdicts.apart["workers that ended by themselves"] = faults.ended
         verdicts.apart["workers that did not end by SIGTERM"] = stubborn
         return Report(
             broker=broker,
             seed=seed,
             seconds=seconds,
-            settled=settled,
+            finished_after=took,
             jobs=dict(Counter(histories.sent.values())),
-            runs=len(Histories(Journal(folder).news()).runs),
+            runs=len(Histories(journal_in(folder).news()).runs),
             faults=dict(faults.counts),
             zero=verdicts.zero,
             apart=dict(verdicts.apart),
@@ -96,31 +93,31 @@ def torture(  # noqa: PLR0913  (each of them is chosen by somebody)
         )
 
 
-def _settle(
+def _finish(
     site: Site, jobs: dict[str, str], say: Callable[[str], object]
 ) -> tuple[dict[str, tuple[str, str]], int]:
-    """Wait until all jobs have ended, or nothing goes on any more.
+    """Wait until all jobs have ended, or there is no progress any more.
 
-    Celery's own consumers sometimes stay deaf after their broker was away: where
-    nothing goes on, the workers are restarted once, which is counted.
+    Celery's consumers sometimes take no messages after a failure of the broker. Then
+    the workers are restarted once, and the report counts this.
 
     Returns:
-        State and error of each job, and how many workers were restarted.
+        State and error of each job, and the number of restarted workers.
     """
     waiting, restarts = set(jobs), 0
-    if not _goes_on(site, waiting) and not site.broker.idles():
-        say(f"{len(waiting)} jobs do not go on; the workers are restarted")
+    if not _all_end(site, waiting) and not site.broker.is_idle():
+        say(f"{len(waiting)} jobs make no progress; the workers are restarted")
         site.restart_workers()
         restarts = len(site.workers)
-        _goes_on(site, waiting)
+        _all_end(site, waiting)
     return {job: _result(site, job) for job in jobs}, restarts
 
 
-def _goes_on(site: Site, waiting: set[str]) -> bool:
-    """Wait for jobs until all have ended (True) or none has for a while (False)."""
+def _all_end(site: Site, waiting: set[str]) -> bool:
+    """Wait until all jobs have ended (True), or none has for a while (False)."""
     last = time.monotonic()
     while waiting:
-        patience = _WHEN_IDLE if site.broker.idles() else _PATIENCE
+        patience = _WHEN_IDLE if site.broker.is_idle() else _PATIENCE
         if time.monotonic() - last > patience:
             break
         before = len(waiting)

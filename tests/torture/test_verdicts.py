@@ -1,4 +1,4 @@
-"""The judges can convict: each verdict on a history made for it."""
+"""The verdicts: each one counts a history that a test makes for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from celery import states
 
 from tests.torture.histories import Histories
-from tests.torture.journal import Journal
+from tests.torture.names import journal_in
 from tests.torture.verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ MISSING = "acknowledged elements missing"
 LOST, SILENT = "jobs lost", "results that never came"
 
 
-class Pen:
+class Writer:
     """Writes a journal."""
 
     def __init__(self, folder: Path) -> None:
-        self.journal = Journal(folder)
+        self.journal = journal_in(folder)
 
     def run(  # noqa: PLR0913  (each of them differs between tests)
         self,
@@ -39,7 +39,7 @@ class Pen:
         pid: int = 1,
         outcome: str = "done",
     ) -> None:
-        """Write a run whose lease is valid until a moment; None: it was killed."""
+        """Write a run and the end of its lease; ``ended`` None means killed."""
         facts = {"run": name, "key": "k", "task_id": name, "until": until}
         first = {"fence": fence, "asked": began - 0.1, "name": "count", "pid": pid}
         self.journal.note("began", at=began, **facts, **first, valid=True)
@@ -61,7 +61,7 @@ class Pen:
         elements: set[str] | None = None,
         dropped: set[str] | None = None,
     ) -> Verdicts:
-        """Judge what was written."""
+        """Return the verdicts on the journal."""
         verdicts = Verdicts(Histories(self.journal.news()))
         verdicts.judge(
             results=results or {},
@@ -73,110 +73,110 @@ class Pen:
 
 
 @pytest.fixture
-def pen(tmp_path: Path) -> Pen:
+def writer(tmp_path: Path) -> Writer:
     """Give an empty journal."""
-    return Pen(tmp_path)
+    return Writer(tmp_path)
 
 
-def guilty(verdicts: Verdicts) -> dict[str, int]:
-    """Return what is not zero."""
+def counted(verdicts: Verdicts) -> dict[str, int]:
+    """Return the counts that are not zero."""
     return {what: number for what, number in verdicts.zero.items() if number}
 
 
-def test_two_valid_leases_at_once(pen: Pen) -> None:
-    """Both were there and both said that they were valid."""
-    pen.run("a", 1, 5, until=6, fence=1)
-    pen.run("b", 4, 7, until=9, fence=2)
-    assert guilty(pen.verdicts()) == {OVERLAP: 1}
+def test_two_valid_leases_at_once_are_an_overlap(writer: Writer) -> None:
+    """Both runs were present, and both leases said that they were valid."""
+    writer.run("a", 1, 5, until=6, fence=1)
+    writer.run("b", 4, 7, until=9, fence=2)
+    assert counted(writer.verdicts()) == {OVERLAP: 1}
 
 
-def test_one_after_the_other(pen: Pen) -> None:
-    """Nobody is blamed."""
-    pen.run("a", 1, 3, until=4, fence=1)
-    pen.run("b", 3.5, 5, until=6, fence=2)
-    assert guilty(pen.verdicts()) == {}
+def test_runs_after_each_other_are_no_overlap(writer: Writer) -> None:
+    """The verdicts count nothing."""
+    writer.run("a", 1, 3, until=4, fence=1)
+    writer.run("b", 3.5, 5, until=6, fence=2)
+    assert counted(writer.verdicts()) == {}
 
 
-def test_older_one_outlives_its_lease(pen: Pen) -> None:
-    """It is counted apart, by what kept it."""
-    pen.run("frozen", 1, 9, until=4, fence=1, pid=11)
-    pen.journal.note("freezing", at=2, victim=11)
-    pen.journal.note("thawed", at=8, victim=11)
-    pen.run("b", 5, 6, until=7, fence=2)
-    pen.run("told", 10, 15, until=12, fence=3, outcome="LockLost")
-    pen.run("c", 13, 14, until=16, fence=4)
-    pen.run("deaf", 20, 25, until=22, fence=5)
-    pen.run("d", 23, 24, until=26, fence=6)
-    verdicts = pen.verdicts()
-    assert guilty(verdicts) == {}
+def test_run_that_outlives_its_lease_may_overlap(writer: Writer) -> None:
+    """The overlap is counted by its cause, and need not be zero."""
+    writer.run("frozen", 1, 9, until=4, fence=1, pid=11)
+    writer.journal.note("freezing", at=2, victim=11)
+    writer.journal.note("thawed", at=8, victim=11)
+    writer.run("b", 5, 6, until=7, fence=2)
+    writer.run("notified", 10, 15, until=12, fence=3, outcome="LockLost")
+    writer.run("c", 13, 14, until=16, fence=4)
+    writer.run("neither", 20, 25, until=22, fence=5)
+    writer.run("d", 23, 24, until=26, fence=6)
+    verdicts = writer.verdicts()
+    assert counted(verdicts) == {}
     assert {text: n for text, n in verdicts.apart.items() if "overlaps" in text} == {
         "overlaps: the older was frozen": 1,
-        "overlaps: the older had been told lock_lost": 1,
-        "overlaps: the older was neither frozen nor told": 1,
+        "overlaps: the older had been notified of its loss": 1,
+        "overlaps: the older was neither frozen nor notified": 1,
     }
 
 
-def test_killed_one_is_there_no_longer_than_it_said(pen: Pen) -> None:
-    """The lock of a dead process may be given on before its validity ends."""
-    pen.run("a", 1, None, until=4, fence=1)
-    pen.line("step", "a", 2, until=4)
-    pen.run("b", 2.5, 3, until=5, fence=2)
-    assert guilty(pen.verdicts()) == {}
+def test_killed_run_ends_with_its_last_line(writer: Writer) -> None:
+    """Another process may get the lock of a dead one before the lease ends."""
+    writer.run("a", 1, None, until=4, fence=1)
+    writer.line("step", "a", 2, until=4)
+    writer.run("b", 2.5, 3, until=5, fence=2)
+    assert counted(writer.verdicts()) == {}
 
 
-def test_lease_that_is_taken_away_early_ends_at_its_last_valid_word(pen: Pen) -> None:
+def test_lost_lease_is_proven_until_its_last_valid_line(writer: Writer) -> None:
     """A line that says "not valid" before the end of validity proves nothing."""
-    pen.run("a", 1, None, until=9, fence=1)
-    pen.line("step", "a", 2, until=9)
-    pen.journal.note(
+    writer.run("a", 1, None, until=9, fence=1)
+    writer.line("step", "a", 2, until=9)
+    writer.journal.note(
         "ended", at=4, run="a", key="k", task_id="a", until=9, valid=False, outcome="x"
     )
-    pen.run("b", 3, 5, until=9, fence=2)
-    assert guilty(pen.verdicts()) == {}
+    writer.run("b", 3, 5, until=9, fence=2)
+    assert counted(writer.verdicts()) == {}
 
 
-@pytest.mark.parametrize(("until", "guilt"), [(9, {OVERLAP: 1, LATE: 1}), (4, {})])
-def test_write_between_read_and_write(
-    pen: Pen, until: float, guilt: dict[str, int]
+@pytest.mark.parametrize(("until", "counts"), [(9, {OVERLAP: 1, LATE: 1}), (4, {})])
+def test_write_between_read_and_write_is_a_lost_increment(
+    writer: Writer, until: float, counts: dict[str, int]
 ) -> None:
-    """It is a lost increment; whose fault, the leases tell."""
-    pen.run("a", 1, None, until=until, fence=1)
-    pen.line("read", "a", 2, until=until, value=0)
-    pen.run("b", 5, None, until=9, fence=2)
-    pen.line("wrote", "b", 6, until=9, value=1)
-    pen.line("wrote", "a", 7, until=until, value=1)
-    verdicts = pen.verdicts()
-    assert guilty(verdicts) == guilt
-    assert verdicts.apart["increments lost to a late writer"] == (not guilt)
+    """It must be zero only if both leases were valid."""
+    writer.run("a", 1, None, until=until, fence=1)
+    writer.line("read", "a", 2, until=until, value=0)
+    writer.run("b", 5, None, until=9, fence=2)
+    writer.line("wrote", "b", 6, until=9, value=1)
+    writer.line("wrote", "a", 7, until=until, value=1)
+    verdicts = writer.verdicts()
+    assert counted(verdicts) == counts
+    assert verdicts.apart["increments lost to a late writer"] == (not counts)
 
 
-def test_fences_that_do_not_grow(pen: Pen) -> None:
-    """A grant that was asked for after another was there needs a greater fence."""
-    pen.run("a", 1, 2, until=3, fence=5)
-    pen.run("b", 4, 5, until=6, fence=5)
-    pen.run("c", 7, 8, until=9, fence=4)
-    assert guilty(pen.verdicts()) == {ORDER: 3}
+def test_fence_that_does_not_grow_is_counted(writer: Writer) -> None:
+    """A grant that was asked for during another run needs a greater fence."""
+    writer.run("a", 1, 2, until=3, fence=5)
+    writer.run("b", 4, 5, until=6, fence=5)
+    writer.run("c", 7, 8, until=9, fence=4)
+    assert counted(writer.verdicts()) == {ORDER: 3}
 
 
-def test_write_under_a_lower_fence(pen: Pen) -> None:
-    """The order of acceptance counts, for each cell alone."""
+def test_accepted_write_with_a_lower_fence_is_counted(writer: Writer) -> None:
+    """The order of acceptance counts, for each cell by itself."""
     writes = [("x", 2, "a"), ("y", 1, "b"), ("x", 2, "a"), ("x", 1, "b")]
-    assert guilty(pen.verdicts(writes=writes)) == {WRITES: 1}
+    assert counted(writer.verdicts(writes=writes)) == {WRITES: 1}
 
 
-def test_element_that_is_gone(pen: Pen) -> None:
-    """It was told to be in the set, by the body or by the result."""
-    pen.run("a", 1, 3, until=4)
-    pen.line("added", "a", 2, until=4, element="a")
-    pen.journal.note("sent", task_id="a", kind="add")
+def test_missing_element_is_counted(writer: Writer) -> None:
+    """The body or the result has said that the element is in the set."""
+    writer.run("a", 1, 3, until=4)
+    writer.line("added", "a", 2, until=4, element="a")
+    writer.journal.note("sent", task_id="a", kind="add")
     results = {"a": (states.SUCCESS, "")}
-    assert guilty(pen.verdicts(results)) == {MISSING: 1}
+    assert counted(writer.verdicts(results)) == {MISSING: 1}
 
 
 @pytest.mark.parametrize(
-    ("kind", "fate", "guilt"),
+    ("kind", "fate", "counts"),
     [
-        ("count", (states.SUCCESS, ""), {LOST: 1}),  # says who? nobody ran
+        ("count", (states.SUCCESS, ""), {LOST: 1}),  # no body ran
         ("count", (states.PENDING, ""), {LOST: 1, SILENT: 1}),
         ("count", (states.FAILURE, "WorkerLostError"), {LOST: 1}),
         ("count", (states.REVOKED, ""), {LOST: 1}),
@@ -184,35 +184,35 @@ def test_element_that_is_gone(pen: Pen) -> None:
         ("soft limit", (states.FAILURE, "SoftTimeLimitExceeded"), {}),
     ],
 )
-def test_job_that_did_not_run(
-    pen: Pen, kind: str, fate: tuple[str, str], guilt: dict[str, int]
+def test_job_that_did_not_run_is_lost(
+    writer: Writer, kind: str, fate: tuple[str, str], counts: dict[str, int]
 ) -> None:
-    """It is lost, unless its kind explains the end."""
-    pen.journal.note("sent", task_id="a", kind=kind)
-    assert guilty(pen.verdicts({"a": fate})) == guilt
+    """Unless its kind explains the end."""
+    writer.journal.note("sent", task_id="a", kind=kind)
+    assert counted(writer.verdicts({"a": fate})) == counts
 
 
-def test_job_that_was_revoked(pen: Pen) -> None:
-    """It may end as it likes, but its result has to come."""
+def test_revoked_job_needs_a_result_only(writer: Writer) -> None:
+    """It may end in any way, but its result must come."""
     for task_id in ("a", "b"):
-        pen.journal.note("sent", task_id=task_id, kind="count")
-        pen.journal.note("revoking", task_id=task_id)
+        writer.journal.note("sent", task_id=task_id, kind="count")
+        writer.journal.note("revoking", task_id=task_id)
     results = {"a": (states.REVOKED, ""), "b": (states.PENDING, "")}
-    assert guilty(pen.verdicts(results)) == {SILENT: 1}
+    assert counted(writer.verdicts(results)) == {SILENT: 1}
 
 
-def test_job_that_ran_and_has_no_result(pen: Pen) -> None:
-    """It is not lost; its result is."""
-    pen.journal.note("sent", task_id="a", kind="count")
-    pen.run("a", 1, 2, until=3)
-    assert guilty(pen.verdicts({"a": (states.RETRY, "")})) == {SILENT: 1}
+def test_job_that_ran_without_a_result_is_not_lost(writer: Writer) -> None:
+    """Only its result is missing."""
+    writer.journal.note("sent", task_id="a", kind="count")
+    writer.run("a", 1, 2, until=3)
+    assert counted(writer.verdicts({"a": (states.RETRY, "")})) == {SILENT: 1}
 
 
-def test_job_whose_message_was_dropped(pen: Pen) -> None:
-    """Neither it nor the chord that waits for it is blamed on the package."""
-    pen.journal.note("sent", task_id="chord", kind="chord")
-    pen.journal.note("sent", task_id="a", kind="chord part", chord="chord")
+def test_job_whose_message_was_dropped_may_be_lost(writer: Writer) -> None:
+    """Neither the job nor the chord that waits for it must be zero."""
+    writer.journal.note("sent", task_id="chord", kind="chord")
+    writer.journal.note("sent", task_id="a", kind="chord part", chord="chord")
     results = {"a": (states.PENDING, ""), "chord": (states.PENDING, "")}
-    verdicts = pen.verdicts(results, dropped={"a"})
-    assert guilty(verdicts) == {}
+    verdicts = writer.verdicts(results, dropped={"a"})
+    assert counted(verdicts) == {}
     assert verdicts.apart["jobs dropped between Redis and worker by Celery"] == 2

@@ -1,31 +1,33 @@
-"""What must be zero, and what is counted apart.
+"""The verdicts: counts that must be zero, and counts that may be more.
 
 =============================  ===================================================
-must be zero                   that is
+must be zero                   one is
 =============================  ===================================================
-overlaps under valid leases    two bodies of one key were there at one instant,
-                               each with a lease that said that it was valid
-increments lost by them        a counter was written between another's read and
-                               write, and both leases were valid when they wrote
-grants with a lower fence      a grant that was begun after another was there has
-                               no greater fence
-accepted writes with a lower   a fenced cell took a write under a lower fence than
-fence                          that of the write before
-acknowledged elements missing  a job told that it had put its element into a set
-jobs lost                      it was sent, and neither ran to its end nor ended
-                               in a way that its kind, or a revoke, explains
-results that never came        it was sent, and its result is not ready
-locks left behind              a node has one, a ttl and a quarantine after the end
-processes left behind          it was below a worker, and outlived it
+overlaps under valid leases    two bodies of one key ran at one instant, and both
+                               leases were valid by their own statement
+increments lost by them        one body wrote a counter between another's read and
+                               write, and both leases were valid at their writes
+grants with a lower fence      a grant that was asked for after another run had
+                               begun has no greater fence
+accepted writes with a lower   a fenced cell accepted a write with a lower fence
+fence                          than that of the write before
+acknowledged elements missing  a job reported that its element is in a set, and the
+                               element is not there
+jobs lost                      a sent job did not run to its end, and neither its
+                               kind nor a revoke explains this
+results that never came        a sent job has no result
+locks left behind              a node has a lock, a ttl and a quarantine after the
+                               end
+processes left behind          a process below a worker has outlived the worker
 =============================  ===================================================
 
-Celery's Redis transport loses a message when somebody dies while it is being handed
-over; `DurableRedis.dropped` knows of each. Such jobs, and chords that wait for them,
-are counted apart.
+Celery's Redis transport loses a message if a process dies while a worker takes the
+message; `DurableRedis.dropped` finds these jobs. They may be more than zero, and so may
+the chords that wait for them.
 
-A counter is not fenced: a body that was frozen between its last look at its lease
-and its write does write late. That is counted apart, as is each overlap with an
-older body that had been told, or stood still when its lease ended.
+A counter has no fence. A body that was frozen between its last look at its lease and
+its write does write late. Such increments may be more than zero. So may overlaps with
+an older body that had been notified of its loss, or was frozen when its lease ended.
 """
 
 from __future__ import annotations
@@ -40,22 +42,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Verdicts"]
 
-# By kind of job: how else than by success it may end.
+# How each kind of job may end, besides by success.
 _LOST_ALLOWED = {
     "skip": {"LockLost", states.REVOKED},
     "soft limit": {"SoftTimeLimitExceeded"},
     "hard limit": {"TimeLimitExceeded"},
-    "chord": {"ChordError"},  # if a part of it was revoked
+    "chord": {"ChordError"},  # a part of it was revoked
 }
 
 
 class Verdicts:
-    """Judges the histories.
+    """Counts what the histories show.
 
     Attributes:
-        zero: What must be zero, with how often it was seen.
-        apart: What may happen, with how often it did.
-        evidence: What was seen of each that must be zero, in words.
+        zero: The counts that must be zero.
+        apart: The counts that may be more.
+        evidence: The events that were counted for `zero`, in words.
     """
 
     def __init__(self, histories: Histories) -> None:
@@ -65,7 +67,7 @@ class Verdicts:
         self.evidence: defaultdict[str, list[str]] = defaultdict(list)
 
     def found(self, what: str, evidence: list[str]) -> None:
-        """Add what must be zero."""
+        """Add a count that must be zero."""
         self.zero[what] = len(evidence)
         self.evidence[what] += evidence
 
@@ -77,13 +79,13 @@ class Verdicts:
         elements: set[str],
         dropped: set[str],
     ) -> None:
-        """Judge what the jobs did.
+        """Count everything in the histories.
 
         Args:
-            results: State and error (or ``""``) of each job that was sent.
-            writes: Those that were accepted, in order: name, fence, run.
-            elements: What the sets hold in the end.
-            dropped: Jobs whose message was lost between broker and worker.
+            results: State and error (or ``""``) of each sent job.
+            writes: The accepted writes, in order: name, fence, run.
+            elements: The elements of the sets at the end.
+            dropped: The jobs whose message was lost between broker and worker.
         """
         self._judge_pairs()
         self._judge_writes(writes)
@@ -106,15 +108,15 @@ class Verdicts:
         overlaps, increments, fences = [], [], []
         for older, younger in self._histories.pairs():
             if older.collides(younger):
-                overlaps.append(_words(older, younger))
+                overlaps.append(_described(older, younger))
             elif older.overlaps(younger):
                 self.apart[f"overlaps: the older {self._why(older, younger)}"] += 1
             if older.began < younger.asked and older.fence >= younger.fence:
-                fences.append(_words(older, younger))
+                fences.append(_described(older, younger))
             for one, other in ((older, younger), (younger, older)):
                 valid = _tears(one, other)
                 if valid:
-                    increments.append(_words(one, other))
+                    increments.append(_described(one, other))
                 elif valid is not None:
                     self.apart["increments lost to a late writer"] += 1
         self.found("overlaps under valid leases", overlaps)
@@ -124,9 +126,9 @@ class Verdicts:
     def _why(self, older: Run, younger: Run) -> str:
         if self._histories.was_frozen(older, younger.began):
             return "was frozen"
-        if self._histories.was_told(older):
-            return "had been told lock_lost"
-        return "was neither frozen nor told"
+        if self._histories.was_notified(older):
+            return "had been notified of its loss"
+        return "was neither frozen nor notified"
 
     def _judge_writes(self, writes: list[tuple[str, int, str]]) -> None:
         lower, latest = [], dict[str, int]()
@@ -138,7 +140,7 @@ class Verdicts:
         for one in self._histories.runs.values():
             events = {line["event"] for line in one.lines}
             self.apart["late writes refused"] += "refused" in events
-            self.apart["bodies that went on after a loss"] += "deaf" in events
+            self.apart["bodies that went on after a loss"] += "went on" in events
 
     def _judge_jobs(
         self, results: dict[str, tuple[str, str]], dropped: set[str]
@@ -153,7 +155,7 @@ class Verdicts:
             number > 1 for number in ended.values()
         )
         revoked = self._histories.tasks("revoking")
-        lost, silent = [], []
+        lost, without_result = [], []
         chords = self._histories.chords
         waits_for_dropped = {chords[job] for job in dropped if job in chords}
         for job, kind in self._histories.sent.items():
@@ -164,15 +166,15 @@ class Verdicts:
                 self.apart["jobs dropped between Redis and worker by Celery"] += 1
                 continue
             if not fate & states.READY_STATES:
-                silent.append(self._fate(job, state))
+                without_result.append(self._fate(job, state))
             if job in revoked or fate & _LOST_ALLOWED.get(kind, set()):
                 continue
-            # Without a result, a job that ran to its end is not lost.
+            # A job that ran to its end without a result is not lost.
             is_well = state == states.SUCCESS or not fate & states.READY_STATES
             if not (ended[job] and is_well):
                 lost.append(self._fate(job, error or state))
         self.found("jobs lost", lost)
-        self.found("results that never came", silent)
+        self.found("results that never came", without_result)
 
     def _fate(self, job: str, end: str) -> str:
         kind, traces = self._histories.sent[job], self._histories.traces(job)
@@ -180,11 +182,10 @@ class Verdicts:
 
 
 def _tears(reader: Run, writer: Run) -> bool | None:
-    """Tell whether a write of one fell between read and write of the other.
+    """Tell whether a write of one run fell between read and write of the other.
 
     Returns:
-        None: it did not. True: it did, and both leases were valid. False: one was
-        not.
+        None if it did not. Otherwise, whether both leases were valid.
     """
     read, wrote = reader.moment("read"), reader.moment("wrote")
     between = writer.moment("wrote")
@@ -193,10 +194,10 @@ def _tears(reader: Run, writer: Run) -> bool | None:
     return bool(wrote["valid"] and between["valid"])
 
 
-def _words(*runs: Run) -> str:
+def _described(*runs: Run) -> str:
     return " and ".join(
         f"{run.task}[{run.task_id}] on {run.key!r}, pid {run.pid}, fence {run.fence}, "
-        f"there {run.began:.3f} to {run.last:.3f}, valid to {run.proven:.3f}, "
+        f"ran from {run.began:.3f} to {run.last:.3f}, valid to {run.proven:.3f}, "
         f"asked at {run.asked:.3f}"
         for run in runs
     )

@@ -1,4 +1,4 @@
-"""Three fake nodes with a service on them, and nothing of other tests."""
+"""Three fake nodes, a service on them, and nothing of other tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _no_shared_tasks_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep apart what ``@shared_task`` gives to every app that is made later."""
+    """Hide shared tasks of other tests: Celery adds them to every later app."""
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
 
 
@@ -32,7 +32,7 @@ def nodes(clock: FakeClock) -> FakeNodes:
 
 @pytest.fixture
 def redlock(nodes: FakeNodes) -> Redlock:
-    """Give a service with a ttl of 10 s on the nodes, which vote."""
+    """Give a service with a ttl of 10 s; its nodes vote."""
     return nodes.redlock(ttl=10.0)
 
 

@@ -1,4 +1,4 @@
-"""An app's settings, and situations in which its policies are asked."""
+"""An app's settings, and situations for its policies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OUTAGE = Outage(key="k", task="proj.f", reason="redis-a refused the connection")
 
 
 def settings(**values: Any) -> Settings:
-    """Return the settings of an app that sets these, and the nodes."""
+    """Return the settings of an app with these values, and the nodes."""
     named = {f"redlock_{name}": value for name, value in values.items()}
     return Settings.of({"redlock_nodes": NODES, **named})
 
 
 def delay(decision: object) -> float:
-    """Return the seconds for which a call is put back."""
+    """Return the countdown of a republished call, in seconds."""
     assert isinstance(decision, Retry)
     assert isinstance(decision.countdown, float)
     return decision.countdown

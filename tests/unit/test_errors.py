@@ -1,15 +1,20 @@
-"""The errors: one tree, drawn where one reads it, each caught by its remedy."""
+"""The errors: one tree, drawn in the docstring, each caught by its remedy."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import pickle
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
+from celery.backends.base import Backend
 
 from celery_redlock import errors
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.quorum import Ballot, Vote, VoteKind
 from celery_redlock.errors import (
     ConfigurationError,
     DuplicateTask,
@@ -25,6 +30,9 @@ from celery_redlock.errors import (
     RedlockError,
     StaleFence,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TRY_LATER = (LockHeld, DuplicateTask, LockContended, QuorumUnreachable)
 STOP_WRITING = (LockLost, LockCancelled, NotHolder)
@@ -51,28 +59,28 @@ def test_tree_is_as_it_is_drawn() -> None:
 
 @pytest.mark.parametrize("kind", TRY_LATER)
 def test_nothing_is_held_is_one_family(kind: type[LockUnavailable]) -> None:
-    """Whoever wants to try later catches LockUnavailable, and nothing else."""
+    """A caller that wants to try later catches LockUnavailable, and nothing else."""
     assert issubclass(kind, LockUnavailable)
     assert not issubclass(kind, LeaseError)
 
 
 @pytest.mark.parametrize("kind", STOP_WRITING)
 def test_lost_lease_is_one_family(kind: type[LeaseError]) -> None:
-    """Whoever must stop writing catches LeaseError, and nothing else."""
+    """A caller that must stop writing catches LeaseError, and nothing else."""
     assert issubclass(kind, LeaseError)
     assert not issubclass(kind, LockUnavailable)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_mistake_is_no_refusal(kind: type[RedlockError]) -> None:
-    """A mistake of the programmer is not caught by whoever handles a busy lock."""
+    """Code that handles a busy lock does not catch a mistake of the programmer."""
     assert issubclass(kind, RedlockError)
     assert not issubclass(kind, (LockUnavailable, LeaseError))
 
 
 @pytest.mark.parametrize("name", errors.__all__)
 def test_extras_are_optional(name: str) -> None:
-    """An error can be made of a message alone, or of nothing; extras are None."""
+    """An error needs no extras, and not even a message; extras are None by default."""
     kind: type[RedlockError] = getattr(errors, name)
     error = kind("It happened.")
 
@@ -86,22 +94,89 @@ def test_extras_are_optional(name: str) -> None:
     assert set(vars(error).values()) <= {None}
 
 
-def test_extras_are_keywords_and_attributes() -> None:
-    """What an error knows beside its message is an attribute of that name."""
-    holder = Holder("base.attempt", task_id="id")
-    error = DuplicateTask("Taken.", key="k", holder=holder, retry_after=1.5)
+def ballot() -> Ballot:
+    """Return the ballot of an attempt that found the key taken."""
+    votes = Ballot(["redis-a:6379/0", "redis-b:6379/0", "redis-c:6379/0"])
+    votes.cast(0, Vote(VoteKind.TAKEN, 1500, "base.attempt\n7"))
+    votes.cast(1, Vote(VoteKind.SILENT, reason="refused the connection"))
+    return votes
 
-    assert (error.key, error.holder, error.retry_after) == ("k", holder, 1.5)
-    assert error.args == ("Taken.",)
+
+# Extras for errors. Each error takes the extras that it has an attribute for.
+EXTRAS: dict[str, Any] = {
+    "key": "invoice:42",
+    "ballot": ballot(),
+    "holder": Holder("base.attempt", 7, "send_invoice", "id", "host", 4711, 1.5),
+    "retry_after": 1.5,
+    "fence": 7,
+    "latest": 8,
+}
+MESSAGE = "Fact, 1 of 3. What holds. Remedy."
+
+
+@pytest.fixture(params=errors.__all__)
+def error(request: pytest.FixtureRequest) -> RedlockError:
+    """Give each error, with a message and all the extras that it takes."""
+    kind = getattr(errors, request.param)
+    extras = {name: value for name, value in EXTRAS.items() if hasattr(kind, name)}
+    made: RedlockError = kind(MESSAGE, **extras)
+    assert {name: getattr(made, name) for name in extras} == extras
+    return made
+
+
+def extras_of(error: BaseException) -> dict[str, Any]:
+    """Return the extras of an error, in a comparable form."""
+    named = {name: getattr(error, name, None) for name in EXTRAS}
+    return {**named, "ballot": repr(named["ballot"])}
+
+
+def test_extras_are_keywords_only() -> None:
+    """The message is the one positional argument."""
     stale: Any = StaleFence
     with pytest.raises(TypeError):
         stale("Late.", 7)
 
 
-def test_copy_keeps_the_extras() -> None:
-    """Whatever copies an exception gets all of it."""
-    error = LockLost("Gone.", key="k", fence=7)
+def test_error_rebuilds_from_its_args(error: RedlockError) -> None:
+    """Other libraries copy an exception by `type(e)(*e.args)`."""
+    again = type(error)(*error.args)
 
-    for again in (copy.copy(error), copy.deepcopy(error)):
-        assert type(again) is LockLost
-        assert (str(again), again.key, again.fence) == ("Gone.", "k", 7)
+    assert again.args == error.args == (MESSAGE,)
+    assert str(again) == str(error)
+
+
+def pickled(error: RedlockError, protocol: int) -> Any:
+    """Return an error that was pickled and restored."""
+    return pickle.loads(pickle.dumps(error, protocol))  # noqa: S301  (made here)
+
+
+COPIES: dict[str, Callable[[RedlockError], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{
+        f"pickle-{protocol}": functools.partial(pickled, protocol=protocol)
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    },
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copy_keeps_the_extras(error: RedlockError, way: str) -> None:
+    """The children of a worker pickle an error for their parent."""
+    again = COPIES[way](error)
+
+    assert type(again) is type(error)
+    assert again.args == error.args
+    assert extras_of(again) == extras_of(error)
+
+
+def test_error_survives_a_json_result_backend(error: RedlockError) -> None:
+    """A caller that reads the result gets the same type and the same message."""
+    backend = Backend(Celery(set_as_current=False), serializer="json")
+
+    stored = backend.encode(backend.prepare_exception(error))
+    again = backend.exception_to_python(backend.decode(stored))
+
+    assert type(again) is type(error)
+    assert again.args == error.args
+    assert set(extras_of(again).values()) <= {None, "None"}

@@ -1,4 +1,4 @@
-"""What a holder has, and who holds what."""
+"""The lease of a holder, and the holder as the nodes store it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def lease_on(clock: FakeClock, asked: list[Lease] | None = None) -> Lease:
 
     def confirm(lease: Lease) -> None:
         if asked is None:
-            raise NotHolder("Somebody else.")
+            raise NotHolder("Another client.")
         asked.append(lease)
 
     return Lease(
         key="invoice:42",
         token=TOKEN,
-        facts="",
+        holder_info="",
         fence=7,
         ttl=12.0,
         started_at=clock.monotonic(),
@@ -65,7 +65,7 @@ def test_tokens_of_one_execution_share_their_base() -> None:
 
 
 def test_executions_have_bases_of_their_own() -> None:
-    """Nobody can guess, or happen to have, somebody else's base."""
+    """No execution can guess, or happen to have, the base of another one."""
     assert len({new_base() for _ in range(1000)}) == 1000
 
 
@@ -88,43 +88,60 @@ holders = st.builds(
 
 
 @given(holders)
-def test_value_tells_the_holder(holder: Holder) -> None:
-    """What a holder wrote is what the next one reads, to the millisecond."""
-    again = Holder.parse(f"{holder.token}\n{holder.fence}\n{holder.facts()}")
+def test_value_names_the_holder(holder: Holder) -> None:
+    """A client reads what a holder wrote, to the millisecond."""
+    again = Holder.parse(f"{holder.token}\n{holder.fence}\n{holder.info()}")
 
     assert again == holder
 
 
 @given(words)
-def test_line_breaks_in_facts_do_no_harm(task: str) -> None:
-    """No name of a task can move the facts that follow it, or add some."""
+def test_line_breaks_in_a_task_name_do_no_harm(task: str) -> None:
+    """A task name cannot move the fields that follow it."""
     holder = Holder(TOKEN, task=task, task_id="id", host="host", pid=7)
 
-    again = Holder.parse(f"{TOKEN}\n1\n{holder.facts()}")
+    again = Holder.parse(f"{TOKEN}\n1\n{holder.info()}")
 
     assert (again.task_id, again.host, again.pid) == ("id", "host", 7)
 
 
 @given(words)
 def test_foreign_value_is_read_as_far_as_it_goes(value: str) -> None:
-    """Whatever is under the key, reading it is no error."""
+    """Any value under the key can be read without an error."""
     holder = Holder.parse(value)
 
     assert holder.token == value.partition("\n")[0]
     assert str(holder)
 
 
-def test_missing_facts_are_empty() -> None:
+def test_missing_fields_are_empty() -> None:
     """A token alone is a value, too."""
     assert Holder.parse(TOKEN) == Holder(TOKEN)
 
 
 def test_holder_here_is_this_process() -> None:
-    """The facts of a lock taken here are about this host and process."""
+    """The holder of a lock that is taken here is this host and process."""
     holder = Holder.here(task="send", task_id="id", started=1.5)
 
     assert (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
     assert (holder.token, holder.task, holder.task_id) == ("", "send", "id")
+
+
+def test_holder_may_have_a_publication_and_a_newcomer() -> None:
+    """The value says when the call was published, and which newcomer asked to end."""
+    info = Holder("t", 1, "job", "id", "host", 7, 2.5, published=42).info()
+
+    holder = Holder.parse(f"t\n1\n{info}\ncancelled job[newcomer]")
+
+    assert (holder.published, holder.cancelled_by) == (42, "job[newcomer]")
+    assert Holder.parse(f"t\n1\n{info}").cancelled_by == ""
+    assert (holder.task, holder.task_id, holder.started) == ("job", "id", 2.5)
+
+
+def test_holder_without_a_publication_has_five_fields() -> None:
+    """A lock that is taken outside of a task has no publication."""
+    assert Holder("t", 1, "job", "id", "host", 7, 2.5).info().count("\n") == 4
+    assert Holder.parse("t\n1\njob\nid\nhost\n7\n2.500").published == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +160,7 @@ def test_holder_here_is_this_process() -> None:
     ],
 )
 def test_holder_reads_as_words(holder: Holder, words: str) -> None:
-    """In an error a holder is said in words, without its token."""
+    """In an error a holder is described in words, without its token."""
     assert str(holder) == words
 
 
@@ -151,7 +168,7 @@ def test_holder_reads_as_words(holder: Holder, words: str) -> None:
 
 
 def test_lease_is_valid_until_its_validity_ends(clock: FakeClock) -> None:
-    """Validity ends by the local clock, at the instant and not after it."""
+    """The validity ends by the local clock, at the instant and not after it."""
     lease = lease_on(clock)
     assert lease.remaining() == 10.0
 
@@ -182,7 +199,7 @@ def test_renewal_moves_the_end(clock: FakeClock) -> None:
 def test_lease_that_is_not_held_is_not_valid(
     clock: FakeClock, state: LeaseState
 ) -> None:
-    """What was given back or lost is not valid, however much time was left."""
+    """A released or lost lease is not valid, however much time was left."""
     lease = lease_on(clock)
     lease.state = state
 
@@ -193,7 +210,7 @@ def test_lease_that_is_not_held_is_not_valid(
 
 
 def test_ensure_raises_once_validity_has_ended(clock: FakeClock) -> None:
-    """The error says what was lost, since when, and to write nothing more."""
+    """The error names the lock and the time, and says to write nothing more."""
     lease = lease_on(clock)
     clock.advance(11)
 
@@ -204,7 +221,7 @@ def test_ensure_raises_once_validity_has_ended(clock: FakeClock) -> None:
 
 
 def test_ensure_after_release_says_so(clock: FakeClock) -> None:
-    """A lease that was given back was not lost."""
+    """A released lease was not lost."""
     lease = lease_on(clock)
     lease.state = LeaseState.RELEASED
 
@@ -212,8 +229,8 @@ def test_ensure_after_release_says_so(clock: FakeClock) -> None:
         lease.ensure()
 
 
-def test_ensure_asks_the_nodes_only_when_told_to(clock: FakeClock) -> None:
-    """By default it costs nothing; with ``network`` the nodes have the last word."""
+def test_ensure_asks_the_nodes_only_with_network(clock: FakeClock) -> None:
+    """By default it costs nothing; with ``network`` the nodes decide."""
     asked: list[Lease] = []
     lease = lease_on(clock, asked)
 
@@ -225,8 +242,8 @@ def test_ensure_asks_the_nodes_only_when_told_to(clock: FakeClock) -> None:
         lease_on(clock).ensure(network=True)
 
 
-def test_ensure_does_not_ask_about_what_is_over(clock: FakeClock) -> None:
-    """Nodes cannot make a lease valid whose validity has ended."""
+def test_ensure_does_not_ask_about_a_lease_that_has_ended(clock: FakeClock) -> None:
+    """Nodes cannot make a lease valid again."""
     asked: list[Lease] = []
     lease = lease_on(clock, asked)
     clock.advance(10)
@@ -237,7 +254,7 @@ def test_ensure_does_not_ask_about_what_is_over(clock: FakeClock) -> None:
 
 
 def test_lease_hides_its_token(clock: FakeClock) -> None:
-    """A lease in a log does not give away the proof of ownership."""
+    """A lease in a log does not show the proof of ownership."""
     shown = repr(lease_on(clock))
 
     assert shown == "<Lease 'invoice:42' held fence=7 10.0 s left>"

@@ -1,4 +1,4 @@
-"""docs/monitoring.md, and the files beside it, speak of what there is."""
+"""The pages about monitoring, and the data beside them, name what exists."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import celery_redlock
+from celery_redlock.metrics.collector import StateCollector
 from celery_redlock.metrics.instruments import Instruments
-from celery_redlock.metrics.standing import StandingCollector
 from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "monitoring.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "how-to" / "monitoring.md").read_text(encoding="utf-8")
+METRICS = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+EVENTS = (DOCS / "reference" / "log-events.md").read_text(encoding="utf-8")
 FOLDER = DOCS / "monitoring"
 RULES = (FOLDER / "alerts.yml").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text("utf-8"))
 
 
-# -- what there is -----------------------------------------------------------------
+# -- names -------------------------------------------------------------------------
 
 
 @cache
 def metrics() -> dict[str, set[str]]:
-    """Return the metrics by the names that people call them, with their series."""
+    """Return the series of each metric, by the name of the metric in the docs."""
     registry = CollectorRegistry()
     Instruments(registry)
-    registry.register(StandingCollector(celery.Celery(set_as_current=False)))
-    standing = StandingCollector(None).describe()
+    registry.register(StateCollector(celery.Celery(set_as_current=False)))
+    state = StateCollector(None).describe()
     found = {}
-    for family in [*registry.collect(), *standing]:
+    for family in [*registry.collect(), *state]:
         endings = {
             "counter": ("_total",),
             "histogram": ("_bucket", "_sum", "_count"),
@@ -62,9 +64,9 @@ def named_in(expression: str) -> set[str]:
     return set(re.findall(r"\bredlock_\w+", expression))
 
 
-def rows(heading: str) -> list[list[str]]:
+def rows(page: str, heading: str) -> list[list[str]]:
     """Return the rows of the table under a line that begins like this."""
-    table = PAGE.split(f"\n{heading}", 1)[1].split("\n\n")[0]
+    table = page.split(f"\n{heading}", 1)[1].split("\n\n", 1)[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -74,50 +76,49 @@ def words(cell: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", cell))
 
 
-# -- the page ----------------------------------------------------------------------
+# -- the pages ---------------------------------------------------------------------
 
 
 def test_every_metric_is_documented() -> None:
-    """The two tables have all metrics, and no others."""
-    tables = PAGE.split("### What there is")[1].split("### Dashboard")[0]
-    documented = re.findall(r"^\| `(redlock_\w+)` \|", tables, re.MULTILINE)
+    """The reference has each metric, and no other."""
+    documented = re.findall(r"^\| `(redlock_\w+)` \|", METRICS, re.MULTILINE)
 
     assert sorted(documented) == sorted(metrics())
 
 
 def test_every_alert_is_documented() -> None:
-    """The table has all alerts, and no others."""
-    documented = [name for row in rows("| alert |") for name in words(row[0])]
+    """The table has each alert, and no other."""
+    documented = [name for row in rows(PAGE, "| alert |") for name in words(row[0])]
 
     assert documented == re.findall(r"- alert: (\w+)", RULES)
 
 
 def calls() -> Iterator[tuple[str, set[str]]]:
-    """Yield the event of each line in the log of the package, with its fields."""
+    """Yield the event and the fields of each log call of the package."""
     for path in sorted(Path(celery_redlock.__path__[0]).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func)
             texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            if name == "self._say":
+            if name == "self._log":  # of a `NodeLog`
                 reason = {"reason"} if len(node.args) > 3 else set()
                 yield str(texts[0]), {"node"} | reason
-            elif name.rpartition(".")[2] == "about" and texts:
+            elif name.rpartition(".")[2] == "log_fields" and texts:
                 fields = {keyword.arg for keyword in node.keywords if keyword.arg}
-                if name != "about":  # of a call, whose facts it adds
+                if name != "log_fields":  # a method of a call, which adds these
                     fields |= {"task", "task_id", "key"}
                 yield str(texts[0]), fields
 
 
 def test_every_event_of_the_log_is_documented_with_its_fields() -> None:
-    """What one may search for stays, and says what it says there."""
+    """The reference has each event of the code, and no other."""
     in_the_source: dict[str, set[str]] = {}
     for event, fields in calls():
         in_the_source.setdefault(event, set()).update(fields)
     documented = {
         event: words(row[3])
-        for row in rows("| `redlock_event` |")
+        for row in rows(EVENTS, "| `redlock_event` |")
         for event in words(row[0])
     }
 
@@ -130,20 +131,20 @@ EXAMPLE = json.loads(PAGE.split("```json\n")[1].split("```")[0])
 
 
 def test_python_of_the_page_runs() -> None:
-    """All of it, from top to bottom, as one program."""
+    """The blocks run one after the other as one program."""
     assert len(BLOCKS) > 3
 
     run_python("import os\n" + "\n".join(BLOCKS))
 
 
 def test_structlog_shows_the_fields_as_they_are() -> None:
-    """The example logs what the example under it shows, but for the time."""
+    """The example prints the line that the page shows, except for the time."""
     program = [
         BLOCKS[-1],
         "log_as_json()",
         "import sys; logging.getLogger().handlers[0].setStream(sys.stdout)",
-        "from celery_redlock.core.voice import NodeVoice",
-        "NodeVoice('redis-b:6379/0').late()",
+        "from celery_redlock.core.transport.node_log import NodeLog",
+        "NodeLog('redis-b:6379/0').late()",
     ]
 
     (line,) = run_python("\n".join(program))
@@ -164,8 +165,8 @@ def queries() -> list[str]:
     return targets + notes + [c["definition"] for c in choices if "definition" in c]
 
 
-def test_dashboard_shows_what_there_is() -> None:
-    """Each query names series that exist, and each metric has a place."""
+def test_dashboard_shows_each_metric() -> None:
+    """Each query names series that exist, and each metric has a panel."""
     assert all(named_in(query) for query in queries())
     named = set().union(*map(named_in, queries()))
 
@@ -173,8 +174,8 @@ def test_dashboard_shows_what_there_is() -> None:
     assert [name for name, own in metrics().items() if not own & named] == []
 
 
-def test_dashboard_is_one_that_grafana_can_import() -> None:
-    """Panels have numbers of their own and do not overlap; the source is chosen."""
+def test_dashboard_can_be_imported_by_grafana() -> None:
+    """Panels have unique ids and do not overlap; the data source is a variable."""
     panels = DASHBOARD["panels"]
     cells = [
         (x, y)
@@ -194,8 +195,8 @@ def test_dashboard_is_one_that_grafana_can_import() -> None:
 # -- the alerts --------------------------------------------------------------------
 
 
-def test_alerts_ask_for_what_there_is() -> None:
-    """A rule about a series that does not exist never fires."""
+def test_alerts_name_series_that_exist() -> None:
+    """A rule about another series would never fire."""
     asked = named_in(re.sub(r"summary:.*|description:.*|#.*", "", RULES))
 
     assert asked <= series()
@@ -203,7 +204,7 @@ def test_alerts_ask_for_what_there_is() -> None:
 
 
 def promtool(*words: str, folder: Path) -> None:
-    """Run promtool, which Debian has in its package ``prometheus``; it must agree."""
+    """Run promtool, of Debian's package ``prometheus``, without an error."""
     path = shutil.which("promtool")
     if path is None:
         pytest.skip("promtool is not on PATH; it checks the rules (prometheus)")
@@ -219,12 +220,12 @@ def promtool(*words: str, folder: Path) -> None:
 
 
 def test_alert_rules_are_valid() -> None:
-    """Prometheus itself says so."""
+    """The checker of Prometheus accepts them."""
     promtool("check", "rules", "alerts.yml", folder=FOLDER)
 
 
 def test_alert_rules_fire_when_they_should() -> None:
-    """Each has its tests, which go on being tests for whoever changes a threshold."""
+    """Each rule has tests, which users run when they change a threshold."""
     tests = (FOLDER / "alerts.test.yml").read_text(encoding="utf-8")
 
     assert set(re.findall(r"alertname: (\w+)", tests)) == set(
@@ -234,7 +235,7 @@ def test_alert_rules_fire_when_they_should() -> None:
 
 
 def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
-    """Prometheus reads each of them, once Grafana has put in what was chosen."""
+    """The checker of Prometheus accepts them after Grafana has set the variables."""
     lines = ["groups:", "- name: dashboard", "  rules:"]
     for number, query in enumerate(queries()):
         if query.startswith("label_values"):

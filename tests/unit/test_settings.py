@@ -1,4 +1,4 @@
-"""What an app may set, in which spellings, and how it is told what is wrong."""
+"""The settings of an app: defaults, spellings, and errors for wrong values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_redlock.core.address import parse_node
+from celery_redlock.core.transport.url import parse_node
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.settings import Settings
 from tests.unit.support import NODES, settings
 
 
 def refusal(**values: Any) -> str:
-    """Return what an app is told that sets these."""
+    """Return the error text for an app with these settings."""
     with pytest.raises(ConfigurationError) as caught:
         settings(**values)
     return str(caught.value)
@@ -26,7 +26,7 @@ def refusal(**values: Any) -> str:
 
 
 def test_only_the_nodes_must_be_set() -> None:
-    """Everything else has a default."""
+    """All other settings have a default."""
     assert settings() == Settings(
         nodes=tuple(parse_node(node) for node in NODES),
         ttl=30.0,
@@ -97,7 +97,7 @@ def test_nodes_must_be_set(conf: dict[str, Any]) -> None:
     ],
 )
 def test_nodes_that_cannot_be_used_are_refused(nodes: Any, fault: str) -> None:
-    """A mistake in a node is told by the setting's name, and without passwords."""
+    """The error names the setting and shows no password."""
     said = refusal(nodes=nodes)
 
     assert said.startswith("redlock_nodes")
@@ -107,8 +107,8 @@ def test_nodes_that_cannot_be_used_are_refused(nodes: Any, fault: str) -> None:
 
 @pytest.mark.parametrize("name", ["ttl", "max_ttl", "node_timeout", "connect_timeout"])
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "30", [30]])
-def test_what_is_no_duration_is_refused(name: str, value: Any) -> None:
-    """A duration is a finite number of seconds above 0, and nothing like it."""
+def test_value_that_is_no_duration_is_refused(name: str, value: Any) -> None:
+    """A duration is a finite number of seconds above 0."""
     said = refusal(**{name: value})
 
     assert said == (
@@ -116,14 +116,14 @@ def test_what_is_no_duration_is_refused(name: str, value: Any) -> None:
     )
 
 
-def test_no_time_at_all_is_no_duration() -> None:
+def test_zero_is_no_duration() -> None:
     """A timedelta is checked like a number."""
     assert "redlock_ttl is 0.0; it must be" in refusal(ttl=timedelta(0))
     assert "redlock_ttl is -1.0; it must be" in refusal(ttl=timedelta(seconds=-1))
 
 
 def test_ttl_above_max_ttl_is_refused() -> None:
-    """The error has both numbers and both ways out."""
+    """The error has both numbers and both remedies."""
     said = refusal(ttl=90)
 
     assert said.startswith("redlock_ttl: The ttl of 90 s is above max_ttl (60 s)")
@@ -152,12 +152,12 @@ def test_flag_is_true_or_false(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["", " ", "a b", "a\n", 5, b"redlock"])
 def test_prefix_is_a_word(value: Any) -> None:
-    """A prefix is text that can stand in front of a key."""
+    """A prefix is text without spaces."""
     assert refusal(prefix=value).startswith(f"redlock_prefix is {value!r}; it must be")
 
 
 def test_policy_in_a_setting_is_checked() -> None:
-    """A wrong word is told by the setting's name, with the right one."""
+    """The error for a wrong word names the setting and the right word."""
     said = refusal(on_backend_error="rtry")
 
     assert said.startswith("redlock_on_backend_error: ")
@@ -165,15 +165,15 @@ def test_policy_in_a_setting_is_checked() -> None:
 
 
 def test_unknown_setting_is_refused() -> None:
-    """A name that does not exist is no silent no-op."""
+    """The error suggests the nearest setting."""
     assert refusal(tll=3) == (
         "There is no setting redlock_tll. Did you mean 'redlock_ttl'?"
     )
     assert refusal(zzz=3).startswith("There is no setting redlock_zzz. ")
 
 
-def test_other_peoples_settings_are_left_alone() -> None:
-    """Only what begins with our prefix is ours."""
+def test_settings_of_other_packages_are_left_alone() -> None:
+    """Only names that begin with ``redlock_`` are read."""
     conf = {"redlock_nodes": NODES, "task_always_eager": True, "my_redlock_x": 1}
 
     assert Settings.of(conf) == settings()
@@ -198,7 +198,7 @@ def test_settings_of_an_app() -> None:
 
 
 def test_settings_of_an_app_that_has_not_read_its_configuration() -> None:
-    """Reading the settings is what makes an app read its configuration."""
+    """Reading the settings makes the app read its configuration."""
     app = Celery("settings", set_as_current=False)
     app.conf.redlock_nodes = NODES
 
@@ -213,7 +213,7 @@ def test_settings_in_django() -> None:
 
 
 def test_reading_sets_no_defaults() -> None:
-    """What the user sets later, or elsewhere, still counts."""
+    """A value that the user sets later still counts."""
     app = app_with(redlock_nodes=NODES)
     Settings.of(app.conf)
 
@@ -223,7 +223,7 @@ def test_reading_sets_no_defaults() -> None:
 
 
 def test_unknown_setting_in_django_is_refused() -> None:
-    """A wrong name is shown as the user wrote it."""
+    """The error shows the name as the user wrote it."""
     app = app_with("CELERY", CELERY_REDLOCK_NODES=NODES, CELERY_REDLOCK_TLL=20)
 
     with pytest.raises(ConfigurationError, match="no setting CELERY_REDLOCK_TLL"):
@@ -241,7 +241,7 @@ def test_unknown_setting_in_django_is_refused() -> None:
 def test_spelling_that_celery_does_not_read_is_refused(
     namespace: str | None, written: str, right: str
 ) -> None:
-    """A setting that would be ignored for its spelling gets the right one."""
+    """Celery would ignore the setting; the error names the right spelling."""
     nodes = "CELERY_REDLOCK_NODES" if namespace else "redlock_nodes"
     app = app_with(namespace, **{nodes: NODES, written: 20})
 
@@ -249,8 +249,8 @@ def test_spelling_that_celery_does_not_read_is_refused(
         Settings.of(app.conf)
 
 
-def test_somebody_elses_upper_case_setting_is_left_alone() -> None:
-    """In Django ``REDLOCK_X`` may be another package's."""
+def test_upper_case_setting_of_another_package_is_left_alone() -> None:
+    """In Django ``REDLOCK_X`` may belong to another package."""
     app = app_with("CELERY", CELERY_REDLOCK_NODES=NODES, REDLOCK_FILES=["x"])
 
     assert Settings.of(app.conf) == settings()

@@ -1,4 +1,4 @@
-"""Fixtures: real servers for the session, real workers for each pool."""
+"""Fixtures: servers for the session, and workers for each pool."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.devnodes import DevNodes, find_redis_server
-from celery_redlock.errors import RedlockError
-from tests.worker.harness.deployment import Site
-from tests.worker.harness.logs import log_marks, pytest_runtest_makereport
-from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.processes import LocalRedis
-from tests.worker.harness.stage import Stage
+from celery_redlock.devnodes import DevNodes
+from tests.harness.deployment import Site
+from tests.harness.lock_nodes import LockNodes
+from tests.harness.logs import log_marks, pytest_runtest_makereport
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
+    from tests.harness.stage import Stage
 
 __all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
 
@@ -30,47 +28,28 @@ __all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> str:
-    """Give the path of a redis-server; without one, skip here and fail in CI."""
-    try:
-        return find_redis_server()
-    except RedlockError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
 def site(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Give a place for deployments, with a broker and a result backend."""
     folder = tmp_path_factory.mktemp("worker")
-    broker = LocalRedis(folder, "broker", redis_server)
-    backend = LocalRedis(folder, "backend", redis_server)
     os.environ[STAGE] = str(folder / "stage")  # bodies also run here when eager
-    try:
-        for server in (broker, backend):
-            server.start()
-            server.ready()
-        yield Site(folder, broker, backend, Stage(folder / "stage"))
-    finally:
-        broker.teardown()
-        backend.teardown()
+    with Site(folder, redis_server) as site:
+        yield site
 
 
 @pytest.fixture(scope="session")
 def nodes(redis_server: str) -> Iterator[LockNodes]:
     """Give five lock nodes that stay up."""
-    yield from _lock_nodes()
+    yield from _lock_nodes(redis_server)
 
 
 @pytest.fixture(scope="session")
 def frail_nodes(redis_server: str) -> Iterator[LockNodes]:
-    """Give five lock nodes to stop and to kill."""
-    yield from _lock_nodes()
+    """Give five lock nodes that tests may stop and kill."""
+    yield from _lock_nodes(redis_server)
 
 
-def _lock_nodes() -> Iterator[LockNodes]:
-    with DevNodes(5) as dev:
+def _lock_nodes(binary: str) -> Iterator[LockNodes]:
+    with DevNodes(5, binary=binary) as dev:
         nodes = LockNodes(dev)
         yield nodes
         nodes.close()
@@ -81,14 +60,14 @@ def _lock_nodes() -> Iterator[LockNodes]:
 
 @pytest.fixture(scope="session")
 def deployed(site: Site, nodes: LockNodes) -> Iterator[Callable[[str], Deployment]]:
-    """Give the workers of a pool, started when first asked for; four at a time."""
+    """Give a function that returns the workers of a pool: four tasks at a time."""
     deployments: dict[str, Deployment] = {}
 
     def of(pool: str) -> Deployment:
         if pool not in deployments:
             if pool in ("gevent", "eventlet"):
                 pytest.importorskip(pool)
-            # One solo worker runs one task; four of them are like a pool.
+            # A solo worker runs one task at a time; four of them are like a pool.
             concurrency, workers = (1, 4) if pool == "solo" else (4, 1)
             deployments[pool] = site.deploy(
                 nodes, pool=pool, concurrency=concurrency, workers=workers
@@ -102,7 +81,7 @@ def deployed(site: Site, nodes: LockNodes) -> Iterator[Callable[[str], Deploymen
 
 @pytest.fixture
 def prefork(deployed: Callable[[str], Deployment]) -> Deployment:
-    """Give a prefork worker with four children, shared by all tests."""
+    """Give a prefork worker with four processes that all tests share."""
     return deployed("prefork")
 
 
@@ -110,7 +89,7 @@ def prefork(deployed: Callable[[str], Deployment]) -> Deployment:
 def any_pool(
     request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
 ) -> Deployment:
-    """Give workers of each pool in turn, shared by all tests."""
+    """Give workers of each pool in turn; all tests share them."""
     return deployed(request.param)
 
 
@@ -139,13 +118,13 @@ def deploy(site: Site, nodes: LockNodes) -> Iterator[Callable[..., Deployment]]:
 
 @pytest.fixture
 def stage(site: Site) -> Stage:
-    """Give the record of the task bodies, and their gates."""
+    """Give the records and gates of the task bodies."""
     return site.stage
 
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest, site: Site, nodes: LockNodes) -> Iterator[str]:
-    """Give an argument that no other test uses; afterwards no lock on it is left."""
+    """Give an argument that no other test uses; its locks must be gone afterwards."""
     name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60]
     key = f"{name}-{secrets.token_hex(4)}"
     yield key

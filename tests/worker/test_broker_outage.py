@@ -1,4 +1,4 @@
-"""A call that must be published again is not lost with the broker."""
+"""A call that has to be republished is not lost when the broker is down."""
 
 from __future__ import annotations
 
@@ -6,61 +6,59 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.worker.harness.processes import LocalRedis
-from tests.worker.harness.waiting import until
+from tests.harness.processes import RedisServer
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery.result import AsyncResult
 
-    from tests.worker.harness.deployment import Deployment, Site
+    from tests.harness.deployment import Deployment
 
 
 @pytest.fixture
-def own_broker(site: Site) -> Iterator[LocalRedis]:
+def own_broker(redis_server: str) -> Iterator[RedisServer]:
     """Give a broker to kill."""
-    broker = LocalRedis(site.folder, "own-broker", site.broker.binary)
+    broker = RedisServer(redis_server)
     broker.start()
-    broker.ready()
     yield broker
-    broker.teardown()
+    broker.stop()
 
 
 @pytest.fixture
-def here(deploy: Callable[..., Deployment], own_broker: LocalRedis) -> Deployment:
-    """Give a worker with one slot."""
+def here(deploy: Callable[..., Deployment], own_broker: RedisServer) -> Deployment:
+    """Give a worker with one process."""
     return deploy(concurrency=1, broker=own_broker)
 
 
 def begin_to_wait(here: Deployment, key: str) -> AsyncResult:
-    """Publish a duplicate that waits for its lock, and then wants to be put back."""
+    """Publish a duplicate that waits for its lock, and then has to be republished."""
     result = here.send("job-wait-then-retry", key)
     until(lambda: here.stage.notes(key, "conflict"))
-    here.until_idle()  # its message is acknowledged: the broker has none of it
+    here.until_idle()  # its message is acknowledged: the broker no longer has it
     return result
 
 
 def until_refused_by_the_broker(here: Deployment, result: AsyncResult) -> None:
-    """Wait until the copy has tried in vain to be put back."""
+    """Wait until an attempt to republish the call has failed."""
     until(
-        lambda: f"{result.id}] could not be put back" in here.logs_of_the_package(),
+        lambda: f"{result.id}] could not be republished" in here.logs_of_the_package(),
         20,
-        what="a copy that cannot be put back",
+        what="a copy that cannot be republished",
     )
 
 
-def test_duplicate_waits_for_the_broker_to_be_put_back(
-    here: Deployment, own_broker: LocalRedis, key: str
+def test_duplicate_waits_for_the_broker_to_be_republished(
+    here: Deployment, own_broker: RedisServer, key: str
 ) -> None:
-    """With the broker gone the copy keeps its slot, and is published afterwards."""
+    """With the broker down the call keeps its process; it is republished afterwards."""
     with here.task("job").lock(key):
         result = begin_to_wait(here, key)
         own_broker.kill()
         until_refused_by_the_broker(here, result)
 
         own_broker.start()
-        own_broker.ready()
         here.until_received(result.id, times=2, seconds=60)
         assert here.stage.runs(key) == []
 
@@ -70,9 +68,9 @@ def test_duplicate_waits_for_the_broker_to_be_put_back(
 
 
 def test_duplicate_runs_when_the_lock_is_free_before_the_broker_is_back(
-    here: Deployment, own_broker: LocalRedis, key: str
+    here: Deployment, own_broker: RedisServer, key: str
 ) -> None:
-    """A copy that waits for the broker takes the lock if that comes first."""
+    """A call that waits for the broker runs if its lock is free before that."""
     here.stage.open(key)
     with here.task("job").lock(key):
         result = begin_to_wait(here, key)

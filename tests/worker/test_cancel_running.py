@@ -1,4 +1,4 @@
-"""``cancel_running``: the newest call replaces the one that runs; never both."""
+"""``cancel_running``: the newest call replaces the running call, never beside it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask, LockCancelled
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery.result import AsyncResult
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 @pytest.fixture(params=["prefork", "threads"])
@@ -29,9 +29,9 @@ def here(
 
 
 def until_asked(here: Deployment, result: AsyncResult) -> None:
-    """Wait until this call has asked the one that runs to end."""
+    """Wait until this call has asked the running call to end."""
     until(
-        lambda: f"[{result.id}] has the one that runs told to end" in here.logs(),
+        lambda: f"[{result.id}] will cancel the running call" in here.logs(),
         what=f"{result.id} to ask the one that runs to end",
     )
 
@@ -39,7 +39,7 @@ def until_asked(here: Deployment, result: AsyncResult) -> None:
 def test_newcomer_cancels_the_one_that_runs_and_runs_when_it_has_ended(
     any_pool: Deployment, key: str
 ) -> None:
-    """The body is told, ends as REVOKED and says for whom; then the other runs."""
+    """The running call ends as REVOKED and names the newcomer, which runs after it."""
     here = any_pool
     first = here.begin("replacing", key, 1)
 
@@ -55,7 +55,7 @@ def test_newcomer_cancels_the_one_that_runs_and_runs_when_it_has_ended(
 
 
 def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> None:
-    """Only the newest call counts: those between are cancelled, or never begin."""
+    """Only the newest call counts: calls in between are cancelled, or never begin."""
     first = here.begin("replacing-tidy", key, 0)
     others = []
     for number in (1, 2, 3):
@@ -68,14 +68,14 @@ def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> Non
     assert first.get(timeout=10) == "half of 0"
     assert others[-1].get(timeout=20) == "all of 3"
     for other in others[:-1]:
-        with pytest.raises(DuplicateTask, match="runs in its stead"):
+        with pytest.raises(DuplicateTask, match="runs instead"):
             other.get(timeout=20)
         assert other.state == states.REVOKED
     assert here.stage.overlaps(key) == []
 
 
 def test_body_may_tidy_up_and_keep_its_result(here: Deployment, key: str) -> None:
-    """It has the lock until it has ended: what it returns is its result."""
+    """A cancelled body has the lock until it ends; its return value is its result."""
     first = here.begin("replacing-tidy", key, 1)
     second = here.send("replacing-tidy", key, 2)
     until_asked(here, second)
@@ -93,7 +93,7 @@ def test_body_may_tidy_up_and_keep_its_result(here: Deployment, key: str) -> Non
 def test_body_that_goes_on_is_told_again_and_the_newcomer_waits(
     here: Deployment, key: str
 ) -> None:
-    """After ``cancel_grace`` it is told once more; both never run at once."""
+    """After ``cancel_grace`` the body is interrupted again; both never run at once."""
     first = here.begin("replacing-deaf", key, 1)
     second = here.send("replacing-deaf", key, 2)
 
@@ -109,7 +109,7 @@ def test_body_that_goes_on_is_told_again_and_the_newcomer_waits(
 
 
 def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
-    """``lease.ensure()`` raises as soon as somebody wants the lock."""
+    """``lease.ensure()`` raises as soon as another call asks for the lock."""
     first = here.begin("replacing-polite", key, 1)
     second = here.send("replacing-polite", key, 2)
     here.stage.open(f"{key}-2")
@@ -121,7 +121,7 @@ def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
 
 
 def test_callable_cancels_where_it_decides(here: Deployment, key: str) -> None:
-    """A function answers ``CancelRunning(...)``, or another word."""
+    """A function returns ``CancelRunning(...)`` or the word of another policy."""
     first = here.begin("replacing-callable", key, 1)
     with pytest.raises(DuplicateTask, match=first.id):
         here.send("replacing-callable", key, 2).get(timeout=10)
@@ -137,7 +137,7 @@ def test_callable_cancels_where_it_decides(here: Deployment, key: str) -> None:
 def test_older_call_that_comes_late_does_not_cancel_a_newer_one(
     here: Deployment, key: str
 ) -> None:
-    """Newest is who was published last, not who has come last."""
+    """The newest call is the one published last, not the one received last."""
     late = {"redlock": {"published": 1_000_000}}
     newer = here.begin("replacing", key, 2)
 
@@ -154,7 +154,7 @@ def test_older_call_that_comes_late_does_not_cancel_a_newer_one(
 def test_cancelled_call_that_retries_itself_does_not_cancel_its_successor(
     here: Deployment, key: str
 ) -> None:
-    """A retry is as old as the call that it repeats: the newer one runs on."""
+    """A retry is as old as the call that it repeats: the newer call runs on."""
     first = here.begin("replacing-retried", key, 1)
 
     second = here.send("replacing-retried", key, 2)
@@ -170,7 +170,10 @@ def test_cancelled_call_that_retries_itself_does_not_cancel_its_successor(
 def test_block_outside_of_a_task_is_told_by_its_lease(
     here: Deployment, key: str
 ) -> None:
-    """``with task.lock(...)`` is not interrupted; it may ask, and nobody runs by it."""
+    """A ``with task.lock(...)`` block is not interrupted, but can ask its lease.
+
+    No call runs beside the block.
+    """
     with here.task("replacing").lock(key) as lease:
         second = here.send("replacing", key, 2)
         until(lambda: lease.cancelled_by)
@@ -187,7 +190,7 @@ def test_block_outside_of_a_task_is_told_by_its_lease(
 def test_killed_workers_lose_no_newest_call(
     deploy: Callable[..., Deployment], key: str, victim: str
 ) -> None:
-    """SIGKILL the worker of either one: the newest runs in the end, and alone."""
+    """SIGKILL the worker of either call: the newest runs in the end, and alone."""
     here = deploy(
         workers=2,
         concurrency=1,
@@ -196,12 +199,12 @@ def test_killed_workers_lose_no_newest_call(
     here.begin("replacing-late", key, 1)
     running = here.worker_of(key)
     (body,) = here.stage.running(key)
-    os.kill(body.pid, signal.SIGSTOP)  # it is not to hear of it yet
+    os.kill(body.pid, signal.SIGSTOP)  # it must not notice the request yet
 
     newest = here.send("replacing-late", key, 2)
     until_asked(here, newest)
     number = running if victim == "running" else 1 - running
-    here.kill_worker(key, number)
+    here.kill_worker(key, number, [newest] if victim == "newcomer" else [])
     if victim == "newcomer":
         os.kill(body.pid, signal.SIGCONT)
     here.start_worker(number)

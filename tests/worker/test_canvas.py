@@ -1,4 +1,4 @@
-"""Chains, groups and chords end, whatever becomes of their members."""
+"""Chains, groups and chords end, also when members are skipped or have to wait."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from celery import chain, chord, group, states
 from celery.exceptions import ChordError
 
 from celery_redlock import DuplicateTask
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 def sig(deployment: Deployment, name: str, *args: object) -> Signature:
@@ -51,7 +51,7 @@ def test_chain_after_a_skipped_member_ends_as_revoked(
 def test_chain_whose_head_waits_for_the_lock_runs_to_its_end(
     prefork: Deployment, key: str
 ) -> None:
-    """Under ``retry`` a duplicate in a chain takes its tail with it."""
+    """A duplicate that is republished under ``retry`` keeps the tail of its chain."""
     first = prefork.begin("job-retry", key)
 
     tail = chain(sig(prefork, "job-retry", key), prefork.task("tail").s(key))()
@@ -63,7 +63,7 @@ def test_chain_whose_head_waits_for_the_lock_runs_to_its_end(
 
 
 def test_group_with_a_skipped_member_ends(prefork: Deployment, key: str) -> None:
-    """The members that ran have their results; the skipped one says why."""
+    """The members that ran have their results; the skipped one names the holder."""
     first = prefork.begin("job", key)
 
     skipped, other = group(
@@ -78,7 +78,7 @@ def test_group_with_a_skipped_member_ends(prefork: Deployment, key: str) -> None
 def test_chord_with_equal_members_fails_under_skip(
     prefork: Deployment, key: str
 ) -> None:
-    """The body of a chord that lost a member is told so; it never hangs."""
+    """A chord with a skipped member fails; it never hangs."""
     header = [sig(prefork, "job", key), sig(prefork, "job", key)]
 
     result = chord(header)(prefork.task("tail").s(key))
@@ -95,7 +95,7 @@ def test_chord_with_equal_members_fails_under_skip(
 def test_chord_with_a_skipped_chain_in_its_header_ends(
     prefork: Deployment, key: str
 ) -> None:
-    """A skip inside of a chain inside of a header reaches the chord's body."""
+    """A skipped call in a chain of a chord's header fails the chord's body."""
     first = prefork.begin("job", key)
     middle = chain(sig(prefork, "job", key), sig(prefork, "quick", f"{key}-inner"))
 
@@ -105,7 +105,7 @@ def test_chord_with_a_skipped_chain_in_its_header_ends(
 
     until(lambda: result.state == states.FAILURE)
     assert isinstance(result.result, ChordError)
-    with pytest.raises(DuplicateTask, match=first.id):  # of the member that is to blame
+    with pytest.raises(DuplicateTask, match=first.id):  # the skipped member's error
         result.get(timeout=10)
     assert prefork.stage.runs(f"{key}-tail") == []
 

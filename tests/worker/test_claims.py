@@ -1,4 +1,4 @@
-"""Unique before it runs: what is published, over real workers, word by word."""
+"""Calls that are unique before they run, with real workers: options and policies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from celery import group, states
 
 from celery_redlock import DuplicateTask
-from celery_redlock.claims import Claims
-from celery_redlock.runtime import runtime_of
-from tests.worker.harness.processes import free_port
-from tests.worker.harness.waiting import until
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.records.claims import Claims
+from celery_redlock.devnodes.processes import free_port
+from tests.harness.waiting import until
 from tests.worker.project.app import create_app
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 SOON = 10.0  # seconds
 
@@ -39,7 +39,7 @@ def here(
 
 def waiting(deployment: Deployment, key: str) -> str | None:
     """Return the id of the job that has the claim."""
-    found = Claims(runtime_of(deployment.app).redlock).waiting(key)
+    found = Claims(runtime_of(deployment.app).redlock).queued(key)
     return found.holder.task_id if found else None
 
 
@@ -48,13 +48,13 @@ def until_unclaimed(deployment: Deployment, key: str) -> None:
     until(lambda: waiting(deployment, key) is None, what=f"no claim on {key}")
 
 
-# -- the words -------------------------------------------------------------------
+# -- options and policies --------------------------------------------------------
 
 
 def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
     here: Deployment, key: str
 ) -> None:
-    """However many are published, one runs and one waits; the rest is that one."""
+    """Of many published calls one runs and one waits; the others return that one."""
     first = here.send("one-queued", key, countdown=1)
     assert [here.send("one-queued", key).id for _ in range(3)] == [first.id] * 3
 
@@ -73,7 +73,7 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
 def test_queued_or_running_gives_the_one_that_is_there_until_it_has_ended(
     here: Deployment, key: str
 ) -> None:
-    """Who publishes another one waits for the first, and gets its result."""
+    """Publishing an equal call returns the first job, and later its result."""
     first = here.send("one-at-all", key, countdown=1)
     assert here.send("one-at-all", key).id == first.id
 
@@ -92,7 +92,7 @@ def test_queued_or_running_gives_the_one_that_is_there_until_it_has_ended(
 def test_unique_for_gives_the_one_that_succeeded_until_it_has_cooled_down(
     here: Deployment, key: str
 ) -> None:
-    """Its result is there at once, and no other one runs, however it was sent."""
+    """A later call has the first one's result; a call sent by name is skipped."""
     first = here.send("one-in-a-while", key)
     assert first.get(timeout=SOON) == first.id
     here.nodes.until_free(key)
@@ -111,7 +111,7 @@ def test_unique_for_gives_the_one_that_succeeded_until_it_has_cooled_down(
 def test_raise_tells_who_publishes_which_job_is_there(
     here: Deployment, key: str
 ) -> None:
-    """The error has the job's id, for whoever wants its result."""
+    """The error has the job's id, so that its publisher can fetch the result."""
     first = here.begin("one-queued-raise", key)
 
     with pytest.raises(DuplicateTask, match=first.id) as refusal:
@@ -127,7 +127,7 @@ def test_raise_tells_who_publishes_which_job_is_there(
 def test_allow_publishes_and_leaves_it_to_the_worker(
     here: Deployment, key: str
 ) -> None:
-    """The conflict can be seen; the worker does what is said for it."""
+    """The publisher sees the conflict; the worker applies its own stage's policy."""
     first = here.begin("one-queued-allow", key)
 
     second = here.send("one-queued-allow", key)
@@ -140,7 +140,7 @@ def test_allow_publishes_and_leaves_it_to_the_worker(
 
 
 def test_callable_is_asked_at_both_stages(here: Deployment, key: str) -> None:
-    """It raises where somebody calls, and skips where nobody does."""
+    """The function raises at the publisher, and skips in the worker."""
     first = here.begin("one-queued-callable", key)
 
     with pytest.raises(DuplicateTask, match=first.id):
@@ -153,7 +153,7 @@ def test_callable_is_asked_at_both_stages(here: Deployment, key: str) -> None:
 
 
 def test_canvas_is_deduplicated_when_it_runs(here: Deployment, key: str) -> None:
-    """Its members are published under the ids that others wait for: none hangs."""
+    """Members are published under the ids that the group waits for: none hangs."""
     first = here.begin("one-at-all", key)
 
     both = group(here.task("one-at-all").s(key) for _ in range(2)).apply_async()
@@ -166,7 +166,7 @@ def test_canvas_is_deduplicated_when_it_runs(here: Deployment, key: str) -> None
 
 
 def test_retry_keeps_others_out_while_it_waits(here: Deployment, key: str) -> None:
-    """A job that retries itself is in the queue again, and one is enough."""
+    """A job that retries itself is queued again, so an equal call is not published."""
     first = here.send("one-queued-again", key)
 
     until(lambda: first.state == states.RETRY, SOON)
@@ -182,7 +182,7 @@ def test_retry_keeps_others_out_while_it_waits(here: Deployment, key: str) -> No
 def test_of_many_who_publish_at_once_one_is_published(
     here: Deployment, key: str
 ) -> None:
-    """Each in an app of its own, as processes of a web server are: never two."""
+    """Each publisher has its own app, like processes of a web server; never two win."""
     with contextlib.ExitStack() as stack:
         apps = [stack.enter_context(publisher(here)) for _ in range(4)]
         for app in apps:
@@ -224,11 +224,11 @@ def at_once(apps: Sequence[Celery], call: str) -> list[Any]:
         return list(pool.map(publish, apps))
 
 
-# -- given back --------------------------------------------------------------------
+# -- withdrawn -------------------------------------------------------------------
 
 
-def test_revoked_job_gives_its_claim_back(here: Deployment, key: str) -> None:
-    """The next call is not told to wait for a job that will never run."""
+def test_revoked_job_releases_its_claim(here: Deployment, key: str) -> None:
+    """The next call is published: it does not wait for a job that will never run."""
     first = here.send("one-at-all", key, countdown=1)
     here.until_received(first.id, 1)
     assert waiting(here, key) == first.id
@@ -242,8 +242,8 @@ def test_revoked_job_gives_its_claim_back(here: Deployment, key: str) -> None:
     assert second.get(timeout=SOON) == second.id
 
 
-def test_expired_job_gives_its_claim_back(here: Deployment, key: str) -> None:
-    """The same of a job whose time has passed."""
+def test_expired_job_releases_its_claim(here: Deployment, key: str) -> None:
+    """The claim of an expired job is withdrawn, and the next call is published."""
     first = here.send("one-at-all", key, countdown=1.2, expires=1)
     assert waiting(here, key) == first.id
 
@@ -255,10 +255,10 @@ def test_expired_job_gives_its_claim_back(here: Deployment, key: str) -> None:
     assert [run.task_id for run in here.stage.runs(key)] == [second.id]
 
 
-def test_claim_is_given_back_if_the_broker_does_not_take_the_job(
+def test_claim_is_released_if_the_broker_does_not_take_the_job(
     here: Deployment, key: str
 ) -> None:
-    """Who tries again when the broker is back is no duplicate of nobody."""
+    """A call that could not be published leaves no claim; the next attempt runs."""
     gone = f"redis://127.0.0.1:{free_port()}/0"
 
     with publisher(here, broker_url=gone, task_publish_retry=False) as cut_off:
@@ -288,8 +288,8 @@ def test_job_is_published_if_no_node_answers(here: Deployment, key: str) -> None
     assert len(here.stage.runs(key)) == 1
 
 
-def test_killed_job_keeps_nobody_out(prefork: Deployment, key: str) -> None:
-    """What a killed process ran is gone with its lock: no claim outlives it."""
+def test_killed_job_keeps_no_other_call_out(prefork: Deployment, key: str) -> None:
+    """No claim outlives a killed job: once its lock is free, the next call runs."""
     first = prefork.begin("one-at-all", key)
     (run,) = prefork.stage.running(key)
     assert waiting(prefork, key) is None

@@ -1,4 +1,4 @@
-"""What a call does that finds its lock taken: each policy of ``on_conflict``."""
+"""Each policy of ``on_conflict``, for a call that finds its lock taken."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 def test_skip_ends_the_duplicate_as_revoked_and_names_the_holder(
     prefork: Deployment, key: str
 ) -> None:
-    """A duplicate does not run; its result is final at once and says who runs."""
+    """A duplicate does not run; its result is final at once and names the holder."""
     first = prefork.begin("job", key)
 
     second = prefork.send("job", key)
@@ -63,7 +63,7 @@ def test_skip_calls_neither_links_nor_errbacks(prefork: Deployment, key: str) ->
 def test_skip_tells_monitors_that_the_task_was_revoked(
     deploy: Callable[..., Deployment], key: str
 ) -> None:
-    """An event ends the skipped call in Flower, which would show it as started."""
+    """An event ends the skipped call in Flower, which otherwise shows it as started."""
     here = deploy(options=["--task-events"])
     events: list[str] = []
     receiver = here.app.events.Receiver(
@@ -86,7 +86,7 @@ def test_skip_tells_monitors_that_the_task_was_revoked(
 def test_raise_fails_the_duplicate_and_spares_the_worker(
     prefork: Deployment, key: str
 ) -> None:
-    """The error survives the JSON result, and the worker lives to run the next."""
+    """The error survives the JSON result, and the worker runs the next call."""
     first = prefork.begin("job-raise", key)
     main = prefork.worker.container.pid
 
@@ -98,11 +98,11 @@ def test_raise_fails_the_duplicate_and_spares_the_worker(
     prefork.stage.open(key)
     assert first.get(timeout=10) == first.id
     assert prefork.send("job-raise", key).get(timeout=10)
-    assert prefork.worker.container.status == "running"
+    assert prefork.worker.container.is_running
     assert prefork.worker.container.pid == main
 
 
-def test_retry_runs_the_duplicate_later_whatever_max_retries_says(
+def test_retry_runs_the_duplicate_later_beyond_max_retries(
     prefork: Deployment, key: str
 ) -> None:
     """Waiting for a lock is no failed attempt: a task with no retries left waits."""
@@ -130,7 +130,7 @@ def _until_refused_again(deployment: Deployment, task_id: str, times: int = 2) -
 def test_wait_runs_the_duplicate_when_the_first_has_ended(
     prefork: Deployment, key: str
 ) -> None:
-    """The duplicate stays in its slot until the lock is free, and then runs."""
+    """The duplicate keeps its worker process until the lock is free, and then runs."""
     first = prefork.begin("job-wait", key)
 
     second = prefork.send("job-wait", key)
@@ -144,7 +144,7 @@ def test_wait_runs_the_duplicate_when_the_first_has_ended(
 
 
 def test_wait_gives_up_after_its_timeout(prefork: Deployment, key: str) -> None:
-    """A duplicate that waited for ``wait_timeout`` in vain is refused, not lost."""
+    """A duplicate without the lock after ``wait_timeout`` is refused, not lost."""
     first = prefork.begin("job-wait-briefly", key)
 
     second = prefork.send("job-wait-briefly", key)
@@ -157,7 +157,7 @@ def test_wait_gives_up_after_its_timeout(prefork: Deployment, key: str) -> None:
 def test_allow_runs_the_duplicate_beside_the_first(
     prefork: Deployment, key: str
 ) -> None:
-    """With ``allow`` the duplicate runs without the lock, and leaves it alone."""
+    """With ``allow`` the duplicate runs without the lock, and does not change it."""
     first = prefork.begin("job-allow", key)
     tokens = prefork.nodes.tokens(key)
 
@@ -174,7 +174,7 @@ def test_allow_runs_the_duplicate_beside_the_first(
 def test_callable_decides_with_the_conflict_in_hand(
     prefork: Deployment, key: str
 ) -> None:
-    """A function is asked, is told who holds the lock, and is obeyed."""
+    """The function receives the holder of the lock, and its decision is applied."""
     first = prefork.begin("job-callable", key)
 
     second = prefork.send("job-callable", key)
@@ -207,13 +207,13 @@ def test_contenders_for_a_free_lock_have_one_winner(
 def test_contenders_on_a_bare_quorum_have_one_winner(
     frail: Deployment, key: str
 ) -> None:
-    """The same where every vote is needed, so that votes are often split."""
+    """One call wins also where every vote is needed and votes are often split."""
     with frail.nodes.minority_paused():
         contend(frail, key)
 
 
 def contend(here: Deployment, key: str) -> None:
-    """Publish four equal calls at once, some rounds, and look who wins."""
+    """Publish four equal calls at once, in many rounds; each round has one winner."""
     for number in range(12):
         lock = f"{key}-{number}"
         results = [here.send("job", lock) for _ in range(4)]

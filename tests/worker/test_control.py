@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 def test_plain_tasks_overlap(any_pool: Deployment, key: str) -> None:

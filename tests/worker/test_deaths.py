@@ -1,4 +1,4 @@
-"""A job survives the death of what ran it, and runs again exactly once."""
+"""A job survives the death of its process or worker, and runs again exactly once."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 from celery.exceptions import WorkerLostError
 
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 FREED_WITHIN = 6.0  # seconds, with a ttl of 30: the longest that a kill may go unseen
 
 
 def kill_child(deployment: Deployment, key: str, *others: str) -> None:
-    """SIGKILL the process that runs this key, which may now run one of the others."""
+    """SIGKILL the process that runs this key; it may now run one of the others."""
     (run,) = deployment.stage.running(key)
     for record in (key, *others):
         deployment.stage.killed(record, run.pid)
@@ -48,7 +48,7 @@ def test_killed_child_with_acks_late_is_run_again_once(
 def test_killed_child_without_acks_late_frees_its_lock(
     prefork: Deployment, key: str
 ) -> None:
-    """Where Celery gives the job up, its lock goes too, and the next call runs."""
+    """When Celery gives the job up, its lock is released, and the next call runs."""
     result = prefork.begin("job", key)
 
     kill_child(prefork, key)
@@ -80,7 +80,7 @@ def test_killed_child_does_not_free_the_locks_of_others(
 def test_killed_worker_keeps_others_out_until_the_ttl_ends(
     deploy: Callable[..., Deployment], key: str
 ) -> None:
-    """Nobody is left to free the lock of a worker killed whole; its ttl does."""
+    """A killed worker leaves no process to release its lock; the lock's ttl ends it."""
     here = deploy(
         workers=2,
         concurrency=1,
@@ -102,7 +102,7 @@ def test_killed_worker_keeps_others_out_until_the_ttl_ends(
 def test_storm_with_kills_never_overlaps_and_loses_nothing(
     prefork: Deployment, key: str
 ) -> None:
-    """Many calls, few keys, children killed on the way: each job ends, none collide."""
+    """Of many calls on few keys, with killed children, each ends and none overlap."""
     names = [f"{key}-{number}" for number in range(3)]
     results = [prefork.send("storm", names[n % 3], 0.15) for n in range(30)]
 

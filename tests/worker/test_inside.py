@@ -1,4 +1,4 @@
-"""What the body of a locked task can know and do."""
+"""Lease, nested locks, threads and signals in the body of a locked task."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock import DuplicateTask
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 def test_lease_in_the_body_names_key_validity_and_a_growing_fence(
     any_pool: Deployment, key: str
 ) -> None:
-    """``current_lease()`` is this run's own; each run's fence is the greater."""
+    """``current_lease()`` is the run's own lease; each later run's fence is greater."""
     leases = [any_pool.send("informed", key).get(timeout=10) for _ in range(5)]
 
     fences = [lease["fence"] for lease in leases]
@@ -38,21 +38,21 @@ def test_nested_take_of_the_own_lock_is_reentrant(
 
 
 def test_recursion_does_not_meet_its_own_lock(any_pool: Deployment, key: str) -> None:
-    """A task that calls itself inside of its run is one run."""
+    """A task that calls itself inside its own run is not refused: it is one run."""
     assert any_pool.send("recursive", key, 5).get(timeout=10) == 5
 
 
 def test_thread_of_the_body_does_not_inherit_the_lock(
     any_pool: Deployment, key: str
 ) -> None:
-    """Another thread or greenlet is another execution: the lock is held for it."""
+    """Another thread or greenlet is another execution, and finds the lock held."""
     assert any_pool.send("spawning", key).get(timeout=15) == "held"
 
 
 def test_hold_at_least_keeps_the_lock_after_a_fast_run(
     prefork: Deployment, key: str
 ) -> None:
-    """Until then, an equal call of a clock that runs late is a duplicate."""
+    """Until ``hold_at_least`` ends, an equal call of a late clock is a duplicate."""
     first = prefork.send("keeping", key)
     assert first.get(timeout=10) == first.id
     (run,) = prefork.stage.runs(key)
@@ -61,7 +61,7 @@ def test_hold_at_least_keeps_the_lock_after_a_fast_run(
         prefork.send("keeping", key).get(timeout=10)
 
     until(lambda: len(prefork.nodes.holders(key)) < prefork.nodes.quorum)
-    assert prefork.stage.now() - run.began >= 1.9  # of 2.0: the start is the lock's
+    assert prefork.stage.now() - run.began >= 1.9  # of 2.0, from the acquire on
     prefork.nodes.until_free(key)
     second = prefork.send("keeping", key)
     assert second.get(timeout=10) == second.id
@@ -69,7 +69,7 @@ def test_hold_at_least_keeps_the_lock_after_a_fast_run(
 
 
 def test_signals_tell_the_life_of_a_lock(any_pool: Deployment, key: str) -> None:
-    """Acquired, renewed and released are told where the task runs, with its id."""
+    """The signals of the lock are sent where the task runs, with the task's id."""
     result = any_pool.begin("short", key)
     until(lambda: any_pool.stage.notes(key, "signal-renewed"))
 
@@ -83,7 +83,7 @@ def test_signals_tell_the_life_of_a_lock(any_pool: Deployment, key: str) -> None
 
 
 def test_signal_of_a_conflict_tells_the_decision(prefork: Deployment, key: str) -> None:
-    """Every refused duplicate is announced: which, and what was decided."""
+    """The signal of a refused duplicate names the duplicate and the decision."""
     prefork.begin("job", key)
 
     second = prefork.send("job", key)

@@ -8,10 +8,10 @@ import pytest
 from celery import Celery
 
 from celery_redlock import DuplicateTask
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_equal_calls_are_equal_however_they_are_written(
 def test_different_calls_are_different(
     prefork: Deployment, key: str, value: object
 ) -> None:
-    """Another value, or the same as another type, is another call."""
+    """Another value, or the same value with another type, makes another call."""
     first = prefork.begin("canonical", key, 1)
 
     other = prefork.send("canonical", key, value)
@@ -136,7 +136,7 @@ def test_body_that_mutates_its_arguments_frees_the_lock_it_took(
 def test_publisher_that_knows_only_the_name_is_deduplicated(
     prefork: Deployment, key: str
 ) -> None:
-    """``send_task`` from a project without the task's code: the worker decides."""
+    """A publisher without the task's code uses ``send_task``; the worker decides."""
     with Celery(
         broker=prefork.app.conf.broker_url,
         backend=prefork.app.conf.result_backend,

@@ -1,4 +1,4 @@
-"""What becomes of a run whose lock is lost: each answer of ``on_lock_lost``."""
+"""Each answer of ``on_lock_lost``, for a run that loses its lock."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from celery import states
 
 from celery_redlock import LockLost
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 def test_abort_is_not_autoretried_unless_listed(prefork: Deployment, key: str) -> None:
@@ -24,16 +24,16 @@ def test_abort_is_not_autoretried_unless_listed(prefork: Deployment, key: str) -
         first.get(timeout=10)
     assert first.state == states.FAILURE
     assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost"]
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
 
 
 def test_abort_is_autoretried_where_listed(prefork: Deployment, key: str) -> None:
-    """``autoretry_for=(LockLost,)`` runs it again once the lock can be had."""
+    """``autoretry_for=(LockLost,)`` runs the job again once the lock is free."""
     first = prefork.begin("lost-autoretry", key)
 
     prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
     prefork.stage.open(key)
 
     assert first.get(timeout=20) == first.id
@@ -43,12 +43,12 @@ def test_abort_is_autoretried_where_listed(prefork: Deployment, key: str) -> Non
 def test_retry_runs_the_job_again_when_the_lock_is_free(
     prefork: Deployment, key: str
 ) -> None:
-    """With ``retry`` the stopped job is published again and ends well."""
+    """With ``retry`` the stopped job is republished and succeeds."""
     first = prefork.begin("lost-retry", key)
 
     prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
     prefork.stage.open(key)
 
     assert first.get(timeout=20) == first.id
@@ -57,12 +57,12 @@ def test_retry_runs_the_job_again_when_the_lock_is_free(
 
 
 def test_retry_sends_the_arguments_as_they_came(prefork: Deployment, key: str) -> None:
-    """What the stopped body did to its arguments is not published again."""
+    """A job is republished without the changes that its body made to the arguments."""
     first = prefork.begin("lost-mutating", key, [1, 2, 3])
 
     prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
     prefork.stage.open(key)
 
     assert first.get(timeout=20) == [1, 2, 3]
@@ -70,7 +70,7 @@ def test_retry_sends_the_arguments_as_they_came(prefork: Deployment, key: str) -
 
 
 def test_warn_lets_the_body_go_on(prefork: Deployment, key: str) -> None:
-    """With ``warn`` nothing is stopped; the lease says that it is not valid."""
+    """With ``warn`` the body goes on; its lease says that it is not valid."""
     first = prefork.begin("lost-warn", key)
 
     prefork.nodes.steal(key, seconds=30)
@@ -80,13 +80,13 @@ def test_warn_lets_the_body_go_on(prefork: Deployment, key: str) -> None:
 
     assert first.get(timeout=10) is False
     assert prefork.nodes.is_stolen(key)
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
 
 
 def test_callable_is_called_once_with_the_lost_lease(
     prefork: Deployment, key: str
 ) -> None:
-    """A function of the user's is told, and the body goes on unless it says so."""
+    """The user's function is called once; the body goes on if it answers ``warn``."""
     first = prefork.begin("lost-callable", key)
 
     prefork.nodes.steal(key, seconds=30)
@@ -95,7 +95,7 @@ def test_callable_is_called_once_with_the_lost_lease(
 
     assert first.get(timeout=10) == first.id
     assert len(prefork.stage.notes(key, "lost")) == 1
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
 
 
 def test_body_that_catches_soft_limits_is_still_stopped(
@@ -110,13 +110,13 @@ def test_body_that_catches_soft_limits_is_still_stopped(
         first.get(timeout=10)
     assert prefork.stage.notes(key, "caught") == []
     assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost"]
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
 
 
 def test_soft_limit_still_reaches_a_body_under_a_lock(
     prefork: Deployment, key: str
 ) -> None:
-    """What interrupts on loss passes the soft limits on, and does not end the run."""
+    """The code that interrupts on loss passes soft limits on; the run does not end."""
     result = prefork.begin("lost-stubborn", key, soft_time_limit=0.5)
 
     until(lambda: prefork.stage.notes(key, "caught"))
@@ -126,10 +126,10 @@ def test_soft_limit_still_reaches_a_body_under_a_lock(
     assert [run.outcome for run in prefork.stage.runs(key)] == ["done"]
 
 
-def test_body_that_goes_on_after_the_loss_is_struck_again(
+def test_body_that_goes_on_after_the_loss_is_interrupted_again(
     prefork: Deployment, key: str
 ) -> None:
-    """A body that catches LockLost and works on is stopped all the same."""
+    """A body that catches LockLost and goes on is interrupted again."""
     first = prefork.begin("lost-deaf", key)
 
     prefork.nodes.steal(key, seconds=30)
@@ -138,7 +138,7 @@ def test_body_that_goes_on_after_the_loss_is_struck_again(
     with pytest.raises(LockLost):
         first.get(timeout=20)
     assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost"]
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
 
 
 def test_body_that_swallows_the_loss_does_not_succeed(
@@ -152,13 +152,13 @@ def test_body_that_swallows_the_loss_does_not_succeed(
     with pytest.raises(LockLost):
         first.get(timeout=10)
     assert first.state == states.FAILURE
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
 
 
 def test_minority_that_forgot_is_given_the_lock_again(
     prefork: Deployment, key: str
 ) -> None:
-    """Two of five nodes without the lock stop nobody; renewal gives it back."""
+    """Two of five nodes without the lock stop no run; renewal sets it there again."""
     first = prefork.begin("short", key)
     prefork.nodes.until_held(key)
 
@@ -170,7 +170,7 @@ def test_minority_that_forgot_is_given_the_lock_again(
 
 
 def test_hung_majority_stops_the_body(frail: Deployment, key: str) -> None:
-    """When too few nodes answer to renew, the body ends with the validity."""
+    """When too few nodes answer a renewal, the body ends when its lock expires."""
     first = frail.begin("short", key)
 
     with frail.nodes.majority_paused(), pytest.raises(LockLost):
@@ -180,7 +180,7 @@ def test_hung_majority_stops_the_body(frail: Deployment, key: str) -> None:
     frail.nodes.until_free(key)
 
 
-def test_hung_minority_stops_nobody(frail: Deployment, key: str) -> None:
+def test_hung_minority_stops_no_lock(frail: Deployment, key: str) -> None:
     """With two of five nodes hung the lock is renewed, and released on the rest."""
     first = frail.begin("short", key)
 

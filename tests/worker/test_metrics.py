@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.processes import free_port
-from tests.worker.harness.scraped import PORT, Scraped
+from celery_redlock.devnodes.processes import free_port
+from tests.harness.lock_nodes import LockNodes
+from tests.harness.metrics import PORT, Scraped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.devnodes import DevNodes
-    from tests.worker.harness.deployment import Deployment
-    from tests.worker.harness.stage import Stage
+    from tests.harness.deployment import Deployment
+    from tests.harness.stage import Stage
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -37,7 +37,7 @@ class Metered(Scraped):
 
 
 def labels(nodes: LockNodes) -> list[str]:
-    """Return what the nodes are called."""
+    """Return the labels of the nodes."""
     return [url.removeprefix("redis://") for url in nodes.urls]
 
 
@@ -63,7 +63,7 @@ def metered(
 def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
     metered: Callable[..., Metered], stage: Stage, key: str
 ) -> None:
-    """Waits, holds, conflicts, renewals and answers of all children are one sum."""
+    """A scrape sums waits, holds, conflicts, renewals and answers of all children."""
     it = metered(concurrency=4)
     deployment = it.deployment
     keys = [f"{key}-{number}" for number in range(3)]
@@ -92,7 +92,7 @@ def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
 def test_loss_and_outage_are_scraped(
     metered: Callable[..., Metered], frail_nodes: LockNodes, stage: Stage, key: str
 ) -> None:
-    """A majority stops: the lock is lost, the next call finds no quorum, nodes err."""
+    """With a majority hung, the lock is lost and the next call finds no quorum."""
     it = metered(frail_nodes)
     result = it.deployment.begin("short", key)
 
@@ -114,7 +114,7 @@ def test_loss_and_outage_are_scraped(
 def test_node_that_restarts_is_scraped_in_quarantine(
     metered: Callable[..., Metered], start_nodes: Callable[..., DevNodes]
 ) -> None:
-    """An idle worker tells how the nodes stand, and for how long."""
+    """An idle worker reports the votes of its nodes and the rest of a quarantine."""
     nodes = LockNodes(start_nodes(3))
     it = metered(nodes, pool="solo", shared=False, concurrency=1)
     label = labels(nodes)[0]
@@ -131,7 +131,7 @@ def test_node_that_restarts_is_scraped_in_quarantine(
 def test_prefork_worker_without_a_folder_says_what_is_missing(
     metered: Callable[..., Metered],
 ) -> None:
-    """Its children count where nobody sees it; the worker runs all the same."""
+    """No scrape sees the counts of the children; the worker runs all the same."""
     it = metered(shared=False)
 
     log = it.deployment.logs_of_the_package()
@@ -142,7 +142,7 @@ def test_prefork_worker_without_a_folder_says_what_is_missing(
 def test_port_that_is_taken_stops_no_worker(
     metered: Callable[..., Metered], key: str
 ) -> None:
-    """The second worker of a machine says so, and works."""
+    """The second worker of a machine logs that the port is taken, and runs tasks."""
     it = metered(workers=2, pool="solo", concurrency=1, shared=False)
 
     assert it.deployment.logs().count("The metrics are served at") == 1
@@ -155,7 +155,7 @@ def test_port_that_is_taken_stops_no_worker(
 def test_pools_of_one_process_need_no_folder(
     metered: Callable[..., Metered], key: str, pool: str
 ) -> None:
-    """What threads and greenlets count is in the process that serves."""
+    """Threads and greenlets count in the process that serves the metrics."""
     it = metered(pool=pool, shared=False)
 
     it.deployment.send("quick", key).get(timeout=10)
@@ -178,7 +178,7 @@ def sockets_of(pid: int) -> set[str]:
 def test_child_that_replaces_another_does_not_keep_the_port(
     metered: Callable[..., Metered], stage: Stage, key: str
 ) -> None:
-    """It would outlive its parent, and keep the port from the next worker."""
+    """A child with the port could outlive its parent, and block the next worker."""
     it = metered(concurrency=1)
     main = it.deployment.worker_cluster[0].container.pid
     it.deployment.send("quick", key).get(timeout=10)
@@ -196,5 +196,5 @@ def test_child_that_replaces_another_does_not_keep_the_port(
     assert listening not in sockets_of(second.pid)
     stage.open(f"{key}-2")
     assert result.get(timeout=10) == result.id
-    # And what the child had counted that is gone is still there.
+    # The counts of the killed child are still served.
     assert it.value("redlock_hold_seconds_count", task="quick") == 1

@@ -10,9 +10,9 @@ from celery_redlock import DuplicateTask, LockHeld, current_lease
 from tests.worker.project.app import create_app
 
 if TYPE_CHECKING:
-    from tests.worker.harness.deployment import Deployment
-    from tests.worker.harness.nodes import LockNodes
-    from tests.worker.harness.stage import Stage
+    from tests.harness.deployment import Deployment
+    from tests.harness.lock_nodes import LockNodes
+    from tests.harness.stage import Stage
 
 
 def test_lock_taken_here_excludes_the_workers(prefork: Deployment, key: str) -> None:
@@ -29,7 +29,7 @@ def test_lock_taken_here_excludes_the_workers(prefork: Deployment, key: str) -> 
 
 
 def test_lock_held_by_a_worker_is_refused_here(prefork: Deployment, key: str) -> None:
-    """The same line raises and names the task while a worker runs the call."""
+    """``task.lock(...)`` raises and names the task while a worker runs the call."""
     first = prefork.begin("job", key)
 
     with pytest.raises(LockHeld, match=first.id), prefork.task("job").lock(key):
@@ -55,7 +55,7 @@ def test_plain_call_runs_the_body_without_a_lock(prefork: Deployment, key: str) 
 def test_eager_task_runs_without_a_lock(
     nodes: LockNodes, stage: Stage, key: str
 ) -> None:
-    """An eager test of one's own needs no lock node: none is asked."""
+    """A user's eager test needs no lock nodes: the task asks none of them."""
     nodes.steal(key, seconds=60)
     stage.open(key)
 
@@ -63,7 +63,7 @@ def test_eager_task_runs_without_a_lock(
         result = app.tasks["job"].delay(key)
 
         assert result.get() == result.id
-    nodes.give_back(key)
+    nodes.undo_steal(key)
 
 
 def test_eager_task_takes_its_lock_when_told_to(
@@ -85,4 +85,4 @@ def test_eager_task_takes_its_lock_when_told_to(
             app.tasks["job-raise"].delay(key).get()
 
     assert len(stage.runs(key)) == 1
-    nodes.give_back(key)
+    nodes.undo_steal(key)

@@ -8,10 +8,10 @@ import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask, LockLost
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 def test_pool_runs_equal_calls_once(any_pool: Deployment, key: str) -> None:
@@ -67,7 +67,7 @@ def test_pool_runs_different_calls_at_once(any_pool: Deployment, key: str) -> No
 def test_pool_renews_the_lock_while_the_body_runs(
     any_pool: Deployment, key: str
 ) -> None:
-    """A run that outlives the ttl many times keeps its lock all the while."""
+    """A run that outlives the ttl many times keeps its lock throughout."""
     first = any_pool.begin("short", key)
     any_pool.nodes.until_held(key)
 
@@ -82,7 +82,7 @@ def test_pool_renews_the_lock_while_the_body_runs(
 def test_pool_interrupts_a_body_whose_lock_is_lost(
     any_pool: Deployment, key: str
 ) -> None:
-    """The body is stopped by LockLost where it stands; the thief's lock stays."""
+    """LockLost interrupts the body where it runs; the new holder's lock stays."""
     first = any_pool.begin("short", key)
 
     any_pool.nodes.steal(key, seconds=8)
@@ -92,11 +92,11 @@ def test_pool_interrupts_a_body_whose_lock_is_lost(
     assert first.state == states.FAILURE
     assert [run.outcome for run in any_pool.stage.runs(key)] == ["LockLost"]
     assert any_pool.nodes.is_stolen(key)
-    any_pool.nodes.give_back(key)
+    any_pool.nodes.undo_steal(key)
 
 
 def test_pool_goes_on_after_an_interrupt(any_pool: Deployment, key: str) -> None:
-    """Where a body was interrupted, the next ones run as if nothing had been."""
+    """After a body was interrupted, the next calls run normally."""
     interrupted = [any_pool.begin("short", f"{key}-{number}") for number in range(3)]
     for number in range(3):
         any_pool.nodes.steal(f"{key}-{number}", seconds=5)

@@ -1,4 +1,4 @@
-"""A copy of a job is the job: it is never dropped, and never runs beside it."""
+"""A copy of a job is the same job: it is never lost, and never runs beside it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states, uuid
 
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 
 def test_retry_that_overtakes_its_parent_is_not_a_duplicate(
     any_pool: Deployment, key: str
 ) -> None:
-    """A retry that meets its parent's lock waits, and is put back: it is one job."""
+    """A retry that meets its parent's lock waits, and is republished: it is one job."""
     result = any_pool.begin("overtaken", key)
 
-    any_pool.until_received(result.id, times=3)  # itself, its retry, that put back
+    any_pool.until_received(result.id, times=3)  # itself, its retry, that republished
     any_pool.stage.open(key)
 
     assert result.get(timeout=20) == result.id
@@ -63,7 +63,7 @@ def test_copy_of_a_running_job_is_dropped_when_the_job_has_a_result(
 def test_copy_of_a_running_job_runs_after_it_where_no_result_is_kept(
     prefork: Deployment, key: str
 ) -> None:
-    """Without a result nobody knows that the job is done: at least once, in turn."""
+    """Without a result no worker knows that the job is done: its copy runs after it."""
     task_id = uuid()
     prefork.begin("job-unstored", key, task_id=task_id)
 
@@ -80,9 +80,9 @@ def test_copy_of_a_running_job_runs_after_it_where_no_result_is_kept(
 def test_copy_of_a_job_that_failed_to_finish_runs(
     prefork: Deployment, key: str
 ) -> None:
-    """A copy whose original died without a result takes its place."""
+    """A copy runs if its original died without a result."""
     task_id = uuid()
-    with prefork.task("job").lock(key):  # stands for another run of this id
+    with prefork.task("job").lock(key):  # acts as another run of this id
         prefork.nodes.until_held(key)
         prefork.nodes.rename_holder(key, task_id)
         result = prefork.send("job", key, task_id=task_id)
@@ -109,7 +109,7 @@ REDELIVERY: dict[str, Any] = {
 def test_redelivery_while_the_job_runs_runs_it_once(
     deploy: Callable[..., Deployment], key: str, name: str
 ) -> None:
-    """A job longer than the visibility timeout comes again and again, and runs once."""
+    """A job longer than the visibility timeout is redelivered often, and runs once."""
     here = deploy(workers=2, concurrency=2, settings=REDELIVERY)
     result = here.begin(name, key)
 
@@ -125,7 +125,7 @@ def test_redelivery_while_the_job_runs_runs_it_once(
 def test_redelivery_without_results_never_overlaps(
     deploy: Callable[..., Deployment], key: str
 ) -> None:
-    """Where no result can tell, a redelivered copy runs after the job, not beside."""
+    """Without a stored result a redelivered copy runs after the job, not beside it."""
     here = deploy(workers=2, concurrency=2, settings=REDELIVERY)
     result = here.begin("job-unstored", key)
 

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 pools = pytest.mark.parametrize("pool", ["prefork", "threads"])
 
@@ -21,7 +21,7 @@ pools = pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_apply_in_the_body_is_the_same_execution(
     deploy: Callable[..., Deployment], key: str, pool: str
 ) -> None:
-    """Where eager runs take locks, one inside of the other shares its lease."""
+    """Where eager runs take locks, an inner run shares the lease of the outer run."""
     here = deploy(pool=pool, settings={"redlock_eager": True})
 
     tokens = here.send("applying", key, 2).get(timeout=10)
@@ -36,7 +36,7 @@ def test_apply_in_the_body_is_the_same_execution(
 def test_apply_in_the_body_takes_no_lock_by_default(
     deployed: Callable[[str], Deployment], key: str, pool: str
 ) -> None:
-    """It runs in the body, under the lock of the body, and does not wait for it."""
+    """An eager run in a body runs under the body's lock, and does not wait for it."""
     tokens = deployed(pool).send("applying", key, 2).get(timeout=10)
 
     assert len(set(tokens)) == 1
@@ -46,7 +46,7 @@ def test_apply_in_the_body_takes_no_lock_by_default(
 def test_apply_in_a_thread_of_the_body_is_another_execution(
     deploy: Callable[..., Deployment], key: str, pool: str
 ) -> None:
-    """The lock is held for it: it does not run beside the body that started it."""
+    """The thread finds the lock held: its call does not run beside the body."""
     here = deploy(pool=pool, settings={"redlock_eager": True})
 
     answer = here.send("applying-elsewhere", key, 1).get(timeout=15)

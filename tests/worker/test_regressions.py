@@ -1,6 +1,6 @@
 """Bugs that other job systems had with uniqueness, each where it would show here.
 
-Many were tried here before anybody asked whose they are:
+Tests of other files already covered many of them:
 
 celery-singleton #40, Laravel #37060, the lock stays after a hard limit or a kill
     worker/test_endings.py::test_hard_limit_frees_the_lock_once_the_child_is_gone
@@ -52,8 +52,8 @@ from celery_redlock import DuplicateTask, LockHeld, LockLost
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.election import Elector
 from celery_redlock.locking import lock, watchdog_of
+from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left, values
-from tests.worker.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 SHORT: dict[str, Any] = {"ttl": 1.2, "node_timeout": 0.2}
 
 
 def tries(nodes: DevNodes) -> list[int]:
-    """Count the acquires that each node was sent, once it knows the scripts."""
+    """Count the acquires that each node has received since it knows the scripts."""
     stats = [node.command("INFO", "commandstats") for node in nodes.nodes]
     return [stat.get("cmdstat_evalsha", {"calls": 0})["calls"] for stat in stats]
 
@@ -86,11 +86,11 @@ def send_by_beat(here: Deployment, name: str, key: str) -> AsyncResult:
     return Scheduler(here.app, lazy=True).apply_async(entry, advance=False)
 
 
-@pytest.mark.parametrize("late", ["beat", "somebody"])
-def test_call_obeys_whether_beat_or_somebody_sends_it(
+@pytest.mark.parametrize("late", ["beat", "client"])
+def test_call_obeys_whether_beat_or_a_client_sends_it(
     prefork: Deployment, key: str, late: str
 ) -> None:
-    """An entry of beat and a call by hand are one job: the later is the duplicate.
+    """An entry of beat and a user's call are one job: the later is the duplicate.
 
     Source: celery-once #136, locks that beat ignores; Temporal sdk-typescript
     #1594, schedules that are triggered by hand and overlap.
@@ -115,7 +115,7 @@ def test_call_obeys_whether_beat_or_somebody_sends_it(
 def test_call_that_was_revoked_before_it_began_leaves_no_lock(
     prefork: Deployment, key: str
 ) -> None:
-    """What never ran holds nothing, and the next equal call runs.
+    """A call that never ran holds no lock, and the next equal call runs.
 
     Source: celery-singleton #29.
     """
@@ -136,14 +136,14 @@ def test_call_that_was_revoked_before_it_began_leaves_no_lock(
 def test_late_finisher_does_not_free_its_successor(
     prefork: Deployment, key: str
 ) -> None:
-    """A body that lost its lock, and goes on, ends without touching the next one's.
+    """A body that goes on after a loss does not release its successor's lock.
 
     Source: Laravel #59567, "an unbounded number of duplicates"; Solid Queue.
     """
     late = prefork.begin("lost-warn", key)
     prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.notes(key, "signal-lost"))
-    prefork.nodes.give_back(key)
+    prefork.nodes.undo_steal(key)
     with prefork.task("job").lock(key) as successor:
         prefork.stage.open(key)
         assert late.get(timeout=10) is False
@@ -158,7 +158,7 @@ def test_late_finisher_does_not_free_its_successor(
 def test_worker_that_comes_and_goes_leaves_live_locks(
     prefork: Deployment, deploy: Callable[..., Deployment], key: str
 ) -> None:
-    """No worker clears what it finds, neither when it starts nor when it stops.
+    """No worker removes locks that it finds, neither when it starts nor when it stops.
 
     Source: celery-singleton, ``clear_locks`` at start; Sidekiq unique jobs #488,
     #779 and others, the reaper and the jobs that run.
@@ -183,7 +183,7 @@ def test_worker_that_comes_and_goes_leaves_live_locks(
 def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
     deploy: Callable[..., Deployment], key: str
 ) -> None:
-    """Between two attempts others may run; the second one has a lock of its own.
+    """Other calls may run between two attempts; the second takes a lock of its own.
 
     Source: Prefect #20251, a retry delay longer than the lease.
     """
@@ -192,7 +192,7 @@ def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
     first = here.begin("lost-autoretry", key)
     here.nodes.steal(key, seconds=30)
     until(lambda: first.state == states.RETRY)
-    here.nodes.give_back(key)
+    here.nodes.undo_steal(key)
     here.nodes.until_free(key)
 
     between = here.send("quick", key)
@@ -211,7 +211,7 @@ def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
 def test_renewal_that_fails_after_the_end_is_no_loss(
     three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A block that ended in time has ended well, whatever its last renewal does.
+    """A block that ended in time has ended well, even if its last renewal fails.
 
     Source: Prefect #18942, runs that were marked as crashed after they finished.
     """
@@ -250,7 +250,7 @@ def test_body_that_lets_nothing_else_run_keeps_its_lock(
             enough.set()
 
     async def block() -> None:
-        enough.wait(30)  # as a call does that nobody awaits
+        enough.wait(30)  # as a blocking call does that is not awaited
 
     with (
         client(three_nodes, **SHORT) as redlock,
@@ -268,20 +268,20 @@ def test_body_that_lets_nothing_else_run_keeps_its_lock(
 def test_body_that_keeps_the_interpreter_beyond_its_ttl_is_told(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """Code that no thread can get past loses the lock, knows it, and does not succeed.
+    """A body that blocks all other threads loses its lock, and ends with LockLost.
 
     Source: Prefect #19068, the harder case: C code that holds the GIL.
     """
     interval = sys.getswitchinterval()
 
     def run(redlock: Redlock, lease: Lease) -> None:
-        sys.setswitchinterval(1000)  # no other thread gets its turn
+        sys.setswitchinterval(1000)  # no other thread runs
         try:
             while lease.is_valid():
                 pass
         finally:
             sys.setswitchinterval(interval)
-        redlock.release(redlock.acquire(key, wait=20))  # others can have it
+        redlock.release(redlock.acquire(key, wait=20))  # another call can take it
 
     with client(three_nodes, **SHORT) as redlock:
         with pytest.raises(LockLost), lock(redlock, key) as lease:
@@ -290,7 +290,7 @@ def test_body_that_keeps_the_interpreter_beyond_its_ttl_is_told(
 
 
 def test_refused_acquire_asks_each_node_once(three_nodes: DevNodes, key: str) -> None:
-    """A lock that is held is no failure of nodes: it is not tried again.
+    """A held lock is no failure of nodes: the acquire is not tried again.
 
     Source: lago-api #4538, half a second for each duplicate.
     """
@@ -312,7 +312,7 @@ def test_refused_acquire_asks_each_node_once(three_nodes: DevNodes, key: str) ->
 def test_leader_that_comes_back_late_does_not_end_the_next_term(
     three_nodes: DevNodes, key: str
 ) -> None:
-    """A beat that resigns after its term has ended leaves its successor's alone.
+    """A beat that resigns after its term has ended does not end its successor's term.
 
     Source: Laravel #53342, the scheduler's mutex that is released by force.
     """

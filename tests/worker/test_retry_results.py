@@ -1,4 +1,4 @@
-"""A call that retries itself at once has the result of the retry in the end."""
+"""The final result of a call that retries itself at once is that of its retry."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from celery import states
 
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.worker.harness.deployment import Deployment, Site
+    from tests.harness.deployment import Deployment, Site
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def late(site: Site) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_duplicate_that_was_put_back_has_its_own_result_in_the_end(
+def test_duplicate_that_was_republished_has_its_own_result_in_the_end(
     deploy: Callable[..., Deployment], late: dict[str, str], key: str, pool: str
 ) -> None:
-    """Also when who has put it back was frozen just then, and goes on after its end."""
+    """The result stays, even if the republishing worker stores RETRY after the end."""
     worker = deploy(pool=pool, settings=late)
     worker.begin("job-retry", key)
 
@@ -47,7 +47,7 @@ def test_duplicate_that_was_put_back_has_its_own_result_in_the_end(
 def test_retry_without_delay_begins_when_its_parent_has_stored_that_it_retries(
     deploy: Callable[..., Deployment], late: dict[str, str], key: str, pool: str
 ) -> None:
-    """Otherwise the parent may store RETRY over the result, for ever."""
+    """A retry begins after RETRY is stored, so RETRY never overwrites its result."""
     worker = deploy(pool=pool, settings=late)
 
     result = worker.send("retried-at-once", key, 1)

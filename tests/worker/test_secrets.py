@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock import QuorumUnreachable
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.worker.harness.deployment import Deployment, Site
-    from tests.worker.harness.nodes import LockNodes
+    from tests.harness.deployment import Deployment, Site
+    from tests.harness.lock_nodes import LockNodes
 
 SECRET = "correct-horse"
 
 
 @pytest.fixture(scope="module")
 def here(site: Site, frail_nodes: LockNodes) -> Iterator[Deployment]:
-    """Give a worker that talks of everything, with passwords in its settings."""
+    """Give a worker that logs at DEBUG, with passwords in its settings."""
     urls = [url.replace("//", f"//default:{SECRET}@") for url in frail_nodes.urls]
     deployment = site.deploy(
         frail_nodes, settings={"redlock_nodes": urls}, options=["-l", "DEBUG"]
@@ -34,13 +34,13 @@ def here(site: Site, frail_nodes: LockNodes) -> Iterator[Deployment]:
 
 
 def test_report_shows_no_password(here: Deployment) -> None:
-    """``celery report`` is what people paste into public trackers."""
+    """Users paste the output of ``celery report`` into public trackers."""
     worker = here.worker.container
 
-    report = subprocess.run(  # noqa: S603  (our own command)
-        [sys.executable, "-m", "celery", "-A", worker.app, "report"],
-        cwd=worker.folder,
-        env={**os.environ, **worker.environment()},
+    report = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "tests.worker.project.app", "report"],
+        cwd=worker.log.parent,
+        env={**os.environ, **worker.environment},
         capture_output=True,
         text=True,
         check=True,
@@ -51,7 +51,7 @@ def test_report_shows_no_password(here: Deployment) -> None:
 
 
 def test_inspect_conf_shows_no_password(here: Deployment) -> None:
-    """A worker that is asked for its settings does not tell passwords."""
+    """A worker shows its settings to ``inspect conf`` without passwords."""
     inspect = here.app.control.inspect([here.worker.container.node_name], timeout=5)
 
     conf = until(inspect.conf)
@@ -61,7 +61,7 @@ def test_inspect_conf_shows_no_password(here: Deployment) -> None:
 
 
 def test_logs_and_results_show_no_password(here: Deployment, key: str) -> None:
-    """Neither runs and conflicts nor nodes that are down bring a password to light."""
+    """Runs, conflicts and nodes that are down put no password into logs or errors."""
     first = here.begin("job", key)
     with here.nodes.majority_paused(), pytest.raises(QuorumUnreachable) as failure:
         here.send("unreachable-raise", f"{key}-2").get(timeout=10)

@@ -1,7 +1,7 @@
-"""Every duplicate is seen and heard, whatever becomes of it, and none looks well.
+"""Every duplicate can be observed, under each policy, and none looks like a success.
 
-A log line, a signal, an event for monitors and, where it is kept, a result: each
-names the holder, the policy and the key.
+There is a log line, a signal, an event for monitors and, where it is kept, a result.
+Each names the holder, the policy and the key.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from celery import states
 from celery.events.state import State
 
 from celery_redlock import DuplicateTask
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery.result import AsyncResult
 
-    from tests.worker.harness.deployment import Deployment, Site
-    from tests.worker.harness.nodes import LockNodes
+    from tests.harness.deployment import Deployment, Site
+    from tests.harness.lock_nodes import LockNodes
 
 
 @dataclass
 class Monitor:
-    """What Flower and ``celery events`` see.
+    """A monitor of workers, like Flower and ``celery events``.
 
     Attributes:
-        state: Celery's own picture of it.
+        state: Celery's own summary of the events.
         events: Each event of a task.
     """
 
@@ -45,7 +45,7 @@ class Monitor:
         self.state.event(event)
 
     def look(self) -> None:
-        """Take in what has come, or what comes in a moment."""
+        """Take in the events that have arrived, or that arrive in a moment."""
         with contextlib.suppress(TimeoutError):
             self.connection.drain_events(timeout=0.2)
 
@@ -76,18 +76,18 @@ def here(
 
 @contextlib.contextmanager
 def looking_on(here: Deployment) -> Iterator[Monitor]:
-    """See what the workers tell monitors while the block runs."""
+    """Give a monitor that receives the workers' events while the block runs."""
     monitor = Monitor()
     with here.app.connection_for_read() as connection:
         receiver = here.app.events.Receiver(connection, handlers={"*": monitor.see})
         with receiver.consumer_context() as (monitor.connection, _, _):
-            monitor.look()  # it is only now that it subscribes
+            monitor.look()  # it subscribes only now
             yield monitor
 
 
 @pytest.fixture
 def monitor(here: Deployment) -> Iterator[Monitor]:
-    """Give what looks on."""
+    """Give a monitor of the workers."""
     with looking_on(here) as monitor:
         yield monitor
 
@@ -99,15 +99,15 @@ def names_all(text: str, key: str, holder_id: str, policy: str) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """What one policy looks like from outside.
+    """The visible effects of one policy on a duplicate.
 
     Attributes:
         task: The name of the task.
-        policy: What it says to a conflict.
-        decision: What the signal says.
-        events: Types of the events that follow.
-        shown: The state in which monitors show it.
-        state: The state of its result meanwhile.
+        policy: Its policy for a conflict.
+        decision: The decision that the signal names.
+        events: The types of the events about the duplicate.
+        shown: The state in which monitors show the duplicate.
+        state: The state of the duplicate's result meanwhile.
     """
 
     task: str
@@ -154,7 +154,7 @@ def test_duplicate_is_seen_and_heard(
         elif event["type"] in (RETRIED, "task-failed"):
             assert names_all(event["exception"], key, first.id, case.policy)
     assert "task-succeeded" not in told
-    # A copy that was put back may have come in again by now.
+    # A republished call may have been received again by now.
     shown = {case.shown, *({"RECEIVED", "STARTED"} if RETRIED in told else ())}
     assert monitor.state_of(second.id) in {*shown, "CONFLICT"}
     signals = here.stage.notes(key, "signal-conflict")
@@ -175,7 +175,7 @@ def test_duplicate_is_seen_and_heard(
 def test_superseded_call_says_who_runs_in_its_stead(
     here: Deployment, monitor: Monitor, key: str
 ) -> None:
-    """Of those that wait all but one end as REVOKED, for monitors, too."""
+    """Of the waiting calls all but one end as REVOKED, also in monitors."""
     first = here.begin("buffered", key)
     second = here.send("buffered", key)
     until(lambda: second.state == states.RETRY)
@@ -188,7 +188,7 @@ def test_superseded_call_says_who_runs_in_its_stead(
     until(second.ready)
     assert second.state == states.REVOKED
     assert names_all(str(second.result), key, third.id, "buffer_one")
-    assert f"{third.id} runs in its stead" in here.logs_of_the_package()
+    assert f"{third.id} runs instead" in here.logs_of_the_package()
     here.stage.open(key)
     _end(first, third)
 
@@ -196,7 +196,7 @@ def test_superseded_call_says_who_runs_in_its_stead(
 def test_cancelled_call_says_for_whom(
     here: Deployment, monitor: Monitor, key: str
 ) -> None:
-    """The one that is stopped is no failure and no success: it is REVOKED."""
+    """A cancelled call is no failure and no success: it is REVOKED."""
     first = here.begin("replacing", key)
 
     second = here.send("replacing", key)
@@ -216,7 +216,7 @@ def test_cancelled_call_says_for_whom(
 
 
 def test_worker_without_events_sends_none(prefork: Deployment, key: str) -> None:
-    """Nobody pays for what nobody wants to see."""
+    """A worker whose events are not enabled sends none about tasks."""
     with looking_on(prefork) as monitor:
         first = prefork.begin("job-wait", key)
         second = prefork.send("job-wait", key)

@@ -1,4 +1,4 @@
-"""What a worker says of its nodes and tasks when it starts."""
+"""Findings about nodes and tasks that a worker logs when it starts."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.waiting import until
+from tests.harness.lock_nodes import LockNodes
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.devnodes import DevNodes
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
-FINDING = re.compile(r"celery_redlock\.diagnostics\] (.*\[([a-z-]+)\])$", re.MULTILINE)
+FINDING = re.compile(
+    r"celery_redlock\.operations\.doctor\] (.*\[([a-z-]+)\])$", re.MULTILINE
+)
 
 
 @pytest.fixture
 def four_nodes(start_nodes: Callable[..., DevNodes]) -> LockNodes:
-    """Give four nodes, one of which throws away what it has no room for."""
+    """Give four nodes, one of which evicts keys when its memory is full."""
     nodes = start_nodes(4)
     nodes.nodes[0].command("CONFIG", "SET", "maxmemory", "50mb")
     nodes.nodes[0].command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
@@ -37,7 +39,7 @@ def findings(deployment: Deployment) -> list[tuple[str, str]]:
 def test_worker_says_each_finding_once_at_its_start(
     deploy: Callable[..., Deployment], four_nodes: LockNodes
 ) -> None:
-    """The same as `doctor`: of the nodes, of all of them, of the tasks."""
+    """The findings are those of `doctor`: on single nodes, all nodes and tasks."""
     deployment = deploy(four_nodes)
 
     def codes() -> set[str]:
@@ -50,7 +52,7 @@ def test_worker_says_each_finding_once_at_its_start(
     assert set(said.values()) == {1}
     levels = {
         level: re.findall(
-            rf" {level} MainProcess celery_redlock.diag.*\[([a-z-]+)\]$",
+            rf" {level} MainProcess celery_redlock.operations.doctor.*\[([a-z-]+)\]$",
             deployment.logs(),
             re.MULTILINE,
         )
@@ -63,7 +65,7 @@ def test_worker_says_each_finding_once_at_its_start(
 def test_what_the_vote_has_shown_is_not_said_again(
     deploy: Callable[..., Deployment], four_nodes: LockNodes
 ) -> None:
-    """A node that is down is in the line about the vote, and in no other."""
+    """A node that is down is in the log line about the vote, and in no other."""
     four_nodes.dev.nodes[3].kill()
     label = four_nodes.urls[3].removeprefix("redis://")
     deployment = deploy(four_nodes)
@@ -73,7 +75,7 @@ def test_what_the_vote_has_shown_is_not_said_again(
     lines = [
         line
         for line in deployment.logs_of_the_package().splitlines()
-        if label in line and "celery_redlock.node]" not in line
+        if label in line and "celery_redlock.core.transport.node_log]" not in line
     ]
     (line,) = lines
     assert "3 of 4 nodes vote" in line

@@ -1,4 +1,4 @@
-"""What a call does when too few lock nodes answer: each ``on_backend_error``."""
+"""Each ``on_backend_error``, for a call for which too few lock nodes answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from celery import states
 
 from celery_redlock import QuorumUnreachable
 from celery_redlock.devnodes import DevNodes
-from tests.worker.harness.nodes import LockNodes
-from tests.worker.harness.waiting import until
+from tests.harness.lock_nodes import LockNodes
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from tests.worker.harness.deployment import Deployment, Site
+    from tests.harness.deployment import Deployment, Site
 
 LONGEST_BACKOFF = 2.0  # seconds after which a node is connected to again
 
@@ -25,7 +25,7 @@ SHORT = {"redlock_max_ttl": 2, "redlock_ttl": 1.5}  # seconds: a short quarantin
 
 
 class Outage(NamedTuple):
-    """Workers, and what makes their lock nodes fail for the length of a block."""
+    """Workers, and a context manager in which their lock nodes fail."""
 
     here: Deployment
     lasts: Callable[[], AbstractContextManager[None]]
@@ -100,7 +100,7 @@ def test_skip_ends_the_job_as_revoked(outage: Outage, key: str) -> None:
 def test_failed_attempts_leave_nothing_on_the_nodes_that_answered(
     frail: Deployment, key: str
 ) -> None:
-    """Votes that were too few are given back."""
+    """A call without a quorum releases the votes that it has received."""
     with frail.nodes.majority_paused(), pytest.raises(QuorumUnreachable):
         frail.send("unreachable-raise", key).get(timeout=10)
 
@@ -108,8 +108,8 @@ def test_failed_attempts_leave_nothing_on_the_nodes_that_answered(
     assert frail.send("quick", key).get(timeout=20)
 
 
-def test_minority_down_stops_nobody(frail: Deployment, key: str) -> None:
-    """With two of five nodes hung, jobs run and duplicates are told apart."""
+def test_minority_down_stops_no_lock(frail: Deployment, key: str) -> None:
+    """With two of five nodes hung, jobs run and duplicates are recognized."""
     with frail.nodes.minority_paused():
         first = frail.begin("job-wait", key)
         second = frail.send("job-wait", key)
@@ -122,8 +122,8 @@ def test_minority_down_stops_nobody(frail: Deployment, key: str) -> None:
     assert frail.stage.overlaps(key) == []
 
 
-def test_outage_that_is_over_delays_nobody(frail: Deployment, key: str) -> None:
-    """What a child saw of nodes in an outage does not cost the first job after it."""
+def test_outage_that_is_over_delays_no_request(frail: Deployment, key: str) -> None:
+    """Failures that a child saw in an outage do not fail its first job afterwards."""
     names = [f"{key}-{number}" for number in range(8)]
     with frail.nodes.majority_paused():
         for result in [frail.send("unreachable-raise", name) for name in names]:
@@ -139,7 +139,7 @@ def test_outage_that_is_over_delays_nobody(frail: Deployment, key: str) -> None:
 
 
 def test_new_nodes_are_waited_for(redis_server: str, site: Site, key: str) -> None:
-    """Nodes that may have forgotten locks say how long: jobs wait so long, and run."""
+    """Jobs wait until the quarantine of new nodes ends, and then run."""
     with DevNodes(3, max_ttl=2, initialize=False) as dev:
         fresh = LockNodes(dev)
         here = site.deploy(fresh, settings=SHORT, concurrency=1)
@@ -158,9 +158,9 @@ def test_new_nodes_are_waited_for(redis_server: str, site: Site, key: str) -> No
 def test_worker_starts_without_its_nodes(
     deploy: Callable[..., Deployment], frail_nodes: LockNodes, key: str
 ) -> None:
-    """A worker whose lock nodes are down starts, says so, and runs when they are up."""
+    """A worker without its lock nodes starts and warns; jobs run when nodes are up."""
     with frail_nodes.majority_paused():
         here = deploy(frail_nodes, concurrency=1)
-        assert "do not run until that has changed" in here.logs_of_the_package()
+        assert "do not run until this has changed" in here.logs_of_the_package()
 
     assert here.send("quick", key).get(timeout=40)

@@ -1,22 +1,22 @@
-"""``on_conflict="wait"`` in real workers: woken by the release, at a known cost."""
+"""``on_conflict="wait"`` in real workers: a release wakes calls; the cost is logged."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 from tests.worker.test_deaths import kill_child
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-    from tests.worker.harness.deployment import Deployment
+    from tests.harness.deployment import Deployment
 
 COST = "Calls of %s may wait for their lock"
 
 
 def until_in_line(here: Deployment, key: str, count: int) -> None:
-    """Wait until every node has so many in the line of this lock."""
+    """Wait until the lock's wait queue has this many entries on every node."""
     until(
         lambda: all(
             int(node.command("ZCARD", f"redlock:line:{key}")) == count
@@ -31,7 +31,7 @@ def ran(here: Deployment, key: str) -> list[str]:
 
 
 def test_waiting_calls_run_one_after_the_other(any_pool: Deployment, key: str) -> None:
-    """In whatever pool: the release of one wakes the next, and none is lost."""
+    """In every pool the release of one call wakes the next, and no call is lost."""
     results: list[AsyncResult] = [any_pool.begin("job-wait", key)]
     for number in (1, 2, 3):
         results.append(any_pool.send("job-wait", key))
@@ -49,7 +49,7 @@ def test_waiting_calls_run_one_after_the_other(any_pool: Deployment, key: str) -
 def test_waiting_call_runs_when_the_holder_was_killed(
     prefork: Deployment, key: str
 ) -> None:
-    """The worker's main process frees the lock of the dead child, and wakes."""
+    """The worker's main process releases the dead child's lock, and wakes the call."""
     prefork.begin("job-wait", key)
     second = prefork.send("job-wait", key)
     until_in_line(prefork, key, 1)
@@ -62,7 +62,7 @@ def test_waiting_call_runs_when_the_holder_was_killed(
 
 
 def test_worker_says_at_its_start_what_waiting_costs(prefork: Deployment) -> None:
-    """Once for each task whose policy is to wait."""
+    """The worker logs the cost once for each task with the policy ``wait``."""
     until(lambda: COST % "job-wait-briefly" in prefork.logs())
 
     assert prefork.logs().count(COST % "job-wait ") <= 1
@@ -73,7 +73,7 @@ def test_worker_says_at_its_start_what_waiting_costs(prefork: Deployment) -> Non
 def test_callable_that_waits_is_told_of_at_its_first_wait(
     prefork: Deployment, key: str
 ) -> None:
-    """What it will decide cannot be known before."""
+    """A function's decision cannot be known before that, so the cost is logged then."""
     name = "job-wait-then-retry"
     prefork.begin(name, key)
 

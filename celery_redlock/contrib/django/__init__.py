@@ -1,8 +1,12 @@
 """celery-redlock for Django.
 
-``FencedModel`` and ``FencedQuerySet`` are offered here and live in ``fencing``.
-They come on first use: Django imports this module to see which apps there are,
-and no model may be imported before it knows.
+Exports ``FencedModel`` and ``FencedQuerySet``, defined in ``fencing``. They are
+imported on first use: Django imports this package to find the apps, and models may not
+be imported before that.
+
+The app for ``INSTALLED_APPS`` is in ``apps``; read that first. It registers ``checks``
+(what doctor finds, as system checks) and connects ``claims`` (released on rollback);
+``models`` and ``admin`` show the held locks. ``project`` finds the Celery app.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Locks in the admin: who holds what since when, and a way to take a lock away.
+"""Locks in the admin: a list of the holders, and a page to release a lock.
 
-Every member of the staff may look. To release a lock takes the permission
-``celery_redlock.release_heldlock``, a page that says what it risks, and leaves an
-entry in the admin's log. What is released is what was shown: should somebody else
-have the lock by then, it is left alone.
+All staff users may look. To release a lock, a user needs the permission
+``celery_redlock.release_heldlock`` and confirms on a page that states the risk. The
+release leaves an entry in the admin's log. Only what was shown is released: if another
+client has acquired the lock by then, it keeps the lock.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.crypto import constant_time_compare, salted_hmac
 
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.contrib.django.models import HeldLock
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import Holder
-from celery_redlock.core.removal import is_ours, remove, values_on
-from celery_redlock.core.survey import survey
 from celery_redlock.errors import RedlockError
-from celery_redlock.runtime import runtime_of
+from celery_redlock.operations.force_release import is_ours, release_lock, values_on
+from celery_redlock.operations.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
     from celery_redlock.core.lease import Inspection
-    from celery_redlock.core.survey import SeenLock, Survey
+    from celery_redlock.operations.scan import Scan, SeenHolder
 
 __all__ = ["HeldLockAdmin"]
 
-log = logging.getLogger("celery_redlock.contrib.django")
+log = logging.getLogger(__name__)
 
 _LIST = "admin:celery_redlock_heldlock_changelist"
 _MOST = 500  # rows on a page
@@ -54,7 +54,7 @@ class HeldLockAdmin(admin.ModelAdmin):
     """A list of the locks that are held, and a page to release one."""
 
     def get_urls(self) -> list[Any]:
-        """Return a list and a release; there is no row to add or change."""
+        """Return the pages: a list and a release, nothing to add or change."""
         view, name = self.admin_site.admin_view, "celery_redlock_heldlock"
         return [
             path("", view(self.changelist_view), name=f"{name}_changelist"),
@@ -64,23 +64,23 @@ class HeldLockAdmin(admin.ModelAdmin):
     # -- permissions -----------------------------------------------------------------
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """Every member of the staff may look."""
+        """All staff users may look."""
         return bool(request.user.is_active and request.user.is_staff)
 
     def has_view_permission(self, request: HttpRequest, _obj: Any = None) -> bool:
-        """Every member of the staff may look."""
+        """All staff users may look."""
         return self.has_module_permission(request)
 
     def has_add_permission(self, _request: HttpRequest) -> bool:
-        """Nobody: tasks take locks."""
+        """No: tasks take locks."""
         return False
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Nobody."""
+        """No: a lock has nothing to edit."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Nobody: to release a lock is another thing."""
+        """No: the release has a permission of its own."""
         return False
 
     # -- pages -----------------------------------------------------------------------
@@ -90,8 +90,8 @@ class HeldLockAdmin(admin.ModelAdmin):
     ) -> HttpResponse:
         """List the locks that are held, the oldest first.
 
-        ``?q=invoice:*`` picks keys as Redis does, and ``?all=1`` shows what fewer
-        nodes name than a majority as well.
+        ``?q=invoice:*`` selects keys as Redis does. ``?all=1`` also lists keys of which
+        no majority names one holder.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -99,21 +99,16 @@ class HeldLockAdmin(admin.ModelAdmin):
         context: dict[str, Any] = {"pattern": pattern, "everything": everything}
         try:
             redlock = runtime_of(celery_app()).redlock
-            seen = survey(
-                redlock.addresses,
-                redlock.guard.prefix,
-                pattern or "*",
-                timeout=redlock.timing.connect_timeout,
-            )
+            seen = scan(redlock, pattern or "*")
         except RedlockError as error:
             messages.error(request, str(error))
         else:
-            context |= _listing(seen, seen.locks if everything else seen.held)
+            context |= _listing(seen, seen.found if everything else seen.held)
         context["may_release"] = request.user.has_perm(_RELEASE)
         return self._page(request, "held_locks", "Held locks", context, extra_context)
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask, and release a lock if the answer is yes."""
+        """Ask for confirmation, and release a lock that was confirmed."""
         if not request.user.has_perm(_RELEASE):
             raise PermissionDenied
         key = request.POST.get("key") or request.GET.get("key", "")
@@ -132,20 +127,20 @@ class HeldLockAdmin(admin.ModelAdmin):
             else:
                 messages.warning(
                     request,
-                    f"{key} had changed hands or ended: nothing was released.",
+                    f"{key} expired or has another holder: nothing was released.",
                 )
             return redirect(_LIST)
         if not values:
-            messages.warning(request, f"Nobody holds {key}, as far as nodes answer.")
+            messages.warning(request, f"No node that answered has a lock for {key}.")
             return redirect(_LIST)
         context = {"key": key, "holders": _holders(seen, values)}
         context["ttl_left"] = seen.ttl_left if seen else 0
         return self._page(request, "release_lock", "Release a lock?", context)
 
     def _release(self, request: HttpRequest, key: str, values: list[str]) -> None:
-        """Take the lock away. What cannot be logged is not done."""
+        """Release the lock. If the log entry cannot be written, nothing is released."""
         redlock = runtime_of(celery_app()).redlock
-        who = ", ".join(str(Holder.parse(v)) if is_ours(v) else "?" for v in values)
+        holders = ", ".join(str(Holder.parse(v)) if is_ours(v) else "?" for v in values)
         with transaction.atomic(using=router.db_for_write(LogEntry)):
             entry = LogEntry.objects.create(
                 user_id=request.user.pk,
@@ -153,25 +148,23 @@ class HeldLockAdmin(admin.ModelAdmin):
                 object_id=key,
                 object_repr=key[:200],
                 action_flag=DELETION,
-                change_message=f"Releasing the lock of {who}.",
+                change_message=f"Releasing the lock of {holders}.",
             )
-            said = remove(redlock, key, values)
-            done = sum(one is True for one in said.values())
-            fact = f"on {done} of {len(said)} nodes, held by {who}"
+            nodes = release_lock(redlock, key, values)
+            released = sum(nodes.results.values())
+            fact = f"on {released} of {len(redlock.labels)} nodes, held by {holders}"
             entry.change_message = f"Released {fact}."
             entry.save(update_fields=["change_message"])
         log.warning("%s released the lock %r %s.", request.user, key, fact)
-        if done:
+        if released:
             messages.success(request, f"Released {key} {fact}.")
         else:
-            messages.warning(request, f"Nothing of {key} was left to release.")
-        for label, one in said.items():
-            if isinstance(one, str):
-                messages.warning(
-                    request,
-                    f"Node {label} {one}: what it has of the lock stays there until "
-                    "its ttl has ended.",
-                )
+            messages.warning(request, f"{key} had expired: nothing was released.")
+        for label, reason in nodes.unseen.items():
+            messages.warning(
+                request,
+                f"Node {label} {reason}. It keeps the lock until its ttl has ended.",
+            )
 
     def _page(
         self,
@@ -191,24 +184,24 @@ class HeldLockAdmin(admin.ModelAdmin):
         return TemplateResponse(request, f"celery_redlock/{template}.html", everything)
 
 
-def _listing(seen: Survey, locks: Iterable[SeenLock]) -> dict[str, Any]:
+def _listing(seen: Scan, locks: Iterable[SeenHolder]) -> dict[str, Any]:
     rows = sorted((_row(lock, seen) for lock in locks), key=lambda row: row["since_s"])
     return {
         "seen": seen,
         "rows": rows[:_MOST],
         "not_shown": max(0, len(rows) - _MOST),
         "others": len(seen.others),
-        "looked_at": len(seen.labels) - len(seen.unseen),
+        "answered": len(seen.labels) - len(seen.unseen),
     }
 
 
-def _row(lock: SeenLock, seen: Survey) -> dict[str, Any]:
+def _row(lock: SeenHolder, seen: Scan) -> dict[str, Any]:
     holder = lock.holder
     return {
         "key": lock.key,
         "holder": holder,
         "since": _since(holder),
-        "age": SYSTEM_CLOCK.wall_us() / 1e6 - holder.started,
+        "age": SYSTEM_CLOCK.wall() - holder.started,
         "since_s": holder.started or math.inf,
         "ttl_left": None if math.isinf(lock.ttl_left) else lock.ttl_left,
         "votes": lock.votes,
@@ -221,7 +214,7 @@ def _holders(seen: Inspection | None, values: dict[str, list[str]]) -> list[Any]
         {
             "holder": Holder.parse(value) if is_ours(value) else None,
             "since": _since(Holder.parse(value)),
-            "age": SYSTEM_CLOCK.wall_us() / 1e6 - Holder.parse(value).started,
+            "age": SYSTEM_CLOCK.wall() - Holder.parse(value).started,
             "votes": len(nodes),
             "nodes": len(seen.ballot.labels) if seen else 0,
             "shown": _digest(value),
@@ -237,7 +230,7 @@ def _since(holder: Holder) -> datetime | None:
 
 
 def _digest(value: str) -> str:
-    """Name a value in a page without showing it: its token proves ownership."""
+    """Identify a value on a page without showing its token, which proves ownership."""
     token = value.partition("\n")[0]
     return str(salted_hmac("celery_redlock.release", token).hexdigest())
 

@@ -1,10 +1,12 @@
-"""What ``"celery_redlock.contrib.django"`` in ``INSTALLED_APPS`` adds to a project.
+"""The app ``"celery_redlock.contrib.django"`` for ``INSTALLED_APPS``.
+
+It adds to a project:
 
 ==================  ============================================================
 system checks       what ``celery redlock doctor`` finds; see ``checks``
-the admin           locks that are held, and a way to release one; see ``admin``
-a permission        ``celery_redlock.release_heldlock``; ``migrate`` makes it
-claims              given back with the transaction they were taken in; ``claims``
+the admin           a list of held locks, and a page to release one; see ``admin``
+a permission        ``celery_redlock.release_heldlock``; ``migrate`` creates it
+claims              released if the transaction is rolled back; see ``claims``
 ==================  ============================================================
 
 It has no tables. ``FencedModel`` works without it.
@@ -19,7 +21,7 @@ __all__ = ["RedlockConfig"]
 
 
 class RedlockConfig(AppConfig):
-    """The app. Its label is ``celery_redlock``."""
+    """The Django app, with the label ``celery_redlock``."""
 
     name = "celery_redlock.contrib.django"
     label = "celery_redlock"
@@ -27,10 +29,9 @@ class RedlockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks, and look after claims in transactions."""
+        """Register the checks, and connect the receiver of claims."""
         from celery_redlock.contrib.django import checks, claims
 
-        claims.begin()
-
+        claims.connect()
         register(checks.check_project, checks.TAG)
         register(checks.check_nodes, checks.TAG, deploy=True)

@@ -1,18 +1,18 @@
-"""What ``celery redlock doctor`` finds, as Django's system checks.
+"""The findings of ``celery redlock doctor``, as Django's system checks.
 
-==================================  ==============================================
-``manage.py check`` (``runserver``,  settings that cannot be used, tasks whose
-``migrate``, a worker's start)       options do not go with them. No network
-``manage.py check --deploy``         the nodes as well: all that ``doctor`` finds
-==================================  ==============================================
+===================================  =============================================
+``manage.py check`` (``runserver``,  wrong settings, and tasks whose options
+``migrate``, a worker's start)       conflict with them. No network
+``manage.py check --deploy``         the nodes as well: all findings of ``doctor``
+===================================  =============================================
 
-The id of a check is the code that doctor prints, behind the app's label:
-``celery_redlock.acks-late``. ``SILENCED_SYSTEM_CHECKS`` takes it, and ``--tag
-celery_redlock`` runs these checks only. Doctor's notes are of the level INFO.
+The id of a check is doctor's code behind the app's label: ``celery_redlock.acks-late``.
+``SILENCED_SYSTEM_CHECKS`` takes it, and ``--tag celery_redlock`` runs these checks
+only. Doctor's notes have the level INFO.
 
-Some codes are of these checks alone: ``settings`` (a setting cannot be used, or no
-nodes are named), ``option`` (of a task, that does not go with a setting) and
-``tasks`` (the modules with tasks cannot be imported).
+Some codes belong to these checks alone: ``settings`` (a setting is wrong, or no nodes
+are named), ``option`` (a task's option conflicts with a setting) and ``tasks`` (the
+modules with tasks cannot be imported).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from django.core.checks import CheckMessage, Error, Info, Warning  # noqa: A004  (its name for it)
+from django.core.checks import CheckMessage, Error, Info, Warning  # noqa: A004  (Django's name)
 
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import ConfigurationError
@@ -28,19 +28,19 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.diagnostics import Finding
-    from celery_redlock.runtime import Runtime
+    from celery_redlock.app.runtime import Runtime
+    from celery_redlock.operations.doctor import Finding
 
 __all__ = ["TAG", "check_nodes", "check_project"]
 
 TAG = "celery_redlock"
 
-# Celery runs all checks when it imports a project's tasks, which is what we let it do.
+# Celery runs all checks when it imports a project's tasks, as these checks make it do.
 _busy = threading.local()
 
 
 def check_project(**_: Any) -> list[CheckMessage]:
-    """Check what can be checked without asking anybody."""
+    """Check the settings and the tasks, without network."""
     if getattr(_busy, "checking", False):
         return []
     _busy.checking = True
@@ -51,27 +51,27 @@ def check_project(**_: Any) -> list[CheckMessage]:
 
 
 def check_nodes(**_: Any) -> list[CheckMessage]:
-    """Check the nodes. Takes about a second, for which their clocks are watched."""
-    from celery_redlock.diagnostics import diagnose
-    from celery_redlock.runtime import runtime_of
+    """Check the nodes. Takes about a second, because their clocks are watched."""
+    from celery_redlock.app.runtime import runtime_of
+    from celery_redlock.operations.doctor import diagnose
 
     try:
         app = celery_app()
         redlock = runtime_of(app).redlock
     except (ConfigurationError, ImportError, AttributeError):
-        return []  # `check_project` says so
+        return []  # `check_project` reports this
     local = set(_local_findings(app))
     return [_message(found) for found in diagnose(redlock, app) if found not in local]
 
 
 def _project_messages() -> Iterator[CheckMessage]:
-    from celery_redlock.options import LockOptions
-    from celery_redlock.runtime import runtime_of
+    from celery_redlock.app.runtime import runtime_of
+    from celery_redlock.options.lock_options import LockOptions
 
     try:
         app = celery_app()
         app.loader.import_default_modules()
-    except Exception as error:  # noqa: BLE001  (theirs may raise anything)
+    except Exception as error:  # noqa: BLE001  (user modules may raise anything)
         yield Error(
             f"The project's tasks cannot be imported: {type(error).__name__}: {error}",
             hint="Correct the module, or REDLOCK_CELERY_APP.",
@@ -85,8 +85,8 @@ def _project_messages() -> Iterator[CheckMessage]:
     ]
     if not tasks and not app.conf.get("redlock_nodes"):
         yield Info(
-            "No nodes are named, and no task takes a lock.",
-            hint="Set CELERY_REDLOCK_NODES to use locks, or silence this.",
+            "redlock_nodes is not set, and no task takes a lock.",
+            hint="Set CELERY_REDLOCK_NODES to use locks, or silence this check.",
             id=f"{TAG}.settings",
         )
         return
@@ -95,7 +95,9 @@ def _project_messages() -> Iterator[CheckMessage]:
         runtime.redlock  # noqa: B018  (building it checks the nodes)
     except ConfigurationError as error:
         yield Error(
-            str(error), hint="No task takes a lock before.", id=f"{TAG}.settings"
+            str(error),
+            hint="No task can take a lock until this is corrected.",
+            id=f"{TAG}.settings",
         )
         return
     for task in tasks:
@@ -111,27 +113,18 @@ def _option_messages(runtime: Runtime, task: Any) -> Iterator[CheckMessage]:
 
 
 def _local_findings(app: Any) -> list[Finding]:
-    """Return what the rules find that ask nobody."""
-    from celery_redlock.diagnostics import Case, deployment, tasks
-    from celery_redlock.runtime import runtime_of
+    """Return the findings that need no network."""
+    from celery_redlock.app.runtime import runtime_of
+    from celery_redlock.operations.doctor import OFFLINE, Case, findings_of
 
-    case = Case(runtime_of(app).redlock, (), app)
-    rules = (
-        deployment.guard,
-        tasks.timing,
-        tasks.time_limits,
-        tasks.visibility,
-        tasks.acks_late,
-        tasks.result_backend,
-    )
     try:
-        return [found for rule in rules for found in rule(case)]
+        return findings_of(Case(runtime_of(app).redlock, (), app), OFFLINE)
     except ConfigurationError:
-        return []  # an option that does not go with a setting; it is reported
+        return []  # an option conflicts with a setting, which is reported
 
 
 def _message(found: Finding) -> CheckMessage:
-    from celery_redlock.diagnostics import Severity
+    from celery_redlock.operations.doctor import Severity
 
     kinds = {Severity.NOTE: Info, Severity.WARNING: Warning, Severity.ERROR: Error}
     return kinds[found.severity](

@@ -1,21 +1,21 @@
-"""Give a claim back when the transaction in which it was taken is rolled back.
+"""Releases a claim if the transaction in which it was taken is rolled back.
 
 ::
 
     with transaction.atomic():
         order = Order.objects.create(...)
         ship.delay(order.pk)             # sent and claimed at once
-        charge(order)                    # fails: the order is gone, and the job
-                                         # that is on its way will not find it
+        charge(order)                    # fails: the order is gone, and its job
+                                         # will not find it
 
-Whoever tries again has another order, or the same one, and must not be told that
-its job is in the queue already. So with the transaction, or the savepoint, the claim
-is taken back. (The job is not: a broker has no part in a transaction.)
+The next attempt may have the same order id. It must not be refused as a duplicate of
+the job without an order, so a rollback of the transaction, or of the savepoint,
+releases the claim. The job stays in the queue: a broker has no part in a transaction.
 
-``ship.delay_on_commit(order.pk)`` is what to use in a transaction. It sends and claims
-when there is something to ship, and nothing if that never comes.
+In a transaction, better use ``ship.delay_on_commit(order.pk)``: it claims and sends
+when the transaction commits, and does nothing if it is rolled back.
 
-The app ``"celery_redlock.contrib.django"`` in ``INSTALLED_APPS`` sees to it.
+The app ``"celery_redlock.contrib.django"`` in ``INSTALLED_APPS`` connects this.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from django.db import connections
 from celery_redlock.signals import publish_claimed
 
 if TYPE_CHECKING:
-    from celery_redlock.publishing import Claim
+    from celery_redlock.task.publishing import Claim
 
-__all__ = ["begin", "give_back_on_rollback"]
+__all__ = ["connect", "release_on_rollback"]
 
 
-class _KeptByCommit:
-    """A callback for the commit. If Django drops it uncalled, the claim is freed.
+class _OnCommit:
+    """A callback for the commit. The claim is released if Django drops it uncalled.
 
-    Django tells nobody of a rollback. It forgets what was to be done on commit, also
-    where only the savepoint is rolled back in which that was asked for.
+    Django has no signal for a rollback. It drops the callbacks for the commit, also
+    those of a savepoint that is rolled back alone.
     """
 
     def __init__(self, claim: Claim) -> None:
-        self._freeing = weakref.finalize(self, claim.free)
-        self._freeing.atexit = False  # the nodes may be gone by then
+        self._release = weakref.finalize(self, claim.release)
+        self._release.atexit = False  # the nodes may be gone by then
 
     def __call__(self) -> None:
-        self._freeing.detach()
+        self._release.detach()
 
 
-def give_back_on_rollback(claim: Claim) -> None:
-    """Free a claim if any transaction that this thread is in is rolled back."""
+def release_on_rollback(claim: Claim) -> None:
+    """Release a claim if a transaction of this thread is rolled back."""
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
-            connection.on_commit(_KeptByCommit(claim))
+            connection.on_commit(_OnCommit(claim))
 
 
-def begin() -> None:
-    """Look after each claim that is taken in this process from now on."""
+def connect() -> None:
+    """Release the claims of this process with their transactions from now on."""
     publish_claimed.connect(_on_claimed, weak=False)
 
 
 def _on_claimed(claim: Claim, **_: Any) -> None:
-    give_back_on_rollback(claim)
+    release_on_rollback(claim)

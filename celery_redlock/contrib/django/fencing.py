@@ -8,16 +8,16 @@
     with lock(redlock, f"invoice:{pk}") as lease:
         invoice = Invoice.objects.get(pk=pk)
         invoice.total = add_up(invoice)
-        invoice.save(fence=lease)           # StaleFence: somebody came after us
+        invoice.save(fence=lease)           # StaleFence: a later holder has written
 
-A row remembers the greatest fence that wrote it, and every save of a row is
+A row stores the greatest fence that wrote it, and every save of a row is
 
     UPDATE ... SET total = 3, fence = :n WHERE id = 1 AND fence <= :n
 
-The comparison is a part of the write: whatever pauses this process, the row is
-never written by a holder after a later one has written it. The present holder
-may write as often as it likes. When nothing matches, because the row has a
-greater fence, ``StaleFence`` is raised; nothing was written.
+The comparison is part of the write. However long this process is paused, it cannot
+overwrite a row that a later holder has written. The present holder may write as often
+as it likes. If the row has a greater fence, ``StaleFence`` is raised; nothing was
+written.
 
 ==========================================  ======================================
 ``row.save(fence=lease)``                   under the lease's fence; a number does
@@ -25,37 +25,37 @@ greater fence, ``StaleFence`` is raised; nothing was written.
                                             it was loaded: it is refused if a later
                                             holder has written since, and never
                                             lowers the fence (admin, forms, fixtures)
-``Model(fence=lease.fence).save()``         a new row; nothing to compare with
+``Model(fence=lease.fence).save()``         a new row: there is no fence to compare
 ``rows.fenced(lease).update(total=3)``      one UPDATE of many rows; all or nothing
 ``rows.update()``, ``bulk_update()``,       as Django does them: unfenced, and they
 ``bulk_create()``, ``delete()``             refuse to set the column ``fence``
 ==========================================  ======================================
 
-For what one statement cannot do, raise the fence first. The rows stay locked
-until the transaction ends, so that all of it is done under the fence::
+For changes that need several statements, raise the fence first. The rows stay locked
+until the transaction ends, so that all statements run under the fence::
 
     with transaction.atomic():
         rows.fenced(lease).update()         # fence only; or StaleFence
         Invoice.objects.bulk_update(invoices, ["total"])
 
-A save inside ``transaction.atomic()`` that is refused condemns the transaction,
-as any database error in a save does: what a late writer did besides goes, too.
+A refused save inside ``transaction.atomic()`` breaks the transaction, as any database
+error in a save does: all changes of the late writer are rolled back.
 
-The fence is never taken from the lock around the code. Fences of different keys
-cannot be compared, so whoever writes says under which lock.
+The fence is never taken from the lock around the code. Fences of different keys cannot
+be compared, so each write names its lock.
 
-A deleted row has forgotten its fence: one that was loaded before is not inserted
-again, but a new row with the same primary key is accepted from anybody. Mark
-rows as deleted where that matters.
+A deleted row has lost its fence. An instance that was loaded before is not inserted
+again, but a new row with the same primary key is accepted from any writer. Mark rows as
+deleted if that matters.
 
-Use something simpler when all that the lock protects is in this database: a row
-lock, ``Invoice.objects.select_for_update(nowait=True).get(pk=pk)`` inside
-``transaction.atomic()``. It cannot expire while the transaction lives, ends with
-the connection of a holder that dies, and needs neither Redis nor a fence. What
-it cannot do is to protect what happens elsewhere, or outside of a transaction.
+Use a row lock instead if everything that the lock protects is in this database:
+``Invoice.objects.select_for_update(nowait=True).get(pk=pk)`` inside
+``transaction.atomic()``. A row lock cannot expire while the transaction lives, ends
+with the connection of a dead holder, and needs neither Redis nor a fence. It cannot
+protect anything outside of the database or of the transaction.
 """
 
-# ruff: noqa: SLF001  (Django's own names for extending it begin so: _meta, _do_update)
+# ruff: noqa: SLF001  (Django's extension points have such names: _meta, _do_update)
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, models, transaction
 from django.db.models import Max
 
-from celery_redlock.errors import ConfigurationError, StaleFence
+from celery_redlock.contrib.fences import fence_number, stale
+from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,20 +78,10 @@ __all__ = ["FencedModel", "FencedQuerySet", "FencedRows"]
 _SAVE_ARGS = ("force_insert", "force_update", "using", "update_fields")
 
 
-def _number_of(fence: Any) -> int:
-    number = getattr(fence, "fence", fence)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ConfigurationError(
-            f"{fence!r} is no fence. Give the lease, or its number (`lease.fence`). "
-            "Nothing was written."
-        )
-    return number
-
-
 def _refuse_to_set_fence(fields: Iterable[str]) -> None:
     if "fence" in fields:
         raise ConfigurationError(
-            "The column `fence` is not set like others, or it might be lowered: use "
+            "The column `fence` cannot be set like others, which could lower it: use "
             "save(fence=...) or .fenced(...).update(...). Nothing was written."
         )
 
@@ -104,7 +95,7 @@ def _local_fields(model: type[models.Model]) -> list[Any]:
 
 
 class FencedRows:
-    """Rows that are to be written under one fence: what ``fenced`` returns."""
+    """Rows to be written under one fence: the result of ``fenced``."""
 
     def __init__(self, rows: models.QuerySet, fence: int) -> None:
         self._rows = rows
@@ -113,17 +104,17 @@ class FencedRows:
     def update(self, **values: Any) -> int:
         """Write these values to all of the rows, or to none.
 
-        Without values it raises their fences, and thereby locks the rows until
-        the transaction ends.
+        Without values it raises their fences, which locks the rows until the
+        transaction ends.
 
         Returns:
             How many rows matched.
 
         Raises:
             StaleFence: At least one of the rows has a greater fence.
-            ConfigurationError: The fence or a value would have to be written to
-                another table (multi-table inheritance), which is not one statement.
-                Nothing was written after either.
+            ConfigurationError: The fence or a value is in another table (multi-table
+                inheritance), so this cannot be one statement.
+                After either error nothing was written.
         """
         _refuse_to_set_fence(values)
         self._refuse_other_tables(values)
@@ -135,18 +126,11 @@ class FencedRows:
             newer = rows.filter(fence__gt=fence)
             latest = newer.aggregate(latest=Max("fence"))["latest"]
             if latest is not None:
-                raise StaleFence(
-                    f"The update of {rows.model.__name__} rows came with fence "
-                    f"{fence}, but there is a row with fence {latest}: somebody who "
-                    "got the lock later has written it. Nothing was written. Drop "
-                    "this work.",
-                    fence=fence,
-                    latest=latest,
-                )
+                raise stale(f"The update of {rows.model.__name__} rows", fence, latest)
         return int(count)
 
     async def aupdate(self, **values: Any) -> int:
-        """Do as ``update``."""
+        """Do the same as ``update``."""
         return await sync_to_async(self.update)(**values)
 
     def _refuse_other_tables(self, values: Iterable[str]) -> None:
@@ -156,18 +140,18 @@ class FencedRows:
         if away:
             raise ConfigurationError(
                 f"{', '.join(away)} of {model.__name__} belongs to the table of "
-                "another model, so that this would not be one statement. Nothing was "
-                "written. In a transaction, call .fenced(...).update() on the model "
-                "that has the fence, then update the rest."
+                "another model, so it cannot be one statement. Nothing was written. "
+                "In a transaction, call .fenced(...).update() on the model that has "
+                "the fence, then update the rest."
             )
 
     @staticmethod
     def _in_one_table(rows: models.QuerySet) -> models.QuerySet:
         """Keep the fence in the outermost WHERE, where it is compared again.
 
-        A database that waited for a row compares the conditions of the UPDATE with
-        the row as it is then, but not those of a subquery, into which Django puts
-        everything if the rows were chosen by another table.
+        After waiting for a row, a database repeats the conditions of the UPDATE, but
+        not those of a subquery. Django moves all conditions into a subquery if the rows
+        were selected by another table.
         """
         query = rows.query.chain()
         query.get_initial_alias()
@@ -180,38 +164,38 @@ class FencedRows:
 
 
 class FencedQuerySet(models.QuerySet):
-    """What ``FencedModel.objects`` makes.
+    """The query set of ``FencedModel.objects``.
 
-    A manager of your own has it by ``Manager.from_queryset(FencedQuerySet)``.
+    Your own manager gets it by ``Manager.from_queryset(FencedQuerySet)``.
     """
 
     def fenced(self, fence: Lease | int) -> FencedRows:
-        """Choose these rows for a write under a fence.
+        """Select these rows for a write under a fence.
 
         Args:
             fence: The lease of the lock that protects them, or its fence.
         """
-        return FencedRows(self, _number_of(fence))
+        return FencedRows(self, fence_number(fence))
 
     def update(self, **values: Any) -> int:
-        """Update as Django does, whatever the fences are. Not for ``fence``."""
+        """Update as Django does, without comparing fences. Refuses to set ``fence``."""
         _refuse_to_set_fence(values)
         return int(super().update(**values))
 
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **options: Any) -> Any:
-        """Insert as Django does, whatever the fences are.
+        """Insert as Django does, without comparing fences.
 
-        With ``update_conflicts``, ``fence`` must not be among the
-        ``update_fields``: Django cannot make that update conditional.
+        With ``update_conflicts``, the ``update_fields`` must not contain ``fence``:
+        Django cannot make that update conditional.
         """
         _refuse_to_set_fence(options.get("update_fields") or ())
         return super().bulk_create(objs, *args, **options)
 
 
 class FencedModel(models.Model):
-    """A model whose rows refuse a late writer. Abstract; see the module.
+    """An abstract model whose rows refuse a late writer. See the module.
 
     Attributes:
         fence: The greatest fence that wrote the row; 0 before the first.
@@ -239,22 +223,22 @@ class FencedModel(models.Model):
 
         Raises:
             StaleFence: The row has a greater fence. Nothing was written.
-            DatabaseError: The row was deleted after it was loaded (or whatever else
-                Django raises). Nothing was written.
-            ConfigurationError: It is no fence, or there is none: the row was loaded
-                without it (``only``, ``defer``). Nothing was written.
+            DatabaseError: The row was deleted after it was loaded, or Django raises
+                another error. Nothing was written.
+            ConfigurationError: The value is not a fence, or the row was loaded without
+                its fence (``only``, ``defer``). Nothing was written.
         """
         options.update(zip(_SAVE_ARGS, args, strict=False))
         if options.get("update_fields"):
             options["update_fields"] = {*options["update_fields"], "fence"}
         known = self.__dict__.get("fence")
         if fence is not None:
-            self.fence = _number_of(fence)
+            self.fence = fence_number(fence)
         elif known is None:
             raise ConfigurationError(
-                f"{self._name()} was loaded without its fence, so that nothing tells "
-                "whether somebody has written it since. Nothing was written. Give "
-                "save(fence=lease), or load it without only() or defer()."
+                f"{self._name()} was loaded without its fence, so a later holder may "
+                "have written it since. Nothing was written. Use save(fence=lease), or "
+                "load it without only() or defer()."
             )
         try:
             super().save(**options)
@@ -267,7 +251,7 @@ class FencedModel(models.Model):
     save.alters_data = True  # type: ignore[attr-defined]
 
     async def asave(self, *args: Any, **options: Any) -> None:
-        """Do as ``save``."""
+        """Do the same as ``save``."""
         await sync_to_async(self.save)(*args, **options)
 
     asave.alters_data = True  # type: ignore[attr-defined]
@@ -275,11 +259,13 @@ class FencedModel(models.Model):
     def _do_update(self, base_qs: Any, using: str, pk_val: Any, *args: Any) -> Any:
         """Add the condition to the UPDATE that Django is about to make.
 
-        It is called once per table. The one with the fence is written in any case
-        (``fence`` is among the fields), in the same transaction as the others.
+        Django calls this once per table. The table with the fence is always written,
+        since ``fence`` is among the fields, and in the same transaction as the others.
         """
         fenced = _field(type(self), "fence") in _local_fields(base_qs.model)
-        rows = base_qs.filter(fence__lte=_number_of(self.fence)) if fenced else base_qs
+        rows = (
+            base_qs.filter(fence__lte=fence_number(self.fence)) if fenced else base_qs
+        )
         updated = super()._do_update(rows, using, pk_val, *args)
         if not updated and fenced:
             stored = base_qs.filter(pk=pk_val).values_list("fence", flat=True).first()
@@ -292,19 +278,13 @@ class FencedModel(models.Model):
 
     def _refuse_if_stale(self, stored: int) -> None:
         if stored > self.fence:
-            raise StaleFence(
-                f"The write of {self._name()} came with fence {self.fence}, but the "
-                f"row has fence {stored}: somebody who got the lock later has written "
-                "it. Nothing was written. Drop this work.",
-                fence=self.fence,
-                latest=stored,
-            )
+            raise stale(f"The write of {self._name()}", self.fence, stored)
 
     def _refuse_if_gone(self, using: str) -> None:
         if not self._state.adding and self._state.db == using:
             raise DatabaseError(
                 f"{self._name()} was deleted after it was loaded. Nothing was written: "
-                "inserting it again would bring back what somebody took away."
+                "a save would insert the deleted row again."
             )
 
     def _name(self) -> str:

@@ -1,4 +1,4 @@
-"""What the admin needs a model for: permissions, and entries in its log."""
+"""A model without a table, for the admin's permissions and log entries."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["HeldLock"]
 
 
 class _NoRows(models.Manager):
-    """Looks for rows nowhere, so that ``dumpdata`` does not miss the table."""
+    """Finds no rows, so that ``dumpdata`` does not look for the table."""
 
     def get_queryset(self) -> models.QuerySet:
         return super().get_queryset().none()
 
 
 class HeldLock(models.Model):
-    """A lock that somebody holds now. It is on the nodes, and in no table.
+    """A lock that is held now. It is stored on the nodes, not in the database.
 
     Attributes:
         key: The name that is locked.
@@ -26,7 +26,7 @@ class HeldLock(models.Model):
     objects = _NoRows()
 
     class Meta:
-        """No table. ``migrate`` makes the permissions."""
+        """No table. ``migrate`` creates the permissions."""
 
         managed = False
         base_manager_name = "objects"

@@ -1,4 +1,4 @@
-"""Which Celery app a Django project has."""
+"""Finds the Celery app of a Django project."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["celery_app"]
 def celery_app() -> Any:
     """Return the project's Celery app.
 
-    It is the one that ``REDLOCK_CELERY_APP`` names in Django's settings
-    (``"proj.celery:app"``, or the app itself), and without that Celery's current app:
-    the one that ``proj/__init__.py`` imports, as Celery's guide for Django has it.
+    ``REDLOCK_CELERY_APP`` in Django's settings names it (``"proj.celery:app"``, or the
+    app itself). Without that setting it is Celery's current app: the one that
+    ``proj/__init__.py`` imports, as Celery's guide for Django recommends.
 
     Raises:
         ImportError, AttributeError: There is no app of that name.
@@ -24,4 +24,4 @@ def celery_app() -> Any:
     named = getattr(settings, "REDLOCK_CELERY_APP", None)
     if named:
         return symbol_by_name(named)  # type: ignore[no-untyped-call]
-    return current_app._get_current_object()  # noqa: SLF001  (what the proxy stands for)
+    return current_app._get_current_object()  # noqa: SLF001  (the app behind the proxy)

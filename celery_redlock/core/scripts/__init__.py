@@ -1,65 +1,33 @@
-"""All Lua, each script with its KEYS / ARGV / returns table and its SHA.
+"""The scripts: every change that a node makes to its keys, as one atomic step.
 
-A node is judge of its own votes: whatever must be true for a vote to count is
-tested by the node, in the script that casts it, because a script is atomic and
-a client's knowledge is old by the time it arrives.
+A node judges its own votes. A script is atomic, and what a client knows is old when
+it arrives. So the script that casts a vote also tests all that the vote depends on.
 
-Keys on a node, under the prefix (default ``redlock``)::
+Each script is a Lua file of its own: ``acquire.lua`` is `ACQUIRE`. Its first lines
+are the table of its KEYS, ARGV and replies. Files that several scripts include are in
+``shared``. `registry` loads them; ``operations`` states the same scripts once more in
+Python, for stores without Lua. ``__main__`` prints a script with its includes::
 
-    redlock:lock:{key}     the lock: its value tells the holder (core.lease)
-    redlock:line:{key}     sorted set: who waits for the lock -> since when
-    redlock:next:{key}     which of those who wait in their queue runs next
-    redlock:claim:{key}    the job that waits in the queue
-    redlock:cooldown:{key} the job that has succeeded a while ago
-    redlock:fence          hash: stripe -> counter, "floor" -> least counter
-    redlock:meta           hash: config, run_id, life, synced (core.guard)
-    redlock:quarantine     exists while the node must not vote
-    redlock:slots:{key}    hash: schedule entry -> up to when its slots were sent
-    redlock:ran:{slot}     the id of the task that stands for this slot
-    redlock:standby:{key}  hash: who stands by in this election -> until when
+    redis-cli --eval <(python -m celery_redlock.core.scripts inspect) redlock:lock:a
 
-``locks`` has what votes, ``line`` what wakes those who wait, ``next`` what newcomers
-tell each other and the holder, ``guard`` what admits
-to the vote, ``slots`` what schedulers tell each other, ``claims`` what publishers do.
-Every script but ``RELEASE`` answers with a list that begins with a status:
+Read ``acquire``, ``extend``, ``release`` and ``raise_fence`` first, then the restart
+guard: ``counters``, ``sync``, ``initialize``. ``core.keys`` has the table of all keys.
 
-===  ============  =======================================================
+Every script but `RELEASE` replies with a list. Its first item is a status:
+
+===  ============  ===============================================================
  1   GRANTED       {1, number}: done; the number is the fence counter
- 2   TAKEN         {2, value, ttl_ms}: another token holds the lock
- 3   FREE          {3}: nobody holds the lock, and the script did not take it
+ 2   TAKEN         {2, value, ttl_ms}: another holder, call or job is there
+ 3   FREE          {3}: there is no holder, and the script did not take the lock
  4   QUARANTINED   {4, ms}: this node may have forgotten locks; wait
- 5   UNSYNCED      {5, run_id}: its fence counters are to be recovered first
- 6   MISCONFIGURED {6, config}: it serves another set of nodes or max_ttl
-===  ============  =======================================================
-
-Numbers are formatted with ``%.0f``: Lua would write 1.79e+15 otherwise.
+ 5   UNSYNCED      {5, incarnation}: its fence counters must be recovered first
+ 6   MISCONFIGURED {6, config}: it serves another set of nodes or another max_ttl
+===  ============  ===============================================================
 """
 
 from __future__ import annotations
 
-from celery_redlock.core.scripts.claims import (
-    CLAIM,
-    COOL_DOWN,
-    FREE_CLAIM,
-    KEEP_CLAIM,
-)
-from celery_redlock.core.scripts.guard import CLOSE, COUNTERS, INITIALIZE, OPEN, SYNC
-from celery_redlock.core.scripts.line import LINE_UP, STEP_OUT
-from celery_redlock.core.scripts.locks import (
-    ACQUIRE,
-    EXTEND,
-    INSPECT,
-    RAISE_FENCE,
-    RELEASE,
-    RESTORE,
-)
-from celery_redlock.core.scripts.next import (
-    CANCEL,
-    LEAVE_NEXT,
-    OFFER_NEXT,
-    TAKE_NEXT,
-)
-from celery_redlock.core.scripts.script import (
+from celery_redlock.core.scripts.registry import (
     FREE,
     GRANTED,
     MISCONFIGURED,
@@ -67,50 +35,81 @@ from celery_redlock.core.scripts.script import (
     TAKEN,
     UNSYNCED,
     Script,
-)
-from celery_redlock.core.scripts.slots import (
-    MARK_SLOT,
-    READ_SLOTS,
-    RECORD_SLOTS,
-    STAND_BY,
-    STANDBYS,
+    load,
 )
 
 __all__ = [
     "ACQUIRE",
     "ALL_SCRIPTS",
-    "CANCEL",
     "CLAIM",
     "CLOSE",
     "COOL_DOWN",
     "COUNTERS",
+    "ENTER_SUCCESSOR",
     "EXTEND",
     "FREE",
-    "FREE_CLAIM",
     "GRANTED",
     "INITIALIZE",
     "INSPECT",
+    "JOIN_WAIT_QUEUE",
     "KEEP_CLAIM",
-    "LEAVE_NEXT",
-    "LINE_UP",
+    "LEAVE_WAIT_QUEUE",
+    "LIST_STANDBYS",
     "MARK_SLOT",
     "MISCONFIGURED",
-    "OFFER_NEXT",
     "OPEN",
     "QUARANTINED",
     "RAISE_FENCE",
     "READ_SLOTS",
     "RECORD_SLOTS",
+    "RECORD_STANDBY",
     "RELEASE",
+    "RELEASE_CLAIM",
+    "REQUEST_CANCEL",
     "RESTORE",
-    "STANDBYS",
-    "STAND_BY",
-    "STEP_OUT",
+    "START_SUCCESSOR",
     "SYNC",
     "TAKEN",
-    "TAKE_NEXT",
     "UNSYNCED",
+    "WITHDRAW_SUCCESSOR",
     "Script",
+    "operations",
 ]
+
+# The lock.
+ACQUIRE = load("acquire")
+EXTEND = load("extend")
+RESTORE = load("restore")
+RAISE_FENCE = load("raise_fence")
+RELEASE = load("release", whole=True)
+INSPECT = load("inspect")
+REQUEST_CANCEL = load("request_cancel")
+
+# The wait queue of a lock.
+JOIN_WAIT_QUEUE = load("join_wait_queue")
+LEAVE_WAIT_QUEUE = load("leave_wait_queue")
+
+# The restart guard, and the move to another configuration.
+COUNTERS = load("counters")
+SYNC = load("sync")
+INITIALIZE = load("initialize")
+CLOSE = load("close")
+OPEN = load("open")
+
+# Records of jobs: the successor of a running call, queued jobs, successes.
+ENTER_SUCCESSOR = load("enter_successor")
+START_SUCCESSOR = load("start_successor")
+WITHDRAW_SUCCESSOR = load("withdraw_successor")
+CLAIM = load("claim")
+KEEP_CLAIM = load("keep_claim")
+RELEASE_CLAIM = load("release_claim")
+COOL_DOWN = load("cool_down")
+
+# Records of schedulers. A quarantined node keeps them, too: no vote depends on them.
+RECORD_SLOTS = load("record_slots")
+READ_SLOTS = load("read_slots")
+MARK_SLOT = load("mark_slot")
+RECORD_STANDBY = load("record_standby")
+LIST_STANDBYS = load("list_standbys")
 
 ALL_SCRIPTS = tuple(value for value in globals().values() if isinstance(value, Script))

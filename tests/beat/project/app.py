@@ -1,4 +1,4 @@
-"""The app of the worker tests, with tasks that take their time."""
+"""The app of the worker tests, with the tasks of the beat tests."""
 
 from __future__ import annotations
 

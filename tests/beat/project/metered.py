@@ -1,4 +1,4 @@
-"""Metrics of the app, for the tests that say where they are served."""
+"""The app with metrics, on the port that the test sets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import os
 
 from celery_redlock import metrics
 from tests.beat.project.app import app
-from tests.worker.harness.scraped import PORT
+from tests.harness.metrics import PORT
 
 metrics.install(app, port=int(os.environ[PORT]), host="127.0.0.1")

@@ -6,7 +6,7 @@ import threading
 
 from celery_redlock import current_lease, singleton_task
 from tests.beat.project import HELD, LONG
-from tests.worker.harness.stage import Stage
+from tests.harness.stage import Stage
 from tests.worker.project.body import hold, recorded, stage
 
 
@@ -51,7 +51,7 @@ def gated(key: str) -> None:
 
 @singleton_task(name="beat-held", key="{key}", hold_at_least=HELD)
 def quick_held(key: str) -> None:
-    """Run and end, and keep the lock for longer than clocks may differ."""
+    """Run and end, and keep the lock for longer than two clocks differ."""
     lease = current_lease()
     with recorded(key):
         stage().note(key, "granted", since=Stage.now() - (lease.age() if lease else 0))

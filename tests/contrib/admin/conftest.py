@@ -1,4 +1,4 @@
-"""A site with an admin, nodes that it looks at, and a user who looks."""
+"""A site with an admin, its nodes, and a user."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from celery import Celery
+from django.core.management import call_command
 
-from celery_redlock.runtime import runtime_of
-from tests.contrib.office import open_office
-from tests.contrib.storages import make_tables, use_django
+from celery_redlock.app.runtime import runtime_of
+from tests.contrib.storages import default_database, make_tables, use_django
 from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def office(sqlite: str) -> None:
+def office(sqlite: str) -> Iterator[None]:
     """Give a Django site with an admin and a database."""
     alias = use_django(sqlite)
     make_tables(alias)
-    open_office(alias)
+    with default_database(alias):
+        call_command("migrate", verbosity=0, run_syncdb=True)
+        yield
 
 
 @pytest.fixture
 def name() -> str:
-    """Give a user name that nobody has."""
+    """Give a new user name."""
     return f"user-{secrets.token_hex(4)}"
 
 
 @pytest.fixture
 def nodes(office: None, three_nodes: DevNodes) -> Iterator[DevNodes]:
-    """Give three nodes that the site's Celery app locks on."""
+    """Give three nodes that the site's Celery app uses."""
     from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
 
     app = Celery("office", set_as_current=False)
@@ -50,7 +52,7 @@ def nodes(office: None, three_nodes: DevNodes) -> Iterator[DevNodes]:
 
 @pytest.fixture
 def service(nodes: DevNodes) -> Iterator[Redlock]:
-    """Give a lock service for a worker that is somewhere else."""
+    """Give the lock service of a worker elsewhere."""
     with client(nodes) as redlock:
         redlock.check()  # connects to all nodes
         yield redlock

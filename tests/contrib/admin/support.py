@@ -1,4 +1,4 @@
-"""Locks that a worker elsewhere holds, and what pages of the admin say of them."""
+"""Locks of a worker elsewhere, and the text of admin pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAY = "release_heldlock"
 
 
 def worker(pid: int = 4711) -> Holder:
-    """Return the facts of a task that runs in a worker."""
+    """Return the holder info of a task in a worker."""
     return Holder(
         "",
         task="proj.send_invoice",
@@ -31,9 +31,9 @@ def worker(pid: int = 4711) -> Holder:
     )
 
 
-def hold(service: Redlock, key: str, facts: Holder | None = None) -> Lease:
-    """Take a lock, and return when all nodes have it: a majority is quicker."""
-    lease = service.acquire(key, ttl=60.0, facts=facts)
+def hold(service: Redlock, key: str, holder: Holder | None = None) -> Lease:
+    """Take a lock, and return when all nodes have it, not only a majority."""
+    lease = service.acquire(key, ttl=60.0, holder=holder)
     until(
         lambda: service.inspect(key).votes == len(service.labels),
         5.0,
@@ -43,7 +43,7 @@ def hold(service: Redlock, key: str, facts: Holder | None = None) -> Lease:
 
 
 def text_of(response: Any) -> str:
-    """Return what a page says, without its tags."""
+    """Return the text of a page, without its tags."""
     page = re.sub(
         r"(?s)<(style|script).*?</\1>|<[^>]*>", " ", response.content.decode()
     )

@@ -1,4 +1,4 @@
-"""Locks in Django's admin: the staff looks at who holds what."""
+"""The list of held locks in Django's admin."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
 
 
-def test_staff_sees_who_holds_what(service: Redlock, name: str) -> None:
-    """Any member of the staff sees key, task, holder, fence and votes."""
+def test_list_shows_the_holders_to_staff_users(service: Redlock, name: str) -> None:
+    """Any staff user sees key, task, holder, fence and votes."""
     lease = hold(service, "invoice:42", worker())
 
     page = text_of(log_in(name).get(LIST))
@@ -28,7 +28,7 @@ def test_staff_sees_who_holds_what(service: Redlock, name: str) -> None:
 
 
 def test_page_never_shows_a_token(service: Redlock, name: str) -> None:
-    """The token proves ownership: neither page has it."""
+    """The token proves ownership, so neither page has it."""
     lease = hold(service, "invoice:42", worker())
     browser = log_in(name, MAY)
 
@@ -38,15 +38,15 @@ def test_page_never_shows_a_token(service: Redlock, name: str) -> None:
     assert lease.token.partition(".")[0].encode() not in pages
 
 
-def test_people_outside_of_the_staff_see_nothing(nodes: DevNodes, name: str) -> None:
-    """They are sent to the log-in, from both pages."""
+def test_other_users_see_nothing(nodes: DevNodes, name: str) -> None:
+    """Both pages send them to the login."""
     browser = log_in(name, MAY, is_staff=False)
 
     assert [browser.get(url).status_code for url in (LIST, RELEASE)] == [302, 302]
 
 
 def test_list_is_searched_by_a_pattern(service: Redlock, name: str) -> None:
-    """A pattern picks keys as it does in Redis."""
+    """The pattern is one of Redis."""
     hold(service, "invoice:1")
     hold(service, "report:1")
 
@@ -56,23 +56,21 @@ def test_list_is_searched_by_a_pattern(service: Redlock, name: str) -> None:
     assert "invoice:1" not in page
 
 
-def test_list_names_nodes_that_were_not_seen(
+def test_list_names_nodes_that_did_not_answer(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """Without a majority it does not claim to know what is held."""
+    """Without a majority it says that it cannot tell which locks are held."""
     nodes.nodes[0].kill()
     nodes.nodes[1].kill()
 
     page = text_of(log_in(name).get(LIST))
 
-    assert "Too few nodes were seen to tell what is held: 2 are needed." in page
-    assert page.count("Not seen: 127.0.0.1") == 2
+    assert "Too few nodes answered to tell which locks are held: 2 are needed." in page
+    assert page.count("Node 127.0.0.1") == 2
 
 
-def test_admin_index_offers_the_list_and_nothing_to_add(
-    nodes: DevNodes, name: str
-) -> None:
-    """Locks are taken by tasks: there is a link to look, and none to add."""
+def test_admin_index_has_a_link_to_the_list_only(nodes: DevNodes, name: str) -> None:
+    """There is no link to add a lock: tasks take locks."""
     page = log_in(name).get("/admin/").content.decode()
 
     assert f'href="{LIST}"' in page
@@ -80,7 +78,7 @@ def test_admin_index_offers_the_list_and_nothing_to_add(
 
 
 def test_site_without_nodes_says_so(office: None, name: str) -> None:
-    """A setting that is missing is a message on the page, not an error 500."""
+    """A missing setting is a message on the page, not an error 500."""
     from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
 
     with override_settings(REDLOCK_CELERY_APP=Celery("bare", set_as_current=False)):
@@ -90,10 +88,8 @@ def test_site_without_nodes_says_so(office: None, name: str) -> None:
     assert "set it to a list of URLs of independent Redis masters" in text_of(response)
 
 
-def test_dumpdata_passes_over_locks(
-    office: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The model has no table, and nothing that walks all models stumbles over it."""
+def test_dumpdata_skips_locks(office: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands that read all models work without a table of locks."""
     from django.core.management import call_command  # noqa: PLC0415
 
     call_command("dumpdata", "celery_redlock")

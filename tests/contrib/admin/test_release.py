@@ -1,4 +1,4 @@
-"""Locks in Django's admin: who may release one is asked first, and is on record."""
+"""The release of a lock in Django's admin: confirmed first, and logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def entries() -> list[tuple[str, str, str]]:
-    """Return who has done what in the admin's log, the last first."""
+    """Return user, key and message of the admin's log, the last entry first."""
     from django.contrib.admin.models import LogEntry  # noqa: PLC0415
 
     rows = LogEntry.objects.filter(content_type__model="heldlock")
@@ -23,15 +23,15 @@ def entries() -> list[tuple[str, str, str]]:
 
 
 def confirmed(browser: Any, key: str) -> dict[str, Any]:
-    """Return what the form on the page that asks would send."""
+    """Return the fields of the form on the confirmation page."""
     page = browser.get(RELEASE, {"key": key}).content.decode()
     return {"key": key, "shown": re.findall(r'name="shown" value="(\w+)"', page)}
 
 
-def test_release_takes_a_permission_of_its_own(
+def test_release_needs_a_permission_of_its_own(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """Staff who may not release see no link, and are refused if they try."""
+    """Staff users without it see no link, and their requests are refused."""
     hold(service, "k", worker())
     browser = log_in(name, "view_heldlock")
 
@@ -46,10 +46,10 @@ def test_release_takes_a_permission_of_its_own(
     assert len(locks(nodes, "k")) == 3
 
 
-def test_release_asks_and_says_what_it_risks(
+def test_release_asks_and_states_the_risk(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """The page names the holder and the risk, and to look at it does nothing."""
+    """The page names the holder and the risk, and releases nothing."""
     hold(service, "k", worker())
 
     page = text_of(log_in(name, MAY).get(RELEASE, {"key": "k"}))
@@ -60,13 +60,13 @@ def test_release_asks_and_says_what_it_risks(
     assert len(locks(nodes, "k")) == 3
 
 
-def test_holder_is_named_once_whatever_fences_nodes_count(
+def test_holder_with_different_fences_is_named_once(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """Nodes may have fences of their own for a lock: it is one holder all the same."""
+    """A holder is one holder, though nodes have different fences for it."""
     hold(service, "k", worker())
-    token, fence, *facts = nodes.nodes[0].command("GET", "redlock:lock:k").split("\n")
-    other = "\n".join([token, str(int(fence) + 7), *facts])
+    token, fence, *fields = nodes.nodes[0].command("GET", "redlock:lock:k").split("\n")
+    other = "\n".join([token, str(int(fence) + 7), *fields])
     nodes.nodes[0].command("SET", "redlock:lock:k", other, "KEEPTTL")
 
     page = text_of(log_in(name, MAY).get(RELEASE, {"key": "k"}))
@@ -78,7 +78,7 @@ def test_holder_is_named_once_whatever_fences_nodes_count(
 def test_release_that_is_confirmed_is_done_and_logged(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """The lock is gone from all nodes; the log says who took it from whom."""
+    """All nodes delete the lock; the log has the user and the holder."""
     hold(service, "k/ü?&=", worker())
     browser = log_in(name, MAY)
 
@@ -90,10 +90,10 @@ def test_release_that_is_confirmed_is_done_and_logged(
     assert entries()[0] == (name, "k/ü?&=", f"Released {fact}.")
 
 
-def test_release_spares_whoever_has_it_by_then(
+def test_release_leaves_a_new_holder_alone(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """A lock that changed hands after it was shown is left alone, and none logged."""
+    """A client that acquired the lock meanwhile keeps it, and nothing is logged."""
     lease = hold(service, "k", worker())
     browser = log_in(name, MAY)
     form = confirmed(browser, "k")
@@ -102,15 +102,15 @@ def test_release_spares_whoever_has_it_by_then(
 
     done = browser.post(RELEASE, form, follow=True)
 
-    assert "changed hands or ended: nothing was released" in text_of(done)
+    assert "expired or has another holder: nothing was released" in text_of(done)
     assert len(locks(nodes, "k")) == 3
     assert name not in [who for who, *_ in entries()]
 
 
-def test_release_that_nobody_was_shown_does_nothing(
+def test_release_without_a_shown_holder_does_nothing(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """A request with a key alone, from a script or an old page, releases nothing."""
+    """A request with nothing but a key releases nothing."""
     hold(service, "k", worker())
 
     done = log_in(name, MAY).post(RELEASE, {"key": "k"}, follow=True)
@@ -119,10 +119,10 @@ def test_release_that_nobody_was_shown_does_nothing(
     assert len(locks(nodes, "k")) == 3
 
 
-def test_release_wants_the_token_of_the_form(
+def test_release_needs_the_csrf_token(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """A page of another site cannot have a lock released (CSRF)."""
+    """A page of another site cannot release a lock."""
     from django.test import Client  # noqa: PLC0415  (Django is set up now)
 
     hold(service, "k", worker())
@@ -135,17 +135,17 @@ def test_release_wants_the_token_of_the_form(
     assert len(locks(nodes, "k")) == 3
 
 
-def test_release_of_what_nobody_holds_says_so(nodes: DevNodes, name: str) -> None:
-    """There is nothing to ask about."""
+def test_release_of_a_free_lock_says_so(nodes: DevNodes, name: str) -> None:
+    """It shows a message instead of the question."""
     done = log_in(name, MAY).get(RELEASE, {"key": "nothing"}, follow=True)
 
-    assert "Nobody holds nothing" in text_of(done)
+    assert "No node that answered has a lock for nothing" in text_of(done)
 
 
-def test_release_names_nodes_that_keep_it(
+def test_release_names_nodes_that_keep_the_lock(
     service: Redlock, nodes: DevNodes, name: str
 ) -> None:
-    """A node that is away keeps its part until the ttl has ended, and that is said."""
+    """A node that is down keeps the lock until its ttl ends, and the page says so."""
     hold(service, "k", worker())
     browser = log_in(name, MAY)
     form = confirmed(browser, "k")
@@ -154,4 +154,4 @@ def test_release_names_nodes_that_keep_it(
     done = text_of(browser.post(RELEASE, form, follow=True))
 
     assert "Released k on 2 of 3 nodes" in done
-    assert "stays there until its ttl has ended" in done
+    assert "keeps the lock until its ttl has ended" in done

@@ -1,4 +1,4 @@
-"""Fenced models of every kind that Django saves in a way of its own."""
+"""Fenced models of every kind that Django saves differently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_redlock.contrib.django import FencedModel, FencedQuerySet
 
 
 class Customer(models.Model):
-    """Whom rows are chosen by."""
+    """A model that rows are selected by."""
 
     name = models.CharField(max_length=50)
 
@@ -31,7 +31,7 @@ class Invoice(FencedModel):
 
 
 class DraftInvoice(Invoice):
-    """The same rows by another name."""
+    """A proxy of the same rows."""
 
     class Meta:
         """No table of its own."""
@@ -40,13 +40,13 @@ class DraftInvoice(Invoice):
 
 
 class CreditNote(Invoice):
-    """A model in two tables, of which the parent's has the fence."""
+    """A model in two tables; the parent's has the fence."""
 
     reason = models.CharField(max_length=50, default="")
 
 
 class Reminder(Customer, FencedModel):
-    """A model in two tables, of which its own has the fence."""
+    """A model in two tables; its own has the fence."""
 
     text = models.CharField(max_length=50, default="")
 
@@ -64,12 +64,12 @@ class Receipt(FencedModel):
 
 
 class Ledger(FencedModel):
-    """A model that asks before it writes."""
+    """A model that is selected before it is written."""
 
     text = models.CharField(max_length=50, default="")
 
     class Meta:
-        """As some databases with triggers want it."""
+        """Some databases with triggers need this."""
 
         select_on_save = True
 

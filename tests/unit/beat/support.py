@@ -1,4 +1,4 @@
-"""Beats on fake nodes and a fake clock: days of schedules in no time."""
+"""Simulated beats on fake nodes and a fake clock: days of schedules in milliseconds."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import crontab
 from kombu.exceptions import OperationalError
 
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.beat import RedlockScheduler
-from celery_redlock.runtime import runtime_of
+from tests.unit.election.support import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from celery.beat import ScheduleEntry
 
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
 
+    Schedule = Callable[[], Mapping[str, Any]]
     StartBeat = Callable[..., "Beat"]
 
 __all__ = [
     "Beat",
     "Broker",
     "Project",
+    "RecordingPersistentScheduler",
     "RecordingScheduler",
     "Sent",
     "at",
+    "crontabs",
     "every",
-    "minutely",
-    "persistent",
     "run",
     "us",
 ]
@@ -40,7 +41,7 @@ __all__ = [
 NOON = "2026-11-21T12:00:00+00:00"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 TTL = 15.0
-TICK = 0.001  # seconds that one takes: Celery's scheduler ticks on until it is time
+TICK = 0.001  # seconds that one tick takes
 
 
 def at(text: str) -> float:
@@ -53,14 +54,16 @@ def us(text: str) -> int:
     return round(at(f"2026-11-21T{text}+00:00") * 1_000_000)
 
 
-def minutely() -> Mapping[str, Any]:
-    """Return a schedule with one entry, due at each full minute."""
-    return {"job": {"task": "proj.job", "schedule": crontab()}}
+def crontabs(*names: str, **fields: Any) -> Schedule:
+    """Return a schedule with a crontab for each name; by default each minute, "job"."""
+    return lambda: {
+        name: {"task": "t", "schedule": crontab(**fields)} for name in names or ("job",)
+    }
 
 
-def every(seconds: float) -> Callable[[], Mapping[str, Any]]:
-    """Return a schedule with one entry, due so long after its last run."""
-    return lambda: {"job": {"task": "proj.job", "schedule": seconds}}
+def every(seconds: float) -> Schedule:
+    """Return a schedule with one entry, due this long after its last run."""
+    return lambda: {"job": {"task": "t", "schedule": seconds}}
 
 
 class Sent(NamedTuple):
@@ -68,9 +71,9 @@ class Sent(NamedTuple):
 
     Attributes:
         entry: The schedule entry.
-        slot: The name of its slot, as it is on the message.
+        slot: The name of its slot, from the header of the message.
         at: When it was sent, in seconds since 1970.
-        by: Who sent it.
+        by: The name of the beat that sent it.
     """
 
     entry: str
@@ -80,17 +83,17 @@ class Sent(NamedTuple):
 
     @property
     def due(self) -> datetime:
-        """When it was due, in UTC."""
+        """When the slot was due, in UTC."""
         return datetime.fromisoformat(self.slot.rpartition("@")[2])
 
 
 class Broker:
-    """Where all beats of one test send to.
+    """The broker of all beats of one test.
 
     Attributes:
-        sent: What it got, oldest first.
-        is_down: Whether it refuses everything.
-        when_sent: Called after each message that it took.
+        sent: The messages that it accepted, oldest first.
+        is_down: Whether it refuses every message.
+        when_sent: Called after each message that it accepted.
     """
 
     def __init__(self) -> None:
@@ -105,15 +108,15 @@ class Broker:
 
 
 class Project(Celery):
-    """An app whose time is that of a fake clock."""
+    """An app that reads the time from a fake clock."""
 
     clock_of_test: Any
     broker_of_test: Broker
     host: str
 
     def now(self) -> datetime:
-        """Return the present, where the app is."""
-        wall = self.clock_of_test.wall_us() / 1e6
+        """Return the present, in the time zone of the app."""
+        wall = self.clock_of_test.wall()
         return datetime.fromtimestamp(wall, tz=timezone.utc).astimezone(self.timezone)
 
 
@@ -121,19 +124,19 @@ class Producer:
     """Publishes to the broker of the test.
 
     Args:
-        app: Who publishes.
+        app: The app that publishes.
     """
 
     def __init__(self, app: Project) -> None:
         self._app = app
 
     def publish(self, entry: ScheduleEntry) -> None:
-        """Publish what an entry says."""
+        """Publish the message of an entry."""
         broker = self._app.broker_of_test
         if broker.is_down:
             raise OperationalError("the broker is down")
         slot = (entry.options.get("headers") or {}).get("redlock", {}).get("slot", "")
-        now = self._app.clock_of_test.wall_us() / 1e6
+        now = self._app.clock_of_test.wall()
         broker.sent.append(Sent(entry.name, slot, now, self._app.host))
         broker.when_sent()
 
@@ -143,13 +146,13 @@ class RecordingScheduler(Scheduler):
 
     @property
     def producer(self) -> Producer:
-        """What it publishes by."""
+        """The producer of the test."""
         return Producer(self.app)
 
     def apply_async(
         self, entry: ScheduleEntry, producer: Any = None, *_: Any, **__: Any
     ) -> None:
-        """Send it."""
+        """Publish the message of an entry."""
         (producer or self.producer).publish(entry)
 
 
@@ -158,20 +161,19 @@ class RecordingPersistentScheduler(RecordingScheduler, PersistentScheduler):
 
 
 class Beat:
-    """One beat process, as its loop sees it.
+    """One beat process, driven by the test instead of beat's loop.
 
     Args:
-        host: What it is called.
-        nodes: The lock nodes, as this process sees them.
-        broker: Where it sends to.
+        host: The name of the process.
+        nodes: This process's client of the lock nodes.
+        broker: The broker that it sends to.
         schedule: Makes its ``beat_schedule``.
-        conf: More of its configuration.
-        options: Of the scheduler.
+        conf: More configuration of its app.
+        options: Options of the scheduler.
 
     Attributes:
         scheduler: Its scheduler.
         due_at: When it ticks next.
-        frozen_until: Until then it does nothing.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class Beat:
         host: str,
         nodes: FakeNodes,
         broker: Broker,
-        schedule: Callable[[], Mapping[str, Any]],
+        schedule: Schedule,
         *,
         conf: Mapping[str, Any] | None = None,
         **options: Any,
@@ -209,8 +211,8 @@ class Beat:
         return term is not None and term.is_valid()
 
     def tick(self) -> float:
-        """Go once round the loop of beat; return the pause that it takes then."""
-        self.app.set_current()  # entries that come from a file know no other one
+        """Run one round of beat's loop; return the pause after it."""
+        self.app.set_current()  # entries from a schedule file use the current app
         pause = max(0.0, self.scheduler.tick())
         self.due_at = self.clock.monotonic() + max(pause, TICK)
         if pause and self.scheduler.should_sync():
@@ -218,7 +220,7 @@ class Beat:
         return pause
 
     def freeze(self, seconds: float) -> None:
-        """Stop the process (SIGSTOP) for so long."""
+        """Stop the process (SIGSTOP) for this long."""
         self.due_at = max(self.due_at, self.clock.monotonic() + seconds)
 
     def stop(self) -> None:
@@ -230,38 +232,3 @@ class Beat:
     def kill(self) -> None:
         """End the process (SIGKILL)."""
         self.due_at = float("inf")
-
-
-def persistent(
-    host: str, nodes: FakeNodes, broker: Broker, file: Path, **settings: Any
-) -> Beat:
-    """Return a beat with a schedule file."""
-    conf = {
-        "redlock_beat_scheduler": RecordingPersistentScheduler,
-        **{f"redlock_{name}": value for name, value in settings.items()},
-    }
-    return Beat(
-        host,
-        nodes.another_client(),
-        broker,
-        lambda: {
-            "minutely": {"task": "t", "schedule": crontab()},
-            "daily": {"task": "t", "schedule": crontab(hour=12, minute=1)},
-            "hourly": {"task": "t", "schedule": HOUR},
-        },
-        conf=conf,
-        schedule_filename=str(file),
-    )
-
-
-def run(clock: FakeClock, beats: Sequence[Beat], seconds: float) -> None:
-    """Let the beats tick whenever they want to, for so long."""
-    end = clock.monotonic() + seconds
-    while True:
-        beat = min(beats, key=lambda beat: beat.due_at)
-        if beat.due_at > end:
-            break
-        clock.advance(max(0.0, beat.due_at - clock.monotonic()))
-        beat.tick()
-        assert sum(beat.leads for beat in beats) <= 1
-    clock.advance(max(0.0, end - clock.monotonic()))

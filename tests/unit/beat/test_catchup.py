@@ -1,29 +1,37 @@
-"""What was missed is sent within a window, and only there."""
+"""Missed slots are sent within the catch-up window, and stale files change nothing."""
 
 from __future__ import annotations
 
+import shelve
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery.schedules import crontab
 
+from celery_redlock.testing import FakeClock, FakeNodes
 from tests.unit.beat.support import (
+    DAY,
     HOUR,
     MINUTE,
     NOON,
     Beat,
     Broker,
+    RecordingPersistentScheduler,
     RecordingScheduler,
     at,
     every,
-    minutely,
     run,
 )
 
 if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
     from tests.unit.beat.support import StartBeat
+
+    StartWithFile = Callable[..., Beat]
 
 
 @pytest.mark.parametrize(
@@ -42,46 +50,46 @@ def test_slots_that_were_missed_are_sent_within_the_window(
     catchup: Any,
     expected: list[str],
 ) -> None:
-    """Each of them, oldest first; what is older is not sent at all."""
+    """The oldest slot is sent first; older slots are not sent at all."""
     first = start(beat_catchup=catchup)
-    run(clock, [first], MINUTE)
+    run(MINUTE, first)
     first.stop()
     clock.advance(9 * MINUTE)
 
     second = start(beat_catchup=catchup)
-    run(clock, [second], 10)
+    run(10, second)
     assert broker.dues("job")[1:] == expected
 
     second.stop()
-    run(clock, [start(beat_catchup=catchup)], 10)
+    run(10, start(beat_catchup=catchup))
     assert broker.dues("job")[1:] == expected
 
 
-def test_missed_slot_that_is_too_old_is_mentioned(
+def test_missed_slot_that_is_too_old_is_logged(
     start: StartBeat, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who waits for it in vain finds out why."""
+    """The line names the slot and the setting that decides."""
     first = start()
-    run(clock, [first], MINUTE)
+    run(MINUTE, first)
     first.stop()
     clock.advance(9 * MINUTE)
 
-    run(clock, [start()], 1)
+    run(1, start())
 
-    (line,) = (line for line in caplog.messages if "not sent any more" in line)
-    assert "job@2026-11-21T12:02:00+00:00" in line
-    assert "redlock_beat_catchup is 60 s" in line
+    (line,) = caplog.messages
+    assert "job@2026-11-21T12:02:00+00:00 is not sent: it was due while" in line
+    assert "is older than redlock_beat_catchup (60 s)" in line
 
 
-def test_interval_is_sent_once_after_a_gap_however_many_times_it_fits(
-    start: StartBeat, clock: FakeClock, broker: Broker
+def test_interval_is_sent_once_after_a_gap_of_several_steps(
+    start: StartBeat, broker: Broker
 ) -> None:
-    """It counts from the last run: there is nothing in between to catch up with."""
+    """An interval counts from its last run, so it misses one slot at most."""
     first = start(every(10.0))
-    run(clock, [first], 12)
+    run(12, first)
     first.kill()
 
-    run(clock, [start(every(10.0))], 35)
+    run(35, start(every(10.0)))
 
     first_sent, overdue, following, *_ = broker.sent
     assert broker.dues("job")[:2] == ["12:00:20", "12:00:30"]
@@ -89,19 +97,18 @@ def test_interval_is_sent_once_after_a_gap_however_many_times_it_fits(
     assert following.at - overdue.at == pytest.approx(10, abs=0.1)
 
 
-def test_interval_goes_on_where_the_last_leader_left_it(
-    start: StartBeat, clock: FakeClock, broker: Broker
+def test_interval_continues_where_the_last_leader_left_it(
+    start: StartBeat, broker: Broker
 ) -> None:
-    """Once an hour stays once an hour, though no leader lives for so long."""
-    sent_at = []
+    """Once an hour stays once an hour, though no leader lives for an hour."""
     for _ in range(30):
         beat = start(every(HOUR))
-        run(clock, [beat], 10 * MINUTE)
+        run(10 * MINUTE, beat)
         beat.stop()
-    sent_at = [sent.at - at(NOON) for sent in broker.sent]
 
-    assert [round(gap) for gap in sent_at[:1]] == [HOUR + 10]
+    sent_at = [sent.at - at(NOON) for sent in broker.sent]
     gaps = [b - a for a, b in pairwise(sent_at)]
+    assert [round(first) for first in sent_at[:1]] == [HOUR + 10]
     assert len(sent_at) == 5
     assert all(HOUR <= gap < HOUR + 1 for gap in gaps)
 
@@ -111,29 +118,103 @@ def test_interval_that_was_missed_too_long_ago_keeps_its_step(
 ) -> None:
     """Ten seconds past the hour stays ten seconds past the hour."""
     first = start(every(HOUR))
-    run(clock, [first], HOUR + 1)
+    run(HOUR + 1, first)
     first.stop()
     clock.advance(2.5 * HOUR)
 
-    run(clock, [start(every(HOUR))], HOUR)
+    run(HOUR, start(every(HOUR)))
 
     assert broker.dues("job") == ["13:00:10", "16:00:10"]
 
 
-def test_entry_that_never_ran_is_sent_at_once_where_its_scheduler_says_so(
-    nodes: FakeNodes, clock: FakeClock, broker: Broker
+def test_entry_that_never_ran_is_sent_at_once_if_its_scheduler_wants_that(
+    start: StartBeat, broker: Broker
 ) -> None:
-    """Schedulers say it by a last run that is decades ago, or by none."""
+    """The scheduler sets a last run that is decades ago."""
 
     class Never(RecordingScheduler):
         def setup_schedule(self) -> None:
             super().setup_schedule()
             self.schedule["job"].last_run_at = datetime(1996, 1, 1, tzinfo=timezone.utc)
 
-    for catchup, host in ((0, "a"), (60, "b")):
-        settings = {"redlock_beat_scheduler": Never, "redlock_beat_catchup": catchup}
-        beat = Beat(host, nodes.another_client(), broker, minutely, conf=settings)
-        run(clock, [beat], 5)
+    for catchup in (0, 60):
+        beat = start(beat_scheduler=Never, beat_catchup=catchup)
+        run(5, beat)
         beat.stop()
 
     assert [(sent.by, sent.due.year) for sent in broker.sent] == [("a", 1996)]
+
+
+# -- schedule files ------------------------------------------------------------------
+
+
+def entries() -> Mapping[str, Any]:
+    """Return a schedule with three entries."""
+    return {
+        "minutely": {"task": "t", "schedule": crontab()},
+        "daily": {"task": "t", "schedule": crontab(hour=12, minute=1)},
+        "hourly": {"task": "t", "schedule": HOUR},
+    }
+
+
+@pytest.fixture
+def start_with_file(start: StartBeat, tmp_path: Path) -> StartWithFile:
+    """Give a function that starts a beat with a schedule file of this name."""
+    return lambda name, **options: start(
+        entries,
+        beat_scheduler=RecordingPersistentScheduler,
+        options={"schedule_filename": str(tmp_path / name)},
+        **options,
+    )
+
+
+def test_stale_schedule_file_does_not_fire_everything_again(
+    start_with_file: StartWithFile, clock: FakeClock, broker: Broker
+) -> None:
+    """A beat that led three days ago continues from today."""
+    old = start_with_file("old")
+    run(MINUTE, old)
+    old.stop()
+    clock.advance(3 * DAY)
+    new = start_with_file("new")
+    run(10 * MINUTE, new)
+    new.stop()
+    before = len(broker.sent)
+
+    again = start_with_file("old")
+    run(5, again)
+    assert len(broker.sent) == before
+
+    run(2 * MINUTE, again)
+    assert [sent.entry for sent in broker.sent[before:]] == ["minutely"] * 2
+
+
+def test_stale_schedule_file_without_any_record_sends_the_window_only(
+    start_with_file: StartWithFile, clock: FakeClock, broker: Broker
+) -> None:
+    """The first start with election, with a file of last week, sends no flood."""
+    plain = start_with_file("file")
+    run(1, plain)
+    plain.stop()
+    nodes = FakeNodes(5, clock=clock)
+    nodes.redlock()
+    clock.advance(7 * DAY + HOUR / 2)
+
+    run(5, start_with_file("file", on=nodes))
+
+    assert [sent.entry for sent in broker.sent] == ["minutely"]  # 12:30, in the window
+
+
+def test_schedule_file_is_opened_by_the_leader_only(
+    start_with_file: StartWithFile, broker: Broker, tmp_path: Path
+) -> None:
+    """Two beats in one folder use one file one after the other, without damage."""
+    first, second = start_with_file("file"), start_with_file("file")
+    run(MINUTE, first, second)
+    first.stop()
+    run(MINUTE, first, second)
+    second.stop()
+
+    with shelve.open(str(tmp_path / "file")) as stored:  # noqa: S301  (our own)
+        assert set(stored["entries"]) > {"minutely", "daily", "hourly"}
+    assert [sent.by for sent in broker.sent if sent.entry == "minutely"] == ["a", "b"]

@@ -1,4 +1,4 @@
-"""What Celery asks of a scheduler, and what it is told."""
+"""The scheduler between beat and the project's own scheduler."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import crontab
 
 from celery_redlock.beat import RedlockScheduler
-from celery_redlock.testing import FakeClock, FakeNodes, SignalRecorder
+from celery_redlock.testing import FakeClock, SignalRecorder
 from tests.unit.beat.support import (
     MINUTE,
     TTL,
-    Beat,
     Broker,
+    RecordingPersistentScheduler,
     RecordingScheduler,
-    minutely,
-    persistent,
+    crontabs,
     run,
 )
 
@@ -29,17 +28,23 @@ if TYPE_CHECKING:
     from tests.unit.beat.support import StartBeat
 
 
-def test_banner_touches_nothing(
-    nodes: FakeNodes, broker: Broker, tmp_path: Path
+def test_banner_asks_no_node_and_makes_no_file(
+    start: StartBeat, tmp_path: Path
 ) -> None:
-    """Beat makes a lazy scheduler to be shown: no node is asked, no file is made."""
-    beat = persistent("a", nodes, broker, tmp_path / "schedule")
+    """Beat makes a lazy scheduler only to show it."""
+    beat = start(
+        beat_scheduler=RecordingPersistentScheduler,
+        options={"schedule_filename": str(tmp_path / "schedule")},
+    )
     lazy = RedlockScheduler(app=beat.app, lazy=True)
 
     assert "wraps -> tests.unit.beat.support.RecordingPers" in lazy.info
     assert "leader of -> beat:project, on 5 nodes" in lazy.info
     assert list(beat.nodes.asked) == []
     assert list(tmp_path.iterdir()) == []
+
+
+# -- settings ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,27 +56,26 @@ def test_banner_touches_nothing(
         (None, PersistentScheduler),
     ],
 )
-def test_scheduler_of_the_project_is_wrapped_without_being_named_again(
-    nodes: FakeNodes, broker: Broker, usual: Any, found: type
+def test_scheduler_of_the_project_is_wrapped_without_a_setting(
+    start: StartBeat, usual: Any, found: type
 ) -> None:
-    """What ``beat_scheduler`` names, as in many Django projects, is kept by ``-S``."""
-    conf = {"redlock_beat_scheduler": None}
-    conf |= {"beat_scheduler": usual} if usual else {}
+    """``-S redlock`` wraps the scheduler that ``beat_scheduler`` names."""
+    conf = {"beat_scheduler": usual} if usual else {}
 
-    beat = Beat("a", nodes, broker, minutely, conf=conf)
+    beat = start(conf=conf, beat_scheduler=None)
 
     name = f"{found.__module__}.{found.__qualname__}"
     assert f"wraps -> {name}\n" in beat.scheduler.info
 
 
-def test_scheduler_of_the_project_that_does_not_exist_is_named(
-    nodes: FakeNodes, broker: Broker
+def test_scheduler_of_the_project_that_does_not_exist_ends_beat(
+    start: StartBeat,
 ) -> None:
-    """By the setting that names it."""
-    conf = {"redlock_beat_scheduler": None, "beat_scheduler": "no.such:Scheduler"}
+    """The error names Celery's setting, because that one is wrong."""
+    conf = {"beat_scheduler": "no.such:Scheduler"}
 
     with pytest.raises(SystemExit, match=r": beat_scheduler is 'no\.such"):
-        Beat("a", nodes, broker, minutely, conf=conf)
+        start(conf=conf, beat_scheduler=None)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +84,15 @@ def test_scheduler_of_the_project_that_does_not_exist_is_named(
         ("no.such:Scheduler", "cannot be imported"),
         ("celery.beat:NoSuch", "cannot be imported"),
         ("nonsense", 'Write "module:Class", or one of the names'),
-        ("celery.beat:ScheduleEntry", "is no beat scheduler"),
-        ("redlock", "is what wraps others"),
-        (RedlockScheduler, "is what wraps others"),
+        ("celery.beat:ScheduleEntry", "is no beat scheduler. Name a subclass"),
+        ("redlock", "which wraps other schedulers"),
+        (RedlockScheduler, "which wraps other schedulers"),
     ],
 )
 def test_scheduler_that_cannot_be_wrapped_ends_beat_with_the_remedy(
     start: StartBeat, value: Any, fault: str
 ) -> None:
-    """Before it starts, and in one line."""
+    """Beat ends before it starts, with one line."""
     with pytest.raises(SystemExit, match=fault) as ended:
         start(beat_scheduler=value)
 
@@ -107,18 +111,20 @@ def test_scheduler_that_cannot_be_wrapped_ends_beat_with_the_remedy(
 def test_setting_that_is_wrong_ends_beat_with_the_remedy(
     start: StartBeat, name: str, value: Any, fault: str
 ) -> None:
-    """By the name that the user wrote."""
+    """The error names the setting as the user wrote it."""
     with pytest.raises(Exception, match=fault):
         start(**{name: value})
 
 
-def test_close_within_a_tick_waits_until_the_tick_is_unwound(
-    nodes: FakeNodes, clock: FakeClock, broker: Broker
+# -- the end of a beat ---------------------------------------------------------------
+
+
+def test_close_within_a_tick_takes_effect_after_the_tick(
+    start: StartBeat, broker: Broker
 ) -> None:
-    """SIGTERM strikes anywhere; the nodes are told when nothing else talks to them."""
-    beat = Beat("a", nodes, broker, minutely)
-    other = Beat("b", nodes.another_client(), broker, minutely)
-    run(clock, [beat], 45)
+    """SIGTERM may come anywhere; the beat resigns when no other request is open."""
+    beat, other = start(), start()
+    run(45, beat)
 
     def terminate() -> None:
         beat.scheduler.close()
@@ -127,12 +133,12 @@ def test_close_within_a_tick_waits_until_the_tick_is_unwound(
 
     broker.when_sent = terminate
     with pytest.raises(SystemExit):
-        run(clock, [beat], 10)
+        run(10, beat)
     broker.when_sent = lambda: None
     beat.stop()
 
     assert not beat.leads
-    run(clock, [other], 1)
+    run(1, other)
     assert other.leads
 
 
@@ -148,12 +154,12 @@ def _terminated_as_by_celery() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_terminated_as_by_celery")
 @pytest.mark.parametrize("times", [1, 2])
-def test_slot_that_is_sent_when_sigterm_comes_is_noted(
-    start: StartBeat, clock: FakeClock, broker: Broker, times: int
+def test_slot_that_is_sent_when_sigterm_comes_is_recorded(
+    start: StartBeat, broker: Broker, times: int
 ) -> None:
-    """So that a clean stop makes no slot come twice; a second signal is obeyed."""
+    """A clean stop sends no slot twice. A second signal ends the beat at once."""
     first, second = start(), start()
-    run(clock, [first, second], 45)
+    run(45, first, second)
 
     def terminate() -> None:
         for _ in range(times):
@@ -161,10 +167,10 @@ def test_slot_that_is_sent_when_sigterm_comes_is_noted(
 
     broker.when_sent = terminate
     with pytest.raises(SystemExit):
-        run(clock, [first], 10)
+        run(10, first)
     broker.when_sent = lambda: None
     first.stop()
-    run(clock, [second], MINUTE)
+    run(MINUTE, second)
 
     assert [sent.by for sent in broker.sent] == ["a", *["b"] * times]
     assert broker.dues("job") == [*["12:01:00"] * times, "12:02:00"]
@@ -173,96 +179,94 @@ def test_slot_that_is_sent_when_sigterm_comes_is_noted(
     assert handler.__name__ == "terminate"
 
 
+# -- a scheduler of the project that fails -------------------------------------------
+
+
 def test_scheduler_that_fails_ends_beat_and_another_one_leads(
-    nodes: FakeNodes, clock: FakeClock, broker: Broker
+    start: StartBeat,
 ) -> None:
-    """An error of the project's scheduler ends beat as it does without us."""
+    """An error of the project's scheduler ends beat, as without election."""
 
     class Failing(RecordingScheduler):
         def setup_schedule(self) -> None:
             raise RuntimeError("no database")
 
-    conf = {"redlock_beat_scheduler": Failing}
-    first = Beat("a", nodes.another_client(), broker, minutely, conf=conf)
-    second = Beat("b", nodes.another_client(), broker, minutely)
+    first, second = start(beat_scheduler=Failing), start()
     with pytest.raises(RuntimeError, match="no database"):
         first.tick()
     first.stop()
 
-    run(clock, [second], 0.5)
+    run(0.5, second)
 
     assert second.leads
 
 
-def test_entry_whose_next_run_cannot_be_told_stops_no_other(
-    start: StartBeat,
-    clock: FakeClock,
-    broker: Broker,
-    caplog: pytest.LogCaptureFixture,
+def test_entry_whose_next_run_cannot_be_computed_stops_no_other(
+    start: StartBeat, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with Celery: it is logged and tried again later."""
+    """The error is logged, as by Celery."""
 
     class Broken(crontab):
         def remaining_estimate(self, *_: Any, **__: Any) -> Any:
             raise RuntimeError("no such day")
 
     def schedule() -> Mapping[str, Any]:
-        return {"broken": {"task": "t", "schedule": Broken()}, **minutely()}
+        return {"broken": {"task": "t", "schedule": Broken()}, **crontabs()()}
 
-    run(clock, [start(schedule)], 2 * MINUTE)
+    run(2 * MINUTE, start(schedule))
 
     assert broker.dues("job") == ["12:01:00", "12:02:00"]
-    assert "The next run of 'broken' cannot be told" in caplog.text
+    assert "The next run of 'broken' cannot be computed" in caplog.text
 
 
 def test_losing_a_term_with_a_scheduler_that_cannot_be_closed_is_standby(
-    nodes: FakeNodes, clock: FakeClock, broker: Broker, caplog: pytest.LogCaptureFixture
+    start: StartBeat, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Never a crash: its error is logged."""
+    """The error of the scheduler is logged, and beat goes on."""
 
-    class Clinging(RecordingScheduler):
+    class Unclosable(RecordingScheduler):
         def close(self) -> None:
             raise RuntimeError("no database")
 
-    conf = {"redlock_beat_scheduler": Clinging}
-    first = Beat("a", nodes.another_client(), broker, minutely, conf=conf)
-    second = Beat("b", nodes.another_client(), broker, minutely)
-    run(clock, [first, second], 1)
+    first, second = start(beat_scheduler=Unclosable), start()
+    run(1, first, second)
     first.freeze(20)
 
-    run(clock, [first, second], 30)
+    run(30, first, second)
 
     assert second.leads
     assert "RuntimeError: no database" in caplog.text
 
 
-def test_project_s_scheduler_is_asked_to_save_while_it_leads(
-    nodes: FakeNodes, clock: FakeClock, broker: Broker
+# -- saving, signals -----------------------------------------------------------------
+
+
+def test_scheduler_of_the_project_saves_while_it_leads(
+    start: StartBeat, clock: FakeClock
 ) -> None:
-    """Every three minutes, as by Celery."""
+    """It saves every three minutes, as with Celery alone, and at its end."""
     saved: list[float] = []
 
     class Saving(RecordingScheduler):
         def sync(self) -> None:
             saved.append(clock.monotonic())
 
-    conf = {"redlock_beat_scheduler": Saving}
-    beat = Beat("a", nodes, broker, minutely, conf=conf)
+    beat = start(beat_scheduler=Saving)
 
-    run(clock, [beat], 30)
+    run(30, beat)
     first = len(saved)
-    run(clock, [beat], 30)
+    run(30, beat)
 
     assert first >= 1
-    assert len(saved) == first  # by the machine's clock no three minutes have passed
+    assert len(saved) == first  # on the real clock, no three minutes have passed
     beat.stop()
     assert len(saved) == first + 1
 
 
-def test_project_s_scheduler_does_not_save_what_is_another_leader_s(
-    nodes: FakeNodes, clock: FakeClock, broker: Broker
+def test_scheduler_of_the_project_does_not_save_after_its_term(
+    start: StartBeat, clock: FakeClock, broker: Broker
 ) -> None:
-    """Celery saves after sending; where that took too long, others have sent since."""
+    """Celery saves after sending. If sending took too long, another beat leads."""
     saved: list[bool] = []
 
     class Saving(RecordingScheduler):
@@ -280,23 +284,22 @@ def test_project_s_scheduler_does_not_save_what_is_another_leader_s(
                 if self.should_sync():
                     self._do_sync()
 
-    conf = {"redlock_beat_scheduler": Saving}
-    beat = Beat("a", nodes, broker, minutely, conf=conf)
+    beat = start(beat_scheduler=Saving)
 
-    run(clock, [beat], 2 * MINUTE)
+    run(2 * MINUTE, beat)
 
     assert len(broker.sent) >= 1
     assert saved
     assert all(saved)
 
 
-def test_signals_tell_of_terms(start: StartBeat, clock: FakeClock) -> None:
-    """Who leads, with which number, and how it ended."""
+def test_signals_report_terms(start: StartBeat) -> None:
+    """They name the scheduler and the term, and say whether the term was lost."""
     with SignalRecorder("leader_elected", "leader_resigned") as events:
         first, second = start(), start()
-        run(clock, [first, second], 1)
+        run(1, first, second)
         first.freeze(20)
-        run(clock, [first, second], 25)
+        run(25, first, second)
         second.stop()
 
     elected, taken_over = events.of("leader_elected")
@@ -307,7 +310,7 @@ def test_signals_tell_of_terms(start: StartBeat, clock: FakeClock) -> None:
     assert (resigned.term, resigned.lost) == (taken_over.term, False)
 
 
-def test_redbeat_finds_no_lock_of_its_own_to_wait_for(start: StartBeat) -> None:
-    """Its receiver of ``beat_init`` looks for one on whatever scheduler runs."""
+def test_scheduler_has_no_lock_for_redbeat_to_wait_for(start: StartBeat) -> None:
+    """RedBeat's receiver of ``beat_init`` looks for a lock on any scheduler."""
     assert start().scheduler.lock_key is None
     assert isinstance(start().scheduler, Scheduler)

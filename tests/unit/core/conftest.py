@@ -1,4 +1,4 @@
-"""Five nodes, fake ones or on fake sockets, and who uses them."""
+"""Five fake nodes, nodes on scripted sockets, and clients of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.testing import FakeClock, FakeNodes
-from tests.unit.core.net import Net
-from tests.unit.core.stage import Stage
+from tests.unit.core.sockets import Connection, Net, Stage
 from tests.unit.core.support import Stepped, Told
-from tests.unit.core.wires import Connection
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
-    from tests.unit.core.wires import Sock
+    from tests.unit.core.sockets import Sock
 
 
 @pytest.fixture
@@ -31,13 +29,13 @@ def watchdog(redlock: Redlock) -> Stepped:
 
 @pytest.fixture
 def told(clock: FakeClock) -> Told:
-    """Give a holder's ears."""
+    """Give callbacks that record their calls."""
     return Told(clock)
 
 
 @pytest.fixture
 def connection() -> Connection:
-    """Give the connection that the node has."""
+    """Give the connection of the node."""
     return Connection()
 
 

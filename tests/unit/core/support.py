@@ -1,4 +1,4 @@
-"""What tests on fake nodes share."""
+"""Helpers for tests on fake nodes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.ballot import VoteKind
-from celery_redlock.core.renewal import Watchdog
-from celery_redlock.core.timing import drift_of
+from celery_redlock.core.lease import drift_of
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.renewal.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from celery_redlock.core.ballot import Ballot
     from celery_redlock.core.lease import Lease
+    from celery_redlock.core.quorum import Ballot
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
@@ -32,16 +32,16 @@ __all__ = [
     "voting",
 ]
 
-TTL = 10.0  # seconds, of the service that tests are given
+TTL = 10.0  # seconds, of the fixture `redlock`
 VALIDITY = TTL - drift_of(TTL)
-QUARANTINE = 60.0 * 1.02 + 1.0  # seconds, where max_ttl is as it is by default
+QUARANTINE = 60.0 * 1.02 + 1.0  # seconds, with the default max_ttl
 OVER = QUARANTINE + 0.001  # seconds after which it is over
-NOBODY = [""] * 5  # holds the lock on any of the five nodes
+FREE = [""] * 5  # the holders on five nodes without the lock
 STRIPE_OF_K = b"1885"  # crc32("k") % 4096
 
 
 class Stepped(Watchdog):
-    """A watchdog whose thread is the test."""
+    """A watchdog without a thread: the test makes its steps."""
 
     def __init__(self, redlock: Redlock) -> None:
         super().__init__(redlock)
@@ -51,7 +51,7 @@ class Stepped(Watchdog):
         """Start nothing: the test makes the steps."""
 
     def run_for(self, clock: FakeClock, seconds: float) -> None:
-        """Do what the thread would do in so many seconds."""
+        """Do what the thread does in this many seconds."""
         end = clock.monotonic() + seconds
         for _ in range(100_000):
             next_at = self.step()
@@ -59,11 +59,11 @@ class Stepped(Watchdog):
                 clock.advance(end - clock.monotonic())
                 return
             clock.advance(next_at - clock.monotonic())
-        pytest.fail("the watchdog does not get on")
+        pytest.fail("the watchdog makes no progress")
 
 
 class Told:
-    """What a holder is told, and when."""
+    """The calls that a holder's callbacks got, and when."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -71,27 +71,27 @@ class Told:
         self.renewed: list[tuple[Lease, float, float]] = []
 
     def on_lost(self, lease: Lease) -> None:
-        """Note a loss with its instant."""
+        """Record a loss with its instant."""
         self.lost.append((lease, self._clock.monotonic()))
 
     def on_renewed(self, lease: Lease, lateness: float) -> None:
-        """Note a renewal with its lateness and its instant."""
+        """Record a renewal with its lateness and its instant."""
         self.renewed.append((lease, lateness, self._clock.monotonic()))
 
     @property
     def instants(self) -> list[float]:
-        """When renewals were told, counted from the start of the test."""
+        """The instants of the renewals, counted from the start of the test."""
         return [instant - 1000.0 for _, _, instant in self.renewed]
 
 
 def asked(nodes: FakeNodes) -> list[str]:
     """Return the names of the scripts that were sent, in order."""
-    return [question.script.name for question in nodes.asked]
+    return [request.script.name for request in nodes.asked]
 
 
 def args_of(nodes: FakeNodes, script: str) -> list[list[Any]]:
     """Return the arguments with which this script was sent, each time."""
-    calls = [question.call for question in nodes.asked]
+    calls = [request.call for request in nodes.asked]
     return [list(args) for sent, _, args in calls if sent.name == script]
 
 
@@ -127,13 +127,13 @@ def put(
 
 
 def hold(nodes: FakeNodes, *indexes: int, by: str = "other.1") -> None:
-    """Let these nodes name somebody else."""
+    """Let these nodes name another holder."""
     for index in indexes:
         put(nodes, index, by)
 
 
 def forget(nodes: FakeNodes, *indexes: int, key: str = "k") -> None:
-    """Take the lock away on these nodes, as an operator or a crash does."""
+    """Delete the lock on these nodes, as an operator or a crash does."""
     for index in indexes:
         nodes.nodes[index].memory.redis.delete(_lock(key))
 

@@ -7,17 +7,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.core.lease import LeaseState
-from tests.unit.core.support import VALIDITY, asked, counters, holders, put, ttls
+from tests.unit.core.support import (
+    VALIDITY,
+    asked,
+    counters,
+    forget,
+    holders,
+    put,
+    ttls,
+)
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
 
+# -- extend ----------------------------------------------------------------------------
+
+
 def test_extension_moves_the_validity(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """One round trip; all nodes keep it for a whole ttl from now."""
+    """One round trip; all nodes keep the lock for a whole ttl from now."""
     lease = redlock.acquire("k")
     clock.advance(4.0)
     nodes.asked.clear()
@@ -30,7 +41,7 @@ def test_extension_moves_the_validity(
 
 
 def test_extension_keeps_fence_and_token(nodes: FakeNodes, redlock: Redlock) -> None:
-    """What storage has seen stays true."""
+    """A renewal changes nothing that storage has seen."""
     lease = redlock.acquire("k")
     before = (lease.fence, lease.token, counters(nodes))
 
@@ -42,7 +53,7 @@ def test_extension_keeps_fence_and_token(nodes: FakeNodes, redlock: Redlock) -> 
 def test_extension_counts_from_before_its_first_send(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """What the round trip took is not added to the validity."""
+    """The time of the round trip is not added to the validity."""
     lease = redlock.acquire("k")
     clock.advance(4.0)
     nodes.latency(0.03)
@@ -57,7 +68,7 @@ def test_extension_counts_from_before_its_first_send(
 def test_extension_needs_a_majority(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """Two of five leave the lease as valid as it was, and it can be tried again."""
+    """Two of five leave the validity as it was, and the renewal can be tried again."""
     lease = redlock.acquire("k")
     clock.advance(4.0)
     until = lease.until
@@ -71,10 +82,10 @@ def test_extension_needs_a_majority(
     assert redlock.extend(lease)
 
 
-def test_extension_waits_one_node_timeout_for_the_silent(
+def test_extension_waits_one_node_timeout_for_silent_nodes(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """A try that may fail fails soon, so that there is time for the next."""
+    """A try fails soon, so that there is time for the next one."""
     lease = redlock.acquire("k")
     nodes.freeze(0, 1, 2)
     before = clock.monotonic()
@@ -84,7 +95,7 @@ def test_extension_waits_one_node_timeout_for_the_silent(
     assert clock.monotonic() == pytest.approx(before + 0.05)
 
 
-def test_extension_does_not_wait_for_the_slow(
+def test_extension_does_not_wait_for_slow_nodes(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
     """A majority that says yes is enough."""
@@ -101,7 +112,7 @@ def test_extension_does_not_wait_for_the_slow(
 def test_extension_of_an_ended_lease_never_resurrects(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """Nothing is even sent, though the nodes still have it for a moment."""
+    """Nothing is sent, though the nodes still hold the lock for a moment."""
     lease = redlock.acquire("k")
     clock.advance(VALIDITY)
     before = ttls(nodes)
@@ -115,7 +126,7 @@ def test_extension_of_an_ended_lease_never_resurrects(
 
 
 @pytest.mark.parametrize("state", [LeaseState.RELEASED, LeaseState.LOST])
-def test_extension_of_what_is_not_held_sends_nothing(
+def test_extension_of_a_lease_that_is_not_held_sends_nothing(
     nodes: FakeNodes, redlock: Redlock, state: LeaseState
 ) -> None:
     """A released lock is not renewed, nor one whose loss was announced."""
@@ -128,7 +139,7 @@ def test_extension_of_what_is_not_held_sends_nothing(
     assert asked(nodes) == []
 
 
-def test_extension_confirmed_too_late_counts_for_nothing(
+def test_extension_confirmed_too_late_does_not_count(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
     """A majority must say yes BEFORE the validity ends."""
@@ -146,10 +157,10 @@ def test_extension_confirmed_too_late_counts_for_nothing(
 def test_extension_never_shortens(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """Of two renewals under way, the one that was begun later decides."""
+    """Of two renewals under way, the one that began later decides."""
     lease = redlock.acquire("k")
-    early = redlock.commands.extension(lease)
-    nodes.send(early.question)
+    early = redlock.extension(lease)
+    nodes.send(early.request)
     clock.advance(1.0)
     redlock.extend(lease)
     until = lease.until
@@ -161,7 +172,7 @@ def test_extension_never_shortens(
 
 
 def test_extension_leaves_a_successor_alone(nodes: FakeNodes, redlock: Redlock) -> None:
-    """Where somebody else has the key, it stays theirs, and nothing is restored."""
+    """Nodes on which another client holds the key are not restored."""
     lease = redlock.acquire("k")
     for index in range(3):
         put(nodes, index, "other.1", ttl_ms=2000)
@@ -175,26 +186,26 @@ def test_extension_leaves_a_successor_alone(nodes: FakeNodes, redlock: Redlock) 
 def test_renewal_is_not_sent_once_release_began(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """Asked in the transport's turn: nothing can come between."""
+    """The transport asks at the moment of sending: no release can come between."""
     lease = redlock.acquire("k")
-    extension = redlock.commands.extension(lease)
+    extension = redlock.extension(lease)
     redlock.release(lease)
 
-    nodes.send(extension.question)
+    nodes.send(extension.request)
 
     assert asked(nodes) == ["acquire", "release"]
-    assert extension.question.is_settled()
-    assert extension.question.ballot.reasons().count("was not asked any more") == 5
+    assert extension.request.is_done()
+    assert extension.request.ballot.reasons().count("was not asked any more") == 5
 
 
-def test_extension_is_open_until_settled_or_out_of_time(
+def test_extension_is_open_until_done_or_out_of_time(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """Who sends many at once looks at each again and again."""
+    """A caller with many renewals under way judges each again and again."""
     lease = redlock.acquire("k")
     nodes.freeze()
-    extension = redlock.commands.extension(lease)
-    nodes.send(extension.question)
+    extension = redlock.extension(lease)
+    nodes.send(extension.request)
 
     results = []
     for out_of_time in (False, True):
@@ -216,3 +227,126 @@ def test_extension_with_another_configuration_is_refused(
         node.memory.redis.hset(b"redlock:meta", {b"config": b"another"})
 
     assert not redlock.extend(lease)
+
+
+# -- restore ---------------------------------------------------------------------------
+
+
+def test_extension_restores_where_the_lock_is_missing(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """A minority without the key is restored, and the renewal does not wait for it."""
+    lease = redlock.acquire("k")
+    forget(nodes, 0, 1)
+    nodes.asked.clear()
+
+    assert redlock.extend(lease)
+
+    assert asked(nodes) == ["extend", "restore"]
+    assert lease.votes == 3
+    assert holders(nodes) == [lease.token] * 5
+
+
+def test_restore_raises_the_fence_counter(nodes: FakeNodes, redlock: Redlock) -> None:
+    """A restored node counts as one that granted: its later grants are greater."""
+    lease = redlock.acquire("k")
+    nodes.nodes[0].memory.redis.delete(b"redlock:fence")
+    forget(nodes, 0)
+
+    redlock.extend(lease)
+
+    assert counters(nodes)[0] == lease.fence
+
+
+def test_first_renewal_claims_nodes_that_were_away_at_acquire(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """A lock on a bare majority becomes a lock on all nodes."""
+    nodes.nodes[0].kill()
+    lease = redlock.acquire("k")
+    nodes.nodes[0].restart(keep_memory=True)
+
+    redlock.extend(lease)
+
+    assert holders(nodes) == [lease.token] * 5
+
+
+def test_restore_makes_a_majority(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """If a majority forgot the lock, a renewal saves the lease while it is valid."""
+    lease = redlock.acquire("k")
+    clock.advance(4.0)
+    before = clock.monotonic()
+    forget(nodes, 0, 1, 2, 3)
+    nodes.latency(0.02)
+    nodes.asked.clear()
+
+    assert redlock.extend(lease)
+
+    assert asked(nodes) == ["extend", "restore"]
+    assert lease.until == pytest.approx(before + VALIDITY)
+    assert clock.monotonic() == pytest.approx(before + 0.04)
+
+
+def test_restore_counts_each_node_once(nodes: FakeNodes, redlock: Redlock) -> None:
+    """Nodes that extended also get the restore: their two votes count once."""
+    lease = redlock.acquire("k")
+    forget(nodes, 0)
+    for index in (1, 2, 3):
+        put(nodes, index, "other.1")
+
+    assert not redlock.extend(lease)
+
+    assert holders(nodes) == [lease.token, *["other.1"] * 3, lease.token]
+
+
+def test_restore_counts_only_while_the_lease_is_valid(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """A restore that comes a moment too late does not save the lease."""
+    lease = redlock.acquire("k")
+    clock.advance(VALIDITY - 0.03)
+    forget(nodes, 0, 1, 2)
+    nodes.latency(0.02)
+    until = lease.until
+
+    assert not redlock.extend(lease)
+
+    assert lease.until == until
+
+
+def test_restore_is_not_sent_after_the_validity_ended(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """It would revive a lock that its holder no longer trusts."""
+    lease = redlock.acquire("k")
+    clock.advance(VALIDITY - 0.01)
+    forget(nodes, 0, 1, 2)
+    nodes.latency(0.02)
+
+    redlock.extend(lease)
+
+    assert asked(nodes) == ["acquire", "extend"]
+    assert holders(nodes)[:3] == [""] * 3
+
+
+def test_restore_is_not_sent_once_release_began(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """It would revive a released lock, and no client would release it again."""
+    lease = redlock.acquire("k")
+    forget(nodes, 0, 1, 2)
+    extension = redlock.extension(lease)
+    nodes.send(extension.request)
+    nodes.wait(extension.request, until=nodes.clock.monotonic())
+    restore = extension.advance(out_of_time=False)
+    assert restore is not None
+
+    redlock.release(lease)
+    nodes.send(restore)
+
+    assert asked(nodes) == ["acquire", "extend", "release"]
+    assert holders(nodes) == [""] * 5
+    assert extension.advance(out_of_time=False) is None
+    assert extension.result is False

@@ -1,4 +1,4 @@
-"""A number greater than every number granted before."""
+"""The fence: a number greater than every number granted before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.ballot import Verdict
-from celery_redlock.core.fence import STRIPES, Fence, stripe_of
+from celery_redlock.core.fence import raise_fence
+from celery_redlock.core.keys import STRIPES, stripe_of
+from celery_redlock.core.quorum import Verdict
 from celery_redlock.errors import QuorumUnreachable
 from tests.unit.core.support import (
     STRIPE_OF_K,
@@ -44,19 +45,19 @@ def test_fences_grow(redlock: Redlock, rival: Redlock) -> None:
     assert fences == sorted(set(fences))
 
 
-def test_fence_is_the_wall_clock_where_that_is_right(
+def test_fence_is_the_wall_clock_if_that_is_right(
     redlock: Redlock, clock: FakeClock
 ) -> None:
-    """In microseconds: nodes agree on it, and people can read it."""
+    """In microseconds: nodes agree on it, and operators can read it."""
     clock.advance(10)
 
-    assert redlock.acquire("k").fence == clock.wall_us()
+    assert redlock.acquire("k").fence == round(clock.wall() * 1e6)
 
 
 def test_fence_that_a_quorum_returned_costs_nothing(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """Three of five say the same and none says more: one round trip."""
+    """Three of five nodes say the same and none says more: one round trip."""
     count(nodes, AHEAD, AHEAD, AHEAD, 5, 5)
 
     lease = redlock.acquire("k")
@@ -65,10 +66,10 @@ def test_fence_that_a_quorum_returned_costs_nothing(
     assert asked(nodes) == ["acquire"]
 
 
-def test_fence_on_which_nodes_differ_costs_a_second_round(
+def test_fence_costs_a_second_round_if_nodes_differ(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """The greatest, raised to on the others while the lock is ours there."""
+    """The other nodes are raised to the greatest number while they hold the lock."""
     count(nodes, AHEAD, AHEAD, 5, 5, 5)
 
     lease = redlock.acquire("k")
@@ -81,10 +82,10 @@ def test_fence_on_which_nodes_differ_costs_a_second_round(
     assert holder.fence == AHEAD + 1
 
 
-def test_fence_is_the_greatest_of_all_that_granted(
+def test_fence_is_the_greatest_number_of_all_grants(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """Also where a quorum agrees on less: the one node may have been in a quorum."""
+    """Even if a quorum agrees on less: the one node may have been in a quorum."""
     count(nodes, AHEAD, 5, 5, 5, 5)
 
     assert redlock.acquire("k").fence == AHEAD + 1
@@ -93,7 +94,7 @@ def test_fence_is_the_greatest_of_all_that_granted(
 def test_fence_survives_a_wall_clock_that_is_set_back(
     redlock: Redlock, clock: FakeClock
 ) -> None:
-    """Counters do not go back with it."""
+    """Counters do not go back with the clock."""
     lease = redlock.acquire("k")
     redlock.release(lease)
     clock.step_wall(-3600.0)
@@ -102,14 +103,14 @@ def test_fence_survives_a_wall_clock_that_is_set_back(
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-def test_hint_of_a_client_whose_clock_is_off_is_ignored(
+def test_hint_of_a_client_with_a_wrong_clock_is_ignored(
     nodes: FakeNodes, step: float
 ) -> None:
-    """It gets its lock all the same, and moves no counter far."""
+    """The client gets its lock all the same, and moves no counter far."""
     before = nodes.redlock().acquire("k").fence
 
     class Wrong:
-        """The clock of the nodes, seen by somebody who is wrong by an hour."""
+        """A clock that differs from the nodes' by an hour."""
 
         def monotonic(self) -> float:
             return nodes.clock.monotonic()
@@ -117,8 +118,8 @@ def test_hint_of_a_client_whose_clock_is_off_is_ignored(
         def sleep(self, seconds: float) -> None:
             nodes.clock.sleep(seconds)
 
-        def wall_us(self) -> int:
-            return nodes.clock.wall_us() + round(step * 1e6)
+        def wall(self) -> float:
+            return nodes.clock.wall() + step
 
     nodes.clock.sleep(60.0)
     lease = nodes.redlock(clock=Wrong()).acquire("k")
@@ -130,45 +131,44 @@ def test_hint_of_a_client_whose_clock_is_off_is_ignored(
 
 
 class Grant:
-    """A grant that is known, before its fence is."""
+    """A grant whose fence is not agreed on yet."""
 
     def __init__(self, nodes: FakeNodes, redlock: Redlock) -> None:
-        self.nodes = nodes
-        self.question = redlock.commands.acquire("k", ttl=10.0, token="t.1", facts="f")
-        nodes.ask(self.question)
-        assert self.question.ballot.verdict() is Verdict.WON
-
-    def settle(self) -> int | None:
-        """Agree on the fence."""
-        return Fence(self.nodes, "redlock:fence").settle(
-            self.question.ballot,
-            lock_key="redlock:lock:k",
-            token="t.1",
-            facts="f",
-            stripe=int(STRIPE_OF_K),
+        self.redlock = redlock
+        self.request = redlock.acquire_request(
+            "k", ttl=10.0, token="t.1", holder_info="f"
         )
+        nodes.ask(self.request)
+        assert self.request.ballot.verdict() is Verdict.WON
+
+    def fence(self) -> int | None:
+        """Agree on the fence."""
+        assert self.request.ballot.agreed_number() is None
+        keys = ("redlock:lock:k", "redlock:fence")
+        args = ("t.1", "f", int(STRIPE_OF_K))
+        return raise_fence(self.request.ballot, self.redlock.nodes, keys, args)
 
 
-def test_raise_counts_only_where_the_lock_is_still_ours(
+def test_raise_counts_only_on_nodes_that_still_hold_the_lock(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """Raising a counter without holding lets a later grant get the same number."""
+    """A raise without the lock lets a later grant get the same number."""
     count(nodes, AHEAD, AHEAD, 5, 5, 5)
     grant = Grant(nodes, redlock)
     forget(nodes, 2, 3, 4)
     before = counters(nodes)
 
-    assert grant.settle() is None
+    assert grant.fence() is None
     assert counters(nodes) == before
 
 
 def test_raise_counts_only_on_nodes_whose_number_was_counted(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """A node that granted too late was not part of the max: its yes is nothing.
+    """A node that granted too late was not part of the maximum, so it does not count.
 
-    Two agree, the third has lost the lock, and two more hold it by the time of the
-    raise; but what they had promised to others before is not known.
+    Two nodes agree, the third has lost the lock, and two more hold it by the time of
+    the raise. But the numbers that those two granted before are not known.
     """
     count(nodes, AHEAD, AHEAD, 5, 5, 5)
     nodes.latency(0.02, 3, 4)
@@ -177,41 +177,41 @@ def test_raise_counts_only_on_nodes_whose_number_was_counted(
     nodes.latency(0.0, 3, 4)
     nodes.latency(0.03, 2)
 
-    assert grant.settle() is None
+    assert grant.fence() is None
     assert counters(nodes)[3:] == [AHEAD + 1] * 2
 
 
 def test_raise_of_one_is_enough_beside_those_that_agreed(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """Nobody waits for more than a quorum; a minority may hang, or be gone."""
+    """A quorum is enough; a minority may hang, or be down."""
     count(nodes, AHEAD, AHEAD, 5, 5, 5)
     grant = Grant(nodes, redlock)
     nodes.freeze(3, 4)
     before = clock.monotonic()
 
-    assert grant.settle() == AHEAD + 1
+    assert grant.fence() == AHEAD + 1
     assert clock.monotonic() == before
 
 
 def test_raise_fails_as_soon_as_a_quorum_is_out_of_reach(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """The refusals settle it; the ones that hang are not waited for."""
+    """The refusals decide; nodes that hang are not waited for."""
     count(nodes, AHEAD, 5, 5, 5, 5)
     grant = Grant(nodes, redlock)
     forget(nodes, 1, 2, 3)
     nodes.freeze(4)
     before = clock.monotonic()
 
-    assert grant.settle() is None
+    assert grant.fence() is None
     assert clock.monotonic() == before
 
 
 def test_raise_that_is_not_confirmed_in_time_is_no_grant(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """Without a fence there is no lease, whoever granted; nothing stays locked."""
+    """Without a fence there is no lease, and the grants are released."""
     count(nodes, AHEAD, AHEAD, 5, 5, 5)
     nodes.latency(0.01)
     clock.at(0.005, lambda: nodes.freeze(2, 3, 4))
@@ -227,7 +227,7 @@ def test_raise_that_is_not_confirmed_in_time_is_no_grant(
 def test_try_whose_fence_was_not_confirmed_is_followed_by_another(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """As with split votes: a moment later it may be granted, with a new token."""
+    """The next try, a moment later and with a new token, may be granted."""
     count(nodes, AHEAD, AHEAD, 5, 5, 5)
     nodes.latency(0.01)
     clock.at(0.005, lambda: forget(nodes, 2, 3, 4))
@@ -239,19 +239,21 @@ def test_try_whose_fence_was_not_confirmed_is_followed_by_another(
     assert lease.fence == AHEAD + 2
 
 
-def test_raise_says_whose_and_how_far(nodes: FakeNodes, redlock: Redlock) -> None:
-    """Token, facts, stripe and fence, in the order of the script's table."""
+def test_raise_sends_token_info_stripe_and_fence(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """They are in the order of the script's table."""
     count(nodes, AHEAD, AHEAD, 5, 5, 5)
 
     lease = redlock.acquire("k")
 
     assert args_of(nodes, "raise_fence") == [
-        [lease.token, lease.facts, int(STRIPE_OF_K), lease.fence]
+        [lease.token, lease.holder_info, int(STRIPE_OF_K), lease.fence]
     ]
 
 
 def test_stripes_are_bounded_and_stable() -> None:
-    """The same number for a key everywhere, and not more than 4096 of them."""
+    """A key has the same stripe everywhere, and there are 4096 stripes."""
     stripes = {stripe_of(f"key-{number}") for number in range(100_000)}
 
     assert stripes == set(range(STRIPES))

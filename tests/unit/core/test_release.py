@@ -1,4 +1,4 @@
-"""Release: what is ours goes from all nodes, and what is another's stays."""
+"""Release: our lock goes from all nodes, and another client's stays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import pytest
 
 from celery_redlock.core.lease import LeaseState, new_base
 from celery_redlock.errors import LockHeld
-from tests.unit.core.support import NOBODY, TTL, asked, holders, ttls
+from tests.unit.core.support import FREE, TTL, asked, holders, ttls
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
 
-def test_release_frees_the_lock_everywhere(nodes: FakeNodes, redlock: Redlock) -> None:
-    """One round trip; the lease says so; the key can be taken again."""
+def test_release_deletes_the_lock_everywhere(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """One round trip; the lease is released; the key can be taken again."""
     lease = redlock.acquire("k")
     nodes.asked.clear()
 
@@ -25,12 +27,12 @@ def test_release_frees_the_lock_everywhere(nodes: FakeNodes, redlock: Redlock) -
     assert asked(nodes) == ["release"]
     assert lease.state is LeaseState.RELEASED
     assert not lease.is_valid()
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
     assert redlock.acquire("k").is_valid()
 
 
 def test_release_twice_is_harmless(redlock: Redlock, rival: Redlock) -> None:
-    """The second time nothing is ours, and a successor's lock stays."""
+    """The second release finds nothing, and a successor's lock stays."""
     lease = redlock.acquire("k")
     redlock.release(lease)
     successor = rival.acquire("k")
@@ -43,7 +45,7 @@ def test_release_twice_is_harmless(redlock: Redlock, rival: Redlock) -> None:
 def test_release_after_the_end_never_touches_a_successor(
     nodes: FakeNodes, redlock: Redlock, rival: Redlock, clock: FakeClock
 ) -> None:
-    """Compare and delete: the lock is another's by now."""
+    """Nodes compare the token before they delete: the lock is another client's."""
     lease = redlock.acquire("k")
     clock.advance(TTL + 0.01)
     successor = rival.acquire("k")
@@ -53,7 +55,7 @@ def test_release_after_the_end_never_touches_a_successor(
 
 
 def test_release_of_a_lost_lease_keeps_it_lost(redlock: Redlock) -> None:
-    """A state only moves on; that it was lost must not be forgotten."""
+    """A release does not hide that the lease was lost."""
     lease = redlock.acquire("k")
     lease.state = LeaseState.LOST
 
@@ -62,10 +64,10 @@ def test_release_of_a_lost_lease_keeps_it_lost(redlock: Redlock) -> None:
     assert lease.state is LeaseState.LOST
 
 
-def test_release_does_not_wait_for_the_slow(
+def test_release_does_not_wait_for_slow_nodes(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """A majority is enough to go on; the others are told all the same."""
+    """A majority is enough to go on; the other nodes get the release all the same."""
     lease = redlock.acquire("k")
     nodes.freeze(0, 1)
     before = clock.monotonic()
@@ -74,13 +76,13 @@ def test_release_does_not_wait_for_the_slow(
 
     assert clock.monotonic() == before
     nodes.thaw()
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
 
 
 def test_release_reaches_nodes_that_granted_too_late(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """Also the votes that nobody waited for are given back."""
+    """Grants that acquire did not wait for are released, too."""
     nodes.freeze(0, 1)
     lease = redlock.acquire("k")
     assert lease.votes == 3
@@ -88,29 +90,29 @@ def test_release_reaches_nodes_that_granted_too_late(
 
     nodes.thaw()
 
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
 
 
-def test_node_that_was_down_is_told_to_release_when_it_is_back(
+def test_release_is_resent_to_a_node_that_was_down(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """What it granted before it went is let go when it returns with its memory."""
+    """A node that returns with its memory gets the release of its earlier grant."""
     lease = redlock.acquire("k")
     nodes.nodes[0].kill()
     assert redlock.release(lease) == 4
-    assert nodes.owes
+    assert nodes.has_pending
 
     nodes.nodes[0].restart(keep_memory=True)
     assert holders(nodes)[0] == lease.token
     nodes.drain(clock.monotonic())
 
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
 
 
-def test_release_with_keep_lets_it_end_by_itself(
+def test_release_with_keep_lets_the_lock_expire(
     nodes: FakeNodes, redlock: Redlock, rival: Redlock, clock: FakeClock
 ) -> None:
-    """``hold_at_least``: taken until then, and not trusted by its holder."""
+    """``hold_at_least``: the lock is taken until then, and the lease is not valid."""
     lease = redlock.acquire("k")
 
     assert redlock.release(lease, keep=2.5) == 5
@@ -127,22 +129,22 @@ def test_release_with_keep_lets_it_end_by_itself(
 def test_release_with_nothing_to_keep_deletes(
     nodes: FakeNodes, redlock: Redlock, keep: float
 ) -> None:
-    """Less than a millisecond is not worth keeping."""
+    """A keep of less than a millisecond deletes at once."""
     lease = redlock.acquire("k")
 
     redlock.release(lease, keep=keep)
 
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
 
 
-def test_release_base_frees_whatever_attempt_holds_it(
+def test_release_base_releases_any_attempt_of_an_execution(
     nodes: FakeNodes, redlock: Redlock, rival: Redlock
 ) -> None:
-    """Who outlives the holder knows the base and not the attempt."""
+    """A process that outlives the holder knows the base and not the attempt."""
     base, another = new_base(), new_base()
     rival.acquire("k", base=base)
 
     assert redlock.release_base("k", another) == 0
     assert redlock.release_base("k", base[:-1]) == 0
     assert redlock.release_base("k", base) == 5
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE

@@ -1,16 +1,23 @@
-"""What can be told of the scripts without running them; ``tests/contract`` does."""
+"""Rules for the text of every script; ``tests/contract`` runs the scripts."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from celery_redlock.core import scripts
-from celery_redlock.core.scripts import ALL_SCRIPTS, Script
+from celery_redlock.core.scripts import ALL_SCRIPTS, Script, operations
+from celery_redlock.core.scripts.registry import load
 
-NAMED = pytest.mark.parametrize("script", ALL_SCRIPTS, ids=lambda script: script.name)
+FOLDER = Path(scripts.__file__).parent
+EACH_SCRIPT = pytest.mark.parametrize(
+    "script", ALL_SCRIPTS, ids=lambda script: script.name
+)
 ALLOWED = {  # what the ACL of the lock user has to allow, besides EVAL and EVALSHA
     "DEL",
     "GET",
@@ -31,39 +38,125 @@ ALLOWED = {  # what the ACL of the lock user has to allow, besides EVAL and EVAL
 }
 
 
-def test_all_scripts_are_all_scripts() -> None:
-    """Each has a name and a SHA of its own."""
-    found = {value for value in vars(scripts).values() if isinstance(value, Script)}
+def table_of(script: Script, word: str) -> dict[str, str]:
+    """Return number -> name from the KEYS or ARGV table of a script."""
+    table = re.search(
+        rf"^-- {word}( .*(?:\n--  .*)*)", own_text(script), flags=re.MULTILINE
+    )
+    found = re.findall(r" {2,}(\d)(?:\.\.\.)? (\w+)", table[1] if table else "")
+    assert [int(number) for number, _ in found] == list(range(1, len(found) + 1))
+    return dict(found)
 
-    assert set(ALL_SCRIPTS) == found
-    assert len({script.sha for script in found}) == len(found)
-    assert len({script.name for script in found}) == len(found) >= 9
+
+def names_in(source: str, word: str) -> dict[str, str]:
+    """Return number -> local name, where KEYS or ARGV are given names."""
+    named = {}
+    for names, values in re.findall(
+        r"^local ([\w, ]+) = (.*(?:KEYS|ARGV)\[\d\].*)$", source, flags=re.MULTILINE
+    ):
+        for name, value in zip(names.split(", "), values.split(", "), strict=True):
+            if found := re.search(rf"{word}\[(\d)\]", value):
+                named[found[1]] = name
+    return named
 
 
-@NAMED
+def own_text(script: Script) -> str:
+    """Return a script's file, includes not resolved."""
+    return (FOLDER / f"{script.name}.lua").read_text()
+
+
+def test_every_file_is_loaded_under_its_name() -> None:
+    """`ACQUIRE` is ``acquire.lua``; no file of the folder is left over."""
+    constants = {
+        name: value for name, value in vars(scripts).items() if type(value) is Script
+    }
+
+    assert {name.lower(): value for name, value in constants.items()} == {
+        script.name: script for script in ALL_SCRIPTS
+    }
+    files = {path.stem for path in FOLDER.glob("*.lua")}
+    assert files == {script.name for script in ALL_SCRIPTS}
+
+
+def test_every_shared_file_is_included() -> None:
+    """A file in ``shared`` is there for at least two scripts."""
+    texts = [own_text(script) for script in ALL_SCRIPTS]
+
+    for path in (FOLDER / "shared").iterdir():
+        include = f"-- include shared/{path.name}\n"
+        assert sum(include in text for text in texts) > 1, path.name
+
+
+@EACH_SCRIPT
+def test_script_is_stated_in_python_too(script: Script) -> None:
+    """The operation has the name of the script."""
+    assert callable(getattr(operations, script.name))
+
+
+@EACH_SCRIPT
+def test_includes_are_resolved_in_place(script: Script) -> None:
+    """A node gets one text that includes nothing."""
+    expected = re.sub(
+        r"^-- include (\S+)\n",
+        lambda found: (FOLDER / found[1]).read_text(),
+        own_text(script),
+        flags=re.MULTILINE,
+    )
+
+    assert script.source == expected
+    assert "-- include" not in script.source
+
+
+def test_load_of_an_unknown_script_is_an_error() -> None:
+    """It names the file that is missing."""
+    with pytest.raises(FileNotFoundError, match=r"unknown\.lua"):
+        load("unknown")
+
+
+def test_source_can_be_printed_for_redis_cli() -> None:
+    """``redis-cli --eval`` needs a script with its includes resolved."""
+    command = [sys.executable, "-m", "celery_redlock.core.scripts", "release"]
+
+    printed = subprocess.run(  # noqa: S603  (our own module)
+        command, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert printed == scripts.RELEASE.source
+
+
+@EACH_SCRIPT
 def test_sha_is_that_of_the_source(script: Script) -> None:
-    """In hex and lower case, as servers say it."""
+    """In hex and lower case, as servers print it."""
     sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
 
     assert script.sha == sha
+    assert [other.sha for other in ALL_SCRIPTS].count(sha) == 1
 
 
-@NAMED
-def test_script_tells_its_keys_and_arguments(script: Script) -> None:
-    """The table in its first lines covers what it uses."""
-    told: dict[str, set[str]] = {"KEYS": set(), "ARGV": set()}
-    word = ""
-    for line in re.findall(r"^--(.*)", script.source, re.MULTILINE):
-        word = line.split()[0] if line.split()[0] in told else word
-        if word and (word in line or line.startswith("       ")):
-            told[word] |= set(re.findall(r"\b(\d)(?:\.\.\.)? ", line))
+@EACH_SCRIPT
+@pytest.mark.parametrize("word", ["KEYS", "ARGV"])
+def test_script_gives_its_arguments_the_names_of_its_table(
+    script: Script, word: str
+) -> None:
+    """The table at its top numbers and names all that it uses."""
+    table = table_of(script, word)
 
-    for word, numbers in told.items():
-        used = set(re.findall(rf"{word}\[(\d)\]", script.source))
-        assert used <= numbers, word
+    assert names_in(script.source, word).items() <= table.items()
+    assert set(re.findall(rf"{word}\[(\d)\]", script.source)) <= set(table)
 
 
-@NAMED
+@EACH_SCRIPT
+def test_script_tells_its_replies(script: Script) -> None:
+    """The statuses that it returns are those of its table."""
+    table = own_text(script).partition("-- Returns ")[2].partition("-- include")[0]
+    told = set(re.findall(r"\{([A-Z]+)\b", table))
+    used = set(re.findall(r"return \{([A-Z]+)\b", script.source))
+
+    assert table
+    assert used <= told
+
+
+@EACH_SCRIPT
 def test_script_uses_the_commands_that_an_acl_allows(script: Script) -> None:
     """No KEYS, no CONFIG, nothing that an operator must not grant."""
     used = set(re.findall(r"redis\.p?call\('(\w+)'", script.source))
@@ -71,44 +164,44 @@ def test_script_uses_the_commands_that_an_acl_allows(script: Script) -> None:
     assert used <= ALLOWED
 
 
-@NAMED
-def test_only_a_wake_up_may_fail_in_silence(script: Script) -> None:
-    """Everything else ends the script with the error."""
+@EACH_SCRIPT
+def test_only_a_wake_up_may_fail_silently(script: Script) -> None:
+    """Every other failed command ends the script with its error."""
     silent = set(re.findall(r"redis\.pcall\('(\w+)'", script.source))
 
     assert silent <= {"PUBLISH", "ZPOPMIN"}
 
 
-@NAMED
-def test_script_names_only_keys_that_it_was_given(script: Script) -> None:
-    """So that an ACL by key pattern, and a proxy, can tell what it touches."""
-    first_words = re.findall(r"redis\.p?call\('(\w+)', *([^,)]+)", script.source)
-    without = ("INFO", "PUBLISH", "TIME")
-    keys = [word for command, word in first_words if command not in without]
+@EACH_SCRIPT
+def test_script_touches_only_keys_that_it_was_given(script: Script) -> None:
+    """An ACL by key pattern, and a proxy, can tell which keys it touches."""
+    calls = re.findall(r"redis\.p?call\('(\w+)', *([^,)]+)", script.source)
+    without_key = ("INFO", "PUBLISH", "TIME")
+    keys = {key for command, key in calls if command not in without_key}
 
     assert keys
-    assert {re.sub(r"\d", "n", word) for word in keys} == {"KEYS[n]"}
+    assert keys <= set(names_in(script.source, "KEYS").values())
 
 
-@NAMED
+@EACH_SCRIPT
 def test_script_leaves_nothing_global(script: Script) -> None:
     """Redis refuses scripts that write global variables."""
-    assigned = re.findall(r"^\s*(\w+) = ", script.source, re.MULTILINE)
+    assigned = re.findall(
+        r"^ *(?! |local |for )([\w, ]+) =\s", script.source, re.MULTILINE
+    )
     local = re.findall(r"local (?:function )?([\w, ]+)", script.source)
 
-    names = {name for group in local for name in re.split(r",\s*", group.strip())}
-    assert set(assigned) <= names
+    def names(groups: list[str]) -> set[str]:
+        return {name for group in groups for name in re.split(r",\s*", group.strip())}
+
+    assert names(assigned) <= names(local)
 
 
-def test_statuses_are_as_in_the_table() -> None:
+def test_statuses_are_the_same_in_lua() -> None:
     """The numbers travel: they are the protocol."""
-    statuses = (
-        scripts.GRANTED,
-        scripts.TAKEN,
-        scripts.FREE,
-        scripts.QUARANTINED,
-        scripts.UNSYNCED,
-        scripts.MISCONFIGURED,
-    )
+    shared = (FOLDER / "shared/statuses.lua").read_text()
+    names, values = re.findall(r"^local (.*) = (.*)$", shared, re.MULTILINE)[0]
+    in_lua = dict(zip(names.split(", "), map(int, values.split(", ")), strict=True))
 
-    assert statuses == (1, 2, 3, 4, 5, 6)
+    assert in_lua == {name: getattr(scripts, name) for name in in_lua}
+    assert list(in_lua.values()) == [1, 2, 3, 4, 5, 6]

@@ -1,4 +1,4 @@
-"""Durations, and how they bound each other."""
+"""Durations, and how they limit each other."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.core.timing import Timing, drift_of, seconds_of
+from celery_redlock.core.lease import drift_of
+from celery_redlock.core.timing import Timing, seconds_of
 from celery_redlock.errors import ConfigurationError
 
 
 def timing(**durations: Any) -> Timing:
-    """Return durations that fit, but for those that are given."""
+    """Return durations that fit, except the given ones."""
     usual = {"ttl": 30, "max_ttl": 60, "node_timeout": 0.05, "connect_timeout": 1}
     return Timing(**{**usual, **durations})
 
 
 @pytest.mark.parametrize(("ttl", "drift"), [(1.0, 0.012), (30.0, 0.302), (0.2, 0.004)])
 def test_drift_is_a_hundredth_and_two_milliseconds(ttl: float, drift: float) -> None:
-    """Clocks part by a rate; rounding and scheduling by a fixed amount."""
+    """Clocks drift by a rate; rounding and scheduling add a fixed amount."""
     assert drift_of(ttl) == pytest.approx(drift)
 
 
@@ -54,7 +55,7 @@ def test_seconds_are_numbers_or_timedeltas(value: Any, seconds: float) -> None:
     ],
 )
 def test_anything_else_is_no_duration(value: Any) -> None:
-    """The error names the setting and what it was."""
+    """The error names the setting and its value."""
     with pytest.raises(ConfigurationError) as caught:
         seconds_of("redlock_ttl", value)
 
@@ -64,7 +65,7 @@ def test_anything_else_is_no_duration(value: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ttl", "max_ttl", "node_timeout", "connect_timeout"])
 def test_each_duration_is_checked(name: str) -> None:
-    """Each is named where it is wrong, and given in seconds where it is right."""
+    """The error names a wrong duration; a right one is returned in seconds."""
     with pytest.raises(ConfigurationError, match=f"^{name} is nan"):
         timing(**{name: math.nan})
 
@@ -73,7 +74,7 @@ def test_each_duration_is_checked(name: str) -> None:
 
 
 def test_ttl_is_at_most_max_ttl() -> None:
-    """A node that restarted stays out for max_ttl: no lock may outlive that."""
+    """A restarted node stays out for max_ttl: no lock may last longer."""
     assert timing(ttl=60, max_ttl=60).ttl == 60.0
     with pytest.raises(ConfigurationError, match=r"60\.1 s is above max_ttl") as caught:
         timing(ttl=60.1)
@@ -82,7 +83,7 @@ def test_ttl_is_at_most_max_ttl() -> None:
 
 @pytest.mark.parametrize(("ttl", "fits"), [(0.15, False), (0.1501, True)])
 def test_ttl_is_above_three_node_timeouts(ttl: float, *, fits: bool) -> None:
-    """Or it can end before it is granted."""
+    """Otherwise a lock could expire before it is granted."""
     if fits:
         assert timing(ttl=ttl).ttl == ttl
     else:
@@ -91,7 +92,7 @@ def test_ttl_is_above_three_node_timeouts(ttl: float, *, fits: bool) -> None:
 
 
 def test_ttl_of_one_lock_is_checked_like_the_services() -> None:
-    """``checked`` is for those that are given with a call."""
+    """``checked`` is for a ttl that comes with a call."""
     fitting = timing()
 
     assert fitting.checked(timedelta(seconds=5)) == 5.0
@@ -101,5 +102,5 @@ def test_ttl_of_one_lock_is_checked_like_the_services() -> None:
 
 @pytest.mark.parametrize(("max_ttl", "quarantine"), [(60, 62.2), (10, 11.2)])
 def test_quarantine_outlasts_every_lock(max_ttl: float, quarantine: float) -> None:
-    """1 % for the nodes' clocks, 1 % for the holders', 1 s for what was on its way."""
+    """1 % for nodes' clocks, 1 % for holders', 1 s for requests on their way."""
     assert timing(ttl=5, max_ttl=max_ttl).quarantine == pytest.approx(quarantine)

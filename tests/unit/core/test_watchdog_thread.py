@@ -1,4 +1,4 @@
-"""The watchdog's thread: it starts, stops, outlives errors, and is not its child's."""
+"""The watchdog's thread: it starts, stops, survives errors, and is not its child's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core import inbox
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import LeaseState
-from celery_redlock.core.renewal import Watchdog
+from celery_redlock.core.renewal import schedule
+from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.testing import FakeNodes
 from tests.unit.core.support import Stepped, Told, asked
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.lease import Lease
-    from celery_redlock.core.question import Question
+    from celery_redlock.core.transport.requests import ScriptRequest
     from celery_redlock.testing import FakeClock
 
 
@@ -36,7 +36,7 @@ class Live:
 
     @property
     def threads(self) -> list[str]:
-        """The names of threads that were started since."""
+        """The names of the threads that were started since."""
         return [t.name for t in threading.enumerate() if t not in self._others]
 
     def wait_for_its_end(self) -> None:
@@ -54,12 +54,12 @@ def live() -> Iterator[Live]:
 
 
 def wait(event: threading.Event) -> None:
-    """Wait for what a thread is to do."""
+    """Wait until a thread sets the event."""
     assert event.wait(SOON)
 
 
 def test_thread_renews_by_itself(live: Live) -> None:
-    """Started with the first lease, ended by ``stop``; each of them twice."""
+    """It starts with the first lease and ends with ``stop``; both may come twice."""
     assert live.threads == []
     event = threading.Event()
 
@@ -75,7 +75,7 @@ def test_thread_renews_by_itself(live: Live) -> None:
 
 
 def test_thread_announces_a_loss(live: Live) -> None:
-    """In its own thread, not in that of the holder."""
+    """The callback runs in the watchdog's thread."""
     event, names = threading.Event(), []
 
     def on_lost(_: Lease) -> None:
@@ -90,7 +90,7 @@ def test_thread_announces_a_loss(live: Live) -> None:
 
 
 def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
-    """What it watched is watched on."""
+    """Its leases are still under watch."""
     event = threading.Event()
     lease = live.redlock.acquire("k")
     live.watchdog.watch(lease, on_lost=lambda _: event.set(), renew=False)
@@ -102,7 +102,7 @@ def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
 
 
 def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
-    """It does not wait for itself."""
+    """The thread does not wait for itself."""
     event = threading.Event()
 
     def on_renewed(*_: Any) -> None:
@@ -117,22 +117,22 @@ def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
 
 
 class Broken(FakeNodes):
-    """Nodes whose line fails in a way that nobody foresaw."""
+    """Nodes whose transport fails unexpectedly."""
 
     broken = 0
 
-    def send(self, *questions: Question, until: float | None = None) -> bool:
-        """Raise as many times as was said."""
+    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+        """Raise for the first requests."""
         if self.broken:
             self.broken -= 1
             raise OSError("Bad file descriptor")
-        return super().send(*questions, until=until)
+        return super().send(*requests, until=until)
 
 
-def test_thread_survives_what_it_did_not_expect(
+def test_thread_survives_an_unexpected_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Others count on it: an error in one step is logged, and it renews after it."""
+    """An error in one step is logged, and the thread renews after it."""
     nodes = Broken(3, clock=SYSTEM_CLOCK)
     redlock = nodes.redlock(ttl=1.0)
     watchdog = Watchdog(redlock)
@@ -157,7 +157,7 @@ def forked(
     told: Told,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Lease:
-    """Give a lease of the parent, and let this be the child from then on."""
+    """Give a lease of the parent, and pose as the child from then on."""
     lease = watchdog.redlock.acquire("parent")
     watchdog.watch(lease, on_lost=told.on_lost, on_renewed=told.on_renewed)
     watchdog.step()
@@ -171,7 +171,7 @@ def forked(
 def test_forked_child_has_none_of_its_parents_leases(
     nodes: FakeNodes, watchdog: Stepped, forked: Lease, clock: FakeClock, call: str
 ) -> None:
-    """The parent renews them, and nobody does when it is gone."""
+    """The parent renews its leases; the child does not."""
     if call == "start":
         Watchdog.start(watchdog)
         watchdog.stop()
@@ -184,10 +184,10 @@ def test_forked_child_has_none_of_its_parents_leases(
     assert forked.state is LeaseState.HELD
 
 
-def test_forked_child_renews_what_it_takes_itself(
+def test_forked_child_renews_its_own_leases(
     watchdog: Stepped, forked: Lease, told: Told, clock: FakeClock
 ) -> None:
-    """Its watchdog begins empty, and works."""
+    """Its watchdog starts empty, and works."""
     lease = watchdog.redlock.acquire("child")
     watchdog.watch(lease, on_renewed=told.on_renewed)
 
@@ -199,17 +199,17 @@ def test_forked_child_renews_what_it_takes_itself(
 def test_forked_child_that_stops_ends_nothing_of_its_parent(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread is its parent's: it renews on, and ends in its own time."""
-    monkeypatch.setattr(inbox, "_LONGEST_SLEEP", 0.0)
+    """The thread belongs to the parent: it goes on."""
+    monkeypatch.setattr(schedule, "_LONGEST_SLEEP", 0.0)
     renewed = threading.Event()
-    lease = live.redlock.acquire("k")
+    lease = live.redlock.acquire("k", 30.0)
     live.watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
     pid = os.getpid()
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: pid + 1)
         live.watchdog.stop()
-    renewed.clear()
 
+    live.watchdog.renew_now(lease)
     wait(renewed)
 
     live.watchdog.forget(lease)

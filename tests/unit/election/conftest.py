@@ -16,7 +16,7 @@ def nodes(clock: FakeClock) -> FakeNodes:
 
 @pytest.fixture
 def candidates(nodes: FakeNodes) -> list[Candidate]:
-    """Give three candidates of which none has campaigned."""
+    """Give three candidates that have not campaigned."""
     return [
         Candidate(nodes),
         Candidate(nodes.another_client()),

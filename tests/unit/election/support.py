@@ -1,4 +1,4 @@
-"""Candidates on fake nodes, who write down what becomes of them."""
+"""Candidates on fake nodes that record the events of their terms."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.election import Elector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
 
 
 __all__ = ["KEY", "TTL", "Candidate", "run"]
@@ -19,43 +17,48 @@ KEY = "reindexer"
 
 
 class Candidate(Elector):
-    """A candidate with a way of its own to the nodes, which writes down its terms."""
+    """A candidate with its own client of the nodes.
+
+    Attributes:
+        nodes: The client.
+        clock: The clock of the nodes.
+        due_at: When it campaigns next in `run`.
+        events: What happened to its terms, and the numbers of the terms.
+    """
 
     def __init__(self, nodes: FakeNodes, **options: Any) -> None:
         self.nodes = nodes
-        self.told: list[tuple[str, int]] = []
+        self.clock: Any = nodes.clock
+        self.due_at = self.clock.monotonic()
+        self.events: list[tuple[str, int]] = []
         options = {"name": "a candidate", **options}
         super().__init__(
             nodes.redlock(max_ttl=60.0),
             KEY,
-            on_elected=lambda term: self.told.append(("elected", term.number)),
-            on_resigned=lambda term: self.told.append(
+            on_elected=lambda term: self.events.append(("elected", term.number)),
+            on_resigned=lambda term: self.events.append(
                 ("lost" if term.was_lost else "resigned", term.number)
             ),
             **{"ttl": TTL, **options},
         )
 
+    @property
     def leads(self) -> bool:
-        """Tell whether it may do what only a leader may, at this moment."""
+        """Whether it leads at this moment."""
         return self.term is not None and self.term.is_valid()
 
+    def tick(self) -> None:
+        """Campaign once."""
+        self.campaign()
+        self.due_at = self.clock.monotonic() + self.pause
 
-def run(
-    clock: FakeClock,
-    *candidates: Candidate,
-    seconds: float,
-    watch: Callable[[], None] = lambda: None,
-) -> None:
-    """Let the candidates campaign whenever they want to, for so long."""
-    due = {id(candidate): clock.monotonic() for candidate in candidates}
+
+def run(seconds: float, *tickers: Any) -> None:
+    """Let candidates or beats tick whenever they are due, for this long. One leads."""
+    clock = tickers[0].clock
     end = clock.monotonic() + seconds
-    while min(due.values()) <= end:
-        candidate = min(candidates, key=lambda candidate: due[id(candidate)])
-        left = due[id(candidate)] - clock.monotonic()
-        if left > 0:
-            clock.sleep(left)
-        candidate.campaign()
-        due[id(candidate)] = clock.monotonic() + candidate.pause
-        assert sum(one.leads() for one in candidates) <= 1
-        watch()
-    clock.sleep(max(0.0, end - clock.monotonic()))
+    while (ticker := min(tickers, key=lambda one: one.due_at)).due_at <= end:
+        clock.advance(max(0.0, ticker.due_at - clock.monotonic()))
+        ticker.tick()
+        assert sum(one.leads for one in tickers) <= 1
+    clock.advance(max(0.0, end - clock.monotonic()))

@@ -1,4 +1,4 @@
-"""A watchdog that the test itself drives."""
+"""A watchdog that the test steps."""
 
 from __future__ import annotations
 

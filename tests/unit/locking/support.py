@@ -1,8 +1,8 @@
-"""What tests of locked blocks compare with."""
+"""Constants for the tests of locked blocks."""
 
 from __future__ import annotations
 
-__all__ = ["NOBODY", "TTL"]
+__all__ = ["FREE", "TTL"]
 
 TTL = 10.0  # seconds
-NOBODY = [""] * 3  # the holders that three nodes name where there is none
+FREE = [""] * 3  # the holders on three nodes without the lock

@@ -1,6 +1,6 @@
-"""What a time limit leaves behind, wherever it strikes: no lock, and the truth."""
+"""A time limit leaves no lock behind, wherever it interrupts."""
 
-# ruff: noqa: PT012, SIM117  (what is tested are blocks that raise, one in another)
+# ruff: noqa: PT012, SIM117  (the tests are about blocks that raise, in each other)
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from celery_redlock import locking
 from celery_redlock.core.lease import new_base
 from celery_redlock.locking import held_lease, lock
-from tests.strikes import Strike, Struck
+from tests.interruptions import counts_places, interruptions
 from tests.unit.core.support import Stepped, args_of, asked, holders
-from tests.unit.locking.support import NOBODY
+from tests.unit.locking.support import FREE
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class TimeLimit(Exception):  # noqa: N818  (as Celery's SoftTimeLimitExceeded)
-    """What a time limit throws into the thread, anywhere."""
+    """The exception that a time limit throws into the thread."""
 
 
-def strike() -> None:
+def interrupt() -> None:
     """Raise as a time limit does."""
     raise TimeLimit
 
@@ -34,9 +34,9 @@ def strike() -> None:
 def test_interrupted_acquire_leaves_no_lock(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, clock: FakeClock
 ) -> None:
-    """Wherever it was between asking and knowing: all its attempts are released."""
+    """All its attempts are released, wherever it was interrupted."""
     nodes.latency(0.01)
-    clock.at(0.005, strike)
+    clock.at(0.005, interrupt)
     base = new_base()
 
     with pytest.raises(TimeLimit):
@@ -44,27 +44,27 @@ def test_interrupted_acquire_leaves_no_lock(
             pytest.fail("the body ran")
 
     nodes.heal()
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
     assert args_of(nodes, "release")[-1] == [f"{base}.", 0]
 
 
 def test_interrupted_release_is_finished_first(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, clock: FakeClock
 ) -> None:
-    """A time limit that lands in it is raised once the nodes have been told."""
+    """A time limit inside a release is raised after the release."""
     with pytest.raises(TimeLimit):
         with lock(redlock, "k", watchdog=watchdog):
             nodes.latency(0.01)
-            clock.at(0.005, strike)
+            clock.at(0.005, interrupt)
 
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
     assert asked(nodes) == ["acquire", "release", "release"]
 
 
-def test_interrupted_release_is_announced_all_the_same(
+def test_interrupted_release_still_calls_on_released(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, clock: FakeClock
 ) -> None:
-    """Who counts locks must not count this one for ever."""
+    """A count of held locks must not grow for ever."""
     released: list[Lease] = []
 
     with pytest.raises(TimeLimit):
@@ -72,28 +72,27 @@ def test_interrupted_release_is_announced_all_the_same(
             redlock, "k", watchdog=watchdog, on_released=released.append
         ) as lease:
             nodes.latency(0.01)
-            clock.at(0.005, strike)
+            clock.at(0.005, interrupt)
 
     assert released == [lease]
 
 
-def test_end_that_is_struck_anywhere_releases(
+@counts_places
+def test_end_that_is_interrupted_anywhere_releases(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
 ) -> None:
-    """Also between the end of the block and the first word to the nodes."""
-    places, was_struck = 0, True
-    while was_struck:
-        places += 1
+    """Even between the end of the block and the first request."""
+    places = 0
+    for interruption in interruptions(locking.__file__):
+        places = interruption.at
         released: list[Lease] = []
-        strike = Strike(places, locking.__file__)
-        with contextlib.suppress(Struck), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             with lock(
                 redlock, "k", watchdog=watchdog, on_released=released.append
             ) as lease:
-                stack.enter_context(strike)
-        was_struck = strike.has_struck
+                stack.enter_context(interruption)
 
-        assert holders(nodes) == NOBODY, f"struck at place {places}"
+        assert holders(nodes) == FREE, f"interrupted at place {places}"
         assert not watchdog.forget(lease)
         assert held_lease(redlock, "k") is None
 
@@ -101,14 +100,14 @@ def test_end_that_is_struck_anywhere_releases(
     assert places > 2
 
 
-def test_release_that_is_struck_again_and_again_gives_up(
+def test_release_that_is_interrupted_three_times_gives_up(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, clock: FakeClock
 ) -> None:
-    """Three times; the lock ends with its ttl at the latest."""
+    """The lock then ends with its ttl."""
     with pytest.raises(TimeLimit):
         with lock(redlock, "k", watchdog=watchdog):
             nodes.latency(0.01)
-            for strike_at in (0.005, 0.010, 0.015, 0.020):
-                clock.at(strike_at, strike)
+            for instant in (0.005, 0.010, 0.015, 0.020):
+                clock.at(instant, interrupt)
 
     assert asked(nodes) == ["acquire"] + ["release"] * 3

@@ -1,6 +1,6 @@
-"""Who has a lock has it again for free; no thread and no child has its parent's."""
+"""Re-entrance: an execution takes its own lock again; threads and children do not."""
 
-# ruff: noqa: PT012, SIM117  (what is tested are blocks that raise, one in another)
+# ruff: noqa: PT012, SIM117  (the tests are about blocks that raise, in each other)
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_redlock.core.lease import LeaseState
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, held_lease, lock
 from tests.unit.core.support import Stepped, asked, holders, put
-from tests.unit.locking.support import NOBODY, TTL
+from tests.unit.locking.support import FREE, TTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 # -- the same execution ------------------------------------------------------------
 
 
-def test_key_that_is_held_is_taken_again_for_free(
+def test_held_key_is_taken_again_for_free(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
 ) -> None:
-    """The same lease, no network; only the outermost block releases."""
+    """It is the same lease, without network; only the outermost block releases."""
     with lock(redlock, "k", watchdog=watchdog) as outer:
         with lock(redlock, "k", watchdog=watchdog) as inner:
             assert inner is outer
@@ -39,13 +39,13 @@ def test_key_that_is_held_is_taken_again_for_free(
         assert holders(nodes) == [outer.token] * 3
         assert asked(nodes) == ["acquire"]
 
-    assert holders(nodes) == NOBODY
+    assert holders(nodes) == FREE
 
 
 def test_lease_that_ended_is_not_taken_again_for_free(
     redlock: Redlock, rival: Redlock, watchdog: Stepped, clock: FakeClock
 ) -> None:
-    """An entry counts while its lease is valid: somebody else has the lock now."""
+    """Another client holds the lock by now."""
     with pytest.raises(LockLost):
         with lock(redlock, "k", watchdog=watchdog):
             clock.advance(TTL + 0.001)
@@ -60,7 +60,7 @@ def test_lease_that_ended_is_not_taken_again_for_free(
 def test_lease_that_was_released_is_not_taken_again_for_free(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
 ) -> None:
-    """Released by hand within the block: the next one is a new lock."""
+    """After an explicit release within the block, the next one is a new lock."""
     with pytest.raises(LockLost, match="was already released"):
         with lock(redlock, "k", watchdog=watchdog) as outer:
             redlock.release(outer)
@@ -84,7 +84,7 @@ def test_other_services_do_not_share_leases(
 
 
 def in_thread(call: Callable[[], Any]) -> Any:
-    """Run a call in another thread with a copy of this context; return what it did."""
+    """Run a call in another thread with a copy of this context; return its result."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -101,7 +101,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
 
 def test_threads_do_not_inherit_leases(redlock: Redlock, watchdog: Stepped) -> None:
-    """A thread with a copy of the context is another execution all the same."""
+    """A thread with a copy of the context is an execution of its own."""
 
     def enter() -> None:
         with lock(redlock, "k", watchdog=watchdog):
@@ -117,7 +117,7 @@ def test_threads_do_not_inherit_leases(redlock: Redlock, watchdog: Stepped) -> N
 def test_threads_share_a_service(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
 ) -> None:
-    """Each holds its own."""
+    """Each thread holds its own lock."""
 
     def enter() -> str:
         with lock(redlock, "l", watchdog=watchdog) as inner:
@@ -134,7 +134,7 @@ def test_threads_share_a_service(
 
 @pytest.fixture
 def fork(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Give a function after which this process is the child of itself."""
+    """Give a function that lets this process pose as its child."""
     pid = os.getpid()
     return lambda: monkeypatch.setattr(os, "getpid", lambda: pid + 1)
 
@@ -142,7 +142,7 @@ def fork(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_forked_child_does_not_inherit_leases(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, fork: Callable[[], None]
 ) -> None:
-    """Its thread has the same number; the lock is its parent's."""
+    """Its thread has the same id, but the lock is its parent's."""
     with lock(redlock, "k", watchdog=watchdog) as lease:
         fork()
 
@@ -161,7 +161,7 @@ def test_forked_child_that_leaves_the_block_releases_nothing(
     clock: FakeClock,
     fork: Callable[[], None],
 ) -> None:
-    """Neither by its end nor by an error; and it does not say that it lost a lock."""
+    """Neither its end nor an error releases, and it reports no loss."""
     told: list[Lease] = []
     with pytest.raises(SystemExit):
         with lock(redlock, "k", watchdog=watchdog, on_released=told.append) as lease:
@@ -179,7 +179,7 @@ def test_forked_child_that_leaves_the_block_releases_nothing(
 
 
 def test_current_lease_is_the_innermost(redlock: Redlock, watchdog: Stepped) -> None:
-    """Or that of the key that is asked for; None outside."""
+    """With a key, it is the lease of that key; None outside of a block."""
     assert current_lease() is None
     with lock(redlock, "a", watchdog=watchdog) as a:
         with lock(redlock, "b", watchdog=watchdog) as b:
@@ -195,7 +195,7 @@ def test_current_lease_is_the_innermost(redlock: Redlock, watchdog: Stepped) -> 
 def test_current_lease_is_valid_or_none(
     redlock: Redlock, watchdog: Stepped, clock: FakeClock
 ) -> None:
-    """What ended is not shown; an outer one that is still valid is."""
+    """If the inner lease has ended, an outer valid one is current."""
     with lock(redlock, "a", ttl=60.0, watchdog=watchdog) as a:
         with contextlib.suppress(LockLost):
             with lock(redlock, "b", watchdog=watchdog):
@@ -204,10 +204,10 @@ def test_current_lease_is_valid_or_none(
                 assert current_lease("b") is None
 
 
-def test_current_lease_is_that_of_before_after_an_error(
+def test_current_lease_after_an_error_is_the_outer_one(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
 ) -> None:
-    """Whatever happened to the inner one."""
+    """Even if the inner block ends by an exception."""
     with lock(redlock, "a", watchdog=watchdog) as a:
         put(nodes, 0, "other.1", key="b")
         put(nodes, 1, "other.1", key="b")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from celery import Celery
 
-from celery_redlock.runtime import runtime_of
+from celery_redlock.app.runtime import runtime_of
 from tests.unit.tasks.support import Worker
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def call_id() -> str:
 
 @pytest.fixture
 def worker(app: Celery) -> Worker:
-    """Give what runs tasks as a worker does."""
+    """Give a worker of the app in this process."""
     return Worker(app)
 
 
 @pytest.fixture
 def rival(nodes: FakeNodes, app: Celery) -> Redlock:
     """Give the lock service of another process on the same nodes."""
-    assert runtime_of(app).redlock.labels == nodes.labels  # and they vote by now
+    assert runtime_of(app).redlock.labels == nodes.labels  # the nodes vote by now
     return nodes.another_client().redlock(ttl=10.0)

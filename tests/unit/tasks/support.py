@@ -1,4 +1,4 @@
-"""Run a task as a worker does, without one: Celery's tracer in this process."""
+"""Run a task with Celery's tracer in this process, as a worker does."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ JUST_NOW = 2.0  # seconds that a slow machine may take for a few lines
 
 @dataclass
 class Run:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
-        id: Of the task.
-        state: What the tracer says; IGNORED where the result was seen to.
+        id: The task id.
+        state: The tracer's state; IGNORED if the tracer stores no result.
         stored: The state in the result backend.
-        result: What the result backend holds.
+        result: The result in the result backend.
     """
 
     id: str
@@ -57,11 +57,11 @@ class Run:
 
 @dataclass
 class Worker:
-    """Runs tasks of an app, and shows what they publish.
+    """A worker of an app, which collects the messages that its tasks publish.
 
     Attributes:
         app: The app.
-        published: The headers and arguments of what came to the queue, in order.
+        published: The headers and arguments of each published message, in order.
     """
 
     app: Celery
@@ -87,12 +87,12 @@ class Worker:
         return self.run(task, *args, delivery_info=delivery, **request)
 
     def collect(self) -> None:
-        """Take in what was published, as ``run`` does."""
+        """Move the messages of the queue to `published`, as ``run`` does."""
         self.published += _taken(self.app)
 
 
 def _taken(app: Celery) -> list[tuple[dict[str, Any], Any]]:
-    """Take what came to the queue out of it, in order: headers and arguments."""
+    """Remove all messages from the queue; return their headers and arguments."""
     taken = []
     with app.connection_for_read() as connection:
         queue = connection.SimpleQueue(app.conf.task_default_queue)
@@ -105,15 +105,15 @@ def _taken(app: Celery) -> list[tuple[dict[str, Any], Any]]:
 
 
 def messages(app: Celery) -> list[str]:
-    """Return the ids of what came to the queue, in order, and take it out."""
+    """Remove all messages from the queue, and return their task ids in order."""
     return [headers["id"] for headers, _ in _taken(app)]
 
 
-# -- Tasks, and who else is there ----------------------------------------------------
+# -- Tasks, claims and another holder ----------------------------------------------
 
 
 def leased_job(app: Celery, **options: Any) -> Any:
-    """Return a task that says whether it has a lease."""
+    """Return a task whose result tells whether it has a lease."""
 
     @singleton_task(app=app, shared=False, name="job", key="k", **options)
     def job(_: Any = None) -> bool:
@@ -146,7 +146,7 @@ def unique_job(app: Celery, while_: str = "queued", **options: Any) -> Any:
 
 
 def claims(nodes: FakeNodes, key: str = "k:0", kind: str = "claim") -> dict[str, float]:
-    """Return each job that has the claim, on whichever node, and for how long."""
+    """Return the jobs that have the claim on any node, with the seconds left."""
     name, found = f"redlock:{kind}:{key}".encode(), {}
     for node in nodes.nodes:
         redis = node.memory.redis
@@ -160,6 +160,6 @@ def claims(nodes: FakeNodes, key: str = "k:0", kind: str = "claim") -> dict[str,
 @contextmanager
 def held(rival: Redlock, task_id: str = "other-id", key: str = "k") -> Iterator[None]:
     """Let another execution hold the lock of the task."""
-    lease = rival.acquire(key, facts=Holder.here(task="job", task_id=task_id))
+    lease = rival.acquire(key, holder=Holder.here(task="job", task_id=task_id))
     yield
     rival.release(lease)

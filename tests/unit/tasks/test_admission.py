@@ -1,4 +1,4 @@
-"""What becomes of a call that is refused its lock: the table, line by line."""
+"""Refused calls in a worker: the table of ``task.admission``, line by line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.testing import SignalRecorder
 from tests.unit.core.support import put
+from tests.unit.support import CONFLICT
 from tests.unit.tasks.support import held, leased_job
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 def test_skip_finishes_the_result_and_names_holder_policy_and_key(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """A skipped duplicate has a result that ends every wait, and says why."""
+    """The result is final, and its error gives the reason."""
     task = leased_job(app)
 
     with held(rival):
@@ -42,7 +44,7 @@ def test_skip_finishes_the_result_and_names_holder_policy_and_key(
 def test_skip_of_a_task_without_results_stores_none(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """``ignore_result`` is kept to."""
+    """``ignore_result`` counts here, too."""
     task = leased_job(app, ignore_result=True)
 
     with held(rival):
@@ -51,10 +53,10 @@ def test_skip_of_a_task_without_results_stores_none(
     assert (run.state, run.stored) == (states.IGNORED, states.PENDING)
 
 
-def test_raise_fails_with_the_holder_in_the_error(
+def test_raise_fails_and_names_the_holder(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """``raise`` is a failure, which errbacks see."""
+    """``raise`` is a failure: error callbacks follow."""
     task = leased_job(app, on_conflict="raise")
 
     with held(rival):
@@ -64,10 +66,10 @@ def test_raise_fails_with_the_holder_in_the_error(
     assert isinstance(run.result, DuplicateTask)
 
 
-def test_retry_publishes_the_same_call_and_spends_no_retry(
+def test_retry_republishes_the_same_call_and_spends_no_retry(
     app: Celery, worker: Worker, call_id: str, rival: Redlock
 ) -> None:
-    """The copy has the id, the arguments and the count of retries of the first."""
+    """The copy has the id, the arguments and the count of retries of the call."""
     task = leased_job(app, on_conflict="retry", retry_countdown=7, max_retries=0)
 
     with held(rival):
@@ -78,13 +80,13 @@ def test_retry_publishes_the_same_call_and_spends_no_retry(
     assert (headers["id"], headers["retries"], body[0]) == (call_id, 2, [42])
     assert headers["group"] == "group-id"
     assert headers["eta"] is not None
-    assert headers["redlock"] == {"deferred": 1, "outages": 0, "twin": False}
+    assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": False}
 
 
 def test_retry_keeps_the_expiry_of_a_first_copy(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """A call that has not begun may still expire while it waits."""
+    """A call that has not begun may expire while it waits."""
     task = leased_job(app, on_conflict="retry")
     expires = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
 
@@ -95,10 +97,10 @@ def test_retry_keeps_the_expiry_of_a_first_copy(
     assert headers["expires"] == expires
 
 
-def test_wait_keeps_the_slot_and_then_gives_up(
+def test_wait_keeps_the_worker_process_until_its_timeout(
     app: Celery, worker: Worker, nodes: FakeNodes, rival: Redlock
 ) -> None:
-    """After ``wait_timeout`` the duplicate fails, and says how long it waited."""
+    """After ``wait_timeout`` the duplicate fails, and its error names the time."""
     task = leased_job(app, on_conflict="wait", wait_timeout=4)
     began = nodes.clock.monotonic()
 
@@ -114,7 +116,7 @@ def test_wait_keeps_the_slot_and_then_gives_up(
 def test_allow_runs_without_the_lock(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """The body knows that it has no lease."""
+    """The body has no lease."""
     task = leased_job(app, on_conflict="allow")
 
     with held(rival):
@@ -123,10 +125,10 @@ def test_allow_runs_without_the_lock(
     assert (run.stored, run.result) == (states.SUCCESS, False)
 
 
-def test_conflict_is_announced_with_its_decision(
+def test_conflict_is_signalled_with_its_decision(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """Whoever listens learns who wanted what, who has it and what was decided."""
+    """The signal carries the task, the situation with the holder, and the decision."""
     task = leased_job(app)
 
     with SignalRecorder("lock_conflict") as events, held(rival):
@@ -140,13 +142,24 @@ def test_conflict_is_announced_with_its_decision(
     assert type(event.decision).__name__ == "Skip"
 
 
-# -- nobody, or too few ------------------------------------------------------------
+def test_policies_of_a_task_are_resolved_once(app: Celery) -> None:
+    """Each call uses the same resolved options; only the countdown is drawn anew."""
+    task, runtime = leased_job(app, on_conflict="retry"), runtime_of(app)
+
+    once = runtime.options(task.name, task.lock_options)
+    again = runtime.options(task.name, task.lock_options)
+
+    assert once is again
+    assert once.on_conflict(CONFLICT) != once.on_conflict(CONFLICT)
 
 
-def test_split_votes_are_put_back_and_never_skipped(
+# -- no holder, or too few nodes ----------------------------------------------------
+
+
+def test_split_votes_are_republished_and_never_skipped(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """Where no majority names a holder there is no duplicate."""
+    """Without a holder that a majority names there is no duplicate."""
     task = leased_job(app)
     for index in range(3):
         put(nodes, index, f"token-{index}")
@@ -156,7 +169,7 @@ def test_split_votes_are_put_back_and_never_skipped(
     assert (run.state, run.stored) == (states.RETRY, states.RETRY)
     assert isinstance(run.result, LockContended)
     ((headers, _),) = worker.published
-    assert headers["redlock"] == {"deferred": 1, "outages": 0, "twin": False}
+    assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": False}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +190,7 @@ def test_unreachable_nodes_are_answered_by_on_backend_error(  # noqa: PLR0913
     state: str,
     stored: str,
 ) -> None:
-    """Each word of ``on_backend_error`` does what it says."""
+    """Each word of ``on_backend_error`` is performed."""
     task = leased_job(app, on_backend_error=policy)
     nodes.partition(0, 1)
 
@@ -194,11 +207,11 @@ def test_unreachable_nodes_are_answered_by_on_backend_error(  # noqa: PLR0913
 def test_outage_is_counted_apart_from_conflicts(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """The next delay depends on how often it was an outage."""
+    """The header counts outages and other deferrals separately."""
     task = leased_job(app)
     nodes.partition(0, 1)
 
     worker.run(task, redlock={"deferred": 3, "outages": 2})
 
     ((headers, _),) = worker.published
-    assert headers["redlock"] == {"deferred": 3, "outages": 3, "twin": False}
+    assert headers["redlock"] == {"deferred": 3, "outages": 3, "redelivered": False}

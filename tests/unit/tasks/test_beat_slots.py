@@ -20,7 +20,7 @@ SLOT = {"slot": "nightly@2026-11-21T04:00:00+00:00"}
 
 
 def singleton(app: Celery, **options: Any) -> Any:
-    """Return a task that says whether it has a lease."""
+    """Return a task whose result tells whether it has a lease."""
 
     @singleton_task(app=app, shared=False, name="job", key="k", **options)
     def job() -> bool:
@@ -30,7 +30,7 @@ def singleton(app: Celery, **options: Any) -> Any:
 
 
 def test_second_message_for_a_slot_is_skipped(app: Celery, worker: Worker) -> None:
-    """Though the first has ended long ago, and the lock is free."""
+    """The first message has ended, and the lock is free."""
     task = singleton(app)
     first = worker.run(task, redlock=SLOT)
 
@@ -40,16 +40,16 @@ def test_second_message_for_a_slot_is_skipped(app: Celery, worker: Worker) -> No
     assert (second.state, second.stored) == (states.IGNORED, states.REVOKED)
     assert isinstance(second.result, DuplicateTask)
     assert f"sent {SLOT['slot']} twice" in str(second.result)
-    assert f"has begun as {first.id}" in str(second.result)
+    assert f"the first message runs as {first.id}" in str(second.result)
 
 
 def test_second_message_is_no_conflict(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """The policy is not asked: a slot that runs is not put back to run again."""
+    """The policy is not asked, so a slot that runs is not republished."""
     task = singleton(app, on_conflict="retry")
     first = worker.run(task, redlock=SLOT)
-    rival.acquire("k", facts=Holder.here(task="job", task_id=first.id))
+    rival.acquire("k", holder=Holder.here(task="job", task_id=first.id))
 
     second = worker.run(task, redlock=SLOT)
 
@@ -58,7 +58,7 @@ def test_second_message_is_no_conflict(
 
 
 def test_slots_are_different_by_entry_and_time(app: Celery, worker: Worker) -> None:
-    """The next night is another slot, and a call without one is none."""
+    """The next night is another slot; a call without a slot is never skipped."""
     task = singleton(app)
     worker.run(task, redlock=SLOT)
 
@@ -69,7 +69,7 @@ def test_slots_are_different_by_entry_and_time(app: Celery, worker: Worker) -> N
 
 
 def test_redelivery_of_the_first_message_runs(app: Celery, worker: Worker) -> None:
-    """It is the same task: without a result there is no telling that it ran."""
+    """It has the same task id, and no stored result shows that it has run."""
     task = singleton(app, ignore_result=True)
     first = worker.run(task, redlock=SLOT)
 
@@ -78,12 +78,12 @@ def test_redelivery_of_the_first_message_runs(app: Celery, worker: Worker) -> No
     assert again.state == states.SUCCESS
 
 
-def test_slot_stays_on_a_call_that_is_put_back(
+def test_slot_stays_on_a_call_that_is_republished(
     app: Celery, worker: Worker, rival: Redlock
 ) -> None:
-    """It stands for its slot when it comes again; a second one still does not run."""
+    """The republished call keeps its slot; a second message is still skipped."""
     task = singleton(app, on_conflict="retry")
-    lease = rival.acquire("k", facts=Holder.here(task="job", task_id="other"))
+    lease = rival.acquire("k", holder=Holder.here(task="job", task_id="other"))
     first = worker.run(task, redlock=SLOT)
     ((headers, _),) = worker.published
     assert headers["redlock"]["slot"] == SLOT["slot"]
@@ -95,7 +95,7 @@ def test_slot_stays_on_a_call_that_is_put_back(
 
 
 def test_retry_of_a_body_is_not_for_the_slot(app: Celery, worker: Worker) -> None:
-    """The slot has run; what the body makes of a failure is its own affair."""
+    """The slot has run, so a retry by the body is a call without a slot."""
 
     @singleton_task(app=app, shared=False, name="failing", key="k", bind=True)
     def failing(self: Task) -> None:
@@ -110,7 +110,7 @@ def test_retry_of_a_body_is_not_for_the_slot(app: Celery, worker: Worker) -> Non
 def test_slot_runs_where_nodes_cannot_tell(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """Too few nodes answer: that is what ``on_backend_error`` is for."""
+    """If too few nodes answer, ``on_backend_error`` decides."""
     task = singleton(app, on_backend_error="run")
     worker.run(task, redlock=SLOT)
     nodes.freeze()

@@ -1,4 +1,4 @@
-"""A copy of a finished chord member sees to it that the chord has counted it."""
+"""A redelivered copy of a finished chord member makes the chord count it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from celery import Celery, states
 
 from celery_redlock import singleton_task
-from celery_redlock.runtime import runtime_of
+from celery_redlock.app.runtime import runtime_of
 from tests.unit.tasks.support import Worker
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_finished_member_that_was_not_counted_is_counted_by_its_copy(
     nodes: FakeNodes, three_nodes: DevNodes
 ) -> None:
-    """Killed between storing its result and counting it: no chord waits for ever."""
+    """A member that is killed before it is counted does not hang its chord."""
     app = Celery("chord", set_as_current=False)
     app.conf.update(
         broker_url="memory://",

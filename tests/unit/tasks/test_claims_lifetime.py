@@ -1,4 +1,4 @@
-"""When a claim begins, how long it lasts, and with what it ends."""
+"""The lifetime of a claim: its begin, its duration and its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from celery import states
 
 from celery_redlock import singleton_task
-from celery_redlock.claims import PENDING
+from celery_redlock.core.records.claims import PENDING
 from tests.unit.tasks.support import HOUR, JUST_NOW, claims, held, messages, unique_job
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def test_claim_is_pending_until_the_message_was_sent(
     app: Celery, nodes: FakeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publisher that dies in between keeps others out for 10 s and no longer."""
+    """If a publisher dies before it sends, its claim ends after 10 s."""
     task, seen = unique_job(app), []
     send = app.send_task
 
@@ -53,7 +53,7 @@ def test_claim_is_pending_until_the_message_was_sent(
 def test_claim_lasts_as_long_as_its_job_may_wait(
     app: Celery, nodes: FakeNodes, options: dict[str, Any], seconds: float
 ) -> None:
-    """``claim_ttl`` beyond the instant at which it may run, unless it expires."""
+    """A claim ends ``claim_ttl`` after its job may start, or at an earlier expiry."""
     task = unique_job(app, claim_ttl=100)
 
     first = task.apply_async((0,), **options)
@@ -78,10 +78,10 @@ def test_claim_lasts_from_an_eta_to_an_instant_of_expiry(
         assert seconds - JUST_NOW < left <= seconds
 
 
-def test_claim_is_given_back_if_the_message_could_not_be_sent(
+def test_claim_is_released_if_the_message_could_not_be_sent(
     app: Celery, nodes: FakeNodes
 ) -> None:
-    """The next call is no duplicate of one that came to nothing."""
+    """The claim is released, so the next call is published."""
     task = unique_job(app)
 
     with pytest.raises(Exception, match="no_such"):
@@ -93,7 +93,7 @@ def test_claim_is_given_back_if_the_message_could_not_be_sent(
 
 
 def test_claim_that_ended_lets_another_call_in(app: Celery, nodes: FakeNodes) -> None:
-    """It is best effort: what waits for longer than was said is not looked for."""
+    """Claims are best effort: a job that waits for longer has no claim any more."""
     task = unique_job(app, claim_ttl=60)
     first = task.delay(0)
 
@@ -106,10 +106,10 @@ def test_claim_that_ended_lets_another_call_in(app: Celery, nodes: FakeNodes) ->
 # -- in a worker -------------------------------------------------------------------
 
 
-def test_claim_is_given_back_when_the_body_begins(
+def test_claim_is_released_when_the_body_begins(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """Under the lock, so that there is no moment at which nothing shows the job."""
+    """The lock is held before the claim is released, so one of them shows the job."""
     seen: list[Any] = []
 
     @singleton_task(
@@ -130,7 +130,7 @@ def test_claim_is_given_back_when_the_body_begins(
 def test_job_without_a_claim_runs(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """A claim that ended while its job waited is no reason not to run it."""
+    """A job whose claim ended while it waited still runs."""
     task = unique_job(app, claim_ttl=60)
     first = task.delay(0)
     nodes.clock.sleep(60.01)
@@ -144,7 +144,7 @@ def test_job_without_a_claim_runs(
 @pytest.mark.parametrize(
     ("policy", "stored"), [("skip", states.REVOKED), ("raise", states.FAILURE)]
 )
-def test_claim_is_given_back_by_a_job_that_will_never_begin(  # noqa: PLR0913
+def test_claim_is_released_by_a_job_that_will_never_begin(  # noqa: PLR0913
     app: Celery,
     worker: Worker,
     nodes: FakeNodes,
@@ -153,7 +153,7 @@ def test_claim_is_given_back_by_a_job_that_will_never_begin(  # noqa: PLR0913
     policy: str,
     stored: str,
 ) -> None:
-    """Skipped or refused, it does not wait any more."""
+    """A job that was skipped or refused does not wait any more."""
     task = unique_job(app, on_conflict=policy)
     first = task.delay(0)
 
@@ -164,10 +164,10 @@ def test_claim_is_given_back_by_a_job_that_will_never_begin(  # noqa: PLR0913
     assert claims(nodes) == {}
 
 
-def test_claim_is_kept_by_a_job_that_is_put_back(
+def test_claim_is_kept_by_a_job_that_is_republished(
     app: Celery, worker: Worker, nodes: FakeNodes, rival: Redlock
 ) -> None:
-    """It waits again; the claim is its own and lasts anew."""
+    """The republished job waits again, and its claim lasts for the full time again."""
     task = unique_job(app, on_conflict="retry", retry_countdown=30, claim_ttl=60)
     first = task.delay(0)
     nodes.clock.sleep(50)
@@ -181,10 +181,10 @@ def test_claim_is_kept_by_a_job_that_is_put_back(
     assert claims(nodes) == {}
 
 
-def test_claim_is_kept_by_a_redelivered_job_that_is_put_back(
+def test_claim_is_kept_by_a_redelivered_job_that_is_republished(
     app: Celery, worker: Worker, nodes: FakeNodes, rival: Redlock
 ) -> None:
-    """Its copy ends without a result, and it waits like any other."""
+    """This run ends without a result; the republished job keeps its claim."""
     task = unique_job(app, on_conflict="retry", retry_countdown=30)
     first = task.delay(0)
 
@@ -214,7 +214,7 @@ def retrying(app: Celery) -> Any:
 def test_claim_is_taken_again_by_a_job_that_retries_itself(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """It waits once more, and one that waits is enough."""
+    """The retry waits in the queue, so another call is a duplicate of it."""
     task = retrying(app)
     first = task.delay()
 
@@ -227,10 +227,10 @@ def test_claim_is_taken_again_by_a_job_that_retries_itself(
     assert claims(nodes) == {}
 
 
-def test_retry_is_published_whoever_waits_already(
+def test_retry_is_published_beside_a_waiting_job(
     app: Celery, worker: Worker, nodes: FakeNodes, call_id: str
 ) -> None:
-    """A job is never dropped for a claim: that stays with the one that has it."""
+    """A retry is never dropped for a claim; the waiting job keeps the claim."""
     task = retrying(app)
     waiting = task.delay()
 

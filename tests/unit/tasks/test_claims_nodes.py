@@ -1,4 +1,4 @@
-"""What a claim asks of the nodes, and what becomes of the call if they disagree."""
+"""Claims on the nodes: their requests, outages and split claims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_publishing_waits_for_one_round_trip(app: Celery, nodes: FakeNodes) -> None:
-    """The claim is asked for; that it shall last is only told."""
+    """The publisher waits for the replies to ``claim``, not to ``keep_claim``."""
     task = unique_job(app)
     nodes.latency(0.01)
     began = nodes.clock.monotonic()
@@ -33,7 +33,7 @@ def test_publishing_waits_for_one_round_trip(app: Celery, nodes: FakeNodes) -> N
 def test_claim_needs_a_majority_only(
     app: Celery, nodes: FakeNodes, cut: list[int]
 ) -> None:
-    """One node of three may be away, before and after."""
+    """With one of three nodes cut off, the second call is still a duplicate."""
     task = unique_job(app)
     nodes.partition(*cut)
 
@@ -46,7 +46,7 @@ def test_claim_needs_a_majority_only(
 def test_call_is_published_if_the_nodes_do_not_answer(
     app: Celery, nodes: FakeNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is not for a claim to stop a job: it is said, and nothing is left behind."""
+    """A missing claim stops no job: a warning is logged, and no claim is left."""
     task = unique_job(app)
     nodes.partition(0, 1)
 
@@ -61,14 +61,14 @@ def test_call_is_published_if_the_nodes_do_not_answer(
 
 
 def split_claims(nodes: FakeNodes, seconds: float) -> None:
-    """Let each node have the claim of another job, for so long."""
+    """Store the claim of a different job on each node, for so many seconds."""
     for number, node in enumerate(nodes.nodes):
         other = f"other-{number}\n0\njob\nother-{number}\nhost\n1\n0\nqueued".encode()
         node.memory.redis.set(b"redlock:claim:k:0", other, px=int(seconds * 1000))
 
 
 def test_split_claims_are_tried_again(app: Celery, nodes: FakeNodes) -> None:
-    """Of several who publish at once one has the claim in the end."""
+    """Of several clients that publish at once, one gets the claim in the end."""
     task = unique_job(app)
     split_claims(nodes, 0.005)
 
@@ -78,10 +78,10 @@ def test_split_claims_are_tried_again(app: Celery, nodes: FakeNodes) -> None:
     assert messages(app) == [first.id]
 
 
-def test_split_claims_that_stay_split_stop_nobody(
+def test_split_claims_that_stay_split_stop_no_call(
     app: Celery, nodes: FakeNodes
 ) -> None:
-    """After a few tries it is published without."""
+    """After a few tries the call is published without a claim."""
     task = unique_job(app)
     split_claims(nodes, 60.0)
 

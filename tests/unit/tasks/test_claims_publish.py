@@ -1,4 +1,4 @@
-"""Which calls are published, and which are the job that is here already."""
+"""Calls that are published, and calls that get the job that is here already."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from celery_redlock.testing import FakeNodes
     from tests.unit.tasks.support import Worker
 
-# -- one that waits ----------------------------------------------------------------
+# -- a job that waits --------------------------------------------------------------
 
 
 def test_second_call_is_the_first_one_while_that_waits(
     app: Celery, nodes: FakeNodes
 ) -> None:
-    """It is not published; who calls gets the result of the one that is."""
+    """The second call is not published; its caller gets the first one's result."""
     task = unique_job(app)
 
     first = task.delay(0)
@@ -53,7 +53,7 @@ def test_call_with_other_arguments_is_another_one(app: Celery) -> None:
 def test_task_that_is_unique_while_running_claims_nothing(
     app: Celery, nodes: FakeNodes
 ) -> None:
-    """Nobody pays for what they did not ask for: the nodes hear nothing."""
+    """With ``unique_while="running"`` a publisher sends the nodes no request."""
     task = unique_job(app, "running")
 
     assert len({task.delay(0).id, task.delay(0).id}) == 2
@@ -61,7 +61,7 @@ def test_task_that_is_unique_while_running_claims_nothing(
 
 
 def test_call_that_does_not_fit_claims_nothing(app: Celery, nodes: FakeNodes) -> None:
-    """Celery's own check of the arguments comes before anything is sent."""
+    """Celery checks the arguments before a claim is taken."""
     task = unique_job(app)
 
     with pytest.raises(TypeError, match="argument"):
@@ -83,7 +83,7 @@ def test_signature_of_a_single_call_is_a_plain_call(app: Celery) -> None:
 
 
 def test_queued_lets_one_wait_beside_one_that_runs(app: Celery, rival: Redlock) -> None:
-    """A lock is not in the way, whoever holds it."""
+    """With ``queued`` a held lock does not make a call a duplicate."""
     task = unique_job(app)
 
     with held(rival, "running", key="k:0"):
@@ -94,7 +94,7 @@ def test_queued_lets_one_wait_beside_one_that_runs(app: Celery, rival: Redlock) 
 
 
 def test_queued_or_running_is_the_job_that_runs(app: Celery, rival: Redlock) -> None:
-    """Also one that was sent by name, or runs for longer than any claim lasts."""
+    """The lock shows a running job, also one sent by name or one without a claim."""
     task = unique_job(app, "queued_or_running")
 
     with held(rival, "running", key="k:0"):
@@ -108,20 +108,20 @@ def test_queued_or_running_is_the_job_that_runs(app: Celery, rival: Redlock) -> 
 
 
 def test_lock_taken_outside_of_a_task_is_no_job(app: Celery, rival: Redlock) -> None:
-    """There is no result to give; the worker finds the lock held, if it still is."""
+    """Such a lock has no result to return; a worker checks the lock later."""
     task = unique_job(app, "queued_or_running")
-    rival.acquire("k:0", facts=Holder.here())
+    rival.acquire("k:0", holder=Holder.here())
 
     first = task.delay(0)
 
     assert (messages(app), first.conflict) == ([first.id], None)
 
 
-# -- what is always published ------------------------------------------------------
+# -- calls that are always published -----------------------------------------------
 
 
 def test_canvas_is_always_published(app: Celery, nodes: FakeNodes) -> None:
-    """Its ids are known to others already; who waits for them would wait for ever."""
+    """Other calls know its task ids already, and would wait for them for ever."""
     task = unique_job(app)
     first = task.delay(0)
 
@@ -141,7 +141,7 @@ def test_canvas_is_always_published(app: Celery, nodes: FakeNodes) -> None:
 
 
 def test_callback_is_always_published(app: Celery, worker: Worker) -> None:
-    """An error at this point would fail the task that it follows."""
+    """An error while a callback is published would fail the task before it."""
     task = unique_job(app, on_conflict="raise")
     first = task.delay(1)
 
@@ -153,7 +153,7 @@ def test_callback_is_always_published(app: Celery, worker: Worker) -> None:
 
 
 def test_call_by_name_is_not_asked_about(app: Celery, nodes: FakeNodes) -> None:
-    """Celery does not come by our way; the worker deduplicates."""
+    """``send_task`` does not use the task class; the worker deduplicates."""
     task = unique_job(app)
 
     ids = [app.send_task(task.name, (0,)).id for _ in range(2)]
@@ -163,7 +163,7 @@ def test_call_by_name_is_not_asked_about(app: Celery, nodes: FakeNodes) -> None:
 
 
 def test_eager_call_claims_nothing(app: Celery, nodes: FakeNodes) -> None:
-    """It never waits."""
+    """An eager call never waits in a queue."""
     app.conf.task_always_eager = True
     task = unique_job(app)
 

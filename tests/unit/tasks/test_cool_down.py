@@ -1,4 +1,4 @@
-"""``unique_for``: what becomes of the same call for some time after a success."""
+"""``unique_for``: duplicates within the cool-down after a success."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask, singleton_task
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.policies import BufferOne, CancelRunning, Conflict, Wait
-from celery_redlock.runtime import runtime_of
 from celery_redlock.testing import SignalRecorder
 from tests.unit.tasks.support import JUST_NOW, claims, unique_job
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 # -- at publish --------------------------------------------------------------------
 
 
-def test_cool_down_gives_the_job_that_succeeded(
+def test_publisher_gets_the_job_that_succeeded_in_a_cool_down(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """For so many seconds its result is the answer to the same call."""
+    """For these seconds its result is the answer to the same call."""
     task = unique_job(app, "running", unique_for=60)
     first = task.delay(0)
     assert worker.run(task, 0, id=first.id).stored == states.SUCCESS
@@ -48,7 +48,7 @@ def test_cool_down_gives_the_job_that_succeeded(
 def test_call_that_comes_to_a_worker_in_the_cool_down_is_skipped(
     app: Celery, worker: Worker, nodes: FakeNodes, call_id: str
 ) -> None:
-    """What nobody could refuse at publish is deduplicated at run time."""
+    """A call that was published without a check is refused when it is executed."""
     task = unique_job(app, "running", unique_for=60)
     worker.run(task, 0, id=call_id)
 
@@ -65,7 +65,7 @@ def test_call_that_comes_to_a_worker_in_the_cool_down_is_skipped(
 def test_cool_down_begins_with_success_only(
     app: Celery, worker: Worker, nodes: FakeNodes
 ) -> None:
-    """What failed may be tried again at once."""
+    """A call that failed may run again at once."""
 
     @singleton_task(app=app, shared=False, name="failing", key="k:0", unique_for=60)
     def failing() -> None:
@@ -76,10 +76,10 @@ def test_cool_down_begins_with_success_only(
     assert claims(nodes, kind="cooldown") == {}
 
 
-def test_retry_in_the_cool_down_is_put_back_to_its_end(
+def test_retry_in_the_cool_down_is_republished_for_its_end(
     app: Celery, worker: Worker, call_id: str
 ) -> None:
-    """So each call runs, and no two within the cool-down."""
+    """Each call runs, and no two within a cool-down."""
     task = unique_job(app, "running", unique_for=60, on_conflict="retry")
     worker.run(task, 0, id=call_id)
     began = datetime.now(timezone.utc)
@@ -95,7 +95,7 @@ def test_retry_in_the_cool_down_is_put_back_to_its_end(
 def test_allow_in_the_cool_down_runs_under_the_lock(
     app: Celery, worker: Worker, nodes: FakeNodes, call_id: str
 ) -> None:
-    """Nobody else runs, so there is a lock to run under."""
+    """No other call runs, so the lock is free to run under."""
     task = unique_job(app, "running", unique_for=60, on_conflict="allow")
     worker.run(task, 0, id=call_id)
 
@@ -112,10 +112,10 @@ def test_allow_in_the_cool_down_runs_under_the_lock(
     ("decision", "state"),
     [(CancelRunning(), states.SUCCESS), (BufferOne(), states.RETRY)],
 )
-def test_nobody_is_replaced_or_followed_in_the_cool_down(
+def test_no_call_is_replaced_or_followed_in_the_cool_down(
     app: Celery, worker: Worker, call_id: str, decision: Any, state: str
 ) -> None:
-    """There is nobody to wait for: it runs, or it runs when the cool-down is over."""
+    """There is no running call: the call runs, or runs when the cool-down is over."""
     task = unique_job(app, "running", unique_for=60, on_conflict=lambda _: decision)
     worker.run(task, 0, id=call_id)
 
@@ -125,7 +125,7 @@ def test_nobody_is_replaced_or_followed_in_the_cool_down(
 def test_callable_that_waits_in_the_cool_down_waits_without_the_lock(
     app: Celery, worker: Worker, nodes: FakeNodes, call_id: str
 ) -> None:
-    """It is asked again after its time, until the cool-down is over."""
+    """The policy is asked again after each timeout, until the cool-down is over."""
     waited = []
 
     def wait(conflict: Conflict) -> Wait:
@@ -144,7 +144,7 @@ def test_callable_that_waits_in_the_cool_down_waits_without_the_lock(
 def test_own_cool_down_is_no_reason_to_skip(
     app: Celery, worker: Worker, call_id: str
 ) -> None:
-    """A message that is delivered again where no result is kept runs again."""
+    """A redelivered message of a task without results runs again."""
     task = unique_job(app, "running", unique_for=60, ignore_result=True)
 
     for _ in range(2):

@@ -17,7 +17,7 @@ from celery_redlock import (
     SingletonTask,
     singleton_task,
 )
-from celery_redlock.request import RedlockRequest
+from celery_redlock.task.request import RedlockRequest
 
 
 class HouseTask(Task):
@@ -27,7 +27,7 @@ class HouseTask(Task):
     house = "ours"
 
     def delay_on_commit(self) -> str:
-        """Stand for what Django's tasks can do."""
+        """Return a text, like a method that only Django's task class has."""
         return "committed"
 
 
@@ -36,7 +36,7 @@ class HouseRequest(Request):
 
 
 class Order(BaseModel):
-    """What a typed task takes."""
+    """The argument of a typed task."""
 
     number: int
     note: str = "none"
@@ -48,7 +48,7 @@ class HouseApp(Celery):
     task_cls = HouseTask
 
 
-# -- what it makes ------------------------------------------------------------------
+# -- the task that it makes --------------------------------------------------------
 
 
 def test_function_stays_a_function(app: Celery) -> None:
@@ -65,7 +65,7 @@ def test_function_stays_a_function(app: Celery) -> None:
 
 
 def test_options_of_celery_pass_through(app: Celery) -> None:
-    """What is no lock option is Celery's."""
+    """Options that are no lock options are passed to Celery."""
 
     @singleton_task(
         app=app, shared=False, name="n", max_retries=7, acks_late=True, flavour="mint"
@@ -77,7 +77,7 @@ def test_options_of_celery_pass_through(app: Celery) -> None:
 
 
 def test_base_is_composed_with_the_users(app: Celery) -> None:
-    """The task is an instance of both, and ours comes first."""
+    """The task is an instance of SingletonTask and of the user's base."""
 
     @singleton_task(app=app, shared=False, base=HouseTask)
     def job() -> None: ...
@@ -100,7 +100,7 @@ def test_base_that_locks_already_is_taken_as_it_is(app: Celery) -> None:
 
 
 def test_app_with_its_own_task_class_keeps_it() -> None:
-    """Also where the decorator is told nothing but the app."""
+    """The task has the app's task class as its base if no base is named."""
     app = HouseApp("house", set_as_current=False)
 
     @singleton_task(app=app, shared=False)
@@ -130,7 +130,7 @@ def test_without_an_app_each_app_has_the_task_on_its_own_base() -> None:
 
 
 def test_second_application_is_refused(app: Celery) -> None:
-    """A task is no function."""
+    """The decorator accepts a function, not a task."""
 
     @singleton_task(app=app, shared=False)
     def job() -> None: ...
@@ -173,7 +173,7 @@ def test_pydantic_models_have_the_key_of_what_is_sent(app: Celery) -> None:
 
 
 def test_request_class_of_the_user_is_composed(app: Celery) -> None:
-    """Given as a class or by name, it is still there, behind ours."""
+    """The request class of the user, a class or a name, is kept as a base."""
 
     @singleton_task(app=app, shared=False, Request="celery.worker.request:Request")
     def plain() -> None: ...
@@ -183,12 +183,12 @@ def test_request_class_of_the_user_is_composed(app: Celery) -> None:
     )
     def house() -> None: ...
 
-    assert plain.Request == "celery_redlock.request:RedlockRequest"
+    assert plain.Request == "celery_redlock.task.request:RedlockRequest"
     assert issubclass(house.Request, RedlockRequest)
     assert issubclass(house.Request, HouseRequest)
 
 
-# -- what it refuses ------------------------------------------------------------------
+# -- calls and options that it refuses ---------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_request_class_of_the_user_is_composed(app: Celery) -> None:
 def test_wrong_option_is_refused_at_decoration(
     app: Celery, options: dict[str, Any], message: str
 ) -> None:
-    """Before anything runs, with the name of what is wrong or near."""
+    """The error at import names the wrong option, or the nearest right one."""
     with pytest.raises(ConfigurationError, match=message):
 
         @singleton_task(app=app, shared=False, **options)
@@ -214,7 +214,7 @@ def test_wrong_option_is_refused_at_decoration(
 
 
 def test_wrong_option_with_celerys_decorator_names_the_task(app: Celery) -> None:
-    """Celery makes tasks late; the error says which one it is about."""
+    """Celery creates tasks late, so the error names the task."""
 
     @app.task(shared=False, base=SingletonTask, redlock={"tll": 3})
     def spoilt() -> None: ...
@@ -237,7 +237,7 @@ def test_self_is_no_argument_of_a_bound_task(app: Celery) -> None:
 
 
 def test_call_that_fits_no_signature_is_not_published(app: Celery) -> None:
-    """It has no key; the publisher learns it, not the worker."""
+    """Such a call has no key, so the publisher gets an error."""
 
     @singleton_task(app=app, shared=False)
     def job(number: int) -> None: ...
@@ -262,7 +262,7 @@ def test_call_that_skips_ours_is_warned_about(app: Celery) -> None:
 
 
 def test_call_that_uses_super_is_not_warned_about(app: Celery) -> None:
-    """Cooperating subclasses are welcome."""
+    """A ``__call__`` that uses ``super()`` takes the lock."""
 
     class Polite(SingletonTask):
         name = "polite"
@@ -277,7 +277,7 @@ def test_call_that_uses_super_is_not_warned_about(app: Celery) -> None:
         app.register_task(Polite())
 
 
-# -- autoretry -------------------------------------------------------------------
+# -- autoretry ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_lost_lock_is_autoretried_only_where_it_is_named(
 
 
 def test_retry_does_not_carry_our_header_on(app: Celery) -> None:
-    """What a base or a count says is true of one message."""
+    """The base and the counts in a header are valid for one message only."""
 
     @singleton_task(app=app, shared=False, bind=True)
     def job(self: Task) -> None: ...

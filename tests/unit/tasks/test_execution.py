@@ -1,4 +1,4 @@
-"""What becomes of a run whose lock is lost, and of the lock when a run ends."""
+"""Runs that lose their lock, and locks of runs that end."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redlock import LockLost, current_lease, singleton_task
+from celery_redlock import LockLost, current_lease, locking, singleton_task
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import LeaseState
-from celery_redlock.execution import running
-from celery_redlock.runtime import runtime_of
 from celery_redlock.signals import lock_heartbeat
+from celery_redlock.task.execution import running
 from celery_redlock.testing import FakeNodes, SignalRecorder
-from tests.unit.core.support import put
+from tests.interruptions import counts_places, interruptions
+from tests.unit.core.support import holders, put
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from celery_redlock.core.lease import Lease
+    from tests.interruptions import Interruption
     from tests.unit.tasks.support import Worker
 
 TTL = 0.3  # seconds: a lock that is not renewed is soon lost
-LONG = 10.0  # seconds in which everything has happened
+LONG = 10.0  # seconds: longer than any step of these tests takes
 
 
 @pytest.fixture
 def live_nodes(app: Celery) -> FakeNodes:
-    """Give nodes in real time: the watchdog works as it does live."""
+    """Give nodes in real time, so that the watchdog renews as in production."""
     nodes = FakeNodes(3, clock=SYSTEM_CLOCK)
     runtime_of(app).use(nodes.redlock(ttl=TTL))
     return nodes
@@ -56,7 +58,7 @@ def run_until_stopped() -> None:
 def test_abort_ends_the_body_with_the_key_in_the_error(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """``abort``: LockLost is raised where the body stands, and is the result."""
+    """``abort`` raises LockLost inside the body, and LockLost is the result."""
     seen: list[BaseException] = []
 
     @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
@@ -79,7 +81,7 @@ def test_abort_ends_the_body_with_the_key_in_the_error(
 def test_retry_sends_the_arguments_as_they_came(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """What the body did to its arguments until then is not sent along."""
+    """The republished call has the arguments without the body's changes."""
 
     @singleton_task(
         app=app, shared=False, name="job", key=name, ttl=TTL, on_lock_lost="retry"
@@ -99,7 +101,7 @@ def test_retry_sends_the_arguments_as_they_came(
 def test_warn_keeps_the_result(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """``warn``: the signal is sent, the body runs to its end, its result counts."""
+    """``warn`` sends the signal; the body runs to its end, and its result counts."""
 
     @singleton_task(
         app=app, shared=False, name="job", key=name, ttl=TTL, on_lock_lost="warn"
@@ -119,7 +121,7 @@ def test_warn_keeps_the_result(
 def test_callable_that_fails_stops_the_body(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """When nobody can say what is to be done, the safe thing is done."""
+    """If the callable raises, the body is aborted, since that is safe."""
 
     def fail(loss: Any) -> str:
         raise ValueError(loss)
@@ -137,7 +139,7 @@ def test_callable_that_fails_stops_the_body(
 def test_body_that_ends_as_if_nothing_had_happened_has_lost_its_lock(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """A result that was made without the lock does not count."""
+    """A result that the body returns after the loss is discarded."""
 
     @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
     def job() -> str:
@@ -152,7 +154,7 @@ def test_body_that_ends_as_if_nothing_had_happened_has_lost_its_lock(
 def test_error_of_the_body_after_a_loss_is_the_bodys(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """What it raises instead of LockLost is what it ended in."""
+    """If the body raises another error instead of LockLost, that is the result."""
 
     @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
     def job() -> None:
@@ -186,7 +188,7 @@ def test_lost_lock_of_the_bodys_own_is_its_error(
 def test_lost_lock_around_a_nested_run_is_not_the_nested_runs(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """The strike meets whatever runs; only the task that lost its lock is asked."""
+    """LockLost interrupts the nested run; only the outer task reports the loss."""
     app.conf.redlock_eager = True
 
     @singleton_task(app=app, shared=False, name="inner", key=f"{name}-inner", ttl=TTL)
@@ -211,7 +213,7 @@ def test_lost_lock_around_a_nested_run_is_not_the_nested_runs(
 def test_autoretry_passes_a_lost_lock_over(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """``autoretry_for=(Exception,)`` is meant for errors of the work."""
+    """``autoretry_for=(Exception,)`` retries errors of the body, not a lost lock."""
 
     @singleton_task(
         app=app,
@@ -235,10 +237,10 @@ def test_autoretry_passes_a_lost_lock_over(
 @pytest.mark.parametrize(
     "error", [None, ValueError("x"), SoftTimeLimitExceeded(), SystemExit(1)]
 )
-def test_end_of_the_body_frees_the_lock(
+def test_end_of_the_body_releases_the_lock(
     app: Celery, worker: Worker, name: str, error: BaseException | None
 ) -> None:
-    """However the body ends, its lease is released and nothing runs on."""
+    """Every end of the body releases its lease and leaves no run behind."""
     leases: list[Lease | None] = []
 
     @singleton_task(app=app, shared=False, name="job", key=name, ttl=TTL)
@@ -255,6 +257,29 @@ def test_end_of_the_body_frees_the_lock(
     assert lease.state is LeaseState.RELEASED
     assert running() is None
     assert current_lease() is None
+
+
+@counts_places
+def test_end_that_is_interrupted_anywhere_releases_the_lock(
+    app: Celery, worker: Worker, nodes: FakeNodes, name: str
+) -> None:
+    """A time limit of the user's own can arrive at any place of the release."""
+    places = 0
+    for interruption in interruptions(locking.__file__):
+        places = interruption.at
+
+        @singleton_task(app=app, shared=False, name=f"job-{places}", key=name)
+        def job(interruption: Interruption = interruption) -> None:
+            interruption.__enter__()
+
+        worker.run(job)
+        interruption.__exit__(None)
+
+        assert holders(nodes, name) == [""] * 3, f"interrupted at place {places}"
+        assert running() is None
+        assert current_lease() is None
+
+    assert places > 2
 
 
 def test_recursion_takes_the_lock_once(app: Celery, worker: Worker, name: str) -> None:
@@ -294,7 +319,7 @@ def test_nested_apply_of_the_same_key_is_reentrant(
 def test_heartbeat_renews_the_senders_lock(
     app: Celery, live_nodes: FakeNodes, worker: Worker, name: str
 ) -> None:
-    """Sending the signal renews now what would be renewed later."""
+    """The signal makes the watchdog renew the sender's lock at once."""
 
     @singleton_task(app=app, shared=False, name="job", key=name, bind=True, ttl=30)
     def job(self: Any) -> None:

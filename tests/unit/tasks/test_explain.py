@@ -1,4 +1,4 @@
-"""``task.explain()``: what would happen to a call, and that nothing does."""
+"""``task.explain()``: what would happen to a call. It changes nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import singleton_task
-from celery_redlock.claims import Claims
+from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.records.claims import Claims
 from celery_redlock.errors import FingerprintError
 from celery_redlock.policies import Conflict, Outage, Retry
-from celery_redlock.runtime import runtime_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,12 +40,12 @@ def task_with(app: Celery) -> Callable[..., Any]:
 
 
 def claim(redlock: Redlock) -> None:
-    """Let another job of the call wait in the queue."""
+    """Claim the call for another job, as if that waited in the queue."""
     assert not Claims(redlock).take(KEY, WHO, at_lock=False, at_cooldown=False)
 
 
 def everything(nodes: FakeNodes) -> list[Any]:
-    """Return all that the nodes remember."""
+    """Return all keys on the nodes with the rest of their time to live."""
     return [
         (name, node.memory.redis.pttl(name))
         for node in nodes.nodes
@@ -54,7 +54,7 @@ def everything(nodes: FakeNodes) -> list[Any]:
 
 
 def test_free_call_would_be_published_and_run(task_with: Callable[..., Any]) -> None:
-    """Nothing is in the way."""
+    """No other job is in the way."""
     found = task_with().explain(1)
 
     assert (found.task, found.key) == ("unit.work", KEY)
@@ -74,16 +74,16 @@ def test_free_call_would_be_published_and_run(task_with: Callable[..., Any]) -> 
     [
         ("skip", "skip", False, "be skipped"),
         ("raise", "raise", False, "fail"),
-        ("retry", "retry", False, "be put back for "),
+        ("retry", "retry", False, "be republished, to run after "),
         ("wait", "wait", False, "wait for at most 10.0 s"),
         ("allow", "allow", True, "run without the lock"),
         (
             "buffer_one",
             "buffer_one",
             False,
-            "wait in its queue, as the latest of those",
+            "wait in its queue, and run if it is the latest that waits",
         ),
-        ("cancel_running", "cancel_running", False, "told to end"),
+        ("cancel_running", "cancel_running", False, "cancel the running call"),
     ],
 )
 def test_held_call_is_answered_by_the_policy(  # noqa: PLR0913, PLR0917  (a table)
@@ -94,8 +94,8 @@ def test_held_call_is_answered_by_the_policy(  # noqa: PLR0913, PLR0917  (a tabl
     runs: bool,
     words: str,
 ) -> None:
-    """Each word of ``on_conflict``, with who is in the way."""
-    rival.acquire(KEY, facts=WHO)
+    """It names the decision for each word of ``on_conflict``, and the holder."""
+    rival.acquire(KEY, holder=WHO)
 
     found = task_with(on_conflict=policy).explain(number=1)
 
@@ -109,21 +109,21 @@ def test_held_call_is_answered_by_the_policy(  # noqa: PLR0913, PLR0917  (a tabl
     assert "worker-1" in found.execute.reason
 
 
-def test_callable_is_told_the_situation(
+def test_callable_gets_the_situation(
     task_with: Callable[..., Any], rival: Redlock
 ) -> None:
-    """As it would be, but for the id, which the call does not have yet."""
+    """It gets the same situation as in a worker, but without a task id."""
     told: list[Conflict] = []
 
     def ask(conflict: Conflict) -> Retry:
         told.append(conflict)
         return Retry(countdown=7)
 
-    rival.acquire(KEY, facts=WHO)
+    rival.acquire(KEY, holder=WHO)
 
     found = task_with(on_conflict=ask).explain(1)
 
-    assert found.execute.words == "be put back for 7.0 s"
+    assert found.execute.words == "be republished, to run after 7.0 s"
     assert [(c.key, c.stage, c.phase, c.args, c.task_id) for c in told] == [
         (KEY, "execute", "running", (1,), "")
     ]
@@ -135,7 +135,7 @@ def test_callable_is_told_the_situation(
 def test_claimed_call_would_not_be_published(
     task_with: Callable[..., Any], rival: Redlock, policy: str, decision: str
 ) -> None:
-    """A worker would run it all the same: a claim keeps nobody from running."""
+    """A worker would run it all the same: a claim keeps no call from running."""
     claim(rival)
     task = task_with(unique_while="queued", on_conflict={"publish": policy})
 
@@ -152,11 +152,11 @@ def test_claimed_call_would_not_be_published(
 @pytest.mark.parametrize(
     ("unique_while", "decision"), [("queued", "publish"), ("queued_or_running", "skip")]
 )
-def test_running_call_is_in_the_way_of_publishing_where_it_says_so(
+def test_running_call_prevents_publishing_if_unique_while_says_so(
     task_with: Callable[..., Any], rival: Redlock, unique_while: str, decision: str
 ) -> None:
-    """``queued`` lets one wait while one runs."""
-    rival.acquire(KEY, facts=WHO)
+    """``queued`` lets one job wait while another runs."""
+    rival.acquire(KEY, holder=WHO)
 
     found = task_with(unique_while=unique_while).explain(1)
 
@@ -164,10 +164,10 @@ def test_running_call_is_in_the_way_of_publishing_where_it_says_so(
     assert found.execute.decision == "skip"
 
 
-def test_cool_down_is_in_the_way_of_both(
+def test_cool_down_prevents_publishing_and_running(
     task_with: Callable[..., Any], rival: Redlock
 ) -> None:
-    """For ``unique_for`` seconds after a success."""
+    """It lasts ``unique_for`` seconds after a success."""
     Claims(rival).cool_down(KEY, WHO, 60.0)
 
     found = task_with(unique_for=60).explain(1)
@@ -184,7 +184,7 @@ def test_cool_down_is_in_the_way_of_both(
 def test_outage_is_answered_by_on_backend_error(
     task_with: Callable[..., Any], nodes: FakeNodes, policy: str, decision: str
 ) -> None:
-    """Too few nodes answer to tell."""
+    """With too few nodes the holder is not known."""
     task = task_with(on_backend_error=policy)
     nodes.partition(0, 1)
 
@@ -195,10 +195,10 @@ def test_outage_is_answered_by_on_backend_error(
     assert "need 2" in found.execute.reason
 
 
-def test_nodes_that_answer_may_still_not_vote(
+def test_nodes_that_answer_may_not_vote_yet(
     task_with: Callable[..., Any], nodes: FakeNodes
 ) -> None:
-    """After a restart they say that nobody holds it, and grant it to nobody."""
+    """After a restart nodes know of no holder, and grant no lock either."""
     told: list[Outage] = []
 
     def ask(outage: Outage) -> str:
@@ -220,9 +220,9 @@ def test_nodes_that_answer_may_still_not_vote(
 def test_explaining_changes_nothing(
     app: Celery, task_with: Callable[..., Any], nodes: FakeNodes, rival: Redlock
 ) -> None:
-    """Neither on the nodes nor in a queue."""
+    """It writes neither to the nodes nor to a queue."""
     task = task_with(unique_while="queued", unique_for=5, on_conflict="skip")
-    rival.acquire(KEY, facts=WHO)
+    rival.acquire(KEY, holder=WHO)
     claim(rival)
     runtime_of(app).redlock.inspect(KEY)
     before, asked = everything(nodes), len(nodes.asked)
@@ -235,6 +235,6 @@ def test_explaining_changes_nothing(
 
 
 def test_call_without_a_key_is_refused(task_with: Callable[..., Any]) -> None:
-    """As it would be when it is published."""
+    """The error is the same as at publishing."""
     with pytest.raises(FingerprintError):
         task_with().explain(1, 2, 3)

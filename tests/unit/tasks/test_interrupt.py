@@ -1,4 +1,4 @@
-"""A body is struck while it is exposed, and not a moment longer."""
+"""A body is interrupted while it is interruptible, and at no other time."""
 
 from __future__ import annotations
 
@@ -13,81 +13,81 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock import LockLost
-from celery_redlock.interrupt import interrupter
+from celery_redlock.task.interrupt import interrupter
 
 if TYPE_CHECKING:
-    from celery_redlock.interrupt import Interrupter
+    from celery_redlock.task.interrupt import Interrupter
 
 LOST = LockLost("lost", key="k")
-LONG = 10.0  # seconds in which everything has happened
+LONG = 10.0  # seconds: longer than any step of these tests takes
 
 
-def run_until_struck(guard: Interrupter) -> None:
-    """Strike the calling thread from another one, and wait for it in small steps."""
-    striker = threading.Thread(target=guard.strike, args=(LOST,))
-    striker.start()
+def run_until_interrupted(guard: Interrupter) -> None:
+    """Interrupt the calling thread from another one; wait for it in small steps."""
+    other = threading.Thread(target=guard.interrupt, args=(LOST,))
+    other.start()
     never = threading.Event()
     for _ in range(round(LONG / 0.005)):
         never.wait(0.005)
-    pytest.fail("was not struck")
+    pytest.fail("was not interrupted")
 
 
-def test_exposed_call_is_struck_where_it_stands() -> None:
-    """LockLost comes out of the body, whatever it was doing."""
+def test_interruptible_call_is_interrupted_where_it_is() -> None:
+    """The interrupt raises LockLost inside the body."""
     guard = interrupter()
 
     with guard, pytest.raises(LockLost):
-        guard.expose(lambda: run_until_struck(guard))
+        guard.interruptible(lambda: run_until_interrupted(guard))
 
 
-def test_result_of_an_exposed_call_comes_back() -> None:
-    """Where nothing strikes, it is a call."""
+def test_interruptible_call_returns_its_result() -> None:
+    """Without an interrupt, ``interruptible`` returns the result of the body."""
     guard = interrupter()
 
     with guard:
-        assert guard.expose(lambda: 42) == 42
+        assert guard.interruptible(lambda: 42) == 42
 
 
-def test_strike_before_and_after_is_without_effect() -> None:
-    """Taking and giving back the lock are out of reach."""
+def test_interrupt_before_and_after_the_call_has_no_effect() -> None:
+    """An interrupt does not reach the code that acquires or releases the lock."""
     guard = interrupter()
 
     with guard:
-        guard.strike(LOST)
-        guard.expose(lambda: None)
-        guard.strike(LOST)
+        guard.interrupt(LOST)
+        guard.interruptible(lambda: None)
+        guard.interrupt(LOST)
 
-    assert sum(range(1000)) == 499500  # would be hit here at the latest
+    assert sum(range(1000)) == 499500  # a late interrupt would arrive here
 
 
-def test_strike_that_comes_with_the_end_is_taken_back() -> None:
-    """What was thrown and has not arrived when the body ends never arrives."""
+def test_interrupt_at_the_end_of_the_call_is_withdrawn() -> None:
+    """An interrupt that is still pending when the body ends never arrives."""
     guard = interrupter()
 
-    def strike_itself() -> None:
-        guard.strike(LOST)
+    def interrupt_itself() -> None:
+        guard.interrupt(LOST)
 
     for _ in range(200):
         with guard, suppress(LockLost):
-            guard.expose(strike_itself)
+            guard.interruptible(interrupt_itself)
 
     assert sum(range(1000)) == 499500
 
 
 @pytest.mark.parametrize(
-    "body", ["guard.strike(LOST)", "guard.strike(LOST); [None for _ in range(9)]"]
+    "body", ["guard.interrupt(LOST)", "guard.interrupt(LOST); [None for _ in range(9)]"]
 )
-def test_strike_leaves_nothing_behind_in_the_interpreter(body: str) -> None:
-    """Functions can be traced afterwards, as by a debugger: CPython 3.11 hung."""
+def test_interrupt_leaves_nothing_behind_in_the_interpreter(body: str) -> None:
+    """A debugger can trace functions afterwards; CPython 3.11 used to hang."""
     program = f"""
         import contextlib, sys
         from celery_redlock import LockLost
-        from celery_redlock.interrupt import interrupter
+        from celery_redlock.task.interrupt import interrupter
         LOST, guard = LockLost("lost", key="k"), interrupter()
         def body():
             {body}
         with contextlib.suppress(LockLost), guard:
-            guard.expose(body)
+            guard.interruptible(body)
         def traced():
             return "went on"
         sys.settrace(lambda *_: None)
@@ -104,21 +104,21 @@ def test_strike_leaves_nothing_behind_in_the_interpreter(body: str) -> None:
     assert ended.stdout == "went on\n"
 
 
-def test_body_that_swallows_can_be_struck_again() -> None:
-    """One strike may be caught; the next one comes all the same."""
+def test_body_that_swallows_can_be_interrupted_again() -> None:
+    """If the body catches one interrupt, the next one still arrives."""
     guard = interrupter()
 
     def swallow_once() -> None:
         with pytest.raises(LockLost):
-            run_until_struck(guard)
-        run_until_struck(guard)
+            run_until_interrupted(guard)
+        run_until_interrupted(guard)
 
     with guard, pytest.raises(LockLost):
-        guard.expose(swallow_once)
+        guard.interruptible(swallow_once)
 
 
-def test_each_thread_is_struck_alone() -> None:
-    """A loss in one thread is none of the others' business."""
+def test_each_thread_is_interrupted_alone() -> None:
+    """A loss in one thread interrupts no other thread."""
     guard = interrupter()
     outcome: list[BaseException | str] = []
     may_end = threading.Event()
@@ -126,12 +126,12 @@ def test_each_thread_is_struck_alone() -> None:
     def bystander() -> None:
         mine = interrupter()
         with mine:
-            outcome.append(mine.expose(lambda: str(may_end.wait(LONG))))
+            outcome.append(mine.interruptible(lambda: str(may_end.wait(LONG))))
 
     thread = threading.Thread(target=bystander)
     thread.start()
     with guard, pytest.raises(LockLost):
-        guard.expose(lambda: run_until_struck(guard))
+        guard.interruptible(lambda: run_until_interrupted(guard))
     may_end.set()
     thread.join()
 
@@ -144,7 +144,7 @@ CHILD = """
     import os, signal, threading
     from billiard import Process
     from celery_redlock import LockLost
-    from celery_redlock.interrupt import interrupter
+    from celery_redlock.task.interrupt import interrupter
 
     class SoftLimit(Exception): pass
 
@@ -185,14 +185,14 @@ def say_in_child(body: str) -> list[str]:
     return said
 
 
-def test_child_is_struck_out_of_a_blocking_call() -> None:
-    """The signal ends what an asynchronous exception would wait for."""
+def test_child_is_interrupted_in_a_blocking_call() -> None:
+    """The signal ends a blocking call; an asynchronous exception would not."""
     said = say_in_child(
         """
-        threading.Timer(0.1, guard.strike, [LockLost("lost")]).start()
+        threading.Timer(0.1, guard.interrupt, [LockLost("lost")]).start()
         try:
             with guard:
-                guard.expose(lambda: signal.pause() or signal.pause())
+                guard.interruptible(lambda: signal.pause() or signal.pause())
         except LockLost as error:
             print(error)
         """
@@ -201,13 +201,13 @@ def test_child_is_struck_out_of_a_blocking_call() -> None:
     assert said == ["lost"]
 
 
-def test_child_gets_its_soft_limit_while_it_is_exposed() -> None:
-    """The same signal from Celery does what it always did."""
+def test_child_gets_its_soft_limit_while_it_is_interruptible() -> None:
+    """The same signal from Celery still raises the soft limit."""
     said = say_in_child(
         """
         try:
             with guard:
-                guard.expose(limit)
+                guard.interruptible(limit)
         except SoftLimit:
             print("limit")
         """
@@ -217,14 +217,14 @@ def test_child_gets_its_soft_limit_while_it_is_exposed() -> None:
 
 
 def test_child_gets_a_soft_limit_that_came_too_early_with_the_body() -> None:
-    """While the lock is taken it waits."""
+    """A soft limit during the acquire is raised in place of the body."""
     said = say_in_child(
         """
         try:
             with guard:
                 limit()
                 print("taken")
-                guard.expose(lambda: print("never"))
+                guard.interruptible(lambda: print("never"))
         except SoftLimit:
             print("limit")
         """
@@ -234,12 +234,12 @@ def test_child_gets_a_soft_limit_that_came_too_early_with_the_body() -> None:
 
 
 def test_child_gets_a_soft_limit_that_came_late_after_the_release() -> None:
-    """While the lock is given back it waits."""
+    """A soft limit during the release is raised after the release."""
     said = say_in_child(
         """
         try:
             with guard:
-                guard.expose(lambda: print("body"))
+                guard.interruptible(lambda: print("body"))
                 limit()
                 print("released")
         except SoftLimit:
@@ -251,13 +251,13 @@ def test_child_gets_a_soft_limit_that_came_late_after_the_release() -> None:
 
 
 def test_child_that_has_failed_keeps_its_own_error() -> None:
-    """A late limit does not take the place of what the body ended in."""
+    """A late soft limit does not replace the error of the body."""
     said = say_in_child(
         """
         try:
             with guard:
                 try:
-                    guard.expose(lambda: {}["missing"])
+                    guard.interruptible(lambda: {}["missing"])
                 finally:
                     limit()
         except KeyError as error:
@@ -268,13 +268,13 @@ def test_child_that_has_failed_keeps_its_own_error() -> None:
     assert said == ["'missing'"]
 
 
-def test_child_forgets_a_strike_that_came_too_late() -> None:
-    """It is nobody's soft limit either."""
+def test_child_drops_an_interrupt_that_came_too_late() -> None:
+    """A late interrupt is dropped, and is not raised as a soft limit either."""
     said = say_in_child(
         """
         with guard:
-            guard.expose(lambda: None)
-            guard.strike(LockLost("late"))
+            guard.interruptible(lambda: None)
+            guard.interrupt(LockLost("late"))
         print("alive")
         """
     )

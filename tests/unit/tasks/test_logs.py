@@ -1,4 +1,4 @@
-"""What lines in the log say besides their text."""
+"""The fields of log lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from celery_redlock import singleton_task
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.log_fields import log_fields
 from celery_redlock.election import Elector
-from celery_redlock.logs import about
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """Hear everything that the package says."""
+    """Capture all log lines of the package."""
     caplog.set_level(logging.INFO, "celery_redlock")
 
 
@@ -47,8 +47,8 @@ def singleton(app: Celery, **options: Any) -> Any:
 
 
 def test_fields_are_flat_and_begin_alike() -> None:
-    """So that formatters show them, and nobody else's have their names."""
-    assert about("node-late", node="a") == {
+    """The prefix lets formatters show the fields and prevents name clashes."""
+    assert log_fields("node-late", node="a") == {
         "redlock_event": "node-late",
         "redlock_node": "a",
     }
@@ -57,24 +57,24 @@ def test_fields_are_flat_and_begin_alike() -> None:
 def test_conflict_names_call_decision_and_holder(
     app: Celery, worker: Worker, rival: Redlock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the call that is put back says for how long."""
-    rival.acquire("k", facts=Holder.here(task="job", task_id="other-id"))
+    """The line about a republished call has its countdown."""
+    rival.acquire("k", holder=Holder.here(task="job", task_id="other-id"))
 
     run = worker.run(singleton(app, on_conflict="retry", retry_countdown=7), "hush")
 
     call = {"task": "job", "task_id": run.id, "key": "k"}
     conflict = {"event": "conflict", "decision": "retry", "holder": "other-id"}
-    put_back = fields(caplog, "put-back")
+    republish = fields(caplog, "republished")
     assert fields(caplog, "conflict") == {**call, **conflict}
-    assert 3 < put_back.pop("countdown") < 11
-    assert put_back == {**call, "event": "put-back"}
+    assert 3 < republish.pop("countdown") < 11
+    assert republish == {**call, "event": "republished"}
     assert "hush" not in caplog.text
 
 
 def test_outage_names_call_and_decision(
     app: Celery, worker: Worker, nodes: FakeNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which nodes it was is in the text."""
+    """The fields have no nodes; the text names them."""
     nodes.partition(0, 1)
 
     run = worker.run(singleton(app, on_backend_error="raise"), "hush")
@@ -91,7 +91,7 @@ def test_outage_names_call_and_decision(
 def test_leader_names_election_and_term(
     rival: Redlock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is found by the same words when it begins and when it ends."""
+    """The lines about the begin and the end of a term name the same election."""
     elector = Elector(rival, "beat:unit", ttl=5.0)
     term = elector.campaign()
     elector.resign()

@@ -1,4 +1,4 @@
-"""Nobody who prints the configuration of an app prints passwords."""
+"""The printed configuration of an app shows no passwords."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from celery.utils.serialization import jsonify
 from kombu.utils.encoding import safe_repr
 
 from celery_redlock import singleton_task
-from celery_redlock.masking import MaskedNodes, mask
-from celery_redlock.runtime import runtime_of
+from celery_redlock.app.masking import MaskedNodes, mask
+from celery_redlock.app.runtime import runtime_of
 
 SECRET = "correct-horse"
 NODES = [
@@ -24,7 +24,7 @@ NODES = [
 
 
 def printed(app: Celery) -> str:
-    """Return what ``celery report`` and ``inspect conf`` make of the configuration."""
+    """Return the configuration as ``celery report`` and ``inspect conf`` print it."""
     table = jsonify(app.conf.table(), unknown_type_filter=safe_repr)
     return f"{app.conf.humanize()}\n{table}"
 
@@ -63,7 +63,7 @@ def test_nodes_are_masked_when_modules_are_imported() -> None:
 
 
 def test_nodes_are_masked_under_the_users_spelling() -> None:
-    """Also where Django's settings are shown as they are spelt there."""
+    """Settings with the prefix of a Django project are masked, too."""
     app = django(CELERY_REDLOCK_NODES=NODES)
 
     mask(app)
@@ -74,7 +74,7 @@ def test_nodes_are_masked_under_the_users_spelling() -> None:
 
 @pytest.mark.parametrize("configured", [False, True])
 def test_masked_nodes_are_used_as_they_were_written(*, configured: bool) -> None:
-    """What is masked can still be connected to."""
+    """Masked nodes still give their URLs with passwords to the package."""
     app = django(CELERY_REDLOCK_NODES=NODES)
     if configured:
         assert app.conf.redlock_nodes
@@ -88,7 +88,7 @@ def test_masked_nodes_are_used_as_they_were_written(*, configured: bool) -> None
 
 
 def test_url_that_was_given_instead_of_a_list_is_masked() -> None:
-    """A wrong setting is no reason to show it."""
+    """A wrong setting is masked as well."""
     app = Celery("masked", set_as_current=False)
     app.conf.redlock_nodes = NODES[0]
     assert app.conf.redlock_nodes
@@ -99,7 +99,7 @@ def test_url_that_was_given_instead_of_a_list_is_masked() -> None:
 
 
 def test_masked_nodes_travel_to_spawned_children() -> None:
-    """An app is pickled with its changes."""
+    """An app is pickled with its settings, so masked nodes can be pickled."""
     nodes = MaskedNodes(NODES)
 
     assert list(pickle.loads(pickle.dumps(nodes))) == NODES  # noqa: S301  (ours)

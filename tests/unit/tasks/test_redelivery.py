@@ -1,4 +1,4 @@
-"""What becomes of a copy of a call that runs, or has ended: the broker's second one."""
+"""Redelivered calls: another copy with the same task id runs, or has ended."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from celery import states
 from celery.exceptions import TaskRevokedError
 
+from celery_redlock.task.outcome import has_ended
 from tests.unit.tasks.support import held, leased_job
 
 if TYPE_CHECKING:
+    import pytest
     from celery import Celery
 
     from celery_redlock.core.redlock import Redlock
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
     from tests.unit.tasks.support import Worker
 
 
-def test_copy_of_a_running_call_is_put_back_and_leaves_the_result_alone(
+def test_copy_of_a_running_call_is_republished_and_leaves_the_result_alone(
     app: Celery, worker: Worker, call_id: str, nodes: FakeNodes, rival: Redlock
 ) -> None:
-    """It waits a second, goes back into the queue without its expiry, and is silent."""
+    """It waits a second and is republished without its expiry."""
     task = leased_job(app)
     began = nodes.clock.monotonic()
 
@@ -31,12 +33,12 @@ def test_copy_of_a_running_call_is_put_back_and_leaves_the_result_alone(
     assert (run.state, run.stored) == (states.IGNORED, states.PENDING)
     ((headers, body),) = worker.published
     assert (headers["id"], headers["retries"], body[0]) == (call_id, 1, [42])
-    assert headers["redlock"] == {"deferred": 1, "outages": 0, "twin": True}
+    assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": True}
     assert headers["expires"] is None
     assert nodes.clock.monotonic() - began > 0.5
 
 
-def test_copy_that_is_put_back_does_not_expire(
+def test_republished_copy_does_not_expire(
     app: Celery, worker: Worker, call_id: str, rival: Redlock
 ) -> None:
     """The expiry of a copy would end the result of the call that runs."""
@@ -53,13 +55,15 @@ def test_copy_that_is_put_back_does_not_expire(
 def test_copy_waits_longer_each_time_up_to_the_ttl(
     app: Celery, worker: Worker, call_id: str, rival: Redlock
 ) -> None:
-    """The countdown doubles: a job of hours is not asked for every second."""
+    """The countdown doubles, so that a long job is not asked for every second."""
     task = leased_job(app)
 
     with held(rival, call_id):
         for deferred, seconds in ((0, 1), (2, 4), (20, 10)):
             began = datetime.now(timezone.utc)
-            worker.run(task, id=call_id, redlock={"deferred": deferred, "twin": True})
+            worker.run(
+                task, id=call_id, redlock={"deferred": deferred, "redelivered": True}
+            )
             ended = datetime.now(timezone.utc)
 
             eta = datetime.fromisoformat(worker.published[-1][0]["eta"])
@@ -70,7 +74,7 @@ def test_copy_waits_longer_each_time_up_to_the_ttl(
 def test_copy_of_a_call_that_has_ended_is_dropped(
     app: Celery, worker: Worker, call_id: str
 ) -> None:
-    """A stored result says that it has been done."""
+    """A stored result shows that the call has ended."""
     task = leased_job(app)
     task.backend.store_result(call_id, "the result", states.SUCCESS)
 
@@ -83,7 +87,7 @@ def test_copy_of_a_call_that_has_ended_is_dropped(
 def test_copy_of_a_call_that_has_ended_is_no_duplicate_either(
     app: Celery, worker: Worker, call_id: str, rival: Redlock
 ) -> None:
-    """Not even when somebody else holds the lock by now: the result stays."""
+    """The result stays, even if another call holds the lock by now."""
     task = leased_job(app)
     task.backend.store_result(call_id, "the result", states.SUCCESS)
 
@@ -96,7 +100,7 @@ def test_copy_of_a_call_that_has_ended_is_no_duplicate_either(
 def test_copy_of_a_call_without_a_result_runs(
     app: Celery, worker: Worker, call_id: str
 ) -> None:
-    """Its first copy died: this one takes its place, under the lock."""
+    """The first copy died: this one runs under the lock."""
     run = worker.redeliver(leased_job(app), id=call_id)
 
     assert (run.stored, run.result) == (states.SUCCESS, True)
@@ -105,10 +109,21 @@ def test_copy_of_a_call_without_a_result_runs(
 def test_redelivered_call_that_has_expired_ends_as_expired(
     app: Celery, worker: Worker, call_id: str
 ) -> None:
-    """Nobody runs it, says the lock; so its expiry counts."""
+    """The lock shows that no copy runs, so the expiry counts."""
     expires = (datetime.now(timezone.utc) - timedelta(seconds=1)).isoformat()
 
     run = worker.redeliver(leased_job(app), id=call_id, expires=expires)
 
     assert run.stored == states.REVOKED
     assert isinstance(run.result, TaskRevokedError)
+
+
+def test_app_without_a_result_backend_is_no_error(
+    app: Celery, call_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No stored result can tell whether the other call has ended."""
+    app.conf.result_backend = None
+    task = leased_job(app)
+
+    assert not has_ended(task, task.request, call_id)
+    assert caplog.messages == []

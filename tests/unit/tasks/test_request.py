@@ -1,4 +1,4 @@
-"""The main process frees the lock of a child that is gone, and of no other."""
+"""The main process releases the lock of a dead child, and no other lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu.serialization import dumps
 from celery_redlock import singleton_task
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import Holder
-from celery_redlock.request import RedlockRequest, Skipped
+from celery_redlock.task.request import RedlockRequest, Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.redlock import Redlock
 
-LONG = 10.0  # seconds in which everything has happened
+LONG = 10.0  # seconds: longer than any step of these tests takes
 
 
 class Pool:
-    """What ``create_request_cls`` wants of a pool."""
+    """A pool with all that ``create_request_cls`` needs."""
 
     apply_async = None
 
 
 class Eventer:
-    """Keeps the events that are sent."""
+    """An event dispatcher that keeps its events."""
 
     enabled = True
 
@@ -44,13 +44,13 @@ class Eventer:
         self.sent: list[tuple[str, dict[str, Any]]] = []
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Keep one."""
+        """Keep an event."""
         self.sent.append((kind, fields))
 
 
 @pytest.fixture
 def eventer() -> Eventer:
-    """Give what keeps the events."""
+    """Give an event dispatcher that keeps its events."""
     return Eventer()
 
 
@@ -96,7 +96,7 @@ def lock_as_child(request: RedlockRequest, rival: Redlock, pid: int) -> None:
     """Take the lock as the execution of this request in a child would."""
     base = request.request_dict["redlock"]["base"]
     request.worker_pid = pid
-    rival.acquire("k", base=base, facts=Holder.here(task_id=str(request.id)))
+    rival.acquire("k", base=base, holder=Holder.here(task_id=str(request.id)))
 
 
 def failure(error: BaseException) -> ExceptionInfo:
@@ -108,24 +108,24 @@ def failure(error: BaseException) -> ExceptionInfo:
 
 
 @pytest.mark.parametrize("error", [WorkerLostError("gone"), Terminated(9)])
-def test_lock_of_a_dead_child_is_freed_at_once(
+def test_lock_of_a_dead_child_is_released_at_once(
     received: Callable[..., RedlockRequest],
     rival: Redlock,
     child: subprocess.Popen[bytes],
     error: Exception,
 ) -> None:
-    """When Celery says that it is lost, and it is: before anything is requeued."""
+    """The lock of a lost child that is dead is released before any requeue."""
     request = received()
     lock_as_child(request, rival, child.pid)
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, not buried
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped
 
     request.on_failure(failure(error))
 
     assert rival.inspect("k").holder is None
 
 
-def test_lock_of_a_child_that_lives_is_freed_when_it_has_died(
+def test_lock_of_a_living_child_is_released_when_it_has_died(
     received: Callable[..., RedlockRequest],
     rival: Redlock,
     child: subprocess.Popen[bytes],
@@ -148,10 +148,10 @@ def test_lock_of_another_execution_is_left_alone(
     rival: Redlock,
     child: subprocess.Popen[bytes],
 ) -> None:
-    """The base names the execution: the next run of the same call is another one."""
+    """The base names one execution; the next run of the call has another base."""
     request = received()
     request.worker_pid = child.pid
-    rival.acquire("k", facts=Holder.here(task_id=str(request.id)))
+    rival.acquire("k", holder=Holder.here(task_id=str(request.id)))
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
@@ -163,7 +163,7 @@ def test_lock_of_another_execution_is_left_alone(
 def test_lock_of_an_ordinary_failure_is_the_childs_affair(
     received: Callable[..., RedlockRequest], rival: Redlock
 ) -> None:
-    """An error of the body frees its lock in the child."""
+    """After an error of the body, the child itself releases the lock."""
     request = received()
     lock_as_child(request, rival, os.getpid())
 
@@ -172,7 +172,7 @@ def test_lock_of_an_ordinary_failure_is_the_childs_affair(
     assert rival.inspect("k").holder is not None
 
 
-def test_skip_is_told_to_monitors_with_its_reasons(
+def test_skip_sends_an_event_with_its_reasons(
     received: Callable[..., RedlockRequest], eventer: Eventer
 ) -> None:
     """Without the event Flower shows the duplicate as started for ever."""
@@ -192,7 +192,7 @@ def test_skip_is_told_to_monitors_with_its_reasons(
 def test_redelivered_message_does_not_expire_here(
     received: Callable[..., RedlockRequest],
 ) -> None:
-    """Its first copy may be running; the task looks at that, and at the expiry."""
+    """Its first copy may be running, so the task itself checks the expiry."""
     first, again = received(), received(redelivered=True)
     first.expires = again.expires = first.expires.replace(year=2000)
 

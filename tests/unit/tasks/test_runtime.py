@@ -10,18 +10,18 @@ import pytest
 from celery import Celery, current_app, signals
 
 from celery_redlock import ConfigurationError, singleton_task
-from celery_redlock.announcer import Announcer
-from celery_redlock.runtime import runtime_of
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.app.signal_dispatcher import SignalDispatcher
 from celery_redlock.signals import lock_renewed
 
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeNodes
 
-LONG = 10.0  # seconds in which everything has happened
+LONG = 10.0  # seconds: longer than any step of these tests takes
 
 
 class Starting:
-    """A worker that starts, as far as its signals show it."""
+    """The sender of the signals of a worker that starts."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app
@@ -39,7 +39,7 @@ def locking_app(**settings: Any) -> Celery:
 
 
 def test_runtime_is_one_per_app() -> None:
-    """Whoever asks for it, also through a proxy, gets the same."""
+    """Each lookup for an app returns the same runtime; another app has its own."""
     app = locking_app(redlock_nodes=["redis://a:1"])
 
     assert runtime_of(app) is runtime_of(app)
@@ -49,7 +49,7 @@ def test_runtime_is_one_per_app() -> None:
 
 
 def test_runtime_is_one_for_threads_that_come_at_once() -> None:
-    """They would not exclude each other with two, nor find their own locks."""
+    """Two runtimes would not exclude each other, nor know each other's locks."""
     app = locking_app(redlock_nodes=["redis://a:1"])
     services: list[object] = []
     gate = threading.Barrier(8)
@@ -68,12 +68,12 @@ def test_runtime_is_one_for_threads_that_come_at_once() -> None:
 
 
 def test_runtime_opens_nothing() -> None:
-    """Publishing needs no node."""
+    """A runtime that only publishes opens no connection and starts no thread."""
     app = locking_app(redlock_nodes=["redis://192.0.2.1:1"])
-    before = threading.active_count()
+    before = set(threading.enumerate())  # some of them may end at any time
 
     assert runtime_of(app).redlock.labels == ("192.0.2.1:1/0",)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_runtime_opens_nothing() -> None:
 def test_worker_with_a_wrong_setting_does_not_start(
     settings: dict[str, Any], message: str
 ) -> None:
-    """It could run none of its tasks; it ends, and says what is wrong."""
+    """The worker exits with an error that names the wrong setting."""
     worker = Starting(locking_app(**settings))
 
     with pytest.raises(SystemExit, match=message):
@@ -100,7 +100,7 @@ def test_worker_with_a_wrong_setting_does_not_start(
 
 
 def test_worker_without_locked_tasks_needs_no_nodes() -> None:
-    """The package may be installed and not used."""
+    """A worker without locked tasks starts without `redlock_nodes`."""
     app = Celery("without", broker="memory://", set_as_current=False)
 
     signals.worker_init.send(sender=Starting(app))
@@ -110,12 +110,12 @@ def test_worker_without_locked_tasks_needs_no_nodes() -> None:
 def test_worker_that_is_ready_says_what_it_waits_for(
     nodes: FakeNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, with the nodes that do not vote."""
+    """It logs one line, which names the nodes that do not vote."""
     app = locking_app(redlock_nodes=nodes.urls)
     runtime_of(app).use(nodes.redlock())
     said = []
 
-    with caplog.at_level(logging.INFO, "celery_redlock.runtime"):
+    with caplog.at_level(logging.INFO, "celery_redlock.app.worker_hooks"):
         for cut in ([], [0], [0, 1]):
             caplog.clear()
             if cut:
@@ -129,8 +129,8 @@ def test_worker_that_is_ready_says_what_it_waits_for(
     assert "redlock init" in said[2][1]
 
 
-def test_announcer_calls_receivers_in_another_thread() -> None:
-    """In order, and without making the caller wait."""
+def test_dispatcher_calls_receivers_in_another_thread() -> None:
+    """The thread of the dispatcher calls the receivers in order."""
     told: list[tuple[int, str]] = []
     done = threading.Event()
 
@@ -139,25 +139,25 @@ def test_announcer_calls_receivers_in_another_thread() -> None:
         if number == 2:
             done.set()
 
-    announcer = Announcer()
+    dispatcher = SignalDispatcher()
     lock_renewed.connect(receive)
     try:
         for number in range(3):
-            announcer.announce(signal=lock_renewed, sender=None, number=number)
+            dispatcher.dispatch(signal=lock_renewed, sender=None, number=number)
         assert done.wait(LONG)
     finally:
         lock_renewed.disconnect(receive)
-        announcer.stop()
-        announcer.stop()
+        dispatcher.stop()
+        dispatcher.stop()
 
-    assert told == [(number, "redlock-announcer") for number in range(3)]
+    assert told == [(number, "redlock-dispatcher") for number in range(3)]
 
 
-def test_announcer_does_nothing_for_nobody() -> None:
+def test_dispatcher_does_nothing_without_receivers() -> None:
     """Without a receiver there is no thread."""
     before = threading.active_count()
 
-    Announcer().announce(signal=lock_renewed, sender=None)
+    SignalDispatcher().dispatch(signal=lock_renewed, sender=None)
 
     assert threading.active_count() == before
 
@@ -165,7 +165,7 @@ def test_announcer_does_nothing_for_nobody() -> None:
 def test_worker_says_what_a_guard_that_is_off_gives_up(
     nodes: FakeNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, at start: two may hold a lock, and fences may repeat."""
+    """The warning at start names the setting, without which two may hold a lock."""
     app = locking_app(redlock_nodes=nodes.urls, redlock_restart_guard=False)
     runtime_of(app).use(nodes.redlock(restart_guard=False))
 

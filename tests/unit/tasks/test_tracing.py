@@ -1,4 +1,4 @@
-"""Spans of locks: when they begin and end, what they say, what they are part of."""
+"""Spans of locks: their times, attributes and parents."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SECOND = 1_000_000_000  # ns
 
 
 class Spans:
-    """What was traced.
+    """The spans of one test.
 
     Attributes:
-        provider: Where spans go.
+        provider: Receives the spans.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def spans(app: Celery) -> Iterator[Spans]:
 
 @pytest.fixture
 def instrumented(spans: Spans) -> Iterator[None]:
-    """Have OpenTelemetry trace Celery's tasks beside us."""
+    """Let OpenTelemetry trace Celery's tasks, too."""
     instrumentor: Any = CeleryInstrumentor  # is not typed
     instrumentor().instrument(tracer_provider=spans.provider)
     yield
@@ -82,35 +82,35 @@ def singleton(app: Celery, body: Any = None, **options: Any) -> Any:
 
 
 def length(span: ReadableSpan) -> float:
-    """Return the seconds from its start to its end."""
+    """Return the seconds from the start to the end of a span."""
     assert span.start_time is not None
     assert span.end_time is not None
     return (span.end_time - span.start_time) / SECOND
 
 
 def parent_of(span: ReadableSpan) -> int:
-    """Return the id of the span that it is part of."""
+    """Return the id of a span's parent."""
     assert span.parent is not None
     return span.parent.span_id
 
 
 def id_of(span: ReadableSpan) -> int:
-    """Return its id."""
+    """Return the id of a span."""
     return context_of(span).span_id
 
 
 def context_of(span: ReadableSpan) -> trace.SpanContext:
-    """Return what names the span."""
+    """Return the context of a span, which has its ids."""
     context: trace.SpanContext | None = span.get_span_context()
     assert context is not None
     return context
 
 
-# -- a run -------------------------------------------------------------------------
+# -- a call that gets its lock -----------------------------------------------------
 
 
-def test_run_has_a_wait_and_a_hold(app: Celery, worker: Worker, spans: Spans) -> None:
-    """Both say which lock it was, with its fence and its votes."""
+def test_call_has_a_wait_and_a_hold(app: Celery, worker: Worker, spans: Spans) -> None:
+    """Both have the key, the fence and the votes of the lock."""
     leases: list[Any] = []
     run = worker.run(singleton(app, lambda: leases.append(current_lease())))
 
@@ -136,7 +136,7 @@ def test_run_has_a_wait_and_a_hold(app: Celery, worker: Worker, spans: Spans) ->
 def test_spans_are_part_of_the_tasks_span(
     app: Celery, worker: Worker, spans: Spans
 ) -> None:
-    """The trace that the publisher began goes on through the lock into the body."""
+    """The trace of the publisher continues through the lock into the body."""
     tracer = spans.provider.get_tracer("body")
 
     def body() -> None:
@@ -156,26 +156,26 @@ def test_spans_are_part_of_the_tasks_span(
 
 @pytest.mark.usefixtures("spans", "instrumented")
 def test_nothing_is_current_after_the_task(app: Celery, worker: Worker) -> None:
-    """The next task of this thread must not land in this one's trace."""
+    """The next task of this thread must not continue this trace."""
     worker.run(singleton(app), traceparent=TRACEPARENT)
 
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-def test_message_carries_the_trace_where_nobody_traces_tasks(
+def test_message_carries_the_trace_if_the_worker_traces_no_tasks(
     app: Celery, worker: Worker, spans: Spans
 ) -> None:
-    """The publisher is traced and the worker is not: the locks still belong to it."""
+    """The spans of the lock are then children of the publisher's span."""
     worker.run(singleton(app), traceparent=TRACEPARENT)
 
     for name in ("redlock.wait", "redlock.hold"):
         assert parent_of(spans.the(name)) == int(PARENT, 16)
 
 
-def test_lock_outside_of_a_task_is_part_of_what_is_current(
+def test_lock_outside_of_a_task_is_part_of_the_current_span(
     app: Celery, spans: Spans
 ) -> None:
-    """``task.lock()`` in a view belongs to the span of the view."""
+    """``task.lock()`` in a view is a child of the view's span."""
     tracer = spans.provider.get_tracer("view")
 
     with tracer.start_as_current_span("view"), singleton(app).lock():
@@ -186,14 +186,14 @@ def test_lock_outside_of_a_task_is_part_of_what_is_current(
     assert "messaging.message.id" not in (hold.attributes or {})
 
 
-# -- what else can become of it ----------------------------------------------------
+# -- conflicts, outages, losses ----------------------------------------------------
 
 
-def test_wait_in_vain_says_how_long_and_who_had_it(
+def test_wait_without_success_has_its_length_and_the_holder(
     app: Celery, worker: Worker, rival: Redlock, spans: Spans
 ) -> None:
-    """One span from the first try to the decision; no hold."""
-    rival.acquire("the-key", facts=Holder.here(task="job", task_id="other-id"))
+    """There is one span from the first attempt to the decision, and no hold."""
+    rival.acquire("the-key", holder=Holder.here(task="job", task_id="other-id"))
 
     worker.run(singleton(app, on_conflict="wait", wait_timeout=3))
 
@@ -207,7 +207,7 @@ def test_wait_in_vain_says_how_long_and_who_had_it(
 def test_outage_is_an_error_of_the_wait(
     app: Celery, worker: Worker, nodes: FakeNodes, spans: Spans
 ) -> None:
-    """With what the nodes said, and what was decided."""
+    """It has the reason and the decision."""
     nodes.partition(0, 1)
 
     worker.run(singleton(app, on_backend_error="skip"))
@@ -221,13 +221,13 @@ def test_outage_is_an_error_of_the_wait(
 def test_loss_is_an_error_of_the_hold(
     app: Celery, worker: Worker, nodes: FakeNodes, spans: Spans
 ) -> None:
-    """With an event at the instant at which the validity ended."""
+    """It has an event at the instant at which the validity ended."""
 
     def body() -> None:
         lease = current_lease()
         assert lease is not None
         nodes.clock.sleep(60.0)
-        lease.state = LeaseState.LOST  # as the watchdog notes it
+        lease.state = LeaseState.LOST  # as the watchdog does
         raise LockLost("lost", key=lease.key, fence=lease.fence)
 
     run = worker.run(singleton(app, body))

@@ -1,19 +1,19 @@
-"""``FakeClock``: time that passes when a test says so."""
+"""``FakeClock`` moves only when a test moves it."""
 
 from __future__ import annotations
 
 from celery_redlock.testing import FakeClock
 
 
-def test_clock_stands_still_until_somebody_sleeps() -> None:
-    """Sleeping takes no time, and moves both of its hands."""
+def test_clock_moves_with_a_sleep() -> None:
+    """A sleep returns at once, and moves both readings."""
     clock = FakeClock(wall=1000.0)
     before = clock.monotonic()
 
     clock.sleep(2.5)
 
     assert clock.monotonic() == before + 2.5
-    assert clock.wall_us() == 1_002_500_000
+    assert clock.wall() == 1_002.5
     assert clock.slept == [2.5]
 
 
@@ -27,8 +27,8 @@ def test_clock_counts_without_rounding_errors() -> None:
     assert clock.monotonic() == before + 1.0
 
 
-def test_clock_gets_to_any_instant() -> None:
-    """Who sleeps until then is there, however near it was."""
+def test_clock_reaches_any_instant() -> None:
+    """After a sleep until an instant it is there, however near the instant was."""
     clock = FakeClock()
     instant = clock.monotonic() + 1e-9
 
@@ -37,8 +37,8 @@ def test_clock_gets_to_any_instant() -> None:
     assert clock.monotonic() >= instant
 
 
-def test_clock_does_what_was_planned_in_its_order() -> None:
-    """At its instant, and while it is slept through."""
+def test_clock_runs_planned_events_in_order() -> None:
+    """Each at its instant, also in the middle of a sleep."""
     clock = FakeClock()
     start = clock.monotonic()
     done: list[tuple[str, float]] = []
@@ -60,8 +60,8 @@ def test_clock_does_what_was_planned_in_its_order() -> None:
     assert clock.next_event() == float("inf")
 
 
-def test_clock_can_be_moved_by_what_was_planned() -> None:
-    """A pause within a pause: time does not go back afterwards."""
+def test_clock_can_be_moved_by_an_event() -> None:
+    """A sleep within a sleep: time does not go back afterwards."""
     clock = FakeClock()
     start = clock.monotonic()
     clock.at(1.0, lambda: clock.advance(60.0))
@@ -71,12 +71,12 @@ def test_clock_can_be_moved_by_what_was_planned() -> None:
     assert clock.monotonic() == start + 61.0
 
 
-def test_clock_on_the_wall_can_be_set() -> None:
-    """Forward and back, and nobody's lease is the shorter."""
+def test_wall_clock_can_be_stepped() -> None:
+    """The monotonic reading, and so every lease, stays the same."""
     clock = FakeClock()
-    monotonic, wall = clock.monotonic(), clock.wall_us()
+    monotonic, wall = clock.monotonic(), clock.wall()
 
     clock.step_wall(-3600.0)
 
     assert clock.monotonic() == monotonic
-    assert clock.wall_us() == wall - 3_600_000_000
+    assert clock.wall() == wall - 3600

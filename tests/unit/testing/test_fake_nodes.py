@@ -1,4 +1,4 @@
-"""``FakeNodes`` and ``MemoryNode``: lock nodes that break as real ones do."""
+"""``FakeNodes`` and ``MemoryNode``: lock nodes that fail as real ones do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.scripts import INSPECT, Script
-from celery_redlock.core.wire import ErrorReply
+from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
 from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # -- one node ----------------------------------------------------------------------
 
 
-def test_node_in_memory_takes_text_numbers_and_bytes() -> None:
-    """As a connection packs them."""
+def test_memory_node_accepts_text_numbers_and_bytes() -> None:
+    """KEYS and ARGV are encoded as a connection encodes them."""
     node = MemoryNode(FakeClock())
     node.redis.set(b"7", b"theirs")
 
@@ -31,22 +31,22 @@ def test_node_in_memory_takes_text_numbers_and_bytes() -> None:
     assert node.execute(INSPECT, [b"7"], []) == [2, b"theirs", -1]
 
 
-def test_node_in_memory_knows_the_scripts_of_the_core_only() -> None:
-    """A script that was not restated is an error, not a guess."""
+def test_memory_node_refuses_unknown_scripts() -> None:
+    """A script without an operation in Python is an error."""
     with pytest.raises(KeyError, match="another"):
         MemoryNode().execute(Script("another", "return 1"), [], [])
 
 
-def test_node_in_memory_returns_errors_as_values() -> None:
-    """As they come over the wire."""
+def test_memory_node_returns_errors_as_values() -> None:
+    """An error is a reply, as it is on a connection."""
     node = MemoryNode()
     node.redis.hset(b"k", {b"f": b"v"})
 
     assert isinstance(node.execute(INSPECT, ["k"], []), ErrorReply)
 
 
-def test_node_in_memory_can_be_given_its_names() -> None:
-    """For those who must be able to repeat a run."""
+def test_memory_node_takes_its_run_ids_from_a_function() -> None:
+    """So the simulator can repeat a run."""
     names = iter(["first", "second"])
     node = MemoryNode(new_run_id=lambda: next(names))
     assert node.run_id == "first"
@@ -56,8 +56,8 @@ def test_node_in_memory_can_be_given_its_names() -> None:
     assert node.run_id == "second"
 
 
-def test_nodes_in_memory_have_names_of_their_own() -> None:
-    """A server makes a random name for itself at each start."""
+def test_memory_nodes_have_different_run_ids() -> None:
+    """A server chooses a random run id at each start."""
     nodes = [MemoryNode() for _ in range(3)]
 
     assert len({node.run_id for node in nodes}) == 3
@@ -67,14 +67,14 @@ def test_nodes_in_memory_have_names_of_their_own() -> None:
 # -- all nodes ---------------------------------------------------------------------
 
 
-def test_fake_nodes_work_out_of_the_box() -> None:
-    """One line, and a service that grants."""
+def test_fake_nodes_need_no_configuration() -> None:
+    """Their service grants a lock at once."""
     with lock(FakeNodes().redlock(), "k", renew=False) as lease:
         assert lease.votes == 3
 
 
-def test_fake_nodes_are_what_a_service_is_given(nodes: FakeNodes) -> None:
-    """Names, URLs and addresses agree."""
+def test_fake_nodes_have_the_names_of_their_service(nodes: FakeNodes) -> None:
+    """Labels, URLs, transport and clock agree."""
     redlock = nodes.redlock()
 
     assert redlock.labels == nodes.labels
@@ -83,8 +83,8 @@ def test_fake_nodes_are_what_a_service_is_given(nodes: FakeNodes) -> None:
     assert redlock.clock is nodes.clock
 
 
-def test_fake_nodes_take_the_services_options(nodes: FakeNodes) -> None:
-    """And vote at once, whatever the configuration."""
+def test_fake_nodes_take_the_options_of_a_service(nodes: FakeNodes) -> None:
+    """They vote at once under any configuration."""
     redlock = nodes.redlock(ttl=100.0, max_ttl=200.0, prefix="mine")
 
     assert redlock.acquire("k").ttl == 100.0
@@ -92,10 +92,10 @@ def test_fake_nodes_take_the_services_options(nodes: FakeNodes) -> None:
 
 
 @pytest.mark.parametrize("how", ["freeze", "partition", "mute"])
-def test_fake_nodes_keep_a_client_waiting(
+def test_fault_of_a_majority_takes_one_node_timeout(
     nodes: FakeNodes, redlock: Redlock, how: str
 ) -> None:
-    """By one node time-out, all or some; undone, all is well again."""
+    """Of two nodes or of all; after thaw and heal all nodes grant again."""
     before = nodes.clock.monotonic()
     getattr(nodes, how)(0, 1)
     with pytest.raises(QuorumUnreachable):
@@ -111,10 +111,10 @@ def test_fake_nodes_keep_a_client_waiting(
         redlock.acquire("l")
 
 
-def test_frozen_node_does_later_what_was_sent(
+def test_frozen_node_runs_requests_after_thaw(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """In its order; the answer arrives then."""
+    """In their order; the replies arrive then."""
     nodes.freeze(0)
     lease = redlock.acquire("k")
     assert holders(nodes) == ["", lease.token, lease.token]
@@ -124,8 +124,8 @@ def test_frozen_node_does_later_what_was_sent(
     assert holders(nodes) == [lease.token] * 3
 
 
-def test_frozen_node_hangs_for_everybody(nodes: FakeNodes, redlock: Redlock) -> None:
-    """It is the server that does nothing."""
+def test_frozen_node_hangs_for_all_clients(nodes: FakeNodes, redlock: Redlock) -> None:
+    """The server is stopped, not a connection."""
     other = nodes.another_client().redlock()
     nodes.freeze(0, 1)
 
@@ -133,8 +133,8 @@ def test_frozen_node_hangs_for_everybody(nodes: FakeNodes, redlock: Redlock) -> 
         other.acquire("k")
 
 
-def test_partition_is_one_clients_own(nodes: FakeNodes, redlock: Redlock) -> None:
-    """What it sent gets through when it is healed; others have gone on."""
+def test_partition_is_of_one_client(nodes: FakeNodes, redlock: Redlock) -> None:
+    """Its requests arrive after heal; other clients have gone on meanwhile."""
     other = nodes.another_client().redlock()
     lease = redlock.acquire("k")
     nodes.partition()
@@ -148,20 +148,20 @@ def test_partition_is_one_clients_own(nodes: FakeNodes, redlock: Redlock) -> Non
     assert redlock.inspect("k").votes == 3
 
 
-def test_muted_node_has_done_what_it_does_not_say(
+def test_muted_node_runs_requests_without_a_reply(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """The worst kind of failure: a grant that nobody heard of."""
+    """A grant that its client does not know of."""
     nodes.mute(0)
-    question = redlock.commands.acquire("k", ttl=10.0, token="t.1", facts="")
-    nodes.ask(question)
+    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
+    nodes.ask(request)
 
     assert holders(nodes) == ["t.1"] * 3
-    assert question.ballot.votes[0] is None
+    assert request.ballot.votes[0] is None
 
 
-def test_latency_is_time_that_passes(nodes: FakeNodes, redlock: Redlock) -> None:
-    """A verdict takes as long as the quorum's answers."""
+def test_latency_moves_the_clock(nodes: FakeNodes, redlock: Redlock) -> None:
+    """A verdict takes as long as the replies of a quorum."""
     nodes.latency(0.01, 0)
     nodes.latency(0.02, 1)
     nodes.latency(0.03, 2)
@@ -176,41 +176,41 @@ def test_latency_is_time_that_passes(nodes: FakeNodes, redlock: Redlock) -> None
     assert nodes.clock.monotonic() == pytest.approx(before + 0.03)
 
 
-def test_killed_node_fails_what_it_had_not_answered(
+def test_killed_node_fails_unanswered_requests(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """The connection breaks: at once an error, and nothing of it is done."""
-    question = redlock.commands.acquire("k", ttl=10.0, token="t.1", facts="")
+    """The connection breaks at once, and the node runs none of them."""
+    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
     nodes.freeze(0)
-    nodes.send(question)
+    nodes.send(request)
 
     nodes.nodes[0].kill()
     nodes.nodes[0].restart(keep_memory=True)
 
-    assert question.ballot.reasons().startswith("node-1:6379/0 closed the connection")
+    assert request.ballot.reasons().startswith("node-1:6379/0 closed the connection")
     assert holders(nodes)[0] == ""
 
 
-def test_killed_node_is_noticed_late_by_who_is_cut_off(
+def test_killed_node_is_noticed_after_a_partition(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """No packet tells that it is gone; what was under way fails when healed."""
-    question = redlock.commands.acquire("k", ttl=10.0, token="t.1", facts="")
+    """A client that is cut off gets no packet; its requests fail after heal."""
+    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
     nodes.partition(0)
-    nodes.send(question)
+    nodes.send(request)
     nodes.nodes[0].restart()
-    assert question.ballot.votes[0] is None
+    assert request.ballot.votes[0] is None
 
     nodes.heal()
 
-    assert question.ballot.reasons().startswith("node-1:6379/0 closed the connection")
+    assert request.ballot.reasons().startswith("node-1:6379/0 closed the connection")
     assert holders(nodes)[0] == ""
 
 
 def test_killed_node_refuses_until_it_is_restarted(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """And then it has another name and, by default, no memory."""
+    """After the restart it has another run id and, by default, no keys."""
     node = nodes.nodes[0]
     redlock.acquire("k")
     run_id = node.memory.run_id
@@ -225,8 +225,8 @@ def test_killed_node_refuses_until_it_is_restarted(
     assert redlock.inspect("k").ballot.reasons() == ""
 
 
-def test_restarted_node_can_keep_its_memory(nodes: FakeNodes, redlock: Redlock) -> None:
-    """As one with an append-only file; it is quarantined all the same."""
+def test_restarted_node_can_keep_its_keys(nodes: FakeNodes, redlock: Redlock) -> None:
+    """As with an append-only file. It is quarantined in any case."""
     lease = redlock.acquire("k")
     nodes.nodes[0].restart(keep_memory=True)
 
@@ -234,28 +234,28 @@ def test_restarted_node_can_keep_its_memory(nodes: FakeNodes, redlock: Redlock) 
     assert redlock.check().problems == ["node-1:6379/0 is in quarantine for 62.2 s"]
 
 
-def test_closed_conversation_is_begun_anew(nodes: FakeNodes, redlock: Redlock) -> None:
-    """What was sent is done all the same; nobody hears of it."""
+def test_closed_connection_is_opened_again(nodes: FakeNodes, redlock: Redlock) -> None:
+    """The nodes still run what was sent; its replies are dropped."""
     nodes.freeze()
-    question = redlock.commands.acquire("k", ttl=10.0, token="t.1", facts="")
-    nodes.send(question)
+    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
+    nodes.send(request)
     nodes.close()
     nodes.thaw()
 
     assert holders(nodes) == ["t.1"] * 3
-    assert question.ballot.reasons().count("was closed") == 3
+    assert request.ballot.reasons().count("was closed") == 3
     assert redlock.inspect("k").votes == 3
 
 
-def test_asked_is_what_was_put_to_the_nodes(nodes: FakeNodes, redlock: Redlock) -> None:
-    """So that a test can count round trips."""
+def test_asked_lists_the_requests(nodes: FakeNodes, redlock: Redlock) -> None:
+    """A test can count round trips."""
     redlock.release(redlock.acquire("k"))
 
     assert asked(nodes) == ["acquire", "release"]
 
 
 def test_fake_nodes_serve_threads_in_real_time() -> None:
-    """With the system's clock; a node time-out is waited for."""
+    """With the system's clock, a node time-out takes real time."""
     nodes = FakeNodes(3, clock=SYSTEM_CLOCK)
     redlock = nodes.redlock()
     outcomes: list[str] = []

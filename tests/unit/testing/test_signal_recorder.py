@@ -1,4 +1,4 @@
-"""``SignalRecorder``: the signals that were sent while a block ran."""
+"""``SignalRecorder`` records the signals of a block."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from celery_redlock.signals import lock_acquired, lock_lost, lock_released
 from celery_redlock.testing import SignalRecorder
 
 
-def test_recorder_writes_down_what_is_sent() -> None:
-    """In order, with sender and arguments, while the block runs and not after."""
+def test_recorder_records_signals_of_its_block() -> None:
+    """In their order, with sender and arguments; not those before or after."""
     lock_acquired.send(sender="before", lease=0, task_id="")
 
     with SignalRecorder() as events:
@@ -23,12 +23,12 @@ def test_recorder_writes_down_what_is_sent() -> None:
     (acquired,) = events.of("lock_acquired")
     assert (acquired.sender, acquired.lease, acquired.task_id) == ("task", 1, "a")
     assert events.seen == [acquired, *events.of("lock_released")]
-    with pytest.raises(AttributeError, match="lock_acquired came without 'fence'"):
+    with pytest.raises(AttributeError, match="lock_acquired has no argument 'fence'"):
         _ = acquired.fence
 
 
-def test_recorder_can_listen_to_some() -> None:
-    """By their names."""
+def test_recorder_can_be_limited_to_names() -> None:
+    """Other signals are not recorded."""
     with SignalRecorder("lock_lost", "lock_released") as events:
         lock_acquired.send(sender=None, lease=1, task_id="")
         lock_lost.send(sender=None, lease=1, task_id="", decision=None)
@@ -36,8 +36,8 @@ def test_recorder_can_listen_to_some() -> None:
     assert events.names == ["lock_lost"]
 
 
-def test_recorder_waits_for_what_a_thread_sends() -> None:
-    """Until it was sent, as many times as is asked for."""
+def test_recorder_waits_for_signals_of_threads() -> None:
+    """It returns once the signal was sent the given number of times."""
     with SignalRecorder() as events:
         threads = [
             threading.Thread(
@@ -53,8 +53,8 @@ def test_recorder_waits_for_what_a_thread_sends() -> None:
     assert second == events.of("lock_lost")[1]
 
 
-def test_recorder_says_what_there_was_instead() -> None:
-    """A test that fails tells more than that it failed."""
+def test_recorder_reports_the_signals_instead() -> None:
+    """The error of a wait names the signals that were sent."""
     with SignalRecorder() as events:
         lock_acquired.send(sender=None, lease=1, task_id="")
 
@@ -62,12 +62,13 @@ def test_recorder_says_what_there_was_instead() -> None:
             events.wait_for("lock_lost", timeout=0.001)
 
     assert str(caught.value) == (
-        "lock_lost was sent 0 times within 0.001 s and not 1. There was: lock_acquired."
+        "lock_lost was sent 0 times within 0.001 s and not 1. "
+        "These signals were sent: lock_acquired."
     )
 
 
-def test_recorders_do_not_disturb_each_other() -> None:
-    """Each has its own ears, and leaves none behind."""
+def test_recorders_are_independent() -> None:
+    """Each has its own receivers, and disconnects them."""
     before = len(lock_acquired.receivers)
 
     with SignalRecorder() as outer:

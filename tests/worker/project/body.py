@@ -1,4 +1,4 @@
-"""What the bodies of the tasks have in common."""
+"""Helpers that the bodies of all tasks share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from celery import current_task
 
-from tests.worker.harness.stage import Stage
+from tests.harness.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def stage() -> Stage:
 
 @contextmanager
 def recorded(key: str) -> Iterator[str]:
-    """Record a run of the current task; gives its id."""
+    """Record a run of the current task, and give its id."""
     task_id = str(current_task.request.id)
     with stage().run(key, task_id):
         yield task_id

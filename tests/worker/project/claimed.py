@@ -64,7 +64,7 @@ def one_queued_allow(key: str) -> str:
 
 
 def strict_before_it_runs(conflict: Conflict) -> Skip | Raise:
-    """Tell who publishes that there is another one; skip quietly in a worker."""
+    """Raise at the publisher; skip in a worker."""
     return Raise() if conflict.stage == "publish" else Skip()
 
 

@@ -1,4 +1,4 @@
-"""Tasks that differ in what they do when another has the lock, or nobody can tell."""
+"""Tasks that differ in their decisions on a held lock and on an outage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def job_allow(key: str) -> str:
 
 
 def note_and_raise(conflict: Conflict) -> str:
-    """Note who holds the lock, then decide."""
+    """Note the holder of the lock, then decide."""
     assert conflict.holder is not None
     stage().note(conflict.key, "conflict", holder=conflict.holder.task_id)
     return "raise"
@@ -65,7 +65,7 @@ def job_callable(key: str) -> str:
 
 
 def wait_then_retry(conflict: Conflict) -> Wait | Retry:
-    """Wait for a second, then go back into the queue."""
+    """Wait for a second, then ask to be republished."""
     stage().note(conflict.key, "conflict")
     return Retry(0.3) if conflict.waited else Wait(1.0)
 
@@ -85,7 +85,7 @@ def job_wait_then_retry(key: str) -> str:
     reject_on_worker_lost=True,
 )
 def storm(key: str, seconds: float) -> str:
-    """Run so long, one of many."""
+    """Run for this many seconds, as one of many calls."""
     with recorded(key) as task_id:
         threading.Event().wait(seconds)
         return task_id

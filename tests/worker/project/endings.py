@@ -1,4 +1,4 @@
-"""Tasks whose body ends in one way or another, or begins again."""
+"""Tasks whose bodies end in different ways, or run again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def autoretried(self: Task, key: str) -> int:
 
 @singleton_task(name="retried-at-once", key="{key}", bind=True, max_retries=None)
 def retried_at_once(self: Task, key: str, times: int) -> int:
-    """Retry itself with no delay, so often."""
+    """Retry itself without delay, this many times."""
     with recorded(key):
         if self.request.retries < times:
             raise self.retry(countdown=0)
@@ -82,4 +82,5 @@ def overtaken(self: Task, key: str) -> str:
 @singleton_task(name="sleeper", key="{key}")
 def sleeper(key: str, seconds: float) -> None:
     """Run about as long as its soft limit allows."""
-    threading.Event().wait(seconds)
+    with recorded(key):
+        threading.Event().wait(seconds)

@@ -1,6 +1,6 @@
-"""Tasks of which one more run follows, or of which the newest replaces the others.
+"""Tasks with the policy ``buffer_one`` or ``cancel_running``.
 
-The second argument tells one call from the other; the lock is on the first alone.
+The second argument tells the calls apart; the lock is on the first argument alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 
 
 def hold(key: str, number: int) -> int:
-    """Run until the gate opens, and tell which call it was."""
+    """Run until the gate opens, and return the number of the call."""
     with recorded(key):
         stage().note(key, "arguments", number=number)
         stage().wait(key)
@@ -63,7 +63,7 @@ def buffered_other(key: str, number: int = 0) -> int:
 
 
 def replays_keep_their_order(conflict: Conflict) -> BufferOne:
-    """Let the first of the replays follow, and the latest of all others."""
+    """Keep the first of the replays, and the latest of all other calls."""
     return BufferOne(keep="first" if conflict.kwargs.get("replay") else "latest")
 
 
@@ -86,7 +86,6 @@ def replacing(key: str, number: int = 0) -> int:
     key="{key}",
     on_conflict="cancel_running",
     cancel_grace=0.5,
-    retry_countdown=0.5,
 )
 def replacing_deaf(key: str, number: int = 0) -> int:
     """Go on when it is cancelled, until its gate opens."""
@@ -122,7 +121,7 @@ def replacing_late(key: str, number: int = 0) -> int:
 
 @singleton_task(name="replacing-polite", key="{key}", on_conflict="cancel_running")
 def replacing_polite(key: str, number: int = 0) -> int:
-    """Ask again and again whether it is to go on."""
+    """Ask the lease repeatedly whether the call may go on."""
     lease = current_lease()
     assert lease is not None
     with recorded(key):
@@ -133,7 +132,7 @@ def replacing_polite(key: str, number: int = 0) -> int:
 
 
 def forced_ones_replace(conflict: Conflict) -> CancelRunning | str:
-    """Let a call that is forced replace the one that runs."""
+    """Let a forced call replace the running call."""
     return CancelRunning(grace=5) if conflict.kwargs.get("force") else "skip"
 
 
@@ -151,7 +150,7 @@ def replacing_callable(key: str, number: int = 0, *, force: bool = False) -> int
     max_retries=5,
 )
 def replacing_retried(self: Task, key: str, number: int = 0) -> int:
-    """Retry itself whatever stops it."""
+    """Retry after every exception."""
     try:
         return hold(key, number)
     except Exception as error:
@@ -163,7 +162,7 @@ def replacing_retried(self: Task, key: str, number: int = 0) -> int:
 
 @singleton_task(name="applying", key="{key}", bind=True, on_conflict="raise")
 def applying(self: Task, key: str, depth: int) -> list[str]:
-    """Run itself at once, so deep; tell the lease of each of them."""
+    """Apply itself to this depth; return the token of each run's lease."""
     lease = current_lease()
     token = lease.token if lease else ""
     with recorded(key):
@@ -173,7 +172,7 @@ def applying(self: Task, key: str, depth: int) -> list[str]:
 
 @singleton_task(name="applying-elsewhere", key="{key}", bind=True, on_conflict="raise")
 def applying_elsewhere(self: Task, key: str, depth: int) -> str:
-    """Have a thread run it at once; tell what came of it."""
+    """Apply itself in a thread; return the type of the outcome."""
     answers: list[Any] = []
     if not depth:
         return "ran"

@@ -1,4 +1,4 @@
-"""Tasks that use their own lock: its lease, the key once more, a renewal."""
+"""Tasks that use their own lock: read its lease, take its key again, renew it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock import LockHeld, current_lease, singleton_task
 from celery_redlock.signals import lock_heartbeat
-from tests.worker.harness.waiting import until
+from tests.harness.waiting import until
 from tests.worker.project.body import recorded, stage
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @singleton_task(name="informed", key="{key}")
 def informed(key: str) -> dict[str, Any]:
-    """Tell what the lease says."""
+    """Return the key, the fence and the remaining time of the lease."""
     lease = current_lease()
     assert lease is not None
     with recorded(key):
@@ -34,19 +34,19 @@ def nested(self: Task, key: str) -> bool:
         outer_fence = inner.fence
     lease = current_lease()
     assert lease is not None
-    lease.ensure(network=True)  # the inner block has not let go of it
+    lease.ensure(network=True)  # the inner block has not released it
     return bool(lease.fence == outer_fence)
 
 
 @singleton_task(name="recursive", key="{key}", bind=True)
 def recursive(self: Task, key: str, depth: int) -> int:
-    """Call itself, so deep."""
+    """Call itself to this depth."""
     return 1 + self(key, depth - 1) if depth else 0
 
 
 @singleton_task(name="spawning", key="{key}", bind=True)
 def spawning(self: Task, key: str) -> str:
-    """Try to take its own lock from a thread; tell what came of it."""
+    """Try to take its own lock from a thread; return the outcome."""
     answers = []
 
     def take() -> None:
@@ -65,7 +65,7 @@ def spawning(self: Task, key: str) -> str:
 
 @singleton_task(name="beating", key="{key}", bind=True)
 def beating(self: Task, key: str) -> bool:
-    """Ask for a renewal; tell whether it came long before its time."""
+    """Ask for a renewal; tell whether it came long before it was due."""
     lease = current_lease()
     assert lease is not None
     before = lease.until

@@ -55,7 +55,7 @@ def of_the_house(key: str) -> str:
 
 
 class Order(BaseModel):
-    """What a typed task takes."""
+    """The argument of a typed task."""
 
     key: str
     amount: int = 1

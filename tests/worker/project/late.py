@@ -1,4 +1,4 @@
-"""A result backend that is overtaken wherever that is possible."""
+"""A result backend that stores RETRY after the retry's own result, where possible."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from celery.backends.redis import RedisBackend
 
 __all__ = ["LateRetries"]
 
-_LONGEST = 3.0  # seconds in which a retry that may run has run
+_LONGEST = 3.0  # seconds; a retry that may run has run by then
 
 
 class LateRetries(RedisBackend):
-    """Stores that a run is to be retried after the retry has stored its result.
+    """Stores RETRY of a run after the retry of that run has stored its result.
 
-    Where the retry cannot run before, it stores after a while.
+    If the retry cannot run so early, the backend stores RETRY after a few seconds.
     """
 
     def _set_with_state(self, key: bytes, value: str, state: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tasks that lose their lock while they run, and what they make of it."""
+"""Tasks that lose their lock while they run, and react in different ways."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def lost_autoretry(key: str) -> str:
     name="lost-other-autoretry", key="{key}", ttl=TTL, autoretry_for=(Exception,)
 )
 def lost_other_autoretry(key: str) -> str:
-    """Run until the gate opens; a lost lock is not named among what is retried."""
+    """Run until the gate opens; ``autoretry_for`` does not name LockLost."""
     return hold(key)
 
 
 @singleton_task(name="lost-stubborn", key="{key}", ttl=TTL)
 def lost_stubborn(key: str) -> None:
-    """Run on whatever soft limit comes: only LockLost stops this one."""
+    """Ignore soft limits; only LockLost ends the body."""
     with recorded(key):
         while True:
             try:
@@ -85,7 +85,7 @@ def lost_stubborn(key: str) -> None:
 
 @singleton_task(name="lost-swallowed", key="{key}", ttl=TTL)
 def lost_swallowed(key: str) -> str:
-    """Swallow what stops it, and end as if all were well."""
+    """Swallow the error that stops the body, and return a result."""
     try:
         return hold(key)
     except Exception:  # noqa: BLE001  (users do this)
@@ -94,7 +94,7 @@ def lost_swallowed(key: str) -> str:
 
 @singleton_task(name="lost-deaf", key="{key}", ttl=TTL)
 def lost_deaf(key: str) -> str:
-    """Go on after the first LockLost, as if nothing had been."""
+    """Catch the first LockLost, and go on."""
     with recorded(key) as task_id:
         try:
             stage().wait(key)
@@ -113,7 +113,7 @@ def lost_deaf(key: str) -> str:
     retry_countdown=0.3,
 )
 def lost_mutating(key: str, numbers: list[int]) -> list[int]:
-    """Tell the numbers that it was given, and change them."""
+    """Clear the list of numbers; return the numbers that it had."""
     given = [*numbers]
     numbers.clear()
     hold(key)

@@ -1,4 +1,4 @@
-"""Receivers of the locks' signals: each notes what it was told."""
+"""Receivers of the signals: each records its arguments."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 def on_acquired(lease: Lease, task_id: str, **_: Any) -> None:
-    """Note that a lock was taken."""
+    """Record the acquire of a lock."""
     stage().note(lease.key, "signal-acquired", task_id=task_id)
 
 
 def on_renewed(lease: Lease, task_id: str, **_: Any) -> None:
-    """Note that a lock was renewed."""
+    """Record the renewal of a lock."""
     stage().note(lease.key, "signal-renewed", task_id=task_id)
 
 
 def on_lost(lease: Lease, task_id: str, **_: Any) -> None:
-    """Note that a lock was lost."""
+    """Record the loss of a lock."""
     stage().note(lease.key, "signal-lost", task_id=task_id)
 
 
 def on_released(lease: Lease, task_id: str, **_: Any) -> None:
-    """Note that a lock was given back."""
+    """Record the release of a lock."""
     stage().note(lease.key, "signal-released", task_id=task_id)
 
 
 def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
-    """Note what was decided."""
+    """Record the decision on a conflict."""
     stage().note(
         conflict.key,
         "signal-conflict",
@@ -43,7 +43,7 @@ def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
 
 
 def on_cancelled(lease: Lease, task_id: str, cancelled_by: str, **_: Any) -> None:
-    """Note that the holder was told to end."""
+    """Record the cancel request to the holder."""
     by = {"cancelled_by": cancelled_by}
     stage().note(lease.key, "signal-cancelled", task_id=task_id, **by)
 

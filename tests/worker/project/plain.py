@@ -1,4 +1,4 @@
-"""Tasks without a lock: what the locked ones are compared with."""
+"""Tasks without a lock, to compare the locked ones with."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.worker.project.body import hold, recorded
 
 @shared_task(name="plain")
 def plain(key: str) -> str:
-    """Run until the gate opens, beside whoever else does."""
+    """Run until the gate opens, without a lock."""
     return hold(key)
 
 
 @shared_task(name="tail")
 def tail(results: object, key: str) -> object:
-    """Return what came before: the end of a chain, the body of a chord."""
+    """Return the earlier results, as the end of a chain or the body of a chord."""
     with recorded(f"{key}-tail"):
         return results

@@ -1,7 +1,7 @@
 """Tasks that run once at a time.
 
-The tests give each call a key of its own, and most of the tasks lock just that:
-two tasks that use the same text share the lock.
+The tests give each call its own key, and most of the tasks lock just this key.
+Two tasks that use the same text share the lock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def late(key: str) -> str:
     name="late-short", key="{key}", ttl=2, acks_late=True, reject_on_worker_lost=True
 )
 def late_short(key: str) -> str:
-    """Run until the gate opens; when its worker dies unseen, the ttl ends it."""
+    """Run until the gate opens; the ttl ends the lock of a killed worker."""
     return hold(key)
 
 
@@ -61,12 +61,12 @@ def keeping(key: str) -> str:
 
 @singleton_task(name="whoami", key="{key}")
 def whoami(key: str) -> int:
-    """Tell in which process it runs."""
+    """Return the id of the process that runs it."""
     with recorded(key):
         return os.getpid()
 
 
-# -- What is the same call  --------------------------------------------------------
+# -- Equal calls -----------------------------------------------------------------
 
 
 @singleton_task(name="canonical")

@@ -1,18 +1,18 @@
-// The live page asks once a second what there is, and changes what has changed: rows
-// stay the same elements, so that the focus stays where it is.
+// The live page fetches the state about once a second and changes only what differs. Rows
+// stay the same elements, so the keyboard focus stays in its place.
 
 import { drawTimeline } from "./timeline.js";
 
 const EVERY = 700; // milliseconds
 const id = (name) => document.getElementById(name);
 const live = id("live");
-const onStage = Boolean(id("kill"));
+const mayBreak = Boolean(id("kill"));
 let last = null;
-let lead = 0; // seconds by which the server's clock is before ours
+let lead = 0; // seconds by which the server's clock is ahead of this one
 
 // -- asking -----------------------------------------------------------------------
 
-async function ask() {
+async function fetchState() {
   try {
     const answer = await fetch(live.dataset.state, { cache: "no-store" });
     if (!answer.ok) throw new Error(`the site answers ${answer.status}`);
@@ -22,7 +22,7 @@ async function ask() {
   } catch (error) {
     verdict("bad", `The site does not answer (${error.message}).`);
   }
-  setTimeout(ask, document.hidden ? 4 * EVERY : EVERY);
+  setTimeout(fetchState, document.hidden ? 4 * EVERY : EVERY);
 }
 
 async function send(url, fields) {
@@ -32,7 +32,7 @@ async function send(url, fields) {
     headers: { Accept: "application/json", "X-CSRFToken": token },
     body: new URLSearchParams(fields),
   });
-  return answer.ok ? (await answer.json()).done : `That failed: ${answer.status}`;
+  return answer.ok ? (await answer.json()).done : `The request failed: ${answer.status}`;
 }
 
 // -- showing ----------------------------------------------------------------------
@@ -51,20 +51,20 @@ function show(now) {
   id("no-locks").hidden = now.locks.length > 0;
   const { leader, standbys } = now.beat;
   say("beat", leader
-    ? `Beat: process ${leader} sends, ${standbys.length} stand by.`
-    : "Beat: nobody sends at the moment.");
+    ? `Beat: process ${leader} is the leader, with ${counted(standbys.length, "standby")}.`
+    : "Beat: there is no leader at the moment.");
   say("overlaps", now.overlaps
-    ? `Overlaps: ${now.overlaps}. Two ran at the same time!`
-    : "No two ran at the same time.");
+    ? `${counted(now.overlaps, "overlap")}: two runs of a key at the same time!`
+    : "No overlaps.");
   id("overlaps").classList.toggle("bad", now.overlaps > 0);
   draw();
 }
 
 function judge({ voting, quorum, nodes, can_lock: canLock }) {
   const fact = `${voting} of ${nodes.length} nodes vote`;
-  if (!canLock) return ["bad", `Nothing can be locked: ${fact}, ${quorum} are needed.`];
+  if (!canLock) return ["bad", `No lock can be granted: ${fact}, ${quorum} are needed.`];
   if (voting < nodes.length) {
-    return ["edge", `Locks are granted: ${fact}, ${quorum} are enough.`];
+    return ["warn", `Locks are granted: ${fact}, ${quorum} are enough.`];
   }
   return ["", `All ${voting} nodes vote.`];
 }
@@ -80,6 +80,7 @@ function say(name, text) { // a text that stays the same is not read out again
 
 const firstSentence = (text) => text.split(/\. (?=[A-Z])/)[0];
 const seconds = (value) => (value === null ? "–" : `${value.toFixed(1)} s`);
+const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const clock = (instant) => new Date(instant * 1000).toLocaleTimeString([], { hour12: false });
 
 function nodeCells(node) {
@@ -88,7 +89,7 @@ function nodeCells(node) {
     { text: node.votes ? "votes" : node.state, kind: `vote ${node.votes ? "votes" : ""}` },
     { text: node.votes || node.locks ? String(node.locks) : "–", number: true },
   ];
-  if (onStage) {
+  if (mayBreak) {
     const word = node.running ? "Stop" : "Start";
     cells.push({
       button: word,
@@ -114,11 +115,11 @@ function runCells(run) {
   let why = `process ${run.pid}`;
   if (run.holder) why = `held by ${run.holder} since ${clock(run.holder_since)}`;
   else if (run.note) why = firstSentence(run.note);
-  const state = { skipped: "skipped", retried: "put back", lost: "lost" }[run.state];
+  const state = run.state === "retried" ? "republished" : run.state;
   return [
     { text: clock(run.began), number: true },
     { head: run.key },
-    { text: state ?? run.state, kind: `state ${run.state}` },
+    { text: state, kind: `state ${run.state}` },
     { text: seconds(took), number: true },
     { text: run.fence ? String(run.renewals) : "–", number: true },
     { text: why, title: run.note },
@@ -128,7 +129,7 @@ function runCells(run) {
 
 // -- tables -----------------------------------------------------------------------
 
-/** Make a table's rows those of `items`, in their order; keep what is there already. */
+/** Show one row for each of `items`, in their order; keep the rows that exist. */
 function rows(name, items, keyOf, cellsOf, mark = () => {}) {
   const body = id(name).tBodies[0];
   const known = new Map([...body.rows].map((row) => [row.dataset.id, row]));
@@ -184,22 +185,22 @@ id("controls").addEventListener("submit", async (event) => {
     say("said", await send(event.submitter.getAttribute("formaction"), fields));
     return;
   }
-  // Ten clicks are ten requests, all at once, as ten people would send them.
+  // Ten runs are ten requests at the same time, like those of ten users.
   const clicks = Array.from({ length: Number(event.submitter?.value ?? 1) });
   const url = event.target.getAttribute("action");
   await Promise.all(clicks.map(() => send(url, { ...fields, times: 1 })));
   const name = customer.selectedOptions[0].textContent;
   say("said", clicks.length > 1
-    ? `${clicks.length} calls for ${name} were published at once.`
+    ? `${clicks.length} calls for ${name} were published at the same time.`
     : `A call for ${name} was published.`);
 });
 
 function draw() {
-  if (id("timeline").matches(":hover")) return; // somebody reads what a bar says
+  if (id("timeline").matches(":hover")) return; // the user reads the title of a bar
   if (last) drawTimeline(id("timeline"), last.recent, Date.now() / 1000 + lead);
 }
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 setInterval(() => { if (!document.hidden && !calm.matches) draw(); }, 200);
 addEventListener("resize", draw);
-ask();
+fetchState();

@@ -1,5 +1,5 @@
-// Runs by key as a picture: a lane for each key, a bar for each body. Bodies of one key
-// that overlap are drawn below each other, with a red frame: one sees it at once.
+// The timeline: a lane for each key, a bar for each run of a body. Runs of one key that
+// overlap are drawn below each other, with a red frame.
 
 const WINDOW = 60; // seconds
 const STEP = 10;
@@ -25,7 +25,7 @@ export function drawTimeline(place, runs, now) {
     for (const [run, depth] of stacked.rows) {
       parts.push(bar(run, x, y + 6 + depth * (BAR + 3), now, label));
     }
-    let room = label; // marks stand beside each other, and not on top
+    let room = label; // marks stand side by side
     for (const near of together(lane.filter((run) => !run.fence), x, label)) {
       const at = Math.max(room, x(near[0].began));
       parts.push(mark(near, at, y + height - 14));
@@ -34,7 +34,7 @@ export function drawTimeline(place, runs, now) {
     y += height;
   }
   if (!lanes.length) {
-    parts.push(`<text class="axis" x="${label}" y="${y + 26}">Nothing has run yet.</text>`);
+    parts.push(`<text class="axis" x="${label}" y="${y + 26}">No runs yet.</text>`);
     y += LANE;
   }
   place.innerHTML =
@@ -42,7 +42,7 @@ export function drawTimeline(place, runs, now) {
     `width="${width}" height="${y + 2}">${axis((ago) => x(now - ago), y)}${parts.join("")}</svg>`;
 }
 
-/** Return [key, runs] pairs. Keys have the same order all the time. */
+/** Return [key, runs] pairs, sorted by key. */
 function byKey(runs) {
   const lanes = new Map();
   for (const run of runs) {
@@ -52,7 +52,7 @@ function byKey(runs) {
   return [...lanes].sort(([one], [other]) => one.localeCompare(other));
 }
 
-/** Put bodies that overlap below each other. */
+/** Put runs that overlap below each other. */
 function stack(bodies, now) {
   const ends = [];
   const rows = [];
@@ -87,7 +87,7 @@ function bar(run, x, y, now, label) {
   );
 }
 
-/** Group calls that were refused, as far as they would be drawn over each other. */
+/** Group the marks of refused calls that would be drawn over each other. */
 function together(refused, x, label) {
   const groups = [];
   const latest = {}; // by state
@@ -104,7 +104,8 @@ function mark(near, at, y) {
   const [run] = near;
   const path = run.state === "skipped" ? `M${at} ${y}v8` : `M${at - 4} ${y + 8}h8l-4 -7z`;
   const why = run.holder ? `held by ${run.holder}` : run.note;
-  const title = `${near.length} × ${run.key} ${run.state}: ${why}`;
+  const state = run.state === "retried" ? "republished" : run.state;
+  const title = `${run.key}: ${near.length} ${state}, ${why}`;
   const count = near.length > 1
     ? `<text class="axis" x="${at + 6}" y="${y + 9}">${near.length}</text>`
     : "";
@@ -130,7 +131,9 @@ function inWords(lanes) {
   const said = lanes.map(([key, lane]) => {
     const count = (state) => lane.filter((run) => run.state === state).length;
     const states = ["running", "done", "killed", "lost", "failed", "skipped", "retried"];
-    const counts = states.filter(count).map((state) => `${count(state)} ${state}`);
+    const counts = states
+      .filter(count)
+      .map((state) => `${count(state)} ${state === "retried" ? "republished" : state}`);
     const clash = lane.some((run) => run.overlaps) ? ", overlapping" : "";
     return `${key}: ${counts.join(", ")}${clash}`;
   });

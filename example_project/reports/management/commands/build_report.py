@@ -1,4 +1,4 @@
-"""``manage.py build_report 3``: build a report here, under the lock of the task."""
+"""``manage.py build_report 3``: build a report under the lock of the task."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class Command(BaseCommand):
-    """Build a customer's report in this process, unless a worker is at it."""
+    """Build a report in this process, unless a worker builds it."""
 
-    help = "Build a customer's report here, under the same lock as the task."
+    help = "Build a report in this process, under the lock of the task."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take a customer."""
+        """Add the number of the customer."""
         parser.add_argument("customer", type=int, help="The customer's number.")
 
     def handle(self, **options: Any) -> None:
-        """Build it, or say who does."""
+        """Build the report, or name the task that builds it."""
         customer = options["customer"]
         try:
             with build_report.lock(customer), recorded("manage.py") as lease:
@@ -35,7 +35,8 @@ class Command(BaseCommand):
             began = held.holder.started if held.holder else 0
             since = datetime.fromtimestamp(began, tz=timezone.utc)
             raise CommandError(
-                f"It is being built by {held.holder} since {since:%H:%M:%S} UTC."
+                f"The report is being built by {held.holder} since "
+                f"{since:%H:%M:%S} UTC. Nothing was done."
             ) from held
         except LockUnavailable as error:
             raise CommandError(str(error)) from error

@@ -1,4 +1,4 @@
-"""``manage.py seed``: customers, orders, people and a schedule to begin with."""
+"""``manage.py seed``: the first customers, orders, users, and a schedule."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ CUSTOMERS = {
     "Sato Printing": "Kyoto",
     "Wójcik Gardens": "Kraków",
 }
-ORDERS = 120  # a customer
-EVERY = 10  # seconds, where a crontab would say "at half past two in the night"
+ORDERS = 120  # for each customer
+EVERY = 10  # seconds; a real import would have a crontab
 
 
 class Command(BaseCommand):
-    """Fill an empty database. Twice is as good as once."""
+    """Add what the database does not have yet."""
 
-    help = "Customers, orders, people (admin/admin, support/support), a schedule."
+    help = "Add customers, orders, users (admin, support) and a schedule."
 
     def handle(self, **_: Any) -> None:
-        """Fill it."""
+        """Add the rows."""
         if not Customer.objects.exists():
             self._add_customers()
-        self._add_people()
+        self._add_users()
         interval, _ = IntervalSchedule.objects.get_or_create(
             every=EVERY, period=IntervalSchedule.SECONDS
         )
@@ -60,7 +60,7 @@ class Command(BaseCommand):
                 for _ in range(ORDERS)
             )
 
-    def _add_people(self) -> None:
+    def _add_users(self) -> None:
         if not User.objects.filter(username="admin").exists():
             User.objects.create_superuser("admin", password="admin")  # noqa: S106
         support, is_new = User.objects.get_or_create(
@@ -69,6 +69,6 @@ class Command(BaseCommand):
         if is_new:
             support.set_password("support")
             support.save()
-        # May look at everything and release nothing.
+        # Support may view everything, and may not release locks.
         may = Permission.objects.filter(codename__startswith="view_")
         support.user_permissions.set(may)

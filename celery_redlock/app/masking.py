@@ -1,0 +1,95 @@
+"""Keeps the nodes' passwords out of ``celery report`` and ``celery inspect conf``.
+
+Both commands print the configuration. They mask settings with names like
+``password``, and ``redlock_nodes`` has no such name. When an app with lock tasks has
+read its configuration, its nodes are therefore replaced by an object that shows only
+their names. ``list(app.conf.redlock_nodes)`` still returns the nodes as they were
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from celery import signals
+
+from celery_redlock.core.transport.url import mask_url
+
+__all__ = ["MaskedNodes", "UnmaskedConf", "mask"]
+
+_SETTING = "redlock_nodes"  # in upper or lower case, after any namespace
+
+
+class MaskedNodes(Sequence[Any]):
+    """A list of nodes whose repr has no passwords.
+
+    It is no ``list``: ``celery inspect conf`` would get its items.
+    """
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self.nodes = nodes
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.nodes[index]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return repr([_masked(node) for node in self.nodes])
+
+
+def _masked(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {name: _masked(value) for name, value in node.items()}
+    return mask_url(str(node))
+
+
+class UnmaskedConf(Mapping[str, Any]):
+    """An app's configuration with the nodes as they were written."""
+
+    def __init__(self, conf: Any) -> None:
+        self._conf = conf
+        self.prefix = getattr(conf, "prefix", None)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._conf[name]
+        return value.nodes if isinstance(value, MaskedNodes) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._conf)
+
+    def __len__(self) -> int:
+        return len(self._conf)
+
+
+def mask(app: Any) -> None:
+    """Mask the nodes of an app: now, or when it reads its configuration."""
+    if app.configured:
+        if not isinstance(app.conf.get(_SETTING), MaskedNodes):
+            _mask_conf(app.conf)
+    else:
+        app.on_after_configure.connect(_when_configured, weak=False)
+
+
+def _when_configured(source: Any, **_: Any) -> None:
+    _mask_conf(source)
+
+
+def _mask_conf(conf: Any) -> None:
+    # The user may have named it CELERY_REDLOCK_NODES.
+    names = [name for name in conf if str(name).lower().endswith(_SETTING)]
+    for name in names:
+        nodes = conf.get(name)
+        if isinstance(nodes, (list, tuple)):
+            conf[name] = MaskedNodes(nodes)
+        elif isinstance(nodes, str):
+            conf[name] = mask_url(nodes)
+
+
+def _when_modules_are_imported(sender: Any, **_: Any) -> None:
+    mask(sender)
+
+
+signals.import_modules.connect(_when_modules_are_imported, weak=False)

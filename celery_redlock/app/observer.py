@@ -1,0 +1,65 @@
+"""Base class of observers that receive the signals of one app, such as metrics.
+
+An observer is installed once for an app, ignores the signals of other apps, and can be
+uninstalled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery_redlock.app.runtime import app_itself
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Observer", "install_once"]
+
+_T = TypeVar("_T", bound="Observer")
+
+
+class Observer:
+    """A set of signal receivers for one app.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app_itself(app)
+        self._receivers: list[tuple[Any, Callable[..., None]]] = []
+
+    def listen(self, signal: Any, receiver: Callable[..., None]) -> None:
+        """Connect a receiver to this signal, for the signals of the app."""
+
+        def receive(sender: Any = None, **named: Any) -> None:
+            if app_itself(getattr(sender, "app", None)) is self.app:
+                receiver(sender=sender, **named)
+
+        self.listen_to_all(signal, receive)
+
+    def listen_to_all(self, signal: Any, receiver: Callable[..., None]) -> None:
+        """Connect a receiver to this signal, for the signals of all apps."""
+        self._receivers.append((signal, receiver))
+        signal.connect(receiver, weak=False)
+
+    def uninstall(self) -> None:
+        """Disconnect all receivers. Twice is harmless."""
+        receivers, self._receivers = self._receivers, []
+        for signal, receiver in receivers:
+            signal.disconnect(receiver)
+        vars(self.app).pop(_attribute(type(self)), None)
+
+
+def install_once(app: Any, kind: type[_T], **options: Any) -> _T:
+    """Return the app's observer of this kind. The first call makes it."""
+    app, name = app_itself(app), _attribute(kind)
+    observer: _T | None = vars(app).get(name)
+    if observer is None:
+        observer = kind(app, **options)
+        setattr(app, name, observer)
+    return observer
+
+
+def _attribute(kind: type) -> str:
+    return f"_redlock_{kind.__name__.lower()}"

@@ -1,0 +1,192 @@
+"""``Runtime``: the parts that the tasks of one app share in one process.
+
+Its parts are made on first use. When a task is decorated, the app has no
+configuration yet, and a process that only publishes needs no connection. The parts
+survive a fork: in the child they start again, with connections and threads of their
+own. They are stopped when a worker or one of its processes ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+
+from celery_redlock.app.masking import UnmaskedConf, mask
+from celery_redlock.app.signal_dispatcher import SignalDispatcher
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.locking import watchdog_of
+from celery_redlock.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.core.renewal.watchdog import Watchdog
+    from celery_redlock.options.lock_options import LockOptions, ResolvedOptions
+
+__all__ = ["Runtime", "app_itself", "instead", "runtime_of"]
+
+log = logging.getLogger(__name__)
+
+_ATTRIBUTE = "_redlock_runtime"  # of the app
+_MADE = "made"
+
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_instead: list[Callable[[Any], Runtime]] = []  # filled only by tests
+
+
+class Runtime:
+    """Settings, lock service, watchdog and resolved options of one app.
+
+    Args:
+        app: The Celery app. Its configuration is read now.
+        **defaults: Settings for an app that does not have them; for tests.
+
+    Attributes:
+        settings: The app's ``redlock_*`` settings.
+        dispatcher: Sends the signals of the watchdog's thread.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(self, app: Any, **defaults: Any) -> None:
+        mask(app)
+        self.settings = Settings.of(UnmaskedConf(app.conf), **defaults)
+        self.dispatcher = SignalDispatcher()
+        self._service: dict[str, Redlock] = {}
+        self._options: dict[str, ResolvedOptions] = {}
+        self._waiters: set[str] = set()
+        _runtimes.add(self)
+
+    @property
+    def redlock(self) -> Redlock:
+        """The lock service on the app's nodes.
+
+        Raises:
+            ConfigurationError: There are no nodes.
+        """
+        service = self._service.get(_MADE)
+        if service is None:
+            # If two threads come here at once, both get the same service.
+            service = self._service.setdefault(_MADE, _redlock_from(self.settings))
+        return service
+
+    @property
+    def watchdog(self) -> Watchdog:
+        """The watchdog that renews the leases of this process."""
+        return watchdog_of(self.redlock)
+
+    def options(self, task: str, options: LockOptions) -> ResolvedOptions:
+        """Return a task's options, completed by the app's settings.
+
+        Raises:
+            ConfigurationError: An option does not go with a setting.
+        """
+        resolved = self._options.get(task)
+        if resolved is None:
+            resolved = self._options[task] = options.resolve(self.settings, task)
+        return resolved
+
+    def warn_of_waiting(self, task: str) -> None:
+        """Log once for each task that calls which wait occupy worker processes."""
+        if task in self._waiters:
+            return
+        self._waiters.add(task)
+        log.warning(
+            "Calls of %s may wait for their lock (on_conflict: wait). A waiting call "
+            "occupies a process of the worker and does nothing there. When calls wait "
+            "in all processes, no other task runs. Where that may happen, use 'retry' "
+            "or 'buffer_one', which wait in the queue.",
+            task,
+            extra=log_fields("waits-in-a-process", task=task),
+        )
+
+    def use(self, redlock: Redlock) -> None:
+        """Use this lock service instead of one on the app's nodes. For tests."""
+        self._service[_MADE] = redlock
+
+    def stop(self) -> None:
+        """End the threads. The next use starts them again."""
+        for redlock in self._service.values():
+            watchdog_of(redlock).stop()
+        self.dispatcher.stop()
+
+
+def _redlock_from(settings: Settings) -> Redlock:
+    # A process that only publishes never imports the core, half of this package.
+    from celery_redlock.core.redlock import Redlock  # noqa: PLC0415
+
+    return Redlock(
+        settings.nodes,
+        ttl=settings.ttl,
+        max_ttl=settings.max_ttl,
+        node_timeout=settings.node_timeout,
+        connect_timeout=settings.connect_timeout,
+        prefix=settings.prefix,
+        restart_guard=settings.restart_guard,
+    )
+
+
+def runtime_of(app: Any) -> Runtime:
+    """Return the runtime of an app, made on first use.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+    if _instead:
+        return _instead[-1](app_itself(app))
+    runtime: Runtime | None = vars(app).get(_ATTRIBUTE)  # a proxy shows its app's
+    if runtime is None:
+        app = app_itself(app)
+        # If two threads come here at once, both get the same runtime.
+        runtime = vars(app).setdefault(_ATTRIBUTE, Runtime(app))
+    return runtime
+
+
+def app_itself(app: Any) -> Any:
+    """Return the app, where a proxy such as ``current_app`` is given, too."""
+    return getattr(app, "_get_current_object", lambda: app)()
+
+
+@contextmanager
+def instead(make: Callable[[Settings], Redlock], **defaults: Any) -> Iterator[None]:
+    """Let all apps of this process use the lock services that ``make`` returns.
+
+    For tests. While the block runs, the apps have other runtimes.
+
+    Args:
+        make: Returns the lock service for an app's settings.
+        **defaults: Settings for apps that do not have them, such as ``nodes``.
+    """
+    made: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
+    making = threading.Lock()
+
+    def find(app: Any) -> Runtime:
+        with making:
+            if app not in made:
+                made[app] = Runtime(app, **defaults)
+                made[app].use(make(made[app].settings))
+            return made[app]
+
+    _instead.append(find)
+    try:
+        yield
+    finally:
+        _instead.remove(find)
+        for runtime in made.values():
+            runtime.stop()
+
+
+def _stop_all(**_: Any) -> None:
+    for runtime in list(_runtimes):
+        runtime.stop()
+
+
+signals.worker_process_shutdown.connect(_stop_all, weak=False)
+signals.worker_shutdown.connect(_stop_all, weak=False)

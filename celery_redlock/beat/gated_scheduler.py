@@ -1,0 +1,293 @@
+"""The project's scheduler during one term: it sends the due slots and records them.
+
+``gated_class`` puts ``GatedScheduler`` in front of the project's class, and each term
+has a new instance. The scheduler ticks as usual, through these gates:
+
+::
+
+    tick ──► is_due ──► reserve ──► apply_entry ──► apply_async ──► record the slot
+               │           │             │               │           on the nodes
+               │           └─────────────┴───────────────┤
+      the slot was sent                  less than a tenth of the ttl is left: nothing
+      before: not due                    is sent, and nothing is raised, because an
+                                         error would end beat
+
+The nodes record which slots of an entry were sent (``core.records.beat_slots``). The
+scheduler's own memory does not count: its file may be old, its row may be unwritten,
+and a leader may have stored a last run and died before it sent the message.
+
+A slot that the broker refuses is tried again with each tick, within the catch-up
+window. While the last slot is not recorded, no other slot is sent. So a leader that is
+cut off leaves at most one slot that the next leader sends again.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from celery.schedules import schedstate, schedule
+from kombu.exceptions import OperationalError
+
+from celery_redlock.beat import inner_schedulers
+from celery_redlock.beat.due_entries import (
+    as_us,
+    copy_of,
+    cut_to_window,
+    never_ran,
+    next_due,
+    slots_due,
+)
+from celery_redlock.beat.term import DeadlineProducer, TermEnding
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.records.beat_slots import slot_name
+from celery_redlock.task.header import HEADER
+
+if TYPE_CHECKING:
+    from celery.beat import ScheduleEntry
+    from celery.beat import Scheduler as _Base
+
+    from celery_redlock.beat.term import BeatTerm
+else:
+    _Base = object
+
+__all__ = ["GatedScheduler", "gated_class"]
+
+log = logging.getLogger(__name__)
+
+_LATE_US = 5_000_000  # a slot that is sent later than this is logged
+_RETRY = 1.0  # seconds
+_US = 1_000_000
+
+
+class GatedScheduler(_Base):
+    """A mixin for a scheduler class that is made lazily and then begins a term."""
+
+    term: BeatTerm
+
+    def begin(self, term: BeatTerm) -> None:
+        """Set the schedule up, and continue after the last recorded slots."""
+        self.term = term
+        self._deferred: dict[str, ScheduleEntry] = {}
+        self._reserved: dict[str, ScheduleEntry] = {}
+        inner_schedulers.disable_own_lock(self)
+        self.setup_schedule()
+        starts: dict[str, int] = {}
+        for entry in inner_schedulers.entries_of(self, term.record):
+            starts |= self._continue(entry)
+        # So the next leader knows also the entries that this one does not send.
+        term.record.note(starts)
+
+    def _continue(self, entry: ScheduleEntry) -> dict[str, int]:
+        """Set the last run of an entry. Return it by name if a slot is to come."""
+        try:
+            since = self._since(entry)
+            self._log_missed(entry)
+            upcoming = next_due(entry.schedule, since)
+            # The last run that users see stays if it leads to the same next run.
+            if upcoming != next_due(entry.schedule, as_us(entry.last_run_at)):
+                inner_schedulers.set_last_run(self, entry, since)
+        except Exception:
+            # As in Celery, one broken entry does not stop the others.
+            log.exception("The next run of %r cannot be computed.", entry.name)
+            return {}
+        return {entry.name: since} if upcoming is None or upcoming > since else {}
+
+    def send_deferred(self) -> None:
+        """Try again to send the slots that could not be sent, within the window."""
+        for name, entry in list(self._deferred.items()):
+            if not self.term.may_send():
+                return
+            del self._deferred[name]
+            self._give_up_old(entry)
+            try:
+                self.apply_async(entry, producer=self.producer, advance=False)
+            except Exception as error:
+                if name in self._deferred:
+                    # Celery has logged the first failure with a traceback.
+                    log.info("%r could not be sent again: %s", name, error)
+                    return  # the broker would refuse the other entries, too
+                log.exception("%r could not be sent.", name)
+
+    def _give_up_old(self, entry: ScheduleEntry) -> None:
+        """Record slots that became older than the window as lost, and log them."""
+        slots, handled = self._unsent(entry), self._handled_until(entry)
+        since = cut_to_window(entry.schedule, handled, self.term.too_late)
+        if not slots or since <= handled:
+            return
+        self.term.record.note({entry.name: since})
+        left = self._unsent(entry)
+        if left and left[0] not in slots:
+            return  # an interval has one slot, which is late and not lost
+        for due in slots[: len(slots) - len(left)]:
+            name = slot_name(entry.name, due)
+            log.error(
+                "%s could not be sent within redlock_beat_catchup (%g s), and is lost.",
+                name,
+                self.term.catchup,
+                extra=log_fields("slot-lost", slot=name),
+            )
+
+    # -- methods of the scheduler, with a gate ---------------------------------
+
+    def is_due(self, entry: ScheduleEntry) -> Any:
+        """Tell whether an entry is due for the scheduler, and has a slot to send."""
+        state = super().is_due(entry)
+        if not state[0] or self._sendable(entry):
+            return state
+        if not self.term.may_send():
+            return schedstate(is_due=False, next=_RETRY)
+        upcoming = next_due(entry.schedule, self._since(entry)) or 0
+        left = upcoming / _US - self.term.clock.wall()
+        return schedstate(is_due=False, next=left if left > 0 else self.max_interval)
+
+    def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+        """Move an entry on to its next run, if this run may be sent now."""
+        if not self.term.may_send():
+            return entry
+        reserved = self._reserved[entry.name] = super().reserve(entry)
+        return reserved
+
+    def should_sync(self) -> bool:
+        """Tell whether the scheduler has to save, and the term lasts."""
+        return self.term.lasts() and bool(super().should_sync())
+
+    def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
+        """Send an entry that is due. Errors are logged."""
+        if not self.term.may_send():
+            self._defer(entry)
+        elif self._sendable(entry):
+            super().apply_entry(entry, producer=producer)
+
+    def apply_async(
+        self,
+        entry: ScheduleEntry,
+        producer: Any = None,
+        advance: bool = True,  # noqa: FBT001, FBT002  (Celery's)
+        **options: Any,
+    ) -> Any:
+        """Send each slot of an entry that is due, and record it on the nodes."""
+        slots = self._sendable(entry)
+        if advance and slots:
+            self.reserve(entry)
+        elif advance and self.term.may_send():
+            inner_schedulers.set_last_run(self, entry, self._since(entry))
+        reserved = self._reserved.pop(entry.name, None)
+        result = None
+        for due in slots:
+            if not self.term.may_send():
+                self._defer(entry)
+                break
+            last = reserved if due == slots[-1] else None
+            try:
+                with ExitStack() as until_recorded:
+                    gate = DeadlineProducer(
+                        producer or self.producer, self.term, until_recorded
+                    )
+                    result = super().apply_async(
+                        _with_slot(entry, due), producer=gate, advance=False, **options
+                    )
+                    self._record_sent(entry, due, last)
+            except Exception as error:
+                if _comes_from(error, TermEnding):
+                    self._defer(entry)
+                    break
+                if _comes_from(error, (OperationalError, OSError)):  # of the broker
+                    self._deferred[entry.name] = entry
+                raise
+        return result
+
+    # -- slots -------------------------------------------------------------------
+
+    def _handled_until(self, entry: ScheduleEntry) -> int:
+        """Return the instant up to which all slots of an entry were sent or given up.
+
+        The record says so, or else the entry's last run.
+        """
+        recorded = self.term.record.upto(entry.name)
+        return as_us(entry.last_run_at) if recorded is None else recorded
+
+    def _since(self, entry: ScheduleEntry) -> int:
+        """Return the instant after which slots may still have to be sent."""
+        handled = self._handled_until(entry)
+        return cut_to_window(entry.schedule, handled, self.term.earliest)
+
+    def _sendable(self, entry: ScheduleEntry) -> list[int]:
+        """Return the unsent slots of an entry, if the term allows to send them now."""
+        return self._unsent(entry) if self.term.may_send() else []
+
+    def _unsent(self, entry: ScheduleEntry) -> list[int]:
+        """Return the slots of an entry that are due and were not sent, oldest first."""
+        term, now, since = self.term, self.term.now, self._since(entry)
+        found = slots_due(entry.schedule, since, now)
+        if never_ran(since, now):
+            return found
+        sent = term.record.upto(entry.name) or 0
+        return [due for due in found if due > sent and due >= term.earliest]
+
+    def _log_missed(self, entry: ScheduleEntry) -> None:
+        handled, earliest = self._handled_until(entry), self.term.earliest
+        missed = next_due(entry.schedule, handled)
+        if (
+            missed is not None
+            and missed < earliest
+            and not never_ran(handled, earliest)
+        ):
+            name = slot_name(entry.name, missed)
+            log.warning(
+                "%s is not sent: it was due while no beat led, and is older than "
+                "redlock_beat_catchup (%g s).",
+                name,
+                self.term.catchup,
+                extra=log_fields("slot-missed", slot=name),
+            )
+
+    def _record_sent(
+        self, entry: ScheduleEntry, due: int, reserved: ScheduleEntry | None
+    ) -> None:
+        now = self.term.now
+        if now - due > _LATE_US:
+            name, late = slot_name(entry.name, due), (now - due) / _US
+            extra = log_fields("slot-late", slot=name, seconds=late)
+            log.info("%s was sent %.0f s after it was due.", name, late, extra=extra)
+        # An interval counts from the instant at which it ran, not from its due time.
+        if reserved is not None:
+            due = max(due, as_us(reserved.last_run_at))
+        elif isinstance(entry.schedule, schedule):
+            due = now
+        self.term.record.note({entry.name: due})
+        self._deferred.pop(entry.name, None)
+
+    def _defer(self, entry: ScheduleEntry) -> None:
+        """Keep an entry for a later tick. The next leader sends it if the term ends."""
+        reason = (
+            "the last slot is not recorded on a majority of the nodes yet"
+            if self.term.lasts()
+            else "the term ends"
+        )
+        extra = log_fields("slot-deferred", entry=entry.name)
+        log.warning("%r is not sent now: %s.", entry.name, reason, extra=extra)
+        self._deferred[entry.name] = entry
+
+
+def gated_class(scheduler: type) -> Any:
+    """Return a subclass of a scheduler that sends only while its term lasts."""
+    return type(f"Gated{scheduler.__name__}", (GatedScheduler, scheduler), {})
+
+
+def _with_slot(entry: ScheduleEntry, due: int) -> ScheduleEntry:
+    """Return the entry with the name of the slot in the headers of its message."""
+    headers = dict(entry.options.get("headers") or {})
+    headers[HEADER] = {"slot": slot_name(entry.name, due)}
+    return copy_of(entry, options={**entry.options, "headers": headers})
+
+
+def _comes_from(
+    error: BaseException | None,
+    kind: type[BaseException] | tuple[type[BaseException], ...],
+) -> bool:
+    """Tell whether an error, or one that it was raised from, is of this kind."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -1,0 +1,153 @@
+"""Adapters of inner schedulers: the differences between the schedulers to wrap.
+
+=======================  ==================  =====================================
+scheduler                keeps last runs in  adapter
+=======================  ==================  =====================================
+``Scheduler``            memory              none
+``PersistentScheduler``  a file of its own   none; the file may be old
+``DatabaseScheduler``    a row that it       saves a corrected last run; discards
+(django-celery-beat)     writes later        unsaved rows when the term is lost
+``RedBeatScheduler``     a key, at once      saves a corrected last run; disables
+                                             the lock of RedBeat
+=======================  ==================  =====================================
+
+The functions look at attributes and not at classes. So no scheduler has to be
+installed, and a subclass works like its base.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timezone
+from typing import TYPE_CHECKING, Any
+
+from celery.beat import PersistentScheduler
+from celery.utils.imports import load_extension_class_names, symbol_by_name
+
+from celery_redlock.beat.due_entries import as_datetime
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from celery.beat import ScheduleEntry, Scheduler
+
+__all__ = [
+    "cancel_save_at_exit",
+    "disable_own_lock",
+    "discard",
+    "entries_of",
+    "scheduler_class",
+    "set_last_run",
+]
+
+log = logging.getLogger(__name__)
+
+_ENTRY_POINTS = "celery.beat_schedulers"
+
+
+def scheduler_class(wanted: Any, usual: Any, *, wrapper: type) -> Any:
+    """Return the class of the scheduler to wrap, as the settings name it.
+
+    Args:
+        wanted: ``redlock_beat_scheduler``: a class, a path, or a name for ``-S``; None
+            if it is not set.
+        usual: Celery's ``beat_scheduler``, which applies if ``wanted`` is None. If it
+            names the wrapper, Celery's default applies.
+        wrapper: The class that is going to wrap the scheduler.
+
+    Raises:
+        ConfigurationError: There is no such class, or it is the wrapper.
+    """
+    setting, value = "redlock_beat_scheduler", wanted
+    if wanted is None:
+        setting, value = "beat_scheduler", usual
+    found = _class(setting, value)
+    if not (isinstance(found, type) and hasattr(found, "setup_schedule")):
+        raise ConfigurationError(
+            f"{setting} is {value!r}, which is no beat scheduler. Name a subclass of "
+            "celery.beat:Scheduler, or remove the setting."
+        )
+    if not issubclass(found, wrapper):
+        return found
+    if wanted is None:
+        return PersistentScheduler
+    raise ConfigurationError(
+        f"{setting} is {value!r}, which wraps other schedulers and not itself. Name "
+        "the scheduler to wrap, or remove the setting."
+    )
+
+
+def _class(setting: str, wanted: Any) -> Any:
+    """Return the object that a setting names."""
+    names = dict(load_extension_class_names(_ENTRY_POINTS))
+    try:
+        return symbol_by_name(wanted, aliases=names)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = ", ".join(sorted(set(names) - {"redlock"})) or "none"
+        raise ConfigurationError(
+            f"{setting} is {wanted!r}, which cannot be imported: {error}. "
+            'Write "module:Class", or one of the names that are installed here: '
+            f"{known}."
+        ) from error
+
+
+def disable_own_lock(scheduler: Scheduler) -> None:
+    """Keep RedBeat from waiting for its own lock: the election replaces it."""
+    if hasattr(scheduler, "lock_key"):
+        scheduler.lock_key = None
+
+
+def entries_of(scheduler: Scheduler, names: Iterable[str]) -> Iterator[ScheduleEntry]:
+    """Yield the entries whose last runs must be compared with the record.
+
+    Args:
+        scheduler: The project's scheduler.
+        names: The entries in the record. RedBeat is asked for these by name, because
+            its ``schedule`` has only the entries that are due soon.
+    """
+    from_key = getattr(scheduler.Entry, "from_key", None)
+    if from_key is None:
+        yield from scheduler.schedule.values()
+        return
+    for name in names:
+        key = scheduler.Entry.generate_key(scheduler.app, name)
+        try:
+            yield from_key(key, app=scheduler.app)
+        except KeyError:  # the schedule does not have the entry any more
+            continue
+
+
+def set_last_run(scheduler: Scheduler, entry: ScheduleEntry, instant_us: int) -> None:
+    """Set the last run of an entry, also in the scheduler's storage."""
+    when = as_datetime(instant_us, entry.schedule)
+    if entry.last_run_at is not None and entry.last_run_at.tzinfo is None:
+        when = when.astimezone(timezone.utc).replace(tzinfo=None)
+    if hasattr(entry, "reschedule"):  # RedBeat
+        entry.reschedule(last_run_at=when)
+        return
+    entry.last_run_at = when
+    if hasattr(entry, "model"):  # django-celery-beat
+        entry.model.last_run_at = when
+        scheduler._dirty.add(entry.name)  # noqa: SLF001  (it has no other way)
+
+
+def discard(scheduler: Scheduler) -> None:
+    """Close the scheduler of a lost term, without writing to shared storage."""
+    dirty = getattr(scheduler, "_dirty", None)
+    if dirty is not None:
+        dirty.clear()
+    try:
+        scheduler.close()
+    except Exception:
+        # A lost term ends no beat, even if the scheduler's storage fails.
+        log.exception("%s could not be closed.", type(scheduler).__name__)
+    finally:
+        cancel_save_at_exit(scheduler)
+
+
+def cancel_save_at_exit(scheduler: Scheduler) -> None:
+    """Cancel the save at the end of the process: each term has a new scheduler."""
+    finalizer: Any = getattr(scheduler, "_finalize", None)
+    if finalizer is not None:
+        finalizer.cancel()

@@ -1,0 +1,136 @@
+"""The term of a beat: until when it may send, and what it needs to send.
+
+A beat that is stopped (SIGTERM, SIGINT) ends with ``SystemExit`` wherever it is.
+Between sending a slot and recording it, that would leave a slot that the next leader
+sends again. So the first signal is deferred until the slot is recorded. A second signal
+is obeyed at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import ExitStack
+    from types import FrameType
+
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.core.records.beat_slots import SlotRecord
+    from celery_redlock.election import Term
+
+__all__ = ["BeatTerm", "DeadlineProducer", "TermEnding"]
+
+_MARGIN = 0.1  # of the ttl: the time to send a slot and to record it
+_US = 1_000_000
+
+
+class BeatTerm(NamedTuple):
+    """A term of this beat, with the record of sent slots and the catch-up window.
+
+    Attributes:
+        term: The term.
+        record: Which slots were sent.
+        catchup: Seconds for which a missed slot is still sent.
+        since: When the term began, in microseconds since 1970.
+        clock: Reads time.
+    """
+
+    term: Term
+    record: SlotRecord
+    catchup: float
+    since: int
+    clock: Clock
+
+    def lasts(self) -> bool:
+        """Tell whether enough of the term is left to send a slot and to record it."""
+        return self.term.remaining() > self.term.lease.ttl * _MARGIN
+
+    def may_send(self) -> bool:
+        """Tell whether the term lasts, and all slots sent so far are recorded."""
+        return self.lasts() and not self.record.is_behind
+
+    @property
+    def now(self) -> int:
+        """The present, in microseconds since 1970."""
+        return round(self.clock.wall() * _US)
+
+    @property
+    def earliest(self) -> int:
+        """The instant before which a slot that was missed is not sent any more."""
+        # Not after now: an operator or NTP may have turned the wall clock back.
+        return min(self.since, self.now) - round(self.catchup * _US)
+
+    @property
+    def too_late(self) -> int:
+        """The instant before which a slot that the broker refused is given up."""
+        return self.now - round(self.catchup * _US)
+
+
+class TermEnding(Exception):  # noqa: N818  (it is no error)
+    """Too little of the term is left to publish a message and to record it."""
+
+
+class DeadlineProducer:
+    """A producer that publishes only while the term lasts.
+
+    Celery does much before it publishes, and may wait for a result backend that does
+    not answer. So the deadline is checked here, at the last moment at which a message
+    can be held back.
+
+    Args:
+        producer: Publishes the messages.
+        term: The term whose end is the deadline.
+        until_recorded: Defers signals from the publishing on, until it is closed.
+    """
+
+    def __init__(
+        self, producer: Any, term: BeatTerm, until_recorded: ExitStack
+    ) -> None:
+        self._producer = producer
+        self._term = term
+        self._until_recorded = until_recorded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish a message.
+
+        Raises:
+            TermEnding: The term ends. The message was not published.
+        """
+        if not self._term.lasts():
+            raise TermEnding
+        self._until_recorded.enter_context(_signals_deferred())
+        return self._producer.publish(*args, **kwargs)
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Deliver the first signal to end after the block, and a second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the main thread receives the signals
+        return
+    handlers: dict[int, Any] = {}
+    received: list[int] = []
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1 and callable(handlers[number]):
+            handlers[number](number, frame)
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, defer)
+        yield
+    finally:
+        for deferred, handler in handlers.items():
+            signal.signal(deferred, handler)
+        if received:
+            signal.raise_signal(received[0])

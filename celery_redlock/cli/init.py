@@ -1,0 +1,44 @@
+"""``init``: start a brand-new deployment."""
+
+from __future__ import annotations
+
+import click
+
+from celery_redlock.cli.output.format import (
+    Column,
+    Row,
+    duration,
+    plural,
+    state_cell,
+    table,
+)
+from celery_redlock.cli.output.session import Command, Session
+from celery_redlock.operations.inspect import node_status
+
+__all__ = ["init"]
+
+
+@click.command(cls=Command, short_help="Start a brand-new deployment.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.pass_context
+def init(ctx: click.Context, *, yes: bool) -> None:
+    """Start a brand-new deployment of nodes without waiting.
+
+    A node that lost its memory does not vote for as long as a lock can last, and a new
+    node looks the same. This command says that there is nothing to remember. It refuses
+    if a node holds live locks.
+    """
+    session: Session = ctx.obj
+    redlock = session.redlock
+    rows: list[Row] = [[node.label, state_cell(node)] for node in node_status(redlock)]
+    session.say(*table((Column("NODE"), Column("NOW")), rows), "")
+    span = duration(redlock.timing.max_ttl)
+    session.confirm(
+        f"Were these nodes unused for the last {span} (redlock_max_ttl)?", yes=yes
+    )
+    redlock.initialize()
+    nodes = plural(len(redlock.labels), "node")
+    session.tell(
+        [f"All {nodes} vote now."],
+        lambda: {"nodes": list(redlock.labels), "config": redlock.guard.config},
+    )

@@ -1,0 +1,285 @@
+"""Formats results: tables for a terminal of any width, durations, locks and nodes.
+
+On a narrow terminal, spare columns are left out and long texts are cut. A pipe or a
+file gets everything. A hundred thousand lines take about a second.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.operations.inspect import NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.scan import SeenHolder
+
+__all__ = [
+    "LOCK_COLUMNS",
+    "Cell",
+    "Column",
+    "Row",
+    "age_of",
+    "duration",
+    "finite",
+    "fit",
+    "holder_document",
+    "lock_row",
+    "painted",
+    "plural",
+    "since",
+    "state_cell",
+    "table",
+    "unseen_lines",
+]
+
+_GAP = "  "
+_ELLIPSIS = "…"
+_READABLE, _LEAST = 16, 8  # characters that are left of a text that is cut
+_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
+_TENTHS_MATTER = 9.95  # seconds
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+# -- tables ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text with a color.
+
+    Attributes:
+        text: The text.
+        mood: ``good``, ``warning``, ``bad`` or ``faint``.
+    """
+
+    text: str
+    mood: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The look of a column.
+
+    Attributes:
+        name: Its header.
+        right: Whether its texts are aligned to the right, as numbers are.
+        cut: Where its texts may be cut: ``"start"``, ``"end"`` or ``""``, nowhere.
+        spare: Whether it is left out on a narrow terminal.
+    """
+
+    name: str
+    right: bool = False
+    cut: str = ""
+    spare: bool = False
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table, with the header first, as wide as the terminal.
+
+    Args:
+        columns: How each column looks.
+        rows: A text for each column.
+    """
+    widths = [
+        max(map(len, (column.name, *(str(row[index]) for row in rows))))
+        for index, column in enumerate(columns)
+    ]
+    shown = list(range(len(columns)))
+    if width := _terminal_width():
+        shown = _worth_showing(columns, widths, width)
+        _squeeze(columns, widths, shown, width)
+    header: Row = [Cell(column.name, "faint") for column in columns]
+    return [
+        _GAP.join(_fitted(columns[i], widths[i], row[i]) for i in shown).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def painted(text: str, mood: str) -> str:
+    """Return the text in the color of a mood; see ``Cell``."""
+    return click.style(text, fg=_COLORS.get(mood), dim=mood == "faint" or None)
+
+
+def fit(width: int) -> int:
+    """Return this width, or that of the terminal if it is narrower."""
+    return min(width, _terminal_width() or width)
+
+
+def _terminal_width() -> int | None:
+    """Return how many columns there are on stdout, or None if it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _worth_showing(
+    columns: Sequence[Column], widths: Sequence[int], width: int
+) -> list[int]:
+    """Leave out spare columns, the last ones first, until the rest is readable."""
+    shown = list(range(len(columns)))
+    for index in reversed(range(len(columns))):
+        least = sum(
+            min(widths[i], _READABLE) if columns[i].cut else widths[i] for i in shown
+        )
+        if least + len(_GAP) * (len(shown) - 1) <= width:
+            break
+        if columns[index].spare:
+            shown.remove(index)
+    return shown
+
+
+def _squeeze(
+    columns: Sequence[Column], widths: list[int], shown: Sequence[int], width: int
+) -> None:
+    """Narrow the widest columns that can be cut, one character at a time."""
+    can_be_cut = [index for index in shown if columns[index].cut]
+    excess = sum(widths[i] for i in shown) + len(_GAP) * (len(shown) - 1) - width
+    for _ in range(max(0, excess)):
+        widest = max(can_be_cut, key=lambda index: widths[index], default=None)
+        if widest is None or widths[widest] <= _LEAST:
+            return
+        widths[widest] -= 1
+
+
+def _fitted(column: Column, width: int, cell: str | Cell) -> str:
+    text = _printable(str(cell))
+    if len(text) > width:
+        if column.cut == "start":
+            text = _ELLIPSIS + text[len(text) - width + 1 :]
+        else:
+            text = text[: width - 1] + _ELLIPSIS
+    filling = " " * (width - len(text))
+    if isinstance(cell, Cell):
+        text = painted(text, cell.mood)
+    return filling + text if column.right else text + filling
+
+
+def _printable(text: str) -> str:
+    """Replace characters with which a key could control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else "·" for letter in text)
+
+
+# -- words -----------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words: ``0.4 s``, ``12 s``, ``3 m 05 s``."""
+    if seconds == math.inf:
+        return "for ever"
+    if seconds < _TENTHS_MATTER:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for size, unit, part, smaller in _UNITS:
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part:02} {smaller}"
+    return f"{whole} s"
+
+
+def plural(number: int, thing: str) -> str:
+    """Return ``1 lock``, ``2 locks``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def unseen_lines(unseen: Mapping[str, str]) -> list[str]:
+    """Say why nodes could not be reached or read, one line for each."""
+    return [painted(f"Node {label} {why}.", "warning") for label, why in unseen.items()]
+
+
+# -- locks and nodes ---------------------------------------------------------------
+
+LOCK_COLUMNS = (
+    Column("KEY", cut="end"),
+    Column("TASK", cut="start"),
+    Column("ID", cut="end"),
+    Column("HOST", cut="end"),
+    Column("PID", right=True, spare=True),
+    Column("AGE", right=True),
+    Column("LEFT", right=True),
+    Column("FENCE", right=True, spare=True),
+    Column("VOTES", right=True),
+)
+
+
+def lock_row(lock: SeenHolder, *, nodes: int, quorum: int) -> Row:
+    """Return the cells of ``LOCK_COLUMNS``."""
+    holder, age = lock.holder, age_of(lock.holder)
+    left = duration(lock.ttl_left)
+    mood = "bad" if lock.votes < quorum else "warning"
+    return [
+        lock.key,
+        holder.task or "–",
+        holder.task_id or "–",
+        holder.host or "–",
+        str(holder.pid or "–"),
+        "–" if age is None else duration(age),
+        Cell(left, "bad") if math.isinf(lock.ttl_left) else left,
+        str(holder.fence or "–"),
+        Cell(f"{lock.votes}/{nodes}", "good" if lock.votes == nodes else mood),
+    ]
+
+
+def holder_document(holder: Holder) -> dict[str, Any]:
+    """Return a holder for JSON, without its token: that proves ownership."""
+    return {
+        "task": holder.task,
+        "task_id": holder.task_id,
+        "host": holder.host,
+        "pid": holder.pid,
+        "started": holder.started or None,
+        "age": age_of(holder),
+        "fence": holder.fence,
+    }
+
+
+def finite(seconds: float) -> float | None:
+    """Return seconds for JSON, which has no infinity: None means for ever."""
+    return None if math.isinf(seconds) else seconds
+
+
+def age_of(holder: Holder) -> float | None:
+    """Return the seconds since a holder started, by its clock and ours."""
+    if not holder.started:
+        return None
+    return max(0.0, SYSTEM_CLOCK.wall() - holder.started)
+
+
+def since(holder: Holder) -> str:
+    """Return when a holder started, or ``""`` if that is not known."""
+    age = age_of(holder)
+    if age is None:
+        return ""
+    started = datetime.fromtimestamp(holder.started, tz=timezone.utc)
+    return f"{started:%Y-%m-%d %H:%M:%S} UTC ({duration(age)} ago)"
+
+
+def state_cell(node: NodeStatus) -> Cell:
+    """Say whether a node votes, and if not, why."""
+    state, words = node.state, node.state.value
+    if state is NodeState.VOTES:
+        return Cell(words, "good")
+    if state is NodeState.QUARANTINED:
+        return Cell(f"{words}, {duration(node.wait)} left", "warning")
+    if state in (NodeState.NEW, NodeState.UNSYNCED):
+        return Cell(words, "warning")
+    if state in (NodeState.UNFIT, NodeState.SILENT):
+        words = node.reason.partition(";")[0]
+    return Cell(words, "bad")

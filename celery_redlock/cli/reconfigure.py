@@ -1,0 +1,152 @@
+"""``reconfigure``: change the list of nodes, or max_ttl."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from celery_redlock.cli.output.format import (
+    Cell,
+    Column,
+    Row,
+    duration,
+    painted,
+    plural,
+    table,
+)
+from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.operations import reconfigure as operation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from celery_redlock.core.transport.url import NodeAddress
+
+__all__ = ["reconfigure"]
+
+
+@click.command(cls=Command, short_help="Change the list of nodes, or max_ttl.")
+@click.option("--from", "old", metavar="NODES", help="The present nodes.")
+@click.option("--to", "new", metavar="NODES", help="The future nodes.")
+@click.option("--from-max-ttl", type=float, help="The present redlock_max_ttl.")
+@click.option("--max-ttl", type=float, help="The future redlock_max_ttl.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.pass_context
+def reconfigure(  # noqa: PLR0913  (an argument for each option)
+    ctx: click.Context,
+    *,
+    old: str | None,
+    new: str | None,
+    from_max_ttl: float | None,
+    max_ttl: float | None,
+    yes: bool,
+) -> None:
+    """Change the list of nodes, or max_ttl, without two holders.
+
+    The app's settings are the default of each option. NODES are URLs with commas
+    between them, name=URL for a node with a name, or @FILE with one per line, which
+    keeps passwords out of the list of processes.
+
+    No lock is granted for about as long as the greater max_ttl. If it is interrupted,
+    run it again with the same arguments: it goes on where it stopped.
+    """
+    session: Session = ctx.obj
+    if all(given is None for given in (old, new, from_max_ttl, max_ttl)):
+        raise click.UsageError("Say what to change: --from, --to or --max-ttl.")
+    before = _redlock(session, old, from_max_ttl)
+    after = _redlock(session, new, max_ttl)
+    with closing(before), closing(after):
+        session.say(*_comparison(before, after))
+        session.confirm("Change it now?", yes=yes)
+        steps = _run(session, before, after)
+    gone = [label for label in before.labels if label not in after.labels]
+    lines = ["", "Update all clients now: clients with the old settings get no locks."]
+    if gone:
+        lines.append(f"Shut down the nodes that were removed: {', '.join(gone)}.")
+    document = {"config": after.guard.config, "steps": steps, "gone": gone}
+    session.tell(lines, lambda: document)
+
+
+def _run(session: Session, before: Redlock, after: Redlock) -> list[str]:
+    """Change it, print each step, and return the steps."""
+    steps: list[str] = []
+
+    def on_step(sentence: str) -> None:
+        steps.append(sentence)
+        session.say(sentence)
+
+    try:
+        operation.reconfigure(before, after, on_step=on_step)
+    except ConfigurationError:
+        raise
+    except RedlockError as error:
+        raise Failure(str(error), ERROR) from error
+    except KeyboardInterrupt:
+        raise Failure(
+            "Interrupted. No lock is granted until you run it again, with the same "
+            "arguments.",
+            ERROR,
+        ) from None
+    return steps
+
+
+def _redlock(session: Session, nodes: str | None, max_ttl: float | None) -> Redlock:
+    settings = session.settings
+    longest = settings.max_ttl if max_ttl is None else max_ttl
+    return Redlock(
+        settings.nodes if nodes is None else _nodes_in(nodes),
+        ttl=min(settings.ttl, longest),
+        max_ttl=longest,
+        node_timeout=settings.node_timeout,
+        connect_timeout=settings.connect_timeout,
+        prefix=settings.prefix,
+        restart_guard=settings.restart_guard,
+    )
+
+
+def _nodes_in(text: str) -> Sequence[str | Mapping[str, str] | NodeAddress]:
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(
+                f"{text[1:]} cannot be read ({error.strerror}). Nothing was done."
+            ) from None
+    nodes: list[str | dict[str, str]] = []
+    for spec in re.split(r"[,\s]+", text.strip()):
+        name, equals, url = spec.partition("=")
+        has_name = bool(equals) and "://" not in name
+        nodes.append({"name": name, "url": url} if has_name else spec)
+    return nodes
+
+
+def _comparison(before: Redlock, after: Redlock) -> list[str]:
+    rows: list[Row] = []
+    for label in dict.fromkeys((*before.labels, *after.labels)):
+        if label not in after.labels:
+            change = Cell("removed", "warning")
+        elif label in before.labels:
+            change = Cell("stays", "faint")
+        else:
+            change = Cell("new", "good")
+        rows.append([label, change])
+    old_ttl, new_ttl = before.timing.max_ttl, after.timing.max_ttl
+    max_ttl = f"redlock_max_ttl is {old_ttl:g} s"
+    if old_ttl != new_ttl:
+        max_ttl += f", and {new_ttl:g} s afterwards"
+    longest = duration(max(before.timing.quarantine, after.timing.quarantine))
+    return [
+        *table((Column("NODE"), Column("AFTERWARDS")), rows),
+        "",
+        f"{plural(len(before.labels), 'node')}, {len(after.labels)} afterwards.",
+        f"{max_ttl}.",
+        painted(f"No lock is granted or renewed for about {longest}.", "warning"),
+        "A task that runs longer than its ttl meanwhile loses its lock.",
+        "",
+    ]

@@ -1,0 +1,23 @@
+"""The pause before the next try: longer each time, and random.
+
+Processes that failed together try again together, unless chance spreads them.
+Source: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+"""
+
+from __future__ import annotations
+
+import random
+
+__all__ = ["doubled", "jittered"]
+
+_MOST_DOUBLINGS = 16
+
+
+def doubled(first: float, times: int, longest: float) -> float:
+    """Return ``first`` seconds, doubled this many times, at most ``longest``."""
+    return min(longest, first * 2.0 ** min(times, _MOST_DOUBLINGS))
+
+
+def jittered(seconds: float, least: float = 0.5, most: float = 1.0) -> float:
+    """Return a random time between ``least`` and ``most`` times these seconds."""
+    return seconds * random.uniform(least, most)  # noqa: S311  (no secret)

@@ -1,0 +1,237 @@
+"""Claims: reserve a call before its job is published; cool down after a success.
+
+A *job* is one message, by its task id. A *claim* says which job of a call waits in the
+queue, so that no second one is published::
+
+    publisher   claim (10 s) ──► send the message ──► keep (claim_ttl)
+                  │ another job is here                  │
+                  ▼                                      ▼
+               on_conflict              worker  begins, or will never begin ──► release
+
+    no message was sent: release     the publisher died in between: ends in 10 s
+
+A claim belongs to its job alone. It is compared before it is kept or released, and a
+copy of the job that is republished takes it again. A job that *runs* needs no claim,
+since its lock shows it. A job that *has succeeded* is noted for the time of the
+cool-down, before its lock is released.
+
+Claims deduplicate jobs that wait. They are best effort and no mutual exclusion. They
+cost one round trip, and if no majority answers, the message is sent without a claim. If
+a claim ended while its job waited, or a node forgot it, one more job is sent. A job
+needs no claim to run, since the lock decides. One case is known: a publisher is given
+the job of another publisher, which then fails to send it. That job never comes, and
+only the publisher that failed gets an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.failure import delay_after, failure_of, ttl_left
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.quorum import Verdict
+from celery_redlock.core.scripts import (
+    CLAIM,
+    COOL_DOWN,
+    INSPECT,
+    KEEP_CLAIM,
+    RELEASE_CLAIM,
+)
+from celery_redlock.errors import LockContended, LockHeld
+
+if TYPE_CHECKING:
+    from celery_redlock.core.quorum import Ballot
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.core.transport.requests import ScriptRequest
+
+__all__ = ["PENDING", "Claims", "ExistingJob"]
+
+PENDING = 10.0  # seconds of a claim whose message is on its way
+_TRIES = 5  # while votes are split
+_MS = 1000
+_PHASES = {"queued": "waits in the queue", "succeeded": "has succeeded a moment ago"}
+_PHASE_LINE = 7  # of a value; that of a lock has none of these phases there
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingJob:
+    """Another job of the same call, as a majority of the nodes names it.
+
+    Attributes:
+        key: The key of the call.
+        holder: The job, by ``task_id``; host and pid of a queued job are its
+            publisher's.
+        phase: ``"queued"``, ``"running"`` or ``"succeeded"``.
+        left: Seconds until this ends by itself: the claim, the lock if it is not
+            renewed, or the cool-down.
+        ballot: The votes of the nodes.
+    """
+
+    key: str
+    holder: Holder
+    phase: str
+    left: float
+    ballot: Ballot
+
+    @classmethod
+    def named_in(cls, key: str, ballot: Ballot) -> ExistingJob:
+        """Read it from a ballot that ended as held."""
+        token = ballot.top_taker[0]
+        named = [v.value for v in ballot.votes if v is not None and v.token == token]
+        # While a job begins, some nodes still say that it waits.
+        (value, _), *_ = Counter(map(_without_number, named)).most_common(1)
+        line = value.split("\n")[_PHASE_LINE:][:1]
+        phase = line[0] if line and line[0] in _PHASES else "running"
+        return cls(key, Holder.parse(value), phase, ttl_left(ballot, token), ballot)
+
+    def error(self) -> LockHeld:
+        """Return it as the reason for a refusal."""
+        return LockHeld(
+            str(self),
+            key=self.key,
+            holder=self.holder,
+            ballot=self.ballot,
+            retry_after=self.left,
+        )
+
+    def __str__(self) -> str:
+        holder = self.holder
+        job, votes = f"{holder.task}[{holder.task_id}]", self.ballot.top_taker[1]
+        does = _PHASES.get(self.phase, f"runs on {holder.host} (pid {holder.pid})")
+        return (
+            f"{job}, the same call {self.key!r}, {does}, as {votes} of "
+            f"{len(self.ballot.labels)} nodes say, for {self.left:.1f} s more at most."
+        )
+
+
+class Claims:
+    """The claims and cool-downs on the nodes of one deployment.
+
+    Args:
+        redlock: The lock service.
+    """
+
+    def __init__(self, redlock: Redlock) -> None:
+        self._redlock = redlock
+        self._nodes = redlock.nodes
+        self._keys = redlock.keys
+
+    # -- for publishers ----------------------------------------------------------
+
+    def take(
+        self, key: str, job: Holder, *, at_lock: bool, at_cooldown: bool
+    ) -> ExistingJob | None:
+        """Claim a call for a job that is about to be sent: one round trip.
+
+        Where votes are split, because two publish at once, it is tried again.
+
+        Args:
+            key: The key of the call.
+            job: Its ``task_id`` is the job; the rest is for display.
+            at_lock: Whether a running job refuses the claim, too.
+            at_cooldown: Whether a cool-down refuses it, too.
+
+        Returns:
+            The job that exists already. None if the call was claimed, for
+            ``PENDING`` seconds.
+
+        Raises:
+            LockContended: The votes were split, again and again.
+            QuorumUnreachable: Too few nodes answered. After each of them nothing
+                is claimed.
+        """
+        redlock, clock = self._redlock, self._redlock.clock
+        for tries in range(1, _TRIES + 1):
+            began = clock.monotonic()
+            request = self._request(
+                key, job, PENDING, at_lock=at_lock, at_cooldown=at_cooldown
+            )
+            redlock.transport.ask(request)
+            ballot = request.ballot
+            verdict = ballot.final_verdict()
+            if verdict is Verdict.WON:
+                return None
+            if ballot.granted or ballot.answered < len(ballot.labels):
+                self.release(key, job.task_id)
+            if verdict is Verdict.HELD:
+                return ExistingJob.named_in(key, ballot)
+            failure = failure_of(key, ballot, node_timeout=redlock.timing.node_timeout)
+            if tries == _TRIES or not isinstance(failure, LockContended):
+                break
+            took = clock.monotonic() - began
+            clock.sleep(delay_after(failure, tries, ttl=1.0, took=took))
+        raise failure
+
+    def retake(self, key: str, job: Holder, seconds: float) -> None:
+        """Claim the call for a job that is republished, if no other job has it.
+
+        Does not wait for replies: the job is republished in any case.
+        """
+        request = self._request(key, job, seconds, at_lock=False, at_cooldown=False)
+        self._redlock.transport.send(request)
+
+    def keep(self, key: str, task_id: str, seconds: float) -> None:
+        """Prolong the claim, now that the message has been sent.
+
+        Does not wait for replies. A claim that was released stays released.
+        """
+        args = [task_id, round(seconds * _MS)]
+        self._nodes.tell(KEEP_CLAIM, [self._keys.claim(key)], args)
+
+    def release(self, key: str, task_id: str) -> None:
+        """Release the claim of a job, if it has one. Twice is harmless.
+
+        Does not wait for replies. A node that is away gets it when it reconnects.
+        """
+        self._nodes.tell(RELEASE_CLAIM, [self._keys.claim(key)], [task_id], resend=True)
+
+    # -- for workers -----------------------------------------------------------------
+
+    def cool_down(self, key: str, job: Holder, seconds: float) -> None:
+        """Note that a job has succeeded. Call it before its lock is released.
+
+        Does not wait for replies: later requests come after it on each node.
+        """
+        args = [job.task_id, f"{job.info()}\nsucceeded", round(seconds * _MS)]
+        self._nodes.tell(COOL_DOWN, [self._keys.cooldown(key)], args)
+
+    def succeeded(self, key: str, task_id: str) -> ExistingJob | None:
+        """Return the other job whose cool-down lasts, if a majority names one."""
+        job = self._look(key, self._keys.cooldown(key))
+        return job if job and job.holder.task_id != task_id else None
+
+    def queued(self, key: str) -> ExistingJob | None:
+        """Return the job that has the claim, if a majority names one."""
+        return self._look(key, self._keys.claim(key))
+
+    # -- requests --------------------------------------------------------------------
+
+    def _request(
+        self, key: str, job: Holder, seconds: float, *, at_lock: bool, at_cooldown: bool
+    ) -> ScriptRequest:
+        holder_info, ttl_ms = f"{job.info()}\nqueued", round(seconds * _MS)
+        keys = self._keys
+        return self._nodes.request(
+            CLAIM,
+            [keys.claim(key), keys.lock(key), keys.cooldown(key)],
+            [job.task_id, holder_info, ttl_ms, int(at_lock), int(at_cooldown)],
+        )
+
+    def _look(self, key: str, name: str) -> ExistingJob | None:
+        ballot = self._nodes.ask(INSPECT, [name], done_when=_is_decided).ballot
+        is_named = ballot.top_taker[1] >= ballot.quorum
+        return ExistingJob.named_in(key, ballot) if is_named else None
+
+
+def _without_number(value: str) -> str:
+    """Return a value without its second line, the node's own fence."""
+    first, *rest = value.split("\n")
+    return "\n".join((first, "0", *rest[1:]))
+
+
+def _is_decided(ballot: Ballot) -> bool:
+    """Tell whether a majority names one job, or cannot any more."""
+    votes = ballot.top_taker[1]
+    return votes >= ballot.quorum or votes + ballot.pending < ballot.quorum

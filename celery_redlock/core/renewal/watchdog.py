@@ -1,0 +1,329 @@
+"""One thread per process that keeps all leases alive and reports lost ones.
+
+::
+
+    watch ──► renew at ttl/3 ──yes──► renew at ttl/3 after that ...
+                   │
+                   └─no─► again, sooner, until the validity ends ──► on_lost
+
+The end of validity is a local deadline. It is announced when it comes, even during a
+renewal, because nothing here blocks on a node. If a majority confirms a renewal after
+that, the lease is lost all the same.
+
+For every lease exactly one of two things happens: ``forget`` returns True, or
+``on_lost`` is called. Callbacks run in the watchdog's thread and must be quick.
+
+Only the watchdog's thread uses its state; others leave watches in its wake-up queue.
+``forget`` and a loss both take the lease out of one dict, which is atomic, and the
+first of them decides. (A lock would not do: a time limit may interrupt a task while it
+holds one.)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.callbacks import call_safely
+from celery_redlock.core.lease import LeaseState
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.renewal.schedule import RenewalSchedule, WakeupQueue, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.core.extension import Extension
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.redlock import Redlock
+
+__all__ = ["RENEW_AT", "Watchdog"]
+
+log = logging.getLogger(__name__)
+
+RENEW_AT = 1 / 3  # of the ttl
+_RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
+_MOST_AT_ONCE = 256  # renewals on the wire, so that other requests get in between
+_RESEND_EVERY = 0.25  # seconds
+_PAUSE_AFTER_ERROR = 0.1
+
+
+class Watchdog:
+    """Renews leases in the background.
+
+    The thread starts with the first lease, and can be stopped and started again. A
+    forked child starts with an empty watchdog, because the parent renews its own
+    leases.
+
+    Args:
+        redlock: The lock service of the leases.
+    """
+
+    def __init__(self, redlock: Redlock) -> None:
+        self._redlock = redlock
+        self._clock = redlock.clock
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._watched: dict[str, Watch] = {}
+        self._wakeups = WakeupQueue(self._clock)
+        self._is_used = False
+        self._schedule = RenewalSchedule()
+        self._in_flight: list[tuple[Watch, Extension, float]] = []
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def _start_anew_after_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._reset()
+
+    # -- for holders ---------------------------------------------------------------
+
+    def watch(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+        self,
+        lease: Lease,
+        *,
+        on_lost: Callable[[Lease], None] | None = None,
+        on_renewed: Callable[[Lease, float], None] | None = None,
+        on_cancelled: Callable[[Lease], None] | None = None,
+        renew: bool = True,
+        renew_every: float | None = None,
+    ) -> None:
+        """Keep the lease alive until ``forget``.
+
+        Args:
+            lease: A lease that is held.
+            on_lost: Called with the lease when its validity has ended.
+            on_renewed: Called with the lease and the seconds by which its renewal was
+                later than a third of the ttl.
+            on_cancelled: Called with the lease, once, when a renewal has learnt that
+                a newcomer asked the holder to end. The renewals go on.
+            renew: False only announces the end of the validity.
+            renew_every: Seconds between renewals, where a third of the ttl is too
+                long to wait for ``on_cancelled``.
+        """
+        self._start_anew_after_fork()
+        every = min(lease.ttl * RENEW_AT, renew_every or math.inf)
+        renew_at = lease.started_at + every if renew else math.inf
+        watch = Watch(lease, renew_at, every, on_lost, on_renewed, on_cancelled)
+        self._watched[lease.token] = watch
+        self._is_used = True
+        self._wakeups.put(watch)
+        self.start()
+
+    def forget(self, lease: Lease) -> bool:
+        """Take the lease out of renewal.
+
+        Returns:
+            True if it was under watch. False if its loss was or is just being
+            announced, or if it never was under watch.
+        """
+        self._start_anew_after_fork()
+        was_watched = self._watched.pop(lease.token, None) is not None
+        self._wakeups.discard(lease.token)
+        return was_watched
+
+    def renew_now(self, lease: Lease) -> None:
+        """Renew the lease in the background without waiting for its time."""
+        self._start_anew_after_fork()
+        watch = self._watched.get(lease.token)
+        if watch and not watch.renewing and watch.renew_at != math.inf:
+            watch.renew_at = self._clock.monotonic()
+            self._wakeups.put(watch)
+
+    def expire(self, key: str) -> Lease | None:
+        """End the validity of the lease of this key now; its loss is then announced.
+
+        For tests: a pause of this process beyond the ttl has the same effect.
+
+        Returns:
+            The lease; None if none is under watch.
+        """
+        self._start_anew_after_fork()
+        for watch in list(self._watched.values()):
+            if watch.lease.key == key:
+                watch.lease.until = self._clock.monotonic()
+                self._wakeups.put(watch)
+                return watch.lease
+        return None
+
+    def resend_releases(self) -> None:
+        """Have the thread resend releases to nodes that were away and reconnect."""
+        if self._redlock.transport.has_pending:
+            self._start_anew_after_fork()
+            self._wakeups.wake()
+            self.start()
+
+    def start(self) -> None:
+        """Start the thread, if it is not running."""
+        self._start_anew_after_fork()
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._stopping = False
+                self._thread = threading.Thread(
+                    target=self._run, name="redlock-watchdog", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Leases under watch are renewed no more."""
+        thread, self._thread = self._thread, None
+        if thread and thread.is_alive() and self._pid == os.getpid():
+            self._stopping = True
+            self._wakeups.wake()
+            if thread is not threading.current_thread():
+                thread.join()
+
+    # -- the watchdog's thread -----------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                next_at = self.step()
+            except Exception:
+                # All leases depend on this thread: it must not end with one mistake.
+                log.exception("The watchdog met an error and goes on.")
+                next_at = self._recover()
+            woken = self._wakeups.sleep(math.inf if next_at is None else next_at)
+            if not woken and next_at is None and self._is_done():
+                return
+
+    def _is_done(self) -> bool:
+        """End if there was no lease for a while; the next one starts a new thread."""
+        with self._starting:
+            if self._watched or self._is_used or self._wakeups.was_woken:
+                self._is_used = False
+                return False
+            self._thread = None
+            return True
+
+    def _recover(self) -> float:
+        """Plan all watches anew after an error. Return when to go on."""
+        self._in_flight.clear()
+        for watch in list(self._watched.values()):
+            watch.renewing = False
+            self._schedule.plan(watch)
+        return self._clock.monotonic() + _PAUSE_AFTER_ERROR
+
+    def step(self) -> float | None:
+        """Do what is due. Return the instant of the next step; None if nothing is.
+
+        For tests and simulations, which call it instead of starting the thread.
+        """
+        for watch in self._wakeups.drain():
+            self._schedule.plan(watch)
+        self._look_at_due()
+        if self._in_flight:
+            self._listen()
+        if self._redlock.transport.has_pending:
+            self._redlock.transport.drain(self._clock.monotonic())
+        return self._next_at()
+
+    def _next_at(self) -> float | None:
+        if self._in_flight:
+            return self._clock.monotonic()  # the next step listens on
+        next_at = self._schedule.next_at
+        if self._redlock.transport.has_pending:
+            next_at = min(next_at, self._clock.monotonic() + _RESEND_EVERY)
+        return None if next_at == math.inf else next_at
+
+    def _look_at_due(self) -> None:
+        now = self._clock.monotonic()
+        due: list[Watch] = []
+        for watch in self._schedule.due(now):
+            if self._watched.get(watch.lease.token) is not watch:
+                continue
+            if now >= watch.lease.until:
+                self._announce_loss(watch)
+            elif watch.due_at > now:
+                self._schedule.plan(watch)  # its time changed since it was planned
+            elif len(self._in_flight) + len(due) < _MOST_AT_ONCE:
+                due.append(watch)
+            else:
+                self._schedule.plan(watch)
+                break
+        self._send(due)
+
+    def _send(self, due: list[Watch]) -> None:
+        if not due:
+            return
+        sent = []
+        for watch in due:
+            extension = self._redlock.extension(watch.lease)
+            until = extension.started_at + self._redlock.timing.node_timeout
+            watch.renewing = True
+            self._schedule.plan(watch)
+            sent.append((watch, extension, until))
+        # A busy transport must not delay the announcement of a loss.
+        until = self._schedule.next_at
+        requests = [extension.request for _, extension, _ in sent]
+        if self._redlock.transport.send(*requests, until=until):
+            self._in_flight += sent
+            return
+        for watch, _, _ in sent:
+            self._renew_later(watch)
+
+    def _listen(self) -> None:
+        until = min(until for _, _, until in self._in_flight)
+        until = min(until, self._schedule.next_at)
+        requests = [extension.request for _, extension, _ in self._in_flight]
+        self._redlock.transport.wait(*requests, until=until)
+        now = self._clock.monotonic()
+        early = now < until  # all are done, or no node is worth waiting for
+        under_way, self._in_flight = self._in_flight, []
+        for watch, extension, deadline in under_way:
+            if self._watched.get(watch.lease.token) is not watch:
+                continue
+            restore = extension.advance(out_of_time=early or now >= deadline)
+            if restore is not None:
+                # A busy transport must not delay the announcement of a loss.
+                send_by = min(deadline, self._schedule.next_at)
+                self._redlock.transport.send(restore, until=send_by)
+            if extension.result is None:
+                end = now + self._redlock.timing.node_timeout if restore else deadline
+                self._in_flight.append((watch, extension, end))
+            else:
+                self._conclude(watch, extension)
+
+    def _conclude(self, watch: Watch, extension: Extension) -> None:
+        lease = watch.lease
+        watch.renewing = False
+        if extension.cancelled_by and not lease.cancelled_by:
+            lease.cancelled_by = extension.cancelled_by
+            call_safely(watch.on_cancelled, lease)
+        if extension.result:
+            in_time = watch.renewed_at + lease.ttl * RENEW_AT
+            watch.renewed_at = extension.started_at
+            watch.renew_at = watch.renewed_at + watch.renew_every
+            self._schedule.plan(watch)
+            lateness = max(0.0, extension.started_at - in_time)
+            call_safely(watch.on_renewed, lease, lateness)
+        else:
+            self._renew_later(watch)
+            log.warning(
+                "The lock %r (fence %d) could not be renewed: %s. It is valid for "
+                "%.1f s more.",
+                lease.key,
+                lease.fence,
+                extension.request.ballot.reasons() or "a majority does not hold it",
+                lease.remaining(),
+                extra=log_fields("renewal-failed", key=lease.key, fence=lease.fence),
+            )
+
+    def _renew_later(self, watch: Watch) -> None:
+        watch.renewing = False
+        watch.renew_at = self._clock.monotonic() + watch.lease.ttl * _RETRY_AT
+        self._schedule.plan(watch)
+
+    def _announce_loss(self, watch: Watch) -> None:
+        lease = watch.lease
+        if self._watched.pop(lease.token, None) is None:
+            return
+        lease.state = LeaseState.LOST
+        fields = log_fields("lock-lost", key=lease.key, fence=lease.fence)
+        log.error("%s", lease.lost_error(), extra=fields)
+        call_safely(watch.on_lost, lease)

@@ -1,0 +1,11 @@
+-- Record that a job of the call has succeeded, in place of an earlier one.
+--
+-- KEYS  1 cooldown
+-- ARGV  1 job  2 holder_info  3 ttl_ms
+-- Returns {GRANTED, 0}
+-- include shared/statuses.lua
+local cooldown = KEYS[1]
+local job, holder_info, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+
+redis.call('SET', cooldown, job .. '\n0\n' .. holder_info, 'PX', ttl_ms)
+return {GRANTED, 0}

@@ -1,0 +1,25 @@
+"""Requests to nodes: how they are built, sent and answered.
+
+Read in this order:
+
+1.  ``requests``: one script call to every node, and the ballot of the replies.
+2.  ``broadcast``: asks all nodes at once and stops at a verdict or the deadline.
+3.  ``node``: one node's ordered conversation. ``node_log``: its lines in the log.
+    ``pending_releases``: the releases that it gets when it reconnects.
+4.  ``connector``: makes connections in the background. ``connection``: one open
+    connection, and a check of the server. ``url``: the address of a node. ``resp``:
+    from commands to bytes and from bytes to replies.
+5.  ``pubsub``: listens for the wake-ups of waiters.
+6.  ``client``: a blocking conversation with one node, for operators' commands.
+"""
+
+__all__ = [
+    "broadcast",
+    "client",
+    "node",
+    "pending_releases",
+    "pubsub",
+    "requests",
+    "resp",
+    "url",
+]

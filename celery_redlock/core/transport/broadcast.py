@@ -1,0 +1,288 @@
+"""Ask all nodes at once on one selector; stop at a verdict or the deadline.
+
+The packed command goes out to every node first, and the replies are read after. So N
+nodes cost little more than one. A call returns as soon as the request is done or its
+time has run out. Before a node counts as silent, the sockets are read once more without
+waiting, because this process itself may have been late.
+
+No call waits for a *suspect* node, which was late before, unless no majority can answer
+without it. Replies that come after their request was done are read at the next use, and
+entered where they belong.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.quorum import quorum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.core.quorum import Vote
+    from celery_redlock.core.timing import Timing
+    from celery_redlock.core.transport.node import Node
+    from celery_redlock.core.transport.requests import ScriptRequest
+
+__all__ = ["Broadcast"]
+
+_IDLE = 0.5  # seconds after which connections are checked before they are used
+_POLL_EVERY = 0.002  # seconds between two looks at a connection that is being made
+
+_all_broadcasts: weakref.WeakSet[Broadcast] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for broadcast in list(_all_broadcasts):
+        broadcast.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Broadcast:
+    """One conversation with all nodes of a deployment.
+
+    Threads and greenlets may share it; one of them uses it at a time. A forked child
+    starts anew with connections of its own.
+
+    Args:
+        nodes: The nodes, at least one.
+        clock: Reads time.
+        timing: Limits the time for an answer, and for a connection if fewer than a
+            quorum of the nodes are connected yet.
+        new_selector: Makes the selector that waits for all nodes.
+
+    Attributes:
+        observer: Returns the observer of a request that is sent.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        *,
+        clock: Clock,
+        timing: Timing,
+        new_selector: Callable[[], selectors.BaseSelector] | None = None,
+    ) -> None:
+        self.labels = tuple(node.label for node in nodes)
+        self.nodes = nodes
+        self._clock = clock
+        self._timing = timing
+        self._new_selector = new_selector
+        self.observer: Callable[[ScriptRequest], Callable[[int, Vote], None]] | None = (
+            None
+        )
+        self._mutex = threading.RLock()  # it knows its owner: see _exclusively
+        self._urgent: set[int] = set()  # threads with a deadline that wait for it
+        self._selector: selectors.BaseSelector | None = None
+        self._polled_at = 0.0
+        self._unready: list[Node] = []  # nodes that needed maintenance last time
+        _all_broadcasts.add(self)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a request waits for a node to reconnect."""
+        return any(node.has_pending for node in self.nodes)
+
+    def ask(self, request: ScriptRequest) -> None:
+        """Send one request and wait for it as long as nodes may take."""
+        if self._urgent:
+            # A thread that released the mutex would get it again before one that is
+            # still waking up, and locks would not be renewed.
+            self._clock.sleep(_POLL_EVERY)
+        with self._mutex:
+            self._send((request,))
+            until = self._clock.monotonic() + self._reply_timeout()
+            self._wait((request,), until)
+
+    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+        """Send requests to all nodes, in this order; do not wait for replies.
+
+        Args:
+            requests: The requests.
+            until: Instant at which to give up, sending nothing, because another
+                thread uses the connections. For threads with a deadline.
+
+        Returns:
+            Whether they were sent.
+        """
+        if until is None:
+            with self._mutex:
+                self._send(requests)
+            return True
+        return self._exclusively(until, self._send, requests)
+
+    def wait(self, *requests: ScriptRequest, until: float) -> None:
+        """Return when all of them are done, or at this instant.
+
+        For threads with a deadline: they wait for the mutex no longer, either.
+        """
+        self._exclusively(until, self._wait, requests, until)
+
+    def drain(self, until: float) -> None:
+        """Read the replies that are there; give up a busy transport at ``until``."""
+        self.wait(until=max(until, self._clock.monotonic()))
+
+    def forget(self) -> None:
+        """Start anew in a forked child, touching nothing of the parent's."""
+        selector, self._selector = self._selector, None
+        self._mutex, self._urgent = threading.RLock(), set()
+        if selector:
+            selector.close()
+        for node in self.nodes:
+            node.forget()
+
+    def close(self) -> None:
+        """Close all connections. The next request opens them again.
+
+        Wait for replies that are on their way, for as long as a node may take: a node
+        that cannot deliver a reply drops the requests that it has not read yet, also
+        releases.
+        """
+        with self._mutex:
+            until = self._clock.monotonic() + self._timing.node_timeout
+            while [node for node in self.nodes if node.pending] and self._selector:
+                left = until - self._clock.monotonic()
+                if left <= 0:
+                    break
+                self._read(self._selector, left)
+            for node in self.nodes:
+                node.close()
+            selector, self._selector = self._selector, None
+            if selector:
+                selector.close()
+
+    def _exclusively(self, until: float, do: Callable[..., None], *args: Any) -> bool:
+        """Do this with the mutex; return False if it is not free before ``until``.
+
+        CPython throws the exception of a time limit into a thread just after
+        ``acquire`` has returned, before a line can note that it succeeded. So the
+        mutex is released in any case, and knows by itself whether this thread had it.
+        """
+        left, me = max(0.0, until - self._clock.monotonic()), threading.get_ident()
+        try:
+            self._urgent.add(me)
+            if not self._mutex.acquire(timeout=left):
+                return False
+            self._urgent.discard(me)
+            do(*args)
+            return True
+        finally:
+            try:  # noqa: SIM105  (no call, and so no exception, before the release)
+                self._mutex.release()
+            except RuntimeError:
+                pass
+            self._urgent.discard(me)
+
+    # -- with the mutex ----------------------------------------------------------
+
+    def _send(self, requests: Sequence[ScriptRequest]) -> None:
+        now = self._clock.monotonic()
+        if now - self._polled_at > _IDLE:
+            # Connections may have been closed meanwhile, behind late replies.
+            self._polled_at = now
+            self._poll(0.0)
+            self._poll(0.0)
+        self._maintain()
+        wanted = []
+        for request in requests:
+            # Called with the mutex: no other request can be sent before this one.
+            if request.is_obsolete is None or not request.is_obsolete():
+                request.is_obsolete = None  # not called again, and may hold a lease
+                wanted.append(request)
+            else:
+                for index in range(len(self.nodes)):
+                    request.fail(index, "was not asked any more")
+        if self.observer is not None:
+            for request in wanted:
+                request.observer = self.observer(request)
+        if wanted:
+            packed = b"".join([request.packed() for request in wanted])
+            for index, node in enumerate(self.nodes):
+                node.send(wanted, index, packed)
+
+    def _reply_timeout(self) -> float:
+        connecting = len([node for node in self._unready if node.is_connecting])
+        few = len(self.nodes) - connecting < quorum_of(len(self.nodes))
+        to_connect = self._timing.connect_timeout if few else 0.0
+        return to_connect + self._timing.node_timeout
+
+    def _wait(self, requests: Sequence[ScriptRequest], until: float) -> None:
+        unfinished = [r for r in requests if not r.is_done()]
+        while unfinished and self._is_worth_waiting(unfinished):
+            self._polled_at = self._clock.monotonic()
+            left = until - self._polled_at
+            if left <= 0:
+                break
+            self._poll(left)
+            unfinished = [r for r in unfinished if not r.is_done()]
+        else:
+            if requests:
+                return
+        self._poll(0.0)
+        if unfinished:
+            self._mark_suspects(unfinished)
+
+    def _is_worth_waiting(self, requests: Sequence[ScriptRequest]) -> bool:
+        if not [node for node in self.nodes if node.suspect]:
+            return any(request.ballot.pending for request in requests)
+        for request in requests:
+            ballot = request.ballot
+            outstanding = (i for i, vote in enumerate(ballot.votes) if vote is None)
+            if ballot.answered < ballot.quorum:
+                return True
+            if any(not self.nodes[index].suspect for index in outstanding):
+                return True
+        return False
+
+    def _mark_suspects(self, requests: Sequence[ScriptRequest]) -> None:
+        for request in requests:
+            for index, vote in enumerate(request.ballot.votes):
+                if vote is None:
+                    self.nodes[index].mark_suspect()
+
+    def _poll(self, timeout: float) -> None:
+        selector = self._selector
+        if selector is None or [n for n in self.nodes if n.needs_maintenance]:
+            selector = self._maintain()
+            if any(node.is_connecting for node in self._unready):
+                timeout = min(timeout, _POLL_EVERY)
+        self._read(selector, timeout)
+
+    @staticmethod
+    def _read(selector: selectors.BaseSelector, timeout: float) -> None:
+        for key, events in selector.select(timeout):
+            if events & selectors.EVENT_READ:
+                key.data.receive()
+            if events & selectors.EVENT_WRITE:
+                key.data.flush()
+
+    def _maintain(self) -> selectors.BaseSelector:
+        selector = self._selector
+        if selector is None:
+            # Looked up late: gevent and eventlet replace it when they patch.
+            new = self._new_selector or selectors.DefaultSelector
+            selector = self._selector = new()
+        unready = self._unready = [n for n in self.nodes if n.needs_maintenance]
+        for node in unready:
+            if node.maintain(selector):
+                self._refuse_same_server(node)
+        for node in unready:
+            node.send_backlog()
+        return selector
+
+    def _refuse_same_server(self, newcomer: Node) -> None:
+        """Disqualify a node that is the same server as another node that votes."""
+        run_id = newcomer.facts.run_id if newcomer.facts else ""
+        for node in self.nodes:
+            known = node.facts.run_id if node.facts and not node.unfit_because else ""
+            if run_id and run_id == known and node is not newcomer:
+                same_server = f"is the same server as {node.label}; list each one once"
+                newcomer.disqualify(same_server)

@@ -1,0 +1,351 @@
+"""Script requests: one script call to every node, and the ballot of the replies.
+
+A request is packed once, sent to all nodes, and filled in as replies arrive, in any
+order. A reply always finds the request that it belongs to, however late it is. It can
+never be taken for the reply to a later request.
+
+``Nodes`` builds all requests of a deployment; a ``Transport`` sends them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from celery_redlock.core import scripts
+from celery_redlock.core.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
+from celery_redlock.core.transport.resp import ErrorReply, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery_redlock.core.clock import Clock
+    from celery_redlock.core.scripts import Script
+
+__all__ = [
+    "Nodes",
+    "ScriptLoad",
+    "ScriptRequest",
+    "Transport",
+    "UnreadableReply",
+    "all_answered",
+    "grant_is_decided",
+    "majority_answered",
+    "verdict_is_certain",
+    "vote_of",
+]
+
+
+# -- when a request is done ----------------------------------------------------
+
+
+def verdict_is_certain(ballot: Ballot) -> bool:
+    """Tell whether no outstanding vote can change the verdict."""
+    return ballot.verdict() is not Verdict.OPEN
+
+
+def grant_is_decided(ballot: Ballot) -> bool:
+    """Tell whether a majority granted, or cannot grant any more."""
+    granted = ballot.granted
+    return granted >= ballot.quorum or granted + ballot.pending < ballot.quorum
+
+
+def majority_answered(ballot: Ballot) -> bool:
+    """Tell whether a majority answered, or every node answered or failed."""
+    return ballot.answered >= ballot.quorum or not ballot.pending
+
+
+def all_answered(ballot: Ballot) -> bool:
+    """Tell whether every node answered or failed."""
+    return not ballot.pending
+
+
+# -- from replies to votes -----------------------------------------------------
+
+_YES, _NO = Vote(VoteKind.GRANTED), Vote(VoteKind.FREE)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+_VOTE_OF_STATUS: dict[int, Callable[[list[Any]], Vote]] = {
+    scripts.GRANTED: lambda r: Vote(VoteKind.GRANTED, r[1]) if any(r[1:]) else _YES,
+    scripts.TAKEN: lambda r: Vote(VoteKind.TAKEN, r[2], _text(r[1])),
+    scripts.FREE: lambda _: _NO,
+    scripts.QUARANTINED: lambda r: Vote(VoteKind.QUARANTINED, max(0, r[1])),
+    scripts.UNSYNCED: lambda r: Vote(VoteKind.UNSYNCED, value=_text(r[1])),
+    scripts.MISCONFIGURED: lambda r: Vote(
+        VoteKind.REFUSED, value=_text(r[1]), reason="is set up differently"
+    ),
+}
+
+
+class UnreadableReply(Exception):  # noqa: N818  (ends a connection; never leaves core)
+    """No script of ours replies like this. It may be the reply to something else."""
+
+
+def vote_of(reply: Any) -> Vote:
+    """Read a script's reply: see the table of statuses in ``core.scripts``.
+
+    Raises:
+        UnreadableReply: The reply is not in the table.
+    """
+    if isinstance(reply, ErrorReply):
+        return Vote(VoteKind.REFUSED, reason=f"answered {reply}")
+    if isinstance(reply, int):
+        return _YES if reply else _NO
+    try:
+        return _VOTE_OF_STATUS[reply[0]](reply)
+    except (LookupError, TypeError):
+        raise UnreadableReply(f"{reply!r:.60}") from None
+
+
+# -- requests --------------------------------------------------------------------
+
+
+class ScriptLoad:
+    """A script for a node to store. The reply is ignored."""
+
+    __slots__ = ("_script", "call")
+
+    resend_since = resend_until = 0.0
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.call: tuple[Script, Sequence[str], Sequence[Any]] = (script, [""], [])
+
+    def packed(self) -> bytes:
+        """Return the bytes of the command."""
+        return pack(("SCRIPT", "LOAD", self._script.source))
+
+    def answer(self, index: int, reply: Any) -> None:
+        """Ignore the reply."""
+
+    def fail(self, index: int, reason: str) -> None:
+        """Ignore the failure."""
+
+
+class ScriptRequest:
+    """A script, its keys and arguments, and the votes on it so far.
+
+    Attributes:
+        ballot: The votes. Those of late nodes are still entered.
+        replies: The raw reply of each node, in node order; None until it answers.
+        is_obsolete: Called just before sending. If it returns True, nothing is sent.
+        observer: Called with each vote and the node's index. Must not raise.
+        resend_until: Instant until which the request is resent to a node that could
+            not be reached, once it reconnects. 0 for a request that can be dropped.
+        resend_since: Instant. Nodes that were away ever since are left out.
+    """
+
+    __slots__ = (
+        "_args",
+        "_done_when",
+        "_eval",
+        "_evalsha",
+        "_keys",
+        "ballot",
+        "is_obsolete",
+        "observer",
+        "replies",
+        "resend_since",
+        "resend_until",
+        "script",
+    )
+
+    def __init__(  # noqa: PLR0913  (made by `Nodes`, by name)
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        *,
+        labels: Sequence[str],
+        done_when: Callable[[Ballot], bool],
+        resend_since: float = 0.0,
+        resend_until: float = 0.0,
+        is_obsolete: Callable[[], bool] | None = None,
+    ) -> None:
+        self.script = script
+        self._keys = keys
+        self._args = args
+        self._done_when = done_when
+        self._evalsha: bytes | None = None
+        self._eval: bytes | None = None
+        self.ballot = Ballot(labels)
+        self.replies: list[Any] = [None] * len(labels)
+        self.resend_since = resend_since
+        self.resend_until = resend_until
+        self.is_obsolete = is_obsolete
+        self.observer: Callable[[int, Vote], None] | None = None
+
+    @property
+    def call(self) -> tuple[Script, Sequence[str], Sequence[Any]]:
+        """Script, keys and arguments, for nodes that are not reached by bytes."""
+        return self.script, self._keys, self._args
+
+    def packed(self) -> bytes:
+        """Return the command: by SHA, unless the script is always sent whole."""
+        if self.script.whole:
+            return self.packed_source()
+        if self._evalsha is None:
+            count = len(self._keys)
+            words = ("EVALSHA", self.script.sha, count, *self._keys, *self._args)
+            self._evalsha = pack(words)
+        return self._evalsha
+
+    def packed_source(self) -> bytes:
+        """Return the command with its source, for a node that forgot the script."""
+        if self._eval is None:
+            count = len(self._keys)
+            words = ("EVAL", self.script.source, count, *self._keys, *self._args)
+            self._eval = pack(words)
+        return self._eval
+
+    def answer(self, index: int, reply: Any) -> None:
+        """Enter the reply of one node."""
+        vote = vote_of(reply)
+        self.replies[index] = reply
+        self._cast(index, vote)
+
+    def fail(self, index: int, reason: str) -> None:
+        """Enter that this node gave no answer, and why."""
+        self._cast(index, Vote(VoteKind.SILENT, reason=reason))
+
+    def _cast(self, index: int, vote: Vote) -> None:
+        self.ballot.cast(index, vote)
+        if self.observer is not None:
+            self.observer(index, vote)
+
+    def is_done(self) -> bool:
+        """Tell whether there is nothing more to wait for."""
+        return self._done_when(self.ballot)
+
+    def again(self) -> ScriptRequest:
+        """Return a copy without votes, to be sent once more."""
+        copy = ScriptRequest(
+            self.script,
+            self._keys,
+            self._args,
+            labels=self.ballot.labels,
+            done_when=self._done_when,
+            resend_since=self.resend_since,
+            resend_until=self.resend_until,
+        )
+        copy._evalsha, copy._eval = self._evalsha, self._eval
+        return copy
+
+
+class Transport(Protocol):
+    """The way of requests to the nodes: the seam at which tests replace the network.
+
+    Attributes:
+        labels: The names of the nodes, in the order of their votes.
+    """
+
+    labels: tuple[str, ...]
+
+    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+        """Send requests to all nodes, in this order; do not wait for replies.
+
+        Returns False when another thread still used the transport at ``until``.
+        """
+
+    def wait(self, *requests: ScriptRequest, until: float) -> None:
+        """Return when all of them are done, or at this instant."""
+
+    def ask(self, request: ScriptRequest) -> None:
+        """Send one request and wait for it as long as nodes may take."""
+
+    def drain(self, until: float) -> None:
+        """Read the replies that are there; give up a busy transport at ``until``."""
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a request waits for a node to reconnect."""
+
+    def close(self) -> None:
+        """Close all connections. The next request opens them again."""
+
+
+class Nodes:
+    """All nodes of one deployment: builds script requests and sends them.
+
+    Args:
+        transport: How requests reach the nodes.
+        clock: Reads time.
+        resend_for: Seconds for which a request that must arrive is resent.
+
+    Attributes:
+        labels: The names of the nodes, in the order of their votes.
+        quorum: How many of them are a majority.
+    """
+
+    __slots__ = ("_resend_for", "clock", "labels", "quorum", "transport")
+
+    def __init__(
+        self, transport: Transport, *, clock: Clock, resend_for: float
+    ) -> None:
+        self.transport = transport
+        self.clock = clock
+        self.labels = transport.labels
+        self.quorum = quorum_of(len(self.labels))
+        self._resend_for = resend_for
+
+    def request(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any] = (),
+        *,
+        done_when: Callable[[Ballot], bool] = verdict_is_certain,
+        resend: bool = False,
+        resend_since: float = 0.0,
+        is_obsolete: Callable[[], bool] | None = None,
+    ) -> ScriptRequest:
+        """Build a request without sending it.
+
+        Args:
+            script: The script to run on every node.
+            keys: Its KEYS.
+            args: Its ARGV.
+            done_when: Tells from the votes whether there is nothing to wait for.
+            resend: Whether a node that is away gets it when it reconnects.
+            resend_since: Instant. Nodes that were away ever since are left out.
+            is_obsolete: Called just before sending. If it returns True, nothing is
+                sent.
+        """
+        return ScriptRequest(
+            script,
+            keys,
+            args,
+            labels=self.labels,
+            done_when=done_when,
+            resend_since=resend_since,
+            resend_until=self.clock.monotonic() + self._resend_for if resend else 0.0,
+            is_obsolete=is_obsolete,
+        )
+
+    def ask(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any] = (),
+        *,
+        done_when: Callable[[Ballot], bool] = verdict_is_certain,
+        resend: bool = False,
+    ) -> ScriptRequest:
+        """Build a request, send it, and wait until it is done or nodes are late."""
+        request = self.request(script, keys, args, done_when=done_when, resend=resend)
+        self.transport.ask(request)
+        return request
+
+    def tell(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any] = (),
+        *,
+        resend: bool = False,
+    ) -> None:
+        """Build a request and send it, without waiting for replies."""
+        self.transport.send(self.request(script, keys, args, resend=resend))

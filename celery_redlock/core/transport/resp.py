@@ -1,0 +1,116 @@
+"""Turn a command into bytes, and bytes into replies (RESP2).
+
+hiredis does both where it is installed. The two small stand-ins below do the same in
+Python. Unlike redis-py's parsers they never wait for the socket, so that one thread can
+listen to all nodes at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "ErrorReply",
+    "PythonReader",
+    "ReplyReader",
+    "new_reader",
+    "pack",
+    "python_pack",
+]
+
+
+class ErrorReply(Exception):  # noqa: N818  (Redis calls it an error reply)
+    """An error that a node replied: a value. Raised for bytes that are no reply."""
+
+
+class ReplyReader(Protocol):
+    """Bytes in, replies out, in order."""
+
+    def feed(self, data: bytes, /) -> None:
+        """Take bytes from the socket."""
+
+    def gets(self) -> Any:
+        """Return the next whole reply, or False when there is none yet."""
+
+
+class PythonReader:
+    """Reads replies without hiredis."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes, /) -> None:
+        """Take bytes from the socket."""
+        self._buffer += data
+
+    def gets(self) -> Any:
+        """Return the next whole reply, or False when there is none yet."""
+        try:
+            reply, end = self._read(0)
+        except IndexError:
+            return False
+        del self._buffer[:end]
+        return reply
+
+    def _read(self, start: int) -> tuple[Any, int]:
+        stop = self._buffer.find(b"\r\n", start)
+        if stop < 0:
+            raise IndexError
+        kind = bytes(self._buffer[start : start + 1])
+        line = self._buffer[start + 1 : stop]
+        stop += 2
+        if kind == b"+":
+            return bytes(line), stop
+        if kind == b"-":
+            return ErrorReply(line.decode(errors="replace")), stop
+        if kind not in (b":", b"$", b"*"):
+            raise ErrorReply(f"unknown type {kind!r}")
+        size = int(line)
+        if kind == b":":
+            return size, stop
+        if size < 0:
+            return None, stop
+        if kind == b"$":
+            end = stop + size
+            if len(self._buffer) < end + 2:
+                raise IndexError
+            return bytes(self._buffer[stop:end]), end + 2
+        items = []
+        for _ in range(size):
+            item, stop = self._read(stop)
+            items.append(item)
+        return items, stop
+
+
+def python_pack(parts: tuple[Any, ...]) -> bytes:
+    """Return the bytes of one command."""
+    chunks = [b"*%d\r\n" % len(parts)]
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        chunks.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(chunks)
+
+
+try:
+    import hiredis
+except ImportError:
+    pack: Callable[[tuple[Any, ...]], bytes] = python_pack
+
+    def new_reader() -> ReplyReader:
+        """Return a reader for one connection."""
+        return PythonReader()
+
+else:
+    pack = hiredis.pack_command  # bound as it is: called for every request
+
+    def new_reader() -> ReplyReader:
+        """Return a reader for one connection."""
+        reader: ReplyReader = hiredis.Reader(
+            protocolError=ErrorReply, replyError=ErrorReply
+        )
+        return reader

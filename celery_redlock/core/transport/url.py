@@ -1,0 +1,180 @@
+"""The address of a node: a URL that may hold a password, and a name that does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redis.connection import AbstractConnection
+
+__all__ = ["NodeAddress", "mask_url", "parse_node", "parse_nodes"]
+
+_SCHEMES = ("redis://", "rediss://", "unix://")
+_DEFAULT_PORT = 6379
+_QUOTE = (
+    "a port must be a number, and the characters / ? # @ : % of a password are "
+    "written %2F %3F %23 %40 %3A %25"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """One node of the configuration.
+
+    Attributes:
+        name: ``host:port/db``, ``socket-path/db`` or a given name. Two clients agree
+            on a deployment when they agree on these names, so a name holds no scheme
+            and no credentials.
+        url: How to reach it. May hold a password, so it is not in the repr.
+    """
+
+    name: str
+    url: str = field(repr=False)
+
+    def connection(self, timeout: float) -> AbstractConnection:
+        """Build redis-py's connection to the node; it is not opened.
+
+        RESP2 is pinned, because RESP3 may push frames that are no replies. redis-py's
+        retries are off, because by default they cost seconds for a dead node.
+        """
+        from redis.backoff import NoBackoff  # noqa: PLC0415  (import is 60 ms)
+        from redis.connection import Connection, parse_url  # noqa: PLC0415
+        from redis.retry import Retry  # noqa: PLC0415
+
+        options: dict[str, Any] = {**parse_url(self.url)}
+        kind = options.pop("connection_class", Connection)
+        if kind.__name__ != "UnixDomainSocketConnection":
+            options.setdefault("socket_keepalive", True)
+            options.setdefault("socket_connect_timeout", timeout)
+        options.setdefault("socket_timeout", timeout)
+        options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        connection: AbstractConnection = kind(**options)
+        return connection
+
+    @property
+    def server(self) -> str:
+        """Where the server listens: ``host:port`` or a socket's path, no database."""
+        return _name_of(self.url).rpartition("/")[0]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def mask_url(url: str) -> str:
+    """Return the URL with everything that may be a credential replaced by ``***``.
+
+    That is the part before the last ``@``, since a password that was not quoted may
+    hold any character, and the values of all options except ``db``.
+    """
+    masked = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&](?!db=)[^=&]*=)[^&]*", r"\1***", masked)
+
+
+def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
+    """Read one entry of ``redlock_nodes``.
+
+    Args:
+        spec: ``"redis://host:port/db"``, ``"rediss://…"`` (TLS) or
+            ``"unix:///path/to.sock?db=0"``, each with ``user:password@`` if needed;
+            or ``{"url": …, "name": …}`` to give the node a name.
+
+    Raises:
+        ConfigurationError: It cannot be read. The message masks the password.
+    """
+    if isinstance(spec, NodeAddress):
+        return spec
+    if isinstance(spec, Mapping):
+        if not {"url"} <= set(spec) <= {"url", "name"}:
+            raise ConfigurationError(
+                f"A node has the entries {', '.join(sorted(spec)) or 'nothing'}; "
+                'write {"url": "redis://host:6379/0", "name": "a name"}.'
+            )
+        url, name = spec["url"], spec.get("name", "")
+    else:
+        url, name = spec, ""
+    if not str(url).startswith(_SCHEMES):
+        raise ConfigurationError(
+            f"The node {mask_url(str(url))} is not a Redis URL; write "
+            "redis://host:6379/0, rediss://… for TLS or unix:///path/to.sock."
+        )
+    if re.search(r"[\s,]", name):
+        raise ConfigurationError(
+            f"The name of the node {mask_url(url)} must be text without spaces "
+            "and commas."
+        )
+    address = NodeAddress(name or _name_of(url), url)
+    try:
+        address.connection(timeout=1.0)
+    except (TypeError, ValueError) as error:
+        reason = str(error).partition("__init__() ")[2]
+        raise ConfigurationError(
+            f"The node URL {mask_url(url)} cannot be used: {reason or _QUOTE}."
+        ) from None
+    return address
+
+
+def parse_nodes(
+    nodes: Sequence[str | Mapping[str, str] | NodeAddress],
+) -> tuple[NodeAddress, ...]:
+    """Read all of ``redlock_nodes``, at least one and each server once.
+
+    Raises:
+        ConfigurationError: There are none, one cannot be read, or one is listed
+            twice.
+    """
+    if isinstance(nodes, (str, bytes)) or not nodes:
+        raise ConfigurationError(
+            "No nodes: Redlock needs a list of the URLs of its Redis masters, such as "
+            '["redis://a:6379/0", "redis://b:6379/0", "redis://c:6379/0"].'
+        )
+    addresses = tuple(parse_node(node) for node in nodes)
+    names = [address.name for address in addresses]
+    servers: dict[str, str] = {}
+    for address in addresses:
+        same_server = servers.setdefault(address.server, address.name)
+        if (times := names.count(address.name)) > 1:
+            fact = f"The node {address.name} is listed {times} times"
+        elif same_server != address.name:
+            fact = f"The nodes {same_server} and {address.name} are one server"
+        else:
+            continue
+        raise ConfigurationError(
+            f"{fact}. List each server once: a majority must be of independent servers."
+        )
+    return addresses
+
+
+def _name_of(url: str) -> str:
+    from redis.connection import parse_url  # noqa: PLC0415  (import is 60 ms)
+
+    try:
+        parts = parse_url(url)
+    except ValueError:  # its text may hold a part of the password
+        raise ConfigurationError(
+            f"The node URL {mask_url(url)} is malformed: {_QUOTE}."
+        ) from None
+    path = re.sub(r"^\w+://[^/?#]*", "", url).partition("?")[0].strip("/")
+    if url.startswith("unix://"):
+        if not parts.get("path"):
+            raise ConfigurationError(
+                f"The node URL {mask_url(url)} names no socket; write "
+                "unix:///path/to.sock."
+            )
+        return f"{parts['path']}/{parts.get('db', 0)}"
+    if not parts.get("host"):
+        raise ConfigurationError(
+            f"The node URL {mask_url(url)} names no host; write redis://host:6379/0."
+        )
+    if path and not path.isdecimal():
+        raise ConfigurationError(
+            f"The node URL {mask_url(url)} has {path!r} where the number of the "
+            "database belongs; write redis://host:6379/0."
+        )
+    return f"{parts['host']}:{parts.get('port', _DEFAULT_PORT)}/{parts.get('db', 0)}"

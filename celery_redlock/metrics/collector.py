@@ -1,0 +1,142 @@
+"""Gauges of the nodes and of beat's leadership, read from the nodes at each scrape.
+
+A scrape asks the nodes and not the memory of this process, so the gauges are right also
+in an idle process. The gauges of the leadership exist once a candidate was seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import GaugeMetricFamily
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.beat import election_key
+from celery_redlock.core.records.standbys import leadership_of
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.operations.inspect import NodeState, node_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.operations.inspect import NodeStatus
+
+__all__ = ["StateCollector"]
+
+log = logging.getLogger(__name__)
+
+_GAUGES = {  # name: (help text, labels)
+    "nodes": ("Number of nodes.",),
+    "quorum": ("Number of nodes that are a majority.",),
+    "node_up": ("1 if the node answers.", "node"),
+    "node_votes": ("1 if the vote of the node counts.", "node"),
+    "node_quarantine_seconds": (
+        "Seconds until the node may vote again after a restart.",
+        "node",
+    ),
+    "leaders": ("1 if a majority of the nodes names a leader of beat.", "election"),
+    "standbys": ("Number of beats that stand by.", "election"),
+}
+
+
+class StateCollector:
+    """A collector that asks the nodes of an app at each scrape.
+
+    A scrape makes a connection to each node. A node that hangs delays the scrape by
+    two ``redlock_connect_timeout`` at most. The locks of this process never wait.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._redlock: Redlock | None = None
+        self._has_candidates = False
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Return all gauges without values, so that registering asks no node."""
+        return [_gauge(name) for name in _GAUGES]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Ask the nodes, and yield the gauges."""
+        try:
+            redlock = self._redlock = self._redlock or self._own_redlock()
+        except ConfigurationError as error:
+            log.error("The nodes cannot be asked: %s", error)  # noqa: TRY400  (it says all)
+            return
+        yield from _nodes(redlock)
+        yield from self._leadership(redlock)
+
+    def close(self) -> None:
+        """Close the connections. The next scrape opens them again."""
+        if self._redlock is not None:
+            self._redlock.close()
+
+    def _own_redlock(self) -> Redlock:
+        """Return a separate lock service, so that a scrape never makes a task wait."""
+        redlock = runtime_of(self._app).redlock
+        timing, guard = redlock.timing, redlock.guard
+        return Redlock(
+            redlock.addresses,
+            ttl=timing.ttl,
+            max_ttl=timing.max_ttl,
+            node_timeout=timing.node_timeout,
+            connect_timeout=timing.connect_timeout,
+            prefix=guard.keys.prefix,
+            restart_guard=guard.enabled,
+        )
+
+    def _leadership(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
+        found = leadership_of(redlock, election_key(self._app))
+        if found.ballot.answered < found.ballot.quorum:
+            return  # it is not known whether a beat leads
+        self._has_candidates |= bool(found.leader or found.standbys)
+        if self._has_candidates:
+            yield _gauge("leaders", {found.key: found.leader is not None})
+            yield _gauge("standbys", {found.key: len(found.standbys)})
+
+
+def _nodes(redlock: Redlock) -> Iterator[GaugeMetricFamily]:
+    up, votes, waits = {}, {}, {}
+    servers: set[str] = set()
+    for seen in node_status(redlock):
+        up[seen.label] = seen.state is not NodeState.SILENT
+        votes[seen.label] = _votes(seen, servers)
+        waits[seen.label] = _wait(seen, redlock.timing.quarantine)
+    yield _gauge("nodes", len(redlock.labels))
+    yield _gauge("quorum", redlock.quorum)
+    yield _gauge("node_up", up)
+    yield _gauge("node_votes", votes)
+    yield _gauge("node_quarantine_seconds", waits)
+
+
+def _votes(seen: NodeStatus, servers: set[str]) -> bool:
+    """Tell whether the vote counts. A server with two names has one vote."""
+    if seen.state is not NodeState.VOTES or seen.run_id in servers:
+        return False
+    servers.add(seen.run_id)
+    return True
+
+
+def _wait(seen: NodeStatus, whole: float) -> float:
+    if seen.state is NodeState.NEW:
+        return whole  # the quarantine begins with the first request for a vote
+    return seen.wait if seen.state is NodeState.QUARANTINED else 0.0
+
+
+def _gauge(
+    name: str, value: float | Mapping[str, float] | None = None
+) -> GaugeMetricFamily:
+    """Return a gauge with one value, or with one for each value of its label."""
+    text, *labels = _GAUGES[name]
+    family = GaugeMetricFamily(f"redlock_{name}", text, labels=labels)
+    if isinstance(value, Mapping):
+        for label, one in value.items():
+            family.add_metric([label], float(one))
+    elif value is not None:
+        family.add_metric([], float(value))
+    return family

@@ -1,0 +1,12 @@
+"""Operations on a deployment: list and release locks, find faults, change nodes.
+
+Each module takes a ``Redlock`` and talks to all its nodes, as a rule through the
+blocking client of ``core.transport.client``. Nothing here prints or asks: ``cli`` and
+the Django admin do that.
+
+Read in this order: ``scan`` (what the nodes store), ``force_release`` (release it),
+``inspect`` (which nodes vote, and in which state they are), ``acl`` (which permissions
+our user needs), ``doctor`` (judge all that), ``reconfigure`` (change the nodes).
+"""
+
+__all__ = ["acl", "doctor", "force_release", "inspect", "reconfigure", "scan"]

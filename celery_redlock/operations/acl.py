@@ -1,0 +1,107 @@
+"""The permissions that our user needs on a node, and a test of them.
+
+The list is derived from the scripts: the commands that they call, and those that run
+scripts, inspect a node, list its locks and wait for a release.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.scripts import ALL_SCRIPTS, INSPECT
+from celery_redlock.core.transport.resp import ErrorReply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.core.transport.client import NodeClient
+
+__all__ = ["COMMANDS", "OUR_KEYS", "acl_rules", "denied_command", "denied_permissions"]
+
+_CALLED_BY_SCRIPTS = {
+    verb.lower()
+    for script in ALL_SCRIPTS
+    for verb in re.findall(r"redis\.p?call\('(\w+)'", script.source)
+}
+COMMANDS = tuple(
+    sorted(
+        _CALLED_BY_SCRIPTS
+        | {"eval", "evalsha", "info", "scan", "script|load", "subscribe"}
+    )
+)
+"""Named as in ACL rules."""
+
+OUR_KEYS = "~"
+"""Listed among denied commands: the keys under our prefix."""
+
+_MS = 1000
+
+
+def acl_rules(prefix: str, *, select: bool = False) -> str:
+    """Return the ACL rules of a user with the needed permissions and no others.
+
+    Args:
+        prefix: The ``redlock_prefix``.
+        select: Whether any node uses a database other than 0.
+    """
+    commands = (*COMMANDS, "select") if select else COMMANDS
+    allowed = " ".join(f"+{command}" for command in sorted(commands))
+    channels = f"resetchannels &{prefix}:wake:*"
+    return f"resetkeys ~{prefix}:* {channels} -@all {allowed}"
+
+
+def denied_command(error: str) -> str:
+    """Return the command that this error reports as denied, or ``""``."""
+    found = re.search(r"no permissions to run the '([\w|]+)' command", error)
+    return found[1] if found else ""
+
+
+def denied_permissions(client: NodeClient, prefix: str) -> tuple[str, ...]:
+    """Return which of ``COMMANDS`` and ``OUR_KEYS`` the node denies, by trying each.
+
+    The trials use one key of their own, which expires after a second. The last trial
+    subscribes to a channel: do not use the connection afterwards.
+    """
+    unique = secrets.token_hex(8)
+    key, channel = f"{prefix}:doctor:{unique}", f"{prefix}:wake:doctor:{unique}"
+    trials: dict[str, Sequence[Any]] = {
+        # These expect another type than the text in the key, and change nothing.
+        "hdel": ("HDEL", key, "field"),
+        "hget": ("HGET", key, "field"),
+        "hgetall": ("HGETALL", key),
+        "hmget": ("HMGET", key, "field"),
+        "hset": ("HSET", key, "field", "value"),
+        "get": ("GET", key),
+        "pttl": ("PTTL", key),
+        "pexpire": ("PEXPIRE", key, _MS),
+        "del": ("DEL", key),
+        "eval": ("EVAL", "return 1", 0),
+        "evalsha": ("EVALSHA", INSPECT.sha, 1, key),
+        "script|load": ("SCRIPT", "LOAD", "return 1"),
+        "info": ("INFO", "server"),
+        "scan": ("SCAN", 0, "COUNT", 1),
+        "time": ("TIME",),
+        "zadd": ("ZADD", key, 0, "member"),
+        "zpopmin": ("ZPOPMIN", key),
+        "zrem": ("ZREM", key, "member"),
+        "publish": ("PUBLISH", channel, ""),
+        # Last: a connection that has subscribed accepts no other commands.
+        "subscribe": ("SUBSCRIBE", channel),
+    }
+    (stored,) = client.ask(("SET", key, "", "PX", _MS))
+    if isinstance(stored, ErrorReply):
+        del trials["hset"], trials["zadd"]  # would create a key without ttl
+    answers = [str(reply) for reply in (stored, *client.ask(*trials.values()))]
+    foreign = any("no permissions to access one of the keys" in a for a in answers)
+    denied = [
+        name
+        for name, answer in zip(("set", *trials), answers, strict=True)
+        if denied_command(answer) or (_denies_channel(answer) and not foreign)
+    ]
+    return (*sorted(denied), *((OUR_KEYS,) if foreign else ()))
+
+
+def _denies_channel(error: str) -> bool:
+    return "NOPERM" in error and "channel" in error

@@ -1,0 +1,123 @@
+"""Finds what makes locks unsafe, slow or unavailable, and says what to do about it.
+
+::
+
+    for finding in diagnose(redlock, app):
+        print(finding.severity.word, finding.fact, finding.remedy)
+
+A *rule* is a function that looks at a ``Case`` and yields a ``Finding`` for each
+problem. A healthy deployment yields none. Celery is not imported, and the app is
+optional: the lock can be used without Celery.
+
+Read ``finding``, ``case`` and ``rule`` first. Every other file has the rules of one
+subject, and is found by itself: a new rule needs no registration. ``votes`` is about
+nodes that do not vote, and ``tasks`` about the app.
+"""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.operations.doctor.case import Case
+from celery_redlock.operations.doctor.finding import Finding, Severity, worst_of
+from celery_redlock.operations.doctor.rule import Rule
+from celery_redlock.operations.inspect import inspect_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from celery_redlock.core.redlock import Redlock
+
+__all__ = [
+    "OFFLINE",
+    "RULES",
+    "Case",
+    "Finding",
+    "Severity",
+    "diagnose",
+    "findings_of",
+    "log_diagnosis",
+    "log_findings",
+    "worst_of",
+]
+
+log = logging.getLogger(__name__)
+
+RULES: tuple[Rule, ...] = tuple(
+    rule
+    for file in pkgutil.iter_modules(__path__)
+    for rule in vars(import_module(f"{__name__}.{file.name}")).values()
+    if isinstance(rule, Rule)
+)
+"""All rules of this package."""
+
+OFFLINE = tuple(rule for rule in RULES if rule.offline)
+"""The rules that need no network."""
+
+_LEVELS = {
+    Severity.NOTE: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.ERROR: logging.ERROR,
+}
+
+
+def diagnose(
+    redlock: Redlock,
+    app: Any = None,
+    *,
+    span: float = 1.0,
+    rules: Iterable[Rule] = RULES,
+) -> list[Finding]:
+    """Examine a deployment, and the app that uses it. Returns the worst findings first.
+
+    Takes as long as the slowest node, and a little longer than ``span``.
+
+    Args:
+        redlock: The lock service on the nodes.
+        app: The Celery app whose tasks take locks; its modules must be imported.
+        span: Seconds for which the nodes' clocks are watched.
+        rules: What to look for.
+    """
+    return findings_of(Case(redlock, inspect_nodes(redlock, span=span), app), rules)
+
+
+def findings_of(case: Case, rules: Iterable[Rule] = RULES) -> list[Finding]:
+    """Return the findings, the worst first.
+
+    Of equally bad ones, those about the whole deployment come first.
+    """
+    found = [finding for rule in rules for finding in rule(case)]
+    return sorted(found, key=lambda finding: (-finding.severity, bool(finding.about)))
+
+
+def log_findings(findings: Iterable[Finding]) -> None:
+    """Write each finding to the log ``celery_redlock.operations.doctor``."""
+    for finding in findings:
+        fields = log_fields("finding", code=finding.code, about=finding.about)
+        log.log(_LEVELS[finding.severity], "%s", finding, extra=fields)
+
+
+def log_diagnosis(redlock: Redlock, app: Any = None) -> threading.Thread:
+    """Diagnose in the background of a worker that starts, and log the findings.
+
+    Leaves out what the worker logs itself when it starts.
+
+    Returns:
+        The thread, started. It ends by itself, and the process does not wait for it.
+    """
+
+    def run() -> None:
+        try:
+            rules = (rule for rule in RULES if not rule.logged_at_start)
+            log_findings(diagnose(redlock, app, rules=rules))
+        except Exception:
+            log.exception("The diagnosis failed. No lock depends on it.")
+
+    thread = threading.Thread(target=run, name="redlock-diagnosis", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,382 @@
+"""Situations, decisions, and the hooks that each policy file fills in.
+
+A *situation* describes what has happened to a call. A *decision* answers it. A
+*policy* is one file of this package: one decision class, with all that the rest of
+the package needs to know about it::
+
+    task option ──► registry: word, decision or callable ──► decision
+                                                               │ fill: task options
+                                                               ▼
+    log, signal, event, metric, trace, explain  ◄── name, describe
+    the call                                    ◄── perform: skip, fail, run, wait,
+                                                    republish, successor
+
+====================  =============  ==============================================
+base class            situation      performed when
+====================  =============  ==============================================
+`ConflictDecision`    `Conflict`     a worker is to run a call, and another call has
+                                     its lock, or its cool-down lasts
+`PublishDecision`     `Conflict`     a call is published, and another job has its
+                                     claim, its lock, or its cool-down lasts
+`LossDecision`        `Loss`         the lock of a running body is lost
+`OutageDecision`      `Outage`       too few nodes answer
+====================  =============  ==============================================
+
+A decision class inherits from one or more of them: from all whose situations it
+answers. `policy` registers it. Nothing else has to know that it exists.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from celery_redlock.core.timing import seconds_of
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.errors import LockHeld
+    from celery_redlock.policies.successor import Successor
+
+__all__ = [
+    "POLICIES",
+    "Conflict",
+    "ConflictDecision",
+    "DecidedCall",
+    "Decision",
+    "Duration",
+    "Loss",
+    "LossDecision",
+    "OptionChecks",
+    "Outage",
+    "OutageDecision",
+    "PublishDecision",
+    "RefusedCall",
+    "Situation",
+    "in_seconds",
+    "policy",
+    "read_seconds",
+    "refuse_with_cool_down",
+    "refuse_without_queue",
+]
+
+_DecisionT = TypeVar("_DecisionT", bound="type[Decision]")
+
+Duration = float | timedelta | None  # seconds; a decision turns it into float
+
+# Names of task options, each with the function that returns the value to use.
+OptionChecks = Mapping[str, Callable[[str, Any], Any]]
+
+
+# -- situations --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The facts about a call that every policy knows.
+
+    Attributes:
+        key: The name that the call locks.
+        task: Name of the task.
+        task_id: Id of the call.
+        retries: Celery's count of retries. Republishing by a policy does not count.
+    """
+
+    key: str
+    task: str
+    task_id: str = ""
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict(Situation):
+    """A majority of the nodes names another holder of the call's key.
+
+    Attributes:
+        args: The call's positional arguments. They may be private: do not log them.
+        kwargs: The call's keyword arguments. They may be private, too.
+        holder: The other call.
+        retry_after: Seconds until the lock ends if the holder does not renew it.
+        waited: Seconds for which this execution has waited for the lock; 0 when the
+            policy is asked for the first time.
+        deferrals: How often this call was republished because of a conflict.
+        stage: ``"publish"`` before the call is sent (``task_id`` is then the id that
+            the call would get), ``"execute"`` when a worker is to run it.
+        phase: The state of the other call: ``"queued"``, ``"running"``, or
+            ``"succeeded"`` while its cool-down lasts.
+    """
+
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    holder: Holder | None = None
+    retry_after: float | None = None
+    waited: float = 0.0
+    deferrals: int = 0
+    stage: str = "execute"
+    phase: str = "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss(Situation):
+    """The lock of a running body can no longer be proven.
+
+    A callable for ``on_lock_lost`` is asked while the body still runs: it must answer
+    at once.
+
+    Attributes:
+        fence: The fence of the lost lease.
+        ran: Seconds since the lock was taken.
+    """
+
+    fence: int = 0
+    ran: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage(Situation):
+    """Too few nodes answered to tell whether the key is free.
+
+    Attributes:
+        reason: The answers of the nodes, as text.
+        retry_after: Seconds after which the nodes will vote again, as they said;
+            ``None`` when no node said so.
+        deferrals: How often this call was republished because of an outage.
+    """
+
+    reason: str = ""
+    retry_after: float | None = None
+    deferrals: int = 0
+
+
+# -- the call that is decided about ------------------------------------------------
+
+
+class DecidedCall(Protocol):
+    """A call that waits for a decision; the package ``task`` provides it.
+
+    A decision performs itself by one of the methods, and returns what that returns:
+    at publishing the ``AsyncResult``, for a loss the result of the body, in a worker
+    the seconds for which to try for the lock again (``None``: run without it).
+    """
+
+    def skip(self) -> Any:
+        """End the call as REVOKED; at publishing: return the other job's result."""
+
+    def fail(self) -> Any:
+        """Raise the error that names the reason."""
+
+    def run(self) -> Any:
+        """Go on without the lock; at publishing: send the call."""
+
+    def republish(self, countdown: float) -> Any:
+        """End this copy of the call, and send it again to run after a countdown."""
+
+
+class RefusedCall(DecidedCall, Protocol):
+    """A call whose `Conflict` is met in a worker."""
+
+    @property
+    def conflict(self) -> Conflict:
+        """The situation."""
+
+    @property
+    def held(self) -> LockHeld:
+        """The refusal: it names the holder."""
+
+    @property
+    def successor(self) -> Successor:
+        """The part of the call in the successor register."""
+
+    def wait(self, timeout: float) -> float:
+        """Wait for the lock in the worker process, then ask the policy again."""
+
+
+# -- decisions ---------------------------------------------------------------------
+
+
+class Decision:
+    """Base class of all policies. A subclass is a frozen dataclass.
+
+    The first sentence of its docstring is its row in the documentation.
+
+    Attributes:
+        name: The word for it in task options, logs, events, metrics, traces and
+            `explain`: the same everywhere.
+        other_words: Words for it in options that do not use its name, by option.
+        words: What happens to the call, as it follows after "will" or "would".
+        reads: The task options that it reads.
+        log_level: Level of the log line about this decision.
+        goes_on: Whether the call goes on without the lock: it is sent, it runs, or its
+            body runs on.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    other_words: ClassVar[Mapping[str, str]] = {}
+    words: ClassVar[str] = ""
+    reads: ClassVar[OptionChecks] = {}
+    log_level: ClassVar[int] = logging.INFO
+    goes_on: ClassVar[bool] = False
+
+    @classmethod
+    def answer(cls, situation: Any) -> Decision:  # noqa: ARG003  (for most words all are alike)
+        """Return the decision that the word stands for in a situation."""
+        return cls()
+
+    @classmethod
+    def check(cls, options: Any) -> None:
+        """Refuse `LockOptions` that make no sense with this policy.
+
+        Raises:
+            ConfigurationError: The error names the reason and the remedy.
+        """
+
+    def fill(self, situation: Any, options: Any) -> Decision:  # noqa: ARG002  (most have no gap)
+        """Return the decision with its gaps filled in from the `LockOptions`.
+
+        Their ttl is that of the lock, in seconds.
+        """
+        return self
+
+    def describe(self, situation: Any) -> str:  # noqa: ARG002  (for some decisions)
+        """Return what happens to the call, as it follows after "will" or "would"."""
+        return self.words
+
+    def perform(self, call: Any) -> Any:
+        """Do it: call one of the methods of the call, and return what it returns."""
+        raise NotImplementedError
+
+
+class ConflictDecision(Decision):
+    """An answer to a `Conflict` in a worker.
+
+    Attributes:
+        sends_event: Whether the event ``task-conflict`` tells monitors about it;
+            False where Celery's own event ends the call.
+        occupies_process: Whether calls wait for it in a worker process as a rule. The
+            worker then logs a warning when it starts.
+        registers: Whether it uses the successor register: publishers then note
+            when a call was published.
+        only_newest: Whether each call enters the register, also one that finds the
+            lock free.
+        renew_every: Seconds between renewals of the lock that it needs; ``None``: a
+            third of the ttl.
+    """
+
+    __slots__ = ()
+
+    sends_event: ClassVar[bool] = True
+    occupies_process: ClassVar[bool] = False
+    registers: ClassVar[bool] = False
+    only_newest: ClassVar[bool] = False
+    renew_every: ClassVar[float | None] = None
+
+    def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (most end their wait)
+        """Tell whether the call stays in its worker process and tries again."""
+        return False
+
+
+class PublishDecision(Decision):
+    """An answer to a `Conflict` that a publisher has met.
+
+    Attributes:
+        words_at_publish: What happens to the call.
+        raises: Whether the caller gets an exception. A call that is published when a
+            transaction commits is skipped instead.
+    """
+
+    __slots__ = ()
+
+    words_at_publish: ClassVar[str] = ""
+    raises: ClassVar[bool] = False
+
+    def describe(self, situation: Any) -> str:
+        """Return what happens to the call, as it follows after "will" or "would"."""
+        at_publish = isinstance(situation, Conflict) and situation.stage == "publish"
+        return self.words_at_publish if at_publish else self.words
+
+
+class LossDecision(Decision):
+    """An answer to a `Loss`. Unless it goes on, ``LockLost`` interrupts the body first.
+
+    Attributes:
+        needs_arguments: Whether the call's arguments are needed after the body, which
+            may have changed them.
+    """
+
+    __slots__ = ()
+
+    needs_arguments: ClassVar[bool] = False
+
+
+class OutageDecision(Decision):
+    """An answer to an `Outage`."""
+
+    __slots__ = ()
+
+
+# -- registration, and what policy files share -------------------------------------
+
+POLICIES: dict[str, type[Decision]] = {}  # by name
+
+
+def policy(decision: _DecisionT) -> _DecisionT:
+    """Register a decision class: from now on its word is one of the options' words.
+
+    Raises:
+        ConfigurationError: Another class has this name.
+    """
+    if decision.name in POLICIES:
+        raise ConfigurationError(
+            f"There is a policy {decision.name!r} already. Choose another name."
+        )
+    POLICIES[decision.name] = decision
+    return decision
+
+
+def in_seconds(duration: Duration) -> float:
+    """Return the duration of a decision; ``None`` is 0."""
+    if duration is None or isinstance(duration, (int, float)):
+        return duration or 0.0
+    return duration.total_seconds()
+
+
+def read_seconds(decision: Decision, name: str) -> None:
+    """Replace the duration of a frozen decision by float seconds, if it is given.
+
+    Raises:
+        ConfigurationError: It is no duration.
+    """
+    if (value := getattr(decision, name)) is not None:
+        object.__setattr__(decision, name, seconds_of(name, value))
+
+
+def refuse_with_cool_down(word: str, options: Any, reason: str) -> None:
+    """Refuse a policy that needs a running call, for a task with ``unique_for``.
+
+    Raises:
+        ConfigurationError: The task has a cool-down.
+    """
+    if options.unique_for:
+        raise ConfigurationError(
+            f"on_conflict={word!r} makes no sense with unique_for, a cool-down "
+            f"after success: {reason}. Use 'retry' to run after it, or 'skip'."
+        )
+
+
+def refuse_without_queue(word: str, options: Any, remedy: str) -> None:
+    """Refuse a policy that needs duplicates in the queue.
+
+    Raises:
+        ConfigurationError: Duplicates of the task are not published.
+    """
+    if options.keeps_duplicates_out:
+        raise ConfigurationError(
+            f"on_conflict={word!r} needs the duplicate in the queue, and unique_while="
+            f"{options.unique_while!r} keeps it out. {remedy}"
+        )

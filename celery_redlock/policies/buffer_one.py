@@ -1,0 +1,89 @@
+"""``buffer_one``: one more run follows, however many calls are refused meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from celery_redlock.core.spelling import did_you_mean
+from celery_redlock.core.timing import seconds_of
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.policies.base import (
+    ConflictDecision,
+    Duration,
+    OptionChecks,
+    RefusedCall,
+    Situation,
+    in_seconds,
+    policy,
+    read_seconds,
+    refuse_with_cool_down,
+    refuse_without_queue,
+)
+from celery_redlock.policies.retry import Retry
+
+__all__ = ["BufferOne"]
+
+_KEEPS = ("latest", "first")
+
+
+def _keep(name: str, value: Any) -> Any:
+    if value not in _KEEPS:
+        hint = did_you_mean(str(value), _KEEPS)
+        raise ConfigurationError(f"{name}={value!r} does not exist. {hint}")
+    return value
+
+
+@policy
+@dataclass(frozen=True, slots=True)
+class BufferOne(ConflictDecision):
+    """Let one more run follow the running call, however many calls are refused.
+
+    Of the calls that wait the ``"latest"`` to be published runs, or the ``"first"``;
+    ``keep=None``: the task's ``buffer_keep``. The call waits in its queue, and tries
+    again after ``countdown`` seconds; ``None``: the task's ``retry_countdown``, or
+    else after a second, then less and less often, up to half a ttl.
+    """
+
+    name: ClassVar[str] = "buffer_one"
+    reads: ClassVar[OptionChecks] = {
+        "buffer_keep": _keep,
+        "retry_countdown": seconds_of,
+    }
+    registers: ClassVar[bool] = True
+
+    keep: Literal["latest", "first"] | None = None
+    countdown: Duration = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None:
+            _keep("keep", self.keep)
+        read_seconds(self, "countdown")
+
+    @classmethod
+    def check(cls, options: Any) -> None:
+        """Refuse it where duplicates are not in the queue, or no call runs."""
+        refuse_without_queue(
+            cls.name,
+            options,
+            "Leave unique_while out: 'queued' alone lets one more run follow, with the "
+            "first arguments.",
+        )
+        reason = "the run that follows would come within it"
+        refuse_with_cool_down(cls.name, options, reason)
+
+    def fill(self, situation: Situation, options: Any) -> BufferOne | Retry:
+        """Return it in full. In a cool-down no call runs: it is a retry."""
+        return Retry.after_cool_down(situation) or BufferOne(
+            self.keep or options.buffer_keep or "latest",
+            self.countdown or options.retry_countdown,
+        )
+
+    def describe(self, situation: Situation) -> str:  # noqa: ARG002  (its base's)
+        """Return what happens to the call."""
+        return f"wait in its queue, and run if it is the {self.keep} that waits"
+
+    def perform(self, call: RefusedCall) -> float:
+        """Become the successor of the running call, or end as superseded."""
+        countdown = in_seconds(self.countdown)
+        return call.successor.wait_in_queue(call, self.keep or "latest", countdown)

@@ -1,0 +1,92 @@
+"""``cancel_running``: only the newest call counts, and replaces the running one.
+
+The running call is asked to end. Its body is interrupted with ``LockCancelled``, and
+the newcomer runs when the body has really ended, never beside it. Older calls that
+wait or arrive late end as superseded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from celery_redlock.core.timing import seconds_of
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.policies.allow import Run
+from celery_redlock.policies.base import (
+    Conflict,
+    ConflictDecision,
+    Duration,
+    OptionChecks,
+    RefusedCall,
+    in_seconds,
+    policy,
+    read_seconds,
+    refuse_with_cool_down,
+    refuse_without_queue,
+)
+
+__all__ = ["CancelRunning"]
+
+
+@policy
+@dataclass(frozen=True, slots=True)
+class CancelRunning(ConflictDecision):
+    """Cancel the running call, and run when it has really ended.
+
+    Its body gets ``LockCancelled`` and has ``grace`` seconds to tidy up before it is
+    interrupted again; ``None``: the task's ``cancel_grace``, or 10 s. For so long the
+    newcomer waits in its worker process, and after that in its queue.
+    """
+
+    name: ClassVar[str] = "cancel_running"
+    reads: ClassVar[OptionChecks] = {"cancel_grace": seconds_of}
+    registers: ClassVar[bool] = True
+    only_newest: ClassVar[bool] = True
+    renew_every: ClassVar[float | None] = 1.0  # a renewal reads the request to end
+    default_grace: ClassVar[float] = 10.0  # seconds
+
+    grace: Duration = None
+
+    def __post_init__(self) -> None:
+        read_seconds(self, "grace")
+
+    @classmethod
+    def check(cls, options: Any) -> None:
+        """Refuse it without renewals, without duplicates, and in a cool-down."""
+        if not options.renew:
+            raise ConfigurationError(
+                "on_conflict='cancel_running' needs renew=True: the running call reads "
+                "the request to end when it renews its lock."
+            )
+        if options.unique_while == "queued_or_running":
+            remedy = f"{{'publish': 'allow', 'execute': {cls.name!r}}}"
+            refuse_without_queue(
+                cls.name,
+                options,
+                f"Leave unique_while out, or write on_conflict={remedy}.",
+            )
+        reason = "there is nothing left to cancel in it"
+        refuse_with_cool_down(cls.name, options, reason)
+
+    def fill(self, situation: Conflict, options: Any) -> CancelRunning | Run:
+        """Return it in full. In a cool-down there is nothing to cancel: it runs."""
+        if situation.phase == "succeeded":
+            return Run()
+        return CancelRunning(self.grace or options.cancel_grace or self.default_grace)
+
+    def keeps_trying(self, conflict: Conflict) -> bool:
+        """Tell whether the call waits in its worker process, as it does once."""
+        return not (conflict.waited or conflict.deferrals)
+
+    def describe(self, situation: Conflict) -> str:
+        """Return what happens to the call."""
+        if not self.keeps_trying(situation):
+            return "cancel the running call, and wait for it in its queue"
+        grace = in_seconds(self.grace)
+        return f"cancel the running call, and wait for it for at most {grace:.1f} s"
+
+    def perform(self, call: RefusedCall) -> float:
+        """Ask the running call to end, unless it is the newer of the two."""
+        grace = in_seconds(self.grace) if self.keeps_trying(call.conflict) else 0.0
+        return call.successor.replace_holder(call, grace)

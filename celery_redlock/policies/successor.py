@@ -1,0 +1,189 @@
+"""The part of a call in the successor register: for ``buffer_one``, ``cancel_running``.
+
+Many calls may be refused while one runs. The register on the nodes names the one of
+them that runs next; see ``core.records.successors``. All others end as *superseded*:
+REVOKED, with the id of the call that runs instead. The named call is always in its
+queue or in here, so it is never lost.
+
+::
+
+    refused ──► enter ──┬─► named: wait in the queue, or in the worker process
+                        └─► another call is named: end as superseded
+    granted ──► start ──┬─► named: run
+                        └─► another call is named: end as superseded
+    skipped, failed, run without the lock ──► withdraw
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.backoff import doubled, jittered
+from celery_redlock.core.records.cancel_requests import ask_to_end
+from celery_redlock.core.records.successors import RegisterReply, withdraw
+from celery_redlock.errors import DuplicateTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.exceptions import Ignore
+
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.errors import LockHeld
+
+__all__ = ["Successor"]
+
+log = logging.getLogger(__name__)
+
+_MOST_ENDED = 5  # named calls in a row that have ended before they ran
+_RETURN_WITHIN = 300.0  # seconds in which superseded calls return to a worker
+
+
+class Successor:
+    """The part of one execution of a call in the successor register.
+
+    Args:
+        call: The call: a ``task.call.Call``.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._keep = call.header.next
+        self._is_entered = bool(self._keep)  # by a majority of the nodes
+        self._policy = "buffer_one"
+        if call.options.only_newest:  # also where the lock is free
+            self._keep, self._policy = "latest", "cancel_running"
+
+    # -- for the policies ----------------------------------------------------
+
+    def wait_in_queue(self, refused: Any, keep: str, countdown: float = 0.0) -> float:
+        """Enter the register and republish the call, or end as superseded.
+
+        Args:
+            refused: The refused call: a `policies.RefusedCall`.
+            keep: Which of the waiting calls runs: the ``"latest"`` or the ``"first"``.
+            countdown: Seconds until the call tries again; 0: longer each time, up to
+                half a ttl.
+
+        Returns:
+            Seconds for which to try for the lock: the broker did not take the call.
+
+        Raises:
+            celery.exceptions.Ignore, celery.exceptions.Retry: This copy has ended.
+            DuplicateTask: The call runs eagerly: it has no queue.
+        """
+        call = self._call
+        if call.request.is_eager:
+            raise refused.duplicate("did not run: it has no queue")
+        longest = call.options.ttl / 2
+        delay = countdown or jittered(doubled(1.0, call.header.deferred, longest))
+        self._enter(refused.held, keep, delay)
+        next_ = keep if self._is_entered else ""
+        tried: float = refused.republish(delay, "waits in its queue", next_=next_)
+        return tried
+
+    def replace_holder(self, refused: Any, grace: float) -> float:
+        """Ask the running call to end, unless it is the newer of the two.
+
+        Args:
+            refused: The refused call: a `policies.RefusedCall`.
+            grace: Seconds for which to wait in the worker process; 0: the call
+                returns to its queue at once.
+
+        Returns:
+            Seconds for which to try for the lock.
+
+        Raises:
+            celery.exceptions.Ignore, celery.exceptions.Retry: This copy has ended.
+            DuplicateTask: The call runs eagerly: it has no queue.
+        """
+        call, held, holder = self._call, refused.held, refused.held.holder
+        self._policy = "cancel_running"
+        if holder is not None and self._is_newer(holder):
+            raise self._superseded(holder.task_id, held)
+        if grace and not call.request.is_eager:
+            self._enter(held, "latest", grace)
+        if holder is not None:
+            ask_to_end(call.runtime.redlock, call.key, holder, str(call))
+        if not grace:
+            return self.wait_in_queue(refused, "latest")
+        waits: float = refused.wait(grace)
+        return waits
+
+    # -- for the admission ---------------------------------------------------
+
+    def start(self) -> None:
+        """Note that the call runs, now that it has its lock.
+
+        Raises:
+            celery.exceptions.Ignore: Another call is named, and runs instead.
+        """
+        keep, self._keep = self._keep, ""
+        if not keep:
+            return
+        ttl = self._call.options.ttl + _RETURN_WITHIN
+        start = self._call.register(keep).start
+        reply = self._asked(lambda: start(ttl=ttl, entered=self._is_entered))
+        if reply.by is not None:
+            raise self._superseded(reply.by)
+
+    def withdraw(self) -> None:
+        """Leave the register, because the call ends in another way."""
+        call, keep, self._keep = self._call, self._keep, ""
+        if keep:
+            withdraw(call.runtime.redlock, call.key, call.task.name, call.id)
+
+    # -- the register --------------------------------------------------------
+
+    def _enter(self, held: LockHeld, keep: str, seconds: float) -> None:
+        """Enter the register for some seconds and a ttl, or end as superseded."""
+        call, holder = self._call, held.holder
+        enter = functools.partial(
+            call.register(keep).enter,
+            ttl=seconds + call.options.ttl,
+            entered=self._is_entered,
+            holder_id=holder.task_id if holder is not None else "",
+        )
+        reply = self._asked(enter)
+        self._keep, self._is_entered = keep, reply.entered
+        if reply.by is not None:
+            self._keep = ""
+            raise self._superseded(reply.by, held)
+
+    def _asked(self, ask: Callable[[], RegisterReply]) -> RegisterReply:
+        """Return the reply of the nodes; withdraw named calls that never run."""
+        call = self._call
+        for _ in range(_MOST_ENDED):
+            reply = ask()
+            if reply.by is None or not reply.waits or not call.has_ended(reply.by):
+                return reply
+            log.info("%s has ended before it ran; %s asks again.", reply.by, call)
+            withdraw(call.runtime.redlock, call.key, call.task.name, reply.by)
+        return RegisterReply(by=None, entered=False)
+
+    def _is_newer(self, holder: Holder) -> bool:
+        """Tell whether the running call was published after this one."""
+        call = self._call
+        return holder.task == call.task.name and (
+            (holder.published, holder.task_id) > (call.header.published, call.id)
+        )
+
+    def _superseded(self, by: str, held: LockHeld | None = None) -> Ignore:
+        call, policy = self._call, self._policy
+        self.withdraw()
+        error = DuplicateTask(
+            f"{call} did not run (on_conflict: {policy}): {by} runs instead. Of the "
+            f"calls that wait for the lock {call.key!r} only one runs.",
+            key=call.key,
+            holder=held.holder if held is not None else None,
+        )
+        log.info("%s", error, extra=call.log_fields("superseded", by=by))
+        return call.skip(
+            error,
+            key=call.key,
+            policy=policy,
+            holder=str(held.holder) if held is not None else by,
+            superseded_by=by,
+        )

@@ -1,0 +1,41 @@
+"""One call of a task: published, admitted under its lock, run, released.
+
+Read the files in the order of a call's life::
+
+    publisher           main process of a worker      process of the worker
+    ─────────           ────────────────────────      ─────────────────────
+    singleton_task      request ────────────────────► singleton_task
+      .apply_async        mints a base (header)         .__call__
+         │                  ▲                              │
+    publishing              │                            call        key, header,
+      claims the call       │                              │         options
+         │                  │                          execution ◄── interrupt
+         └─────► broker ────┘                              │
+                                                       admission     acquires the lock
+                                                           │
+                                                         body
+                                                           │
+                                                        release
+                                                           │
+                                                        result       or outcome
+
+* `singleton_task` is the base class of tasks, and `decorator` makes a function one.
+* `call` is what is known of a call before its body runs: the key that it locks, the
+  `header` of its message, the runtime of its app, the options of its task.
+* `execution` runs the body under the lock, and decides about a lock that is lost.
+* `admission` acquires the lock. A call that is refused is skipped, fails, waits, is
+  republished, or runs without the lock, as its policy says.
+* `interrupt` raises an error in a running body from outside.
+* `outcome` stores the result of a call that does not run, and republishes it.
+
+Beside this path:
+
+* `publishing` claims a call before it is sent, for tasks with ``unique_while`` or
+  ``unique_for``, and releases the claim when the body begins.
+* `request` releases the lock of a process that was killed.
+* `explain` says what would happen to a call, and changes nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = ["decorator", "explain", "header", "publishing", "singleton_task"]

@@ -1,0 +1,126 @@
+"""``@singleton_task``: the decorator for tasks that run once at a time."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from celery import Task, current_app
+from celery._state import _get_active_apps, connect_on_app_finalize
+from celery.local import Proxy
+
+from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.task.singleton_task import (
+    PublishedOnCommit,
+    SingletonTask,
+    without_lost,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["singleton_task"]
+
+
+def singleton_task(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    app: Any = None,
+    base: type[Task] | None = None,
+    **options: Any,
+) -> Any:
+    """Turn a function into a task that runs once at a time.
+
+    ::
+
+        @singleton_task                      # key = task name + its arguments
+        def rebuild_index(): ...
+
+        @singleton_task(app=app, key="invoice:{invoice_id}", on_conflict="retry")
+        def send_invoice(invoice_id, force=False): ...
+
+    The function is not wrapped: it is the body, and ``send_invoice(42)`` calls it.
+
+    Args:
+        function: The body of the task.
+        app: The Celery app; without one it is a ``shared_task``.
+        base: A task class of yours; the app's ``Task`` by default. The task is
+            an instance of it and of ``SingletonTask``.
+        **options: Lock options (``options.LockOptions``). All others go to Celery's
+            decorator: ``name``, ``bind``, ``autoretry_for``, ...
+
+    Raises:
+        ConfigurationError: A lock option does not exist, cannot be used, or names
+            an argument that the function does not have.
+    """
+    if function is None:
+        return lambda function: singleton_task(function, app=app, base=base, **options)
+    if isinstance(function, (Proxy, Task)):
+        raise TypeError("@singleton_task was applied to a task; apply it once, alone.")
+    ours, celerys = LockOptions.split(options, foreign=dir(Task))
+    ours = {**celerys.pop("redlock", {}), **ours}
+    _check(function, ours, bound=celerys.get("bind", False))
+    celerys["redlock"] = ours
+    if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own
+        celerys["dont_autoretry_for"] = without_lost(
+            celerys.get("autoretry_for", getattr(base, "autoretry_for", ())),
+            celerys["dont_autoretry_for"],
+        )
+    if app is not None:
+        return app.task(base=_composed(base or app.Task), **celerys)(function)
+    return _share(function, base, celerys)
+
+
+def _check(
+    function: Callable[..., Any], options: dict[str, Any], *, bound: bool
+) -> None:
+    signature = inspect.signature(function)
+    if bound:
+        _, *parameters = signature.parameters.values()
+        signature = signature.replace(parameters=parameters)
+    LockOptions.of(options).key_rule(function.__qualname__, signature)
+
+
+def _composed(base: type[Task]) -> type[Task]:
+    """Return a subclass of this class and of ``SingletonTask``."""
+    if issubclass(base, SingletonTask):
+        return base
+    about = {"abstract": True, "__module__": base.__module__, "__doc__": base.__doc__}
+    on_commit = (PublishedOnCommit,) if _publishes_on_commit(base) else ()
+    return type(base.__name__, (*on_commit, SingletonTask, base), about)
+
+
+def _publishes_on_commit(base: type[Task]) -> bool:
+    """Tell whether this is the base class of Celery for Django."""
+    names = ("delay_on_commit", "apply_async_on_commit")
+    wheres = {getattr(getattr(base, name, None), "__module__", "") for name in names}
+    return wheres == {"celery.contrib.django.task"}
+
+
+def _share(
+    function: Callable[..., Any], base: type[Task] | None, options: dict[str, Any]
+) -> Any:
+    """Register with each app as ``shared_task`` does, on top of that app's ``Task``.
+
+    ``shared_task`` itself takes one base class for all apps. Apps in Django have a
+    ``Task`` of their own: without it ``delay_on_commit`` would be missing.
+    """
+
+    def register(app: Any) -> Any:
+        composed = _composed(base or app.Task)
+        task = app.task(base=composed, shared=False, lazy=False, **options)
+        return task(function)
+
+    connect_on_app_finalize(register)
+    for app in _get_active_apps():
+        if app.finalized:
+            register(app)
+
+    def find() -> Any:
+        name = options.get("name") or current_app.gen_task_name(
+            function.__name__, function.__module__
+        )
+        return current_app.tasks[name]
+
+    return Proxy(find)

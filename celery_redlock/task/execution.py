@@ -1,0 +1,427 @@
+"""One execution of a call: take the lock, run the body, release the lock.
+
+::
+
+    admission ──► body ──► release ──► result
+                   │ lock lost
+                   ▼
+              on_lock_lost
+                   ├─ abort: LockLost interrupts the body until it ends ─► FAILURE
+                   ├─ retry: the same, then the call is republished ─────► RETRY
+                   └─ warn:  the body runs on ───────────────────────────► its result
+
+A body that raises an error of its own after the loss ends in that error. A body
+that retries itself keeps the lock until Celery has stored RETRY. Otherwise Celery
+could overwrite the result of the retry, which may run already.
+
+When a newer call wants the lock (``cancel_running``), LockCancelled interrupts the
+body in the same way. The body keeps its lock until it has ended, and the call ends
+as REVOKED. If the body tidies up and returns a value, that is its result: it held
+the lock to its end.
+
+Interrupts and, in a pool's process, soft time limits reach only the body; see
+``interrupt``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from celery import signals as celery_signals
+from celery.exceptions import Reject
+from celery.exceptions import Retry as RetriesItself
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.lease import Holder
+from celery_redlock.errors import LockCancelled, LockLost
+from celery_redlock.locking import Hold
+from celery_redlock.policies import Abort, CancelRunning, Loss
+from celery_redlock.signals import (
+    lock_acquired,
+    lock_cancelled,
+    lock_heartbeat,
+    lock_lost,
+    lock_released,
+    lock_renewed,
+)
+from celery_redlock.task.admission import Admission
+from celery_redlock.task.interrupt import interrupter
+from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery.exceptions import Ignore
+    from celery.utils.dispatch import Signal
+
+    from celery_redlock.app.runtime import Runtime
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.options.lock_options import ResolvedOptions
+    from celery_redlock.policies import LossDecision
+    from celery_redlock.task.call import Call
+
+__all__ = ["Execution", "TaskLock", "running"]
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_INTERRUPT_EVERY = 5.0  # seconds in which a body may tidy up before the next interrupt
+
+_running: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
+    "celery_redlock_running", default=None
+)
+_retried: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
+    "celery_redlock_retried", default=None
+)
+
+
+def running() -> Execution | None:
+    """Return the innermost execution of this thread or greenlet, or None."""
+    return _running.get()
+
+
+class TaskLock(Hold):
+    """The lock of a task, with the task's options; sends the signals of its lifetime.
+
+    Args:
+        task: The sender of the signals.
+        key: The name to lock.
+        task_id: The execution; ``""`` outside of a task.
+        runtime: The runtime of the task's app.
+        options: The task's lock options.
+        base: First part of the token.
+        since: Instant at which the call began to want the lock; now by default.
+        published: Microseconds since 1970 when the call was published, if known.
+    """
+
+    def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+        self,
+        task: Any,
+        key: str,
+        *,
+        task_id: str,
+        runtime: Runtime,
+        options: ResolvedOptions,
+        base: str | None = None,
+        since: float | None = None,
+        published: int = 0,
+    ) -> None:
+        super().__init__(
+            runtime.redlock,
+            key,
+            ttl=options.ttl,
+            renew=options.renew,
+            renew_every=options.renew_every,
+            hold_at_least=options.hold_at_least,
+            base=base,
+        )
+        self._task = task
+        self._task_id = task_id
+        self._runtime = runtime
+        self._since = self.redlock.clock.monotonic() if since is None else since
+        self._published = published
+
+    def holder(self) -> Holder:
+        """Return what other clients see of the execution."""
+        return Holder.here(
+            task=self._task.name,
+            task_id=self._task_id,
+            started=SYSTEM_CLOCK.wall(),
+            published=self._published,
+        )
+
+    def on_acquired(self, lease: Lease) -> None:
+        """Send ``lock_acquired``."""
+        if lock_acquired.receivers:
+            waited = self.redlock.clock.monotonic() - self._since
+            self._send(lock_acquired, lease=lease, waited=waited)
+
+    def on_renewed(self, lease: Lease, lateness: float) -> None:
+        """Send ``lock_renewed``."""
+        self._dispatch(lock_renewed, lease=lease, lateness=lateness)
+
+    def on_lost(self, lease: Lease) -> None:
+        """Send ``lock_lost``."""
+        self._dispatch(lock_lost, lease=lease, decision=None)
+
+    def on_cancelled(self, lease: Lease) -> None:
+        """Send ``lock_cancelled``."""
+        by = lease.cancelled_by
+        self._dispatch(lock_cancelled, lease=lease, cancelled_by=by)
+
+    def on_released(self, lease: Lease) -> None:
+        """Send ``lock_released``."""
+        if lock_released.receivers:
+            self._send(lock_released, lease=lease)
+
+    def _send(self, signal: Signal, **facts: Any) -> None:
+        signal.send(sender=self._task, task_id=self._task_id, **facts)
+
+    def _dispatch(self, signal: Signal, **facts: Any) -> None:
+        """Send a signal from the thread that is for receivers."""
+        self._runtime.dispatcher.dispatch(
+            signal=signal, sender=self._task, task_id=self._task_id, **facts
+        )
+
+
+class Execution(TaskLock):
+    """Runs the body of one call under its lock.
+
+    Attributes:
+        call: The call.
+        lease: The lease under which the body runs; None: without the lock.
+    """
+
+    def __init__(self, call: Call) -> None:
+        header = call.header
+        super().__init__(
+            call.task,
+            call.key,
+            task_id=call.id,
+            runtime=call.runtime,
+            options=call.options,
+            base=header.base,
+            since=call.began_at,
+            published=header.published,
+        )
+        self.call = call
+        self.lease: Lease | None = None
+        self._interrupter = interrupter()
+        self._deciding = threading.Lock()
+        self._decision: LossDecision | None = None
+        self._is_lost = False
+        self._has_ended = False
+        self._is_kept = False  # until Celery has stored RETRY
+
+    def is_of(self, task: Any, request: Any) -> bool:
+        """Tell whether this is the execution of that request."""
+        return self.call.task is task and bool(self.call.id == request.id)
+
+    def run(self, body: Callable[[], _T]) -> _T:
+        """Return what the body returns.
+
+        Raises:
+            celery.exceptions.Ignore, celery.exceptions.Retry: This copy of the call
+                has ended without a result of its own; see ``admission``.
+            LockLost: The lock was lost while the body ran.
+            Exception: What the body raised.
+        """
+        before = _running.set(self)
+        try:
+            with self._interrupter:
+                return self._run(body)
+        finally:
+            self._has_ended = True
+            _running.reset(before)
+
+    def _run(self, body: Callable[[], _T]) -> _T:
+        returned: list[_T] = []
+        try:
+            try:
+                self.lease = self._admit()
+                returned.append(self._run_admitted(body))
+                self.check()
+            finally:
+                if not self._is_kept:
+                    try:
+                        self.release()
+                    except BaseException:  # an interrupt may have come before it began
+                        self.release()
+                        raise
+        except LockLost as error:
+            return self._after_loss(error, returned)
+        except Reject as rejected:
+            # ``self.retry()`` turns any error that interrupts its publishing into one.
+            if isinstance(rejected.reason, LockLost):
+                return self._after_loss(rejected.reason, returned)
+            raise
+        return returned[0]
+
+    def _run_admitted(self, body: Callable[[], _T]) -> _T:
+        call, lease = self.call, self.lease
+        if lease is not None:
+            lease.ensure()
+            if call.options.needs_arguments:
+                call.preserve_arguments()
+        try:
+            returned = self._interrupter.interruptible(body)
+        except RetriesItself:
+            if not call.request.is_eager:
+                _retried.set(self)
+                self._is_kept = True
+            raise
+        finally:
+            self._has_ended = True
+        if call.options.unique_for:
+            cool_down(call)
+        return returned
+
+    def _admit(self) -> Lease | None:
+        call = self.call
+        admission = Admission(call, self.acquire, self.release, self._interrupter)
+        if not call.options.is_claimed:
+            return admission.enter()
+        with claimed_until_it_begins(call):
+            return admission.enter()
+
+    # -- in the background: stop the body --------------------------------------
+
+    def on_lost(self, lease: Lease) -> None:
+        """Let ``on_lock_lost`` decide about the body."""
+        self._is_lost = True
+        self._in_background(self._stop_body, lease)
+
+    def on_cancelled(self, lease: Lease) -> None:
+        """Interrupt the body until it has ended."""
+        self._in_background(self._cancel_body, lease)
+
+    def _in_background(self, do: Callable[[Lease], None], lease: Lease) -> None:
+        name = f"redlock-stop-{self.call.id}"
+        threading.Thread(target=do, args=(lease,), name=name, daemon=True).start()
+
+    def _stop_body(self, lease: Lease) -> None:
+        if not self._decide(lease).goes_on:
+            self._interrupt(lease.lost_error(), every=_INTERRUPT_EVERY)
+
+    def _cancel_body(self, lease: Lease) -> None:
+        error, by = lease.cancelled_error(), lease.cancelled_by
+        fields = self.call.log_fields("cancelled", fence=lease.fence, by=by)
+        log.warning("%s is stopped: %s", self.call, error, extra=fields)
+        self._dispatch(lock_cancelled, lease=lease, cancelled_by=by)
+        self._interrupt(error, every=self.call.options.cancel_grace)
+
+    def _interrupt(self, error: LockLost, *, every: float) -> None:
+        while not self._has_ended:
+            self._interrupter.interrupt(error)
+            SYSTEM_CLOCK.sleep(every)
+
+    def _decide(self, lease: Lease) -> LossDecision:
+        """Ask ``on_lock_lost`` once; log the decision and send ``lock_lost``."""
+        with self._deciding:
+            if self._decision is None:
+                call = self.call
+                loss = Loss(
+                    key=call.key,
+                    task=call.task.name,
+                    task_id=call.id,
+                    retries=call.request.retries,
+                    fence=lease.fence,
+                    ran=lease.age(),
+                )
+                decision = self._decision = self._ask(loss)
+                extra = call.log_fields(
+                    "loss", fence=lease.fence, decision=decision.name
+                )
+                log.warning(
+                    "%s lost its lock and will %s (on_lock_lost).",
+                    call,
+                    decision.describe(loss),
+                    extra=extra,
+                )
+                self._dispatch(lock_lost, lease=lease, decision=decision)
+        return self._decision
+
+    def _ask(self, loss: Loss) -> LossDecision:
+        try:
+            return self.call.options.on_lock_lost(loss)
+        except Exception:
+            log.exception("%s: on_lock_lost failed; the body is stopped.", self.call)
+            return Abort()
+
+    # -- after the body --------------------------------------------------------
+
+    def _after_loss(self, error: LockLost, returned: list[_T]) -> _T:
+        lease = self.lease
+        if lease is not None and _is_cancellation(error, lease):
+            raise self._cancelled(lease) from None
+        if lease is not None and self._is_lost and error.key is None:
+            # An asynchronous exception has neither a text nor a key.
+            error = lease.lost_error().with_traceback(error.__traceback__)
+        if lease is None or error.key != lease.key:
+            raise error  # about a lock that the body took itself, or one around it
+        result: _T = self._decide(lease).perform(_LostCall(self, error, returned))
+        return result
+
+    def _cancelled(self, lease: Lease) -> Ignore:
+        """Store the result of a call whose body was cancelled."""
+        call, by = self.call, lease.cancelled_by
+        log.info("%s has ended, cancelled by %s.", call, by)
+        facts = {"key": call.key, "policy": CancelRunning.name, "cancelled_by": by}
+        return call.skip(lease.cancelled_error(), **facts)
+
+    def republish(self, reason: LockLost, countdown: float) -> None:
+        """Publish the call again; see ``Call.republish``."""
+        self.call.republish(reason, countdown, self._interrupter)
+
+    def release_kept(self) -> None:
+        """Release the lock that was kept until RETRY is stored. Twice is harmless."""
+        with self._interrupter:
+            self.release()
+
+    def release_left(self) -> None:
+        """Release a lock that an interrupt at a bad moment left held.
+
+        As a rule there is none.
+        """
+        lease = self.own
+        if lease is not None:
+            fields = self.call.log_fields("lock-left", fence=lease.fence)
+            text = "%s ended and left its lock %r; it is released now."
+            log.error(text, self.call, lease.key, extra=fields)
+            self.release()
+
+
+class _LostCall(Generic[_T]):
+    """A call whose body has ended after the loss of its lock: a `DecidedCall`."""
+
+    def __init__(
+        self, execution: Execution, error: LockLost, returned: list[_T]
+    ) -> None:
+        self._execution = execution
+        self._error = error
+        self._returned = returned
+
+    def run(self) -> _T:
+        """Return what the body has returned, if it has."""
+        return self._returned[0] if self._returned else self.fail()
+
+    def fail(self) -> NoReturn:
+        """End the call with ``LockLost``."""
+        raise self._error from None
+
+    def republish(self, countdown: float) -> NoReturn:
+        """Publish the call again, as often as it takes."""
+        while True:
+            self._execution.republish(self._error, countdown)
+
+
+def _is_cancellation(error: LockLost, lease: Lease) -> bool:
+    """Tell whether the body ended in the interrupt that cancelled it."""
+    ours = error.key in (None, lease.key)  # an asynchronous exception has no key
+    return isinstance(error, LockCancelled) and bool(lease.cancelled_by) and ours
+
+
+def _renew_now(**_: Any) -> None:
+    """Renew the lock of the execution that sends ``lock_heartbeat``."""
+    execution = running()
+    if execution and execution.lease:
+        execution.call.runtime.watchdog.renew_now(execution.lease)
+
+
+def _when_task_has_ended(task_id: str = "", **_: Any) -> None:
+    """Release the lock that was kept for a retry, and one that was left held."""
+    retried = _retried.get()
+    if retried and retried.call.id == task_id:
+        _retried.set(None)
+        retried.release_kept()
+    execution = running()
+    if execution and execution.call.id == task_id:
+        _running.set(None)
+        execution.release_left()
+
+
+lock_heartbeat.connect(_renew_now, weak=False)
+celery_signals.task_postrun.connect(_when_task_has_ended, weak=False)

@@ -1,0 +1,198 @@
+"""``task.explain(42)``: the fate of a call, and the reasons, without running it.
+
+Nodes are asked for the holder of the lock, for the claim, for the last success, and
+whether they vote. The task's policies are asked for their decision. No lock is taken;
+nothing is sent or changed. A policy that is a callable is called, with an empty
+``task_id``.
+
+The explanation holds at this moment. To act on it, take the lock instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.failure import unreachable
+from celery_redlock.core.records.claims import Claims, ExistingJob
+from celery_redlock.core.scripts import COUNTERS
+from celery_redlock.policies import Conflict, Outage
+
+if TYPE_CHECKING:
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.errors import QuorumUnreachable
+    from celery_redlock.options.lock_options import ResolvedOptions
+    from celery_redlock.policies import Decision, Situation
+
+__all__ = ["Explanation", "Step", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage of an explanation: what would happen to the call there.
+
+    Attributes:
+        decision: ``"publish"`` or ``"run"`` where no other call is in the way; else
+            the name of the policy's decision.
+        goes_on: Whether the call would be sent, or run, now.
+        words: The same as text: it follows after "it would".
+        reason: The other call, or the outage; ``""`` for neither.
+    """
+
+    decision: str
+    goes_on: bool
+    words: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.words}{': ' if self.reason else ''}{self.reason or '.'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The explanation of one call of a task.
+
+    Attributes:
+        task: The task's name.
+        key: The key of the call. Calls with the same key are the same call.
+        publish: What ``delay`` and ``apply_async`` would do.
+        execute: What a worker would do that received the call now.
+        running: The job that holds the lock, as a majority names it; or None.
+        waiting: The job that has the claim in the queue; or None.
+        succeeded: The job whose cool-down lasts; or None.
+        is_known: Whether enough nodes answered.
+    """
+
+    task: str
+    key: str
+    publish: Step
+    execute: Step
+    running: ExistingJob | None
+    waiting: ExistingJob | None
+    succeeded: ExistingJob | None
+    is_known: bool
+
+    @property
+    def would_run(self) -> bool:
+        """Whether a worker that received the call now would run its body at once."""
+        return self.execute.goes_on
+
+    @property
+    def holder(self) -> Holder | None:
+        """The holder of the lock, if there is one."""
+        return self.running.holder if self.running else None
+
+    def __str__(self) -> str:
+        return (
+            f"A call of {self.task} with the key {self.key!r}.\n"
+            f"Published now, it would {self.publish}\n"
+            f"Executed now, it would {self.execute}"
+        )
+
+
+def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+    """Return what would happen to this call of a task; change nothing.
+
+    Raises:
+        ConfigurationError: A setting or an option is wrong.
+        FingerprintError: The arguments cannot be reduced to a key.
+    """
+    runtime = runtime_of(task.app)
+    redlock, options = runtime.redlock, runtime.options(task.name, task.lock_options)
+    key = task.lock_key(*args, **kwargs)
+    seen, claims = redlock.inspect(key), Claims(redlock)
+    running = ExistingJob.named_in(key, seen.ballot) if seen.holder else None
+    waiting = claims.queued(key) if options.is_claimed else None
+    succeeded = claims.succeeded(key, "") if options.unique_for else None
+    outage = None
+    if running is None:
+        if seen.ballot.answered < redlock.quorum:
+            timeout = redlock.timing.node_timeout
+            outage = unreachable(key, seen.ballot, node_timeout=timeout)
+        elif redlock.guard.enabled:
+            outage = _outage_of_votes(redlock, key)
+    case = _Case(task.name, key, args, kwargs, options)
+    return Explanation(
+        task=task.name,
+        key=key,
+        publish=case.publish(_in_the_way(options, waiting, running, succeeded)),
+        execute=case.execute(running or succeeded, outage),
+        running=running,
+        waiting=waiting,
+        succeeded=succeeded,
+        is_known=outage is None,
+    )
+
+
+def _in_the_way(
+    options: ResolvedOptions,
+    waiting: ExistingJob | None,
+    running: ExistingJob | None,
+    succeeded: ExistingJob | None,
+) -> ExistingJob | None:
+    """Return the job that a publisher would meet, in the order in which nodes look."""
+    both = options.unique_while == "queued_or_running"
+    return waiting or (running if both else None) or succeeded
+
+
+def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
+    """Return the outage if too few nodes vote, although they answer."""
+    ballot = redlock.guard.ask(COUNTERS, [redlock.guard.config]).ballot
+    if ballot.granted >= redlock.quorum:
+        return None
+    return unreachable(key, ballot, node_timeout=redlock.timing.node_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A call, and the options that decide about it."""
+
+    task: str
+    key: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: ResolvedOptions
+
+    def publish(self, here: ExistingJob | None) -> Step:
+        if here is None:
+            return Step("publish", goes_on=True, words="be published")
+        conflict = self._conflict(here, "publish")
+        decision = self.options.on_publish(conflict)
+        return _step(decision, conflict, str(here))
+
+    def execute(
+        self, here: ExistingJob | None, outage: QuorumUnreachable | None
+    ) -> Step:
+        if outage is not None:
+            situation = Outage(
+                key=self.key,
+                task=self.task,
+                reason=str(outage),
+                retry_after=outage.retry_after,
+            )
+            without = self.options.on_backend_error(situation)
+            return _step(without, situation, str(outage))
+        if here is None:
+            return Step("run", goes_on=True, words="run")
+        conflict = self._conflict(here, "execute")
+        decision = self.options.on_conflict(conflict)
+        return _step(decision, conflict, str(here))
+
+    def _conflict(self, here: ExistingJob, stage: str) -> Conflict:
+        return Conflict(
+            key=self.key,
+            task=self.task,
+            args=self.args,
+            kwargs=self.kwargs,
+            holder=here.holder,
+            retry_after=here.left,
+            stage=stage,
+            phase=here.phase,
+        )
+
+
+def _step(decision: Decision, situation: Situation, reason: str) -> Step:
+    words = decision.describe(situation)
+    return Step(decision.name, decision.goes_on, words, reason)

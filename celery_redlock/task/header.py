@@ -1,0 +1,153 @@
+"""The header of this package on a message: how it is written, read and removed.
+
+One header, ``redlock``:
+
+===============  =================================================  ============
+field            meaning                                            written by
+===============  =================================================  ============
+``base``         first part of the token of this execution          main process
+``boot``         names the main process that minted the base        main process
+``deferred``     how often this call was republished for its lock   the task
+``outages``      how often because too few nodes answered           the task
+``redelivered``  another copy with this task id may run or have     the task
+                 run
+``slot``         the tick of a beat schedule that the call is for   beat
+``published``    µs since 1970 when the call was published first,   publisher or
+                 or else when it arrived                            main process
+``next``         order of the successor register that the call has  the task
+                 entered: "latest" or "first"
+``events``       whether its worker sends events                    main process
+===============  =================================================  ============
+
+Celery copies the headers of a message into its retries. The header is therefore
+removed before user code runs: a base belongs to one execution. A child process
+recognizes its own main process by 16 random bytes drawn before the fork and not by
+a pid, because pids repeat in containers. (A child that was spawned has other bytes. It
+mints a base of its own; if it is killed, its lock lasts for a ttl.)
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.lease import new_base
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+__all__ = ["HEADER", "TaskHeader", "attach", "clean", "extract", "mint"]
+
+HEADER = "redlock"
+_BOOT = secrets.token_hex(16)
+_CARRIED = frozenset(("deferred", "outages", "redelivered", "slot", "next"))
+
+
+class TaskHeader(NamedTuple):
+    """The header of one message.
+
+    Attributes:
+        base: The base that the main process minted for this execution, or None.
+        deferred: How often the call was republished because of its lock.
+        outages: How often because too few nodes answered.
+        redelivered: Whether another copy with this task id may run or have run.
+        slot: The tick of a beat schedule that the call is for; see ``beat_slots``.
+        published: Microseconds since 1970 when it was published first; 0: not known.
+        next: Order of the successor register that it has entered: ``"latest"`` or
+            ``"first"``; ``""``: it has entered none.
+        events: Whether its worker sends events about tasks.
+    """
+
+    base: str | None = None
+    deferred: int = 0
+    outages: int = 0
+    redelivered: bool = False
+    slot: str = ""
+    published: int = 0
+    next: str = ""
+    events: bool = False
+
+    def for_next_copy(self) -> dict[str, dict[str, Any]]:
+        """Return the headers of the next copy: all but what is of this execution."""
+        carried = {
+            "deferred": self.deferred,
+            "outages": self.outages,
+            "redelivered": self.redelivered,
+        }
+        known = {"slot": self.slot, "published": self.published, "next": self.next}
+        return {
+            HEADER: carried | {name: value for name, value in known.items() if value}
+        }
+
+
+def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:
+    """Mint the base of an execution, in the main process, and note it in the header.
+
+    Args:
+        request: The headers of the message.
+        events: Whether this worker sends events about tasks.
+    """
+    base, fields = new_base(), _fields(request)
+    request[HEADER] = {
+        **fields,
+        "base": base,
+        "boot": _BOOT,
+        "published": _count(fields, "published") or round(SYSTEM_CLOCK.wall() * 1e6),
+        "events": events,
+    }
+    return base
+
+
+def attach(headers: Mapping[str, Any] | None, published: int = 0) -> dict[str, Any]:
+    """Return headers that say when the call was published, if they do not yet.
+
+    Args:
+        headers: The headers of the message that is about to be sent.
+        published: When the call was published before; now by default.
+    """
+    headers = {**(headers or {})}
+    known = {"published": published or round(SYSTEM_CLOCK.wall() * 1e6)}
+    headers[HEADER] = {**known, **_fields(headers)}
+    return headers
+
+
+def extract(request: Any) -> TaskHeader:
+    """Remove the header from a ``task.request`` and return it."""
+    fields = vars(request).pop(HEADER, None)
+    headers = request.headers
+    if headers and HEADER in headers:
+        request.headers = clean(headers)
+    if not isinstance(fields, dict):
+        return TaskHeader()
+    minted = TaskHeader(
+        base=fields.get("base") if fields.get("boot") == _BOOT else None,
+        published=_count(fields, "published"),
+        events=fields.get("events") is True,
+    )
+    if _CARRIED.isdisjoint(fields):
+        return minted
+    return minted._replace(
+        deferred=_count(fields, "deferred"),
+        outages=_count(fields, "outages"),
+        redelivered=fields.get("redelivered") is True,
+        slot=str(fields.get("slot") or ""),
+        next=str(fields.get("next") or ""),
+    )
+
+
+def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return headers without the one of this package."""
+    others = dict(headers)
+    others.pop(HEADER, None)
+    return others
+
+
+def _fields(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields = request.get(HEADER)
+    return fields if isinstance(fields, dict) else {}
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    count = fields.get(name)
+    return count if isinstance(count, int) and count > 0 else 0

@@ -1,0 +1,281 @@
+"""Interrupts a running body: raises ``LockLost`` in it, from another thread.
+
+==================  ==========================================================
+the body runs in    it is interrupted by
+==================  ==========================================================
+a pool's process    SIGUSR1 to its main thread, which also ends a blocking call
+another thread      an asynchronous exception; a blocking call has to end first
+gevent, eventlet    a throw from the hub; a body that never yields gets none
+==================  ==========================================================
+
+::
+
+    off ──interruptible──► on ──interrupt──► LockLost in the body
+     ▲                     │                        │
+     └────── it ended ─────┴──────── it ended ──────┘
+
+Only the call that is given to ``interruptible`` can be interrupted. Acquiring and
+releasing the lock, and all that Celery does after the body, are out of reach. A body
+that catches the error and goes on has to be interrupted again.
+
+In a pool's process Celery's soft time limit uses the same signal. It reaches the
+interruptible call as always. A limit that arrives while the lock is acquired or
+released takes effect after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from billiard.process import current_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+
+    from celery_redlock.errors import LockLost
+
+__all__ = ["Interrupter", "interrupter"]
+
+_T = TypeVar("_T")
+_SIGNAL = getattr(signal, "SIGUSR1", None)  # the one that billiard's limits use
+
+
+class Interrupter:
+    """Runs one body that other threads can interrupt. Use it as a context manager."""
+
+    _is_on = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    def interruptible(self, call: Callable[[], _T]) -> _T:
+        """Call it and return its result. It can be interrupted until it returns."""
+        try:
+            try:
+                self._turn_on()
+                return call()
+            finally:
+                self._turn_off()
+        finally:
+            self._turn_off()  # an interrupt may have cut the first one short
+
+    def interrupt(self, error: LockLost) -> None:
+        """Raise the error in the interruptible call, if there is one. Thread-safe."""
+        raise NotImplementedError
+
+    def _turn_on(self) -> None:
+        self._is_on = True
+
+    def _turn_off(self) -> None:
+        self._is_on = False
+
+
+def interrupter() -> Interrupter:
+    """Return the interrupter that fits the calling thread or greenlet."""
+    throw_soon = _hub_callback()
+    if throw_soon:
+        return _InGreenlet(throw_soon)
+    if _SIGNAL and _is_pool_child() and _is_main_thread():
+        return _BySignal()
+    return _ByAsyncException()
+
+
+# -- prefork: a signal ---------------------------------------------------------
+
+
+class _SignalHandler:
+    """Handles SIGUSR1 in a pool's process: interrupts, and Celery's soft limits.
+
+    All but ``send`` runs on the main thread of the process. Python also runs signal
+    handlers there, between two instructions: no lock is needed.
+    """
+
+    def __init__(self) -> None:
+        self.is_blocked = False
+        self._previous: Any = None  # billiard's handler
+        self._interrupt: tuple[_BySignal, LockLost] | None = None
+        self._has_pending = False
+
+    def install(self) -> None:
+        """Replace the present handler, unless it is this one already.
+
+        This is not possible before the first task: billiard installs its handler
+        after the last hook that could call this.
+        """
+        if signal.getsignal(_SIGNAL) != self._handle:  # type: ignore[arg-type]
+            self._previous = signal.signal(_SIGNAL, self._handle)  # type: ignore[arg-type]
+
+    def send(self, target: _BySignal, error: LockLost) -> None:
+        """Have the error raised in the target's call. Thread-safe."""
+        self._interrupt = target, error
+        main = threading.main_thread().ident
+        signal.pthread_kill(main, _SIGNAL)  # type: ignore[arg-type]
+
+    def unblock(self) -> None:
+        """Handle signals again, and the one that arrived meanwhile."""
+        self.is_blocked = False
+        if self._has_pending:
+            self._has_pending = False
+            self._handle(_SIGNAL or 0, None)
+
+    def discard_pending(self) -> None:
+        """Forget the signal that arrived while they were blocked."""
+        self._has_pending = False
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.is_blocked:
+            self._has_pending = True
+            return
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is None:
+            if callable(self._previous):
+                self._previous(signum, frame)
+        elif interrupt[0].is_on:
+            raise interrupt[1]
+
+
+_signal_handler = _SignalHandler()
+
+
+class _BySignal(Interrupter):
+    """Inside ``with``, soft time limits reach only the interruptible call."""
+
+    def __enter__(self) -> None:
+        _signal_handler.install()
+        self._was_blocked, _signal_handler.is_blocked = _signal_handler.is_blocked, True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _signal_handler.is_blocked = self._was_blocked
+        if _signal_handler.is_blocked:
+            return
+        if error is None:
+            _signal_handler.unblock()
+        else:  # the task has ended in an error of its own, which is its result
+            _signal_handler.discard_pending()
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
+
+    def _turn_on(self) -> None:
+        self._is_on = True
+        _signal_handler.unblock()
+
+    def _turn_off(self) -> None:
+        self._is_on = False
+        _signal_handler.is_blocked = True
+
+    def interrupt(self, error: LockLost) -> None:
+        if self._is_on:
+            _signal_handler.send(self, error)
+
+
+def _is_pool_child() -> bool:
+    return getattr(current_process(), "_parent_pid", None) is not None
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+# -- threads, solo: an asynchronous exception ------------------------------------
+
+
+class _ByAsyncException(Interrupter):
+    """The interpreter raises it between two instructions; the error has no text."""
+
+    def __init__(self) -> None:
+        self._thread_id = threading.get_ident()
+        self._mutex = threading.Lock()
+        self._has_thrown = False
+
+    def _turn_off(self) -> None:
+        with self._mutex:
+            self._is_on = False
+        if self._has_thrown:
+            _withdraw_exception(self._thread_id)
+
+    def interrupt(self, error: LockLost) -> None:
+        with self._mutex:
+            if self._is_on:
+                self._has_thrown = True
+                _throw(self._thread_id, type(error))
+
+
+class _Blank(BaseException):
+    """Replaces an exception that has not arrived when the body has ended."""
+
+
+def _withdraw_exception(own_id: int) -> None:
+    """Make sure that no asynchronous exception arrives in the calling thread any more.
+
+    Setting the exception to NULL would do that, too. But CPython would go on looking
+    for one: that slows down all threads of the process, and 3.11 hangs in the first
+    function that is traced, as by a debugger or by coverage.
+    """
+    with contextlib.suppress(_Blank):
+        _throw(own_id, _Blank)
+        for _ in range(100):  # it arrives with a jump at the latest
+            pass
+
+
+def _throw(thread_id: int, kind: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), ctypes.py_object(kind)
+    )
+
+
+# -- gevent, eventlet: a throw -----------------------------------------------------
+
+
+class _InGreenlet(Interrupter):
+    """The hub switches into the greenlet with the error, if that is still on."""
+
+    def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
+        self._greenlet = sys.modules["greenlet"].getcurrent()
+        self._soon = soon
+
+    def interrupt(self, error: LockLost) -> None:
+        if self._is_on:
+            self._soon(functools.partial(self._deliver, error))
+
+    def _deliver(self, error: LockLost) -> None:
+        if self._is_on:
+            self._greenlet.throw(error)
+
+
+def _hub_callback() -> Callable[[Callable[[], None]], object] | None:
+    """Return how to have the hub call a function; None outside of a pool greenlet."""
+    greenlet = sys.modules.get("greenlet")
+    parent = greenlet.getcurrent().parent if greenlet else None
+    if parent is None:
+        return None
+    gevent = sys.modules.get("gevent.hub")
+    if gevent and isinstance(parent, gevent.Hub):
+        callback: Callable[[Callable[[], None]], object]
+        callback = parent.loop.run_callback_threadsafe
+        return callback
+    eventlet = sys.modules.get("eventlet.hubs")
+    if eventlet and eventlet.get_hub().greenlet is parent:
+        return functools.partial(eventlet.get_hub().schedule_call_global, 0)
+    return None

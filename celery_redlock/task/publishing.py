@@ -1,0 +1,326 @@
+"""Publish a call, unless it is a duplicate, and release its claim in the worker.
+
+`claims` describes the protocol. Whether a call has a claim depends on how it is sent:
+
+=============================  ===================================================
+sent by                        claim of the call
+=============================  ===================================================
+``delay``, ``apply_async``     Taken before the message is sent, also with a
+                               countdown or an eta. If another job is here,
+                               ``on_conflict`` decides whether the call is sent.
+``self.retry()``, republish    Taken again if it is free. The call is always sent.
+group, chord, chain, links,    None. The call is always sent: another call may
+or with a ``task_id``          already wait for the result of this task id. The
+                               worker deduplicates the call when it starts.
+name (``app.send_task``)       None. This module is not called.
+redelivery by the broker       None, if the body had begun before a crash. The
+                               call may then wait beside another job.
+=============================  ===================================================
+
+A claim is released when the body begins; the call holds its lock by then. It is also
+released if the body will never begin: sending failed, the call was revoked or has
+expired, or ``on_conflict`` ended it.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery.exceptions import Ignore, Retry
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils.uuid import uuid
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.records.claims import Claims, ExistingJob
+from celery_redlock.errors import DuplicateTask, LockUnavailable
+from celery_redlock.policies import Conflict, Skip
+from celery_redlock.signals import publish_claimed, publish_deduplicated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from celery_redlock.options.lock_options import ResolvedOptions
+    from celery_redlock.policies import PublishDecision
+
+__all__ = ["Claim", "claimed_until_it_begins", "cool_down", "cooling", "publish"]
+
+log = logging.getLogger(__name__)
+
+_OF_A_CANVAS = (
+    *("task_id", "link", "link_error", "retries", "group_id", "chord", "chain"),
+    *("parent_id", "root_id"),
+)
+_LEAST = 1.0  # seconds of a claim, however soon its job expires
+
+
+class Claim:
+    """The claim of a job that has been sent.
+
+    Attributes:
+        key: The key of the call.
+        task_id: The task id of the job.
+    """
+
+    def __init__(self, claims: Claims, key: str, task_id: str) -> None:
+        self._claims = claims
+        self.key = key
+        self.task_id = task_id
+
+    def release(self) -> None:
+        """Release the claim; another job of the call is then no duplicate."""
+        self._claims.release(self.key, self.task_id)
+
+    def __repr__(self) -> str:
+        return f"<Claim {self.key!r} of {self.task_id}>"
+
+
+def publish(  # noqa: PLR0913  (called in one place)
+    task: Any,
+    key: str,
+    arguments: tuple[Any, Any],
+    options: Mapping[str, Any],
+    send: Callable[..., Any],
+    *,
+    can_raise: bool = True,
+) -> Any:
+    """Send a call of a task that is unique also before it runs.
+
+    Args:
+        task: The task.
+        key: The key of the call.
+        arguments: Its ``args`` and ``kwargs``.
+        options: The other arguments of ``apply_async``, by name.
+        send: Sends the call with these options.
+        can_raise: Whether a duplicate may raise an error; if not, it is skipped.
+
+    Returns:
+        The result of the call, or of the job that is here already. Its
+        ``conflict`` is the ``policies.Conflict`` in the second case, else None.
+
+    Raises:
+        DuplicateTask: Another job is here, and ``on_conflict`` raises. No message
+            was sent.
+        Exception: ``send`` failed. The claim is released.
+    """
+    if task.app.conf.task_always_eager:
+        return send(**options)
+    runtime = runtime_of(task.app)
+    resolved = runtime.options(task.name, task.lock_options)
+    claims = Claims(runtime.redlock)
+    seconds = _seconds_to_wait(task, options, resolved.claim_ttl)
+    if any(options.get(name) for name in _OF_A_CANVAS):
+        if resolved.is_claimed and _goes_back(task, options):
+            claims.retake(key, _job(task, options["task_id"]), seconds)
+        return send(**options)
+    job = _job(task, uuid())
+    here, is_taken = _look_or_take(claims, key, job, resolved)
+
+    def send_job(conflict: Conflict | None = None) -> Any:
+        with _released_on_error(claims, key, job, is_taken=is_taken):
+            result = send(**{**options, "task_id": job.task_id})
+        if is_taken:
+            claims.keep(key, job.task_id, seconds)
+            publish_claimed.send(sender=task, claim=Claim(claims, key, job.task_id))
+        result.conflict = conflict
+        return result
+
+    if here is None:
+        return send_job()
+    conflict = _conflict(task, job.task_id, arguments, here)
+    decision = _decide(task, conflict, here, resolved, can_raise=can_raise)
+    return decision.perform(_DuplicateCall(task, conflict, here, decision, send_job))
+
+
+@contextmanager
+def _released_on_error(
+    claims: Claims, key: str, job: Holder, *, is_taken: bool
+) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if is_taken:
+            claims.release(key, job.task_id)
+        raise
+
+
+def _look_or_take(
+    claims: Claims, key: str, job: Holder, options: ResolvedOptions
+) -> tuple[ExistingJob | None, bool]:
+    """Return the job that is here already, and whether the call was claimed."""
+    if not options.is_claimed:
+        return claims.succeeded(key, job.task_id), False
+    try:
+        here = claims.take(
+            key,
+            job,
+            at_lock=options.unique_while == "queued_or_running",
+            at_cooldown=options.unique_for > 0,
+        )
+    except LockUnavailable as error:
+        # A claim that cannot be taken stops no job.
+        log.warning(
+            "%s[%s] is published without a claim: %s", job.task, job.task_id, error
+        )
+        return None, False
+    return here, here is None
+
+
+def _job(task: Any, task_id: str) -> Holder:
+    now = SYSTEM_CLOCK.wall()
+    return Holder.here(task=task.name, task_id=task_id, started=now)
+
+
+def _goes_back(task: Any, options: Mapping[str, Any]) -> bool:
+    """Tell whether this is the call that the task is just executing."""
+    request = task.request
+    return bool(options.get("task_id")) and request.id == options["task_id"]
+
+
+# -- duplicates ----------------------------------------------------------------------
+
+
+def _conflict(
+    task: Any, task_id: str, arguments: tuple[Any, Any], here: ExistingJob
+) -> Conflict:
+    args, kwargs = arguments
+    return Conflict(
+        key=here.key,
+        task=task.name,
+        task_id=task_id,
+        args=tuple(args or ()),
+        kwargs=dict(kwargs or {}),
+        holder=here.holder,
+        retry_after=here.left,
+        stage="publish",
+        phase=here.phase,
+    )
+
+
+def _decide(
+    task: Any,
+    conflict: Conflict,
+    here: ExistingJob,
+    options: ResolvedOptions,
+    *,
+    can_raise: bool,
+) -> PublishDecision:
+    """Ask ``on_conflict``; log the decision and send the signal."""
+    decision = options.on_publish(conflict)
+    if decision.raises and not can_raise:
+        decision = Skip()
+    log.log(
+        decision.log_level,
+        "A call of %s will %s (on_conflict): %s",
+        task.name,
+        decision.describe(conflict),
+        here,
+        extra=log_fields(
+            "publish-conflict",
+            task=task.name,
+            task_id=conflict.task_id,
+            key=conflict.key,
+            decision=decision.name,
+        ),
+    )
+    publish_deduplicated.send(sender=task, conflict=conflict, decision=decision)
+    return decision
+
+
+@dataclass(frozen=True, slots=True)
+class _DuplicateCall:
+    """A call that meets another job when it is published: a `policies.DecidedCall`."""
+
+    task: Any
+    conflict: Conflict
+    here: ExistingJob
+    decision: PublishDecision
+    send: Callable[[Conflict], Any]
+
+    def skip(self) -> Any:
+        """Return the result of the other job, and send nothing."""
+        result = self.task.AsyncResult(self.here.holder.task_id)
+        result.conflict = self.conflict
+        return result
+
+    def fail(self) -> NoReturn:
+        """Raise the error that names the other job, and send nothing."""
+        here = self.here
+        raise DuplicateTask(
+            f"A call of {self.task.name} was not published (on_conflict: "
+            f"{self.decision.name}). {here}",
+            key=here.key,
+            ballot=here.ballot,
+            holder=here.holder,
+            retry_after=here.left,
+        )
+
+    def run(self) -> Any:
+        """Send the call beside the other job."""
+        return self.send(self.conflict)
+
+
+# -- how long a claim lasts ---------------------------------------------------------
+
+
+def _seconds_to_wait(task: Any, options: Mapping[str, Any], claim_ttl: float) -> float:
+    """Return the seconds of a claim: it ends at the job's expiry at the latest."""
+    delay = _seconds_until(task, options.get("countdown") or options.get("eta")) or 0.0
+    expires = _seconds_until(task, options.get("expires", task.expires))
+    seconds = max(0.0, delay) + claim_ttl
+    return seconds if expires is None else max(_LEAST, min(seconds, expires))
+
+
+def _seconds_until(task: Any, when: Any) -> float | None:
+    """Return the seconds until an instant as Celery takes it: a number is seconds."""
+    if when is None or isinstance(when, (int, float)):
+        return when
+    instant = maybe_make_aware(maybe_iso8601(when), task.app.timezone)
+    left: float = (instant - datetime.now(timezone.utc)).total_seconds()
+    return left
+
+
+# -- in a worker --------------------------------------------------------------------
+
+
+@contextmanager
+def claimed_until_it_begins(call: Any) -> Iterator[None]:
+    """Release the claim of a call that begins or ends in this block.
+
+    A call that is republished, or of which another copy runs, keeps its claim.
+    """
+    try:
+        yield
+    except Retry:
+        raise
+    except Ignore as ignored:
+        if type(ignored) is not Ignore:  # the call was skipped and has its result
+            _release_claim(call)
+        raise
+    except BaseException:
+        _release_claim(call)
+        raise
+    _release_claim(call)
+
+
+def _release_claim(call: Any) -> None:
+    if not call.request.is_eager:
+        Claims(call.runtime.redlock).release(call.key, call.id)
+        call.runtime.watchdog.resend_releases()
+
+
+def cooling(call: Any) -> ExistingJob | None:
+    """Return the job whose success keeps this call from running, if there is one."""
+    return Claims(call.runtime.redlock).succeeded(call.key, call.id)
+
+
+def cool_down(call: Any) -> None:
+    """Begin the cool-down after a call that has succeeded and still has its lock."""
+    job, seconds = _job(call.task, call.id), call.options.unique_for
+    Claims(call.runtime.redlock).cool_down(call.key, job, seconds)

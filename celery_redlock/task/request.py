@@ -1,0 +1,221 @@
+"""The request in a worker's main process: releases the lock of a dead child.
+
+::
+
+    main process                             child
+    ────────────                             ─────
+    a message arrives; mint a base ────────► acquires the lock as base.attempt,
+                                             renews it, releases it   (as a rule)
+    the child is really gone (killed,
+    terminated, over its hard limit)
+    ──► release the lock, if an attempt of
+        this base holds it; requeue the message
+
+The lock of a killed child is released as soon as Celery notices its death, in 0 to
+5 s, and not after a ttl. Celery reports a hard time limit while the child still runs.
+The lock is then released when the process has ended, and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import Ignore, Terminated, WorkerLostError
+from celery.worker.request import Request
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.records.claims import Claims
+from celery_redlock.core.records.successors import withdraw
+from celery_redlock.task.header import mint
+
+if TYPE_CHECKING:
+    from celery_redlock.options.lock_options import LockOptions
+
+__all__ = ["RedlockRequest", "Skipped"]
+
+log = logging.getLogger(__name__)
+
+_DIED = (WorkerLostError, Terminated, SystemExit)
+_LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
+
+
+class Skipped(Ignore):
+    """Raised by a skipped call, so that its main process sends the event.
+
+    Args:
+        reason: The reason, in words.
+        facts: Further fields of the event ``task-revoked``.
+    """
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Further fields of the event ``task-revoked``."""
+        return self.args[1] if len(self.args) > 1 else {}
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class RedlockRequest(Request):
+    """A request with a base for its execution, by which its lock can be released."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._redlock_base = mint(self.request_dict, events=self._sends_events())
+
+    def _sends_events(self) -> bool:
+        """Tell whether this worker sends events about tasks, not only heartbeats."""
+        eventer = self.eventer
+        if not (eventer and eventer.enabled and self.task.send_events):
+            return False
+        groups = getattr(eventer, "groups", None)
+        return not groups or "task" in groups
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Release the lock of a child that is gone, before the message is requeued."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, Skipped):
+            usual = {"terminated": False, "signum": None, "expired": False}
+            self.send_event("task-revoked", **{**usual, **error.facts})
+        elif isinstance(error, _DIED):
+            self._release_lock()
+        return super().on_failure(exc_info, *args, **kwargs)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  (Celery's)
+        """Release the lock after a hard time limit, when the child has ended."""
+        super().on_timeout(soft, timeout)
+        if not soft:
+            self._release_lock()
+
+    def maybe_expire(self) -> Any:
+        """Let the task decide whether a redelivered message has expired.
+
+        The first copy may run at this moment, and the expiry of this one would end
+        the result that belongs to both.
+        """
+        if self.delivery_info.get("redelivered"):
+            return None
+        return super().maybe_expire()
+
+    def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
+        """Release the claim of a job that was revoked or has expired before it began.
+
+        Its entry in the successor register is withdrawn, too. Both happen before the
+        end of the job is known, so that the call can be published again at once.
+        """
+        options = self.task.lock_options
+        if options.unique_while != "running" or options.registers_successors:
+            self._release_claim(options)
+        super()._announce_revoked(*args, **kwargs)
+
+    def _release_claim(self, options: LockOptions) -> None:
+        try:
+            runtime = runtime_of(self.app)
+            key = self.task.lock_key(*self.args, **self.kwargs)
+            if options.unique_while != "running":
+                Claims(runtime.redlock).release(key, self.id)
+            if options.registers_successors:
+                withdraw(runtime.redlock, key, self.name, self.id)
+            runtime.watchdog.resend_releases()
+        except Exception:
+            # The key may come from a user's function, and this is the main process.
+            log.exception(
+                "The claim of %s[%s], or its entry in the successor register, was not "
+                "released.",
+                self.name,
+                self.id,
+            )
+
+    def _release_lock(self) -> None:
+        pid = self.worker_pid
+        if pid is None or pid == os.getpid():
+            return  # it never started, or has ended in this very process
+        if _is_gone(pid):
+            self._release()
+        else:
+            threading.Thread(
+                target=self._release_when_gone,
+                args=(pid,),
+                name=f"redlock-wait-for-{pid}",
+                daemon=True,
+            ).start()
+
+    def _release_when_gone(self, pid: int) -> None:
+        give_up_at = SYSTEM_CLOCK.monotonic() + _LOOK_FOR
+        while not _is_gone(pid):
+            if SYSTEM_CLOCK.monotonic() > give_up_at:
+                log.warning(
+                    "Process %d still runs %g s after Celery killed it. It keeps the "
+                    "lock of %s[%s].",
+                    pid,
+                    _LOOK_FOR,
+                    self.name,
+                    self.id,
+                )
+                return
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+        self._release()
+
+    def _release(self) -> None:
+        try:
+            key = self.task.lock_key(*self.args, **self.kwargs)
+            runtime = runtime_of(self.app)
+            released = runtime.redlock.release_base(key, self._redlock_base)
+            if self.task.lock_options.registers_successors:
+                withdraw(runtime.redlock, key, self.name, self.id)
+            runtime.watchdog.resend_releases()
+        except Exception:
+            # The key may come from a user's function, and this is the main process.
+            log.exception(
+                "The lock of %s[%s], whose process %s is gone, could not be released. "
+                "It ends with its ttl.",
+                self.name,
+                self.id,
+                self.worker_pid,
+            )
+            return
+        if released:
+            log.warning(
+                "Released the lock %r of %s[%s] on %d of %d nodes so far: its process "
+                "%s is gone.",
+                key,
+                self.name,
+                self.id,
+                released,
+                len(runtime.redlock.labels),
+                self.worker_pid,
+                extra=log_fields(
+                    "lock-released", task=self.name, task_id=self.id, key=key
+                ),
+            )
+
+
+def _is_gone(pid: int) -> bool:
+    """Tell whether a child has ended, also while its parent has not waited for it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return Path("/proc/self").exists() or not _answers(pid)
+    except (OSError, IndexError):  # it ended in this moment
+        return True
+    return state in "ZX"
+
+
+def _answers(pid: int) -> bool:
+    """Tell whether the kernel knows the process, where there is no /proc."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

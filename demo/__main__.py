@@ -1,0 +1,213 @@
+"""``python -m demo``: the sequence of events, and a summary of what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from celery.states import PENDING, READY_STATES
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+except ImportError:
+    sys.exit("The demo needs the package rich: pip install 'celery-redlock[dev]'.")
+
+from celery_redlock import RedlockError
+from celery_redlock.core.redlock import Redlock
+from demo.journal import overlaps, record, runs
+from demo.processes import Processes, start_processes
+from demo.screen import Screen
+from demo.tasks import import_catalogue, send_invoice
+
+_ROUNDS, _INVOICES, _COPIES = 14, 4, 6
+_PACE = 0.8  # seconds from round to round
+_KILL_NODE, _START_IMPORT, _KILL_WORKER, _NODE_BACK = 4, 5, 8, 10  # rounds
+_INVOICE_TAKES, _IMPORT_TAKES = 1.3, 5.0  # seconds
+_RESULTS_WITHIN = 30.0  # seconds after the last round
+_LOCK_FREE_WITHIN = 6.0  # seconds after the kill of its process
+
+
+class Demo:
+    """The published calls, the faults, and what became of the calls."""
+
+    def __init__(self, processes: Processes, screen: Screen, redlock: Redlock) -> None:
+        self.processes = processes
+        self.screen = screen
+        self.redlock = redlock
+        self.states: dict[str, str] = {}
+        self.published: Counter[str] = Counter()
+        self.lock_free_after: float | None = None
+
+    def run(self) -> None:
+        """Publish, kill, and wait for all results: about twenty seconds."""
+        for number in range(1, _ROUNDS + 1):
+            self._publish_invoices(number)
+            if number == _KILL_NODE:
+                self._kill_node()
+            if number >= _START_IMPORT:
+                self._publish("catalogue", import_catalogue, _IMPORT_TAKES)
+            if number == _KILL_WORKER:
+                self._kill_worker()
+            if number == _NODE_BACK:
+                self._start_node()
+            self._watch(until=time.monotonic() + _PACE)
+        self.screen.say("All calls are published. Waiting for their results.")
+        end = time.monotonic() + _RESULTS_WITHIN
+        while time.monotonic() < end and self.without_result():
+            self._watch(until=time.monotonic() + 0.25)
+
+    def without_result(self) -> list[str]:
+        """Return the ids of calls that have no final result yet."""
+        for task_id, state in self.states.items():
+            if state not in READY_STATES:
+                self.states[task_id] = self.processes.state_of(task_id)
+        return [i for i, state in self.states.items() if state not in READY_STATES]
+
+    def _publish(self, key: str, task: Any, *args: Any) -> None:
+        self.states[task.delay(*args).id] = PENDING
+        self.published[key] += 1
+
+    def _publish_invoices(self, number: int) -> None:
+        invoices = [f"{number}-{letter}" for letter in "abcdefgh"[:_INVOICES]]
+        for invoice in invoices * _COPIES:
+            self._publish(f"invoice:{invoice}", send_invoice, invoice, _INVOICE_TAKES)
+        self.screen.say(
+            f"Round {number}: {_INVOICES} invoices, each published {_COPIES} times."
+        )
+
+    def _kill_node(self) -> None:
+        self.processes.nodes.nodes[1].kill()
+        self.screen.say(
+            f"[red]kill -9[/] of the node {self.redlock.labels[1]}. "
+            "The other four are a majority of five: locking goes on."
+        )
+
+    def _start_node(self) -> None:
+        self.processes.nodes.nodes[1].restart()
+        self.screen.say(
+            "The node runs again, and has lost its memory. It may have voted for locks "
+            "that it does not know any more, so it does not vote for "
+            f"{self.redlock.timing.quarantine:.0f} s."
+        )
+
+    def _kill_worker(self) -> None:
+        self.processes.journal.read()
+        victim = next(
+            (
+                run
+                for run in runs(self.processes.journal.events)
+                if run.key == "catalogue" and run.ended is None
+            ),
+            None,
+        )
+        holder = self.redlock.inspect("catalogue").holder
+        if victim is None or holder is None:
+            self.screen.say("No worker runs the import, so none is killed.")
+            return
+        os.kill(victim.pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        record("killed", victim=victim.pid)
+        self.screen.say(
+            f"[red]kill -9[/] of the worker process {victim.pid}, which runs the "
+            "import. The ttl of its lock is 30 s."
+        )
+        while (now := self.redlock.inspect("catalogue").holder) is not None:
+            if now.base != holder.base:
+                break
+            if time.monotonic() > killed_at + self.redlock.timing.ttl:
+                break
+            self._watch(until=time.monotonic() + 0.02)
+        self.lock_free_after = time.monotonic() - killed_at
+        self.screen.say(
+            f"The lock of the killed process was free after {self.lock_free_after:.2f}"
+            " s. Celery delivers the job again, and it runs once more."
+        )
+
+    def _watch(self, until: float) -> None:
+        while True:
+            self.processes.journal.read()
+            events = self.processes.journal.events
+            keys = {run.key for run in runs(events) if run.ended is None}
+            inspections = {key: self.redlock.inspect(key) for key in keys}
+            votes = self.redlock.check().ballot
+            self.screen.draw(events, self.published, inspections, votes)
+            if time.monotonic() >= until:
+                return
+            time.sleep(min(0.1, max(0.0, until - time.monotonic())))
+
+
+def _summarize(demo: Demo, console: Console) -> bool:
+    """Print a summary of the journal; return whether every promise was kept."""
+    demo.processes.journal.read()
+    events = demo.processes.journal.events
+    found = runs(events)
+    finished = {run.key for run in found if run.ended and not run.killed}
+    lost = sorted(set(demo.published) - finished)
+    pairs = overlaps(found)
+    without_result = demo.without_result()
+    states = Counter(demo.states.values())
+    skips = sum(event["what"] == "skipped" for event in events)
+    imports = sum(run.key == "catalogue" for run in found)
+    renewals = sum(run.renewals for run in found)
+    calls, keys = len(demo.states), len(demo.published)
+    free_after = demo.lock_free_after
+    rows: list[tuple[str, str, bool | None]] = [
+        ("published", f"{calls} calls, {keys} keys", None),
+        ("ran", f"{len(found) - imports} invoices; the import {imports} times", None),
+        ("skipped as duplicates", f"{skips} calls", None),
+        ("locks renewed", f"{renewals} times", None),
+        ("results", ", ".join(f"{n} {s}" for s, n in sorted(states.items())), None),
+        ("overlapping runs of one key", str(len(pairs)), not pairs),
+        ("keys without a finished run", str(len(lost)), not lost),
+        ("calls without a result", str(len(without_result)), not without_result),
+        (
+            "lock of the killed process",
+            "no process was killed"
+            if free_after is None
+            else f"free after {free_after:.2f} s (ttl: 30 s)",
+            free_after is not None and free_after <= _LOCK_FREE_WITHIN,
+        ),
+    ]
+    table = Table(title="What the task bodies recorded", show_header=False)
+    for name, value, kept in rows:
+        mark = {None: "", True: "[green]✓ as promised[/]", False: "[red]✗ BROKEN[/]"}
+        table.add_row(name, value, mark[kept])
+    console.print(table)
+    for first, second in pairs:
+        console.print(f"[red]overlap[/]: {first} and {second}")
+    for key in lost:
+        console.print(f"[red]no finished run[/]: {key}")
+    return all(kept is not False for _, _, kept in rows)
+
+
+def main() -> int:
+    """Run the demo; return 0 if every promise was kept, otherwise 1."""
+    console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        console.print("Starting five lock nodes, a broker and two workers ...")
+        with start_processes() as processes:
+            redlock = Redlock(processes.nodes.urls)
+            with Screen(console, redlock.labels) as screen:
+                demo = Demo(processes, screen, redlock)
+                demo.run()
+            kept = _summarize(demo, console)
+            if not kept:
+                console.print(processes.logs(), markup=False, highlight=False)
+            redlock.close()
+    except KeyboardInterrupt:
+        console.print("Interrupted. All processes are stopped.")
+        return 130
+    except RedlockError as error:
+        console.print(f"[red]{error}[/]")
+        return 1
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The servers and workers of the demo."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celery import Celery
+
+from celery_redlock.devnodes import DevNodes
+from celery_redlock.devnodes.processes import Worker, stop
+from demo.journal import JOURNAL, Journal
+from demo.tasks import SETTINGS, app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Processes", "start_processes"]
+
+_ROOT = Path(__file__).parents[1]
+_WORKERS, _CONCURRENCY = 2, 4
+_SHOWN = 20  # lines of each log
+
+
+class Processes:
+    """The running servers and workers.
+
+    Attributes:
+        nodes: The five lock nodes.
+        workers: The Celery workers.
+        results: An app that reads results.
+        journal: The records of the task bodies.
+    """
+
+    def __init__(self, nodes: DevNodes, broker: str, folder: Path) -> None:
+        self.nodes = nodes
+        self.journal = Journal(folder / "journal")
+        self.results = Celery("results", backend=broker, set_as_current=False)
+        settings = {
+            "broker_url": broker,
+            "result_backend": broker,
+            "redlock_nodes": nodes.urls,
+            "task_acks_late": True,
+            "task_reject_on_worker_lost": True,
+            "worker_prefetch_multiplier": 1,
+            "broker_connection_retry_on_startup": True,
+        }
+        # This process publishes without a result backend: the backend's listener would
+        # still look for the server after its end.
+        app.conf.update(settings | {"result_backend": "disabled://"})
+        os.environ[JOURNAL] = str(self.journal.path)
+        self.workers = [
+            Worker(
+                "demo.tasks",
+                f"worker-{number}",
+                folder=folder,
+                concurrency=_CONCURRENCY,
+                environment={SETTINGS: json.dumps(settings)},
+                cwd=_ROOT,
+            )
+            for number in range(1, _WORKERS + 1)
+        ]
+
+    def state_of(self, task_id: str) -> str:
+        """Return the state of a call according to its result."""
+        return str(self.results.backend.get_state(task_id))
+
+    def logs(self) -> str:
+        """Return the last lines of the logs of the workers."""
+        tails = []
+        for worker in self.workers:
+            tails += [f"--- {worker.log.name}", *worker.logs().splitlines()[-_SHOWN:]]
+        return "\n".join(tails)
+
+
+@contextlib.contextmanager
+def start_processes() -> Iterator[Processes]:
+    """Start nodes, broker and workers; stop all of them at the end."""
+    with (
+        tempfile.TemporaryDirectory(prefix="celery-redlock-demo-") as folder,
+        DevNodes(5) as nodes,
+        DevNodes(1, initialize=False) as broker,
+    ):
+        processes = Processes(nodes, broker.urls[0], Path(folder))
+        try:
+            for worker in processes.workers:
+                worker.start()
+            for worker in processes.workers:
+                worker.wait_until_ready()
+            yield processes
+        finally:
+            stop(*processes.workers, within=5.0)
+            app.close()

@@ -1,0 +1,560 @@
+"""The findings of the doctor on real servers, by the module of the rule."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_redlock import singleton_task
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
+from celery_redlock.operations.doctor import Case, Severity, diagnose
+from celery_redlock.operations.doctor.placement import hosts, tls
+from tests.nodes.clocks import clock_environment
+from tests.nodes.support import PATIENT, client, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from celery_redlock.operations.doctor import Finding
+    from celery_redlock.operations.doctor.rule import Rule
+
+Hold = Any
+NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
+ALWAYS = {"one-host"}  # all nodes of a test are on this machine
+
+
+def found_on(
+    nodes: DevNodes | Sequence[Any], app: Celery | None = None, **options: Any
+) -> list[Finding]:
+    """Return the findings of a diagnosis of these nodes."""
+    with client(nodes, **options) as redlock:
+        return diagnose(redlock, app, span=0.05)
+
+
+def the(code: str, findings: Sequence[Finding]) -> Finding:
+    """Return the only finding with this code; it has a fact and a remedy."""
+    (finding,) = [finding for finding in findings if finding.code == code]
+    assert finding.fact.endswith(".")
+    assert finding.remedy.rstrip(")").endswith(".")
+    return finding
+
+
+def codes(findings: Sequence[Finding]) -> set[str]:
+    """Return the codes of the findings, without those that every test has."""
+    return {finding.code for finding in findings} - ALWAYS
+
+
+def label(node: DevNode) -> str:
+    """Return the name of the node."""
+    return f"127.0.0.1:{node.port}/0"
+
+
+# -- votes -------------------------------------------------------------------------
+
+
+@pytest.mark.every_server
+def test_healthy_deployment_has_no_findings(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """Three or five nodes that are set up well and in use have no findings."""
+    for count in (3, 5):
+        nodes = start_nodes(count)
+        with client(nodes) as redlock:
+            redlock.acquire("k")
+            assert codes(diagnose(redlock)) == set()
+
+
+def test_node_that_is_down_is_unreachable(five_nodes: DevNodes) -> None:
+    """The other four nodes are enough."""
+    five_nodes.nodes[2].kill()
+
+    found = found_on(five_nodes)
+
+    assert codes(found) == {"unreachable"}
+    finding = the("unreachable", found)
+    assert finding.severity is WARNING
+    assert finding.fact == f"Node {label(five_nodes.nodes[2])} refused the connection."
+
+
+def test_node_that_hangs_is_unreachable(five_nodes: DevNodes) -> None:
+    """A stopped process accepts connections and does not answer in time."""
+    five_nodes.nodes[2].pause()
+
+    found = found_on(five_nodes, connect_timeout=0.3)
+
+    assert "within 0.3 s" in the("unreachable", found).fact
+
+
+def test_wrong_password_is_named_as_such(start_nodes: Callable[..., DevNodes]) -> None:
+    """The remedy differs from that for a node that is down."""
+    options = ServerOptions(password="right")
+    nodes = start_nodes(1, options=options, initialize=False)
+
+    found = found_on([nodes.urls[0].replace("right", "wrong")])
+
+    finding = the("unreachable", found)
+    assert "rejected the credentials" in finding.fact
+    assert "password" in finding.remedy
+
+
+def test_bare_quorum_is_a_warning(three_nodes: DevNodes) -> None:
+    """Two of three nodes vote: one more loss stops all locks."""
+    three_nodes.nodes[0].kill()
+
+    found = found_on(three_nodes)
+
+    assert codes(found) == {"unreachable", "quorum-edge"}
+    assert the("quorum-edge", found).severity is WARNING
+
+
+def test_no_quorum_is_an_error(three_nodes: DevNodes) -> None:
+    """One of three nodes votes: nothing can be locked."""
+    for node in three_nodes.nodes[:2]:
+        node.kill()
+
+    found = found_on(three_nodes)
+
+    assert found[0] is the("no-quorum", found)
+    assert found[0].severity is ERROR
+    assert "Only 1 of 3 nodes vote" in found[0].fact
+
+
+def test_new_node_has_its_quarantine_ahead(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """The quarantine begins with the first request, which has not come yet."""
+    nodes = start_nodes(3, initialize=False)
+
+    found = found_on(nodes)
+
+    assert codes(found) == {"quarantine", "no-quorum"}
+    assert "will not vote for 62 s after the first request" in found[1].fact
+
+
+def test_node_that_restarted_empty_is_in_quarantine(five_nodes: DevNodes) -> None:
+    """The finding says for how long the node does not vote."""
+    five_nodes.nodes[0].restart()
+    with client(five_nodes) as redlock:
+        redlock.check()
+
+        found = diagnose(redlock, span=0.05)
+
+    assert codes(found) == {"quarantine"}
+    assert "does not vote for 6" in the("quarantine", found).fact
+
+
+def test_node_after_its_quarantine_waits_for_fences(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """Its quarantine has ended, and it has not recovered its fences yet."""
+    nodes = start_nodes(5, max_ttl=0.5)
+    short = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.1}
+    nodes.nodes[0].restart()
+    with client(nodes, **short) as redlock:
+        redlock.check()
+    until(lambda: not nodes.nodes[0].command("EXISTS", "redlock:quarantine"))
+
+    found = found_on(nodes, **short)
+
+    assert codes(found) == {"unsynced", "ttl"}
+
+
+def test_other_settings_are_compared(
+    three_nodes: DevNodes,
+) -> None:
+    """Another max_ttl, or another list of nodes, is named with both values."""
+    other_ttl = found_on(three_nodes, max_ttl=120.0)
+    other_list = found_on(three_nodes.urls[:2])
+
+    missing = label(three_nodes.nodes[2])
+    assert codes(other_ttl) == {"configuration", "no-quorum"}
+    fact = other_ttl[1].fact
+    assert "their redlock_max_ttl is 60 s, yours 120 s" in fact
+    assert f"their nodes include {missing}, yours do not" in other_list[1].fact
+
+
+def test_unfinished_reconfiguration_is_found(three_nodes: DevNodes) -> None:
+    """A closed node names its new configuration. The remedy is to go on."""
+    for node in three_nodes.nodes:
+        node.command("HSET", "redlock:meta", "config", "closed: moving to elsewhere")
+
+    found = found_on(three_nodes)
+
+    assert codes(found) == {"closed", "no-quorum"}
+    assert "moving to elsewhere" in found[1].fact
+    assert "reconfigure" in found[1].remedy
+
+
+def test_server_that_is_listed_twice_is_found(five_nodes: DevNodes) -> None:
+    """Two names of one server count as one vote."""
+    again = five_nodes.urls[0].replace("127.0.0.1", "localhost")
+
+    found = found_on([*five_nodes.urls, again], restart_guard=False)
+
+    finding = the("same-server", found)
+    assert finding.severity is ERROR
+    assert f"{label(five_nodes.nodes[0])} and localhost" in finding.fact
+
+
+def follow(replica: DevNode, master: DevNode) -> None:
+    """Make a node a replica of another one, and wait until it has its data."""
+
+    def is_up() -> bool:
+        status = replica.command("INFO", "replication").get("master_link_status")
+        return bool(status == "up")
+
+    replica.command("REPLICAOF", "127.0.0.1", master.port)
+    until(is_up, 30, what="the replica to have followed")
+
+
+def test_replica_is_found(three_nodes: DevNodes) -> None:
+    """The finding names its master. The master has a note about its replica."""
+    first, second, _ = three_nodes.nodes
+    follow(second, first)
+
+    found = found_on(three_nodes)
+
+    finding = the("replica", found)
+    assert finding.severity is ERROR
+    assert f"is a replica of 127.0.0.1:{first.port}" in finding.fact
+    assert the("replicas", found).fact == f"Node {label(first)} has 1 replica."
+
+
+def test_promoted_replica_is_found(three_nodes: DevNodes) -> None:
+    """A node that was promoted by a failover may be demoted by the next one."""
+    first, second, _ = three_nodes.nodes
+    follow(second, first)
+    second.command("REPLICAOF", "NO", "ONE")
+
+    finding = the("promoted", found_on(three_nodes))
+
+    assert (finding.severity, finding.about) == (WARNING, label(second))
+
+
+@pytest.mark.every_server
+def test_redis_cluster_is_found(start_nodes: Callable[..., DevNodes]) -> None:
+    """Members of a cluster have no vote."""
+    options = ServerOptions(config={"cluster-enabled": "yes"})
+    nodes = start_nodes(3, options=options, initialize=False)
+
+    found = found_on(nodes)
+
+    assert codes(found) == {"cluster", "no-quorum"}
+    assert "belongs to a Redis Cluster" in found[1].fact
+
+
+# -- servers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("maxmemory", "severity"), [("50mb", ERROR), ("0", NOTE)], ids=["limit", "no limit"]
+)
+def test_eviction_is_found(
+    three_nodes: DevNodes, maxmemory: str, severity: Severity
+) -> None:
+    """Eviction is an error with a memory limit, and a note without one."""
+    node = three_nodes.nodes[0]
+    node.command("CONFIG", "SET", "maxmemory", maxmemory)
+    node.command("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+
+    finding = the("eviction", found_on(three_nodes))
+
+    assert (finding.severity, finding.about) == (severity, label(node))
+
+
+def test_persistence_is_noted(start_nodes: Callable[..., DevNodes]) -> None:
+    """Writing to disk does no harm, and does not replace the restart guard."""
+    append_only = start_nodes(3, options=ServerOptions(config={"appendonly": "yes"}))
+    snapshots = start_nodes(3, options=ServerOptions(config={"save": "3600 1"}))
+
+    by_file, by_snapshot = found_on(append_only), found_on(snapshots)
+
+    assert codes(by_file) == codes(by_snapshot) == {"persistence"}
+    assert "an append-only file" in by_file[-1].fact
+    assert "snapshots ('3600 1')" in by_snapshot[-1].fact
+    assert {finding.severity for finding in by_file + by_snapshot} == {NOTE}
+
+
+def test_guard_that_is_off_is_found(start_nodes: Callable[..., DevNodes]) -> None:
+    """Nodes without persistence are an error then, those with it a warning."""
+    nodes = start_nodes(3)
+    nodes.nodes[0].command("CONFIG", "SET", "appendonly", "yes")
+
+    found = found_on(nodes, restart_guard=False)
+
+    assert codes(found) == {"guard-off", "persistence"}
+    assert the("guard-off", found).severity is WARNING
+    kept = {f.about: f.severity for f in found if f.code == "persistence"}
+    assert kept[label(nodes.nodes[0])] is WARNING
+    assert kept[label(nodes.nodes[1])] is ERROR
+
+
+def test_missing_permissions_are_found(start_nodes: Callable[..., DevNodes]) -> None:
+    """The denied commands are named, and not what follows from them."""
+    acl = "~redlock:* &redlock:* +@all -hset"
+    options = ServerOptions(username="u", password="p", acl=acl)
+    nodes = start_nodes(3, options=options, initialize=False)
+    nodes.nodes[1].command("ACL", "SETUSER", "u", "-info")
+
+    found = [finding for finding in found_on(nodes) if finding.code == "acl"]
+
+    assert [finding.severity for finding in found] == [ERROR] * 3
+    assert found[0].fact.endswith("denies our user the commands hset.")
+    assert found[1].fact.endswith("denies our user the commands info.")
+    assert "doctor --acl" in found[0].remedy
+
+
+# -- sharing -----------------------------------------------------------------------
+
+
+def test_foreign_keys_are_found(three_nodes: DevNodes) -> None:
+    """Keys of a cache or broker are found in our database and in others."""
+    three_nodes.nodes[0].command("SET", ":1:views.cache", "page")
+    with contextlib.closing(_database_1_of(three_nodes.nodes[1])) as other:
+        other.set("session", "1")
+
+    found = [f for f in found_on(three_nodes) if f.code == "shared"]
+
+    assert [finding.about for finding in found] == [
+        label(node) for node in three_nodes.nodes[:2]
+    ]
+    assert "the key ':1:views.cache'" in found[0].fact
+    assert "database 1" in found[1].fact
+
+
+def _database_1_of(node: DevNode) -> Any:
+    return redis.Redis.from_url(node.url.replace("/0", "/1"))
+
+
+def found_with(
+    nodes: DevNodes, code: str, settings: dict[str, Any] | None = None, **options: Any
+) -> list[Finding]:
+    """Return the findings with this code, for an app with one lock task."""
+    app = Celery("proj", set_as_current=False)
+    backends = {"broker_url": "memory://", "result_backend": "cache+memory://"}
+    app.conf.update({**backends, **(settings or {})})
+
+    @singleton_task(app=app, name="proj.send_invoice", shared=False, **options)
+    def send_invoice() -> None: ...
+
+    return [finding for finding in found_on(nodes, app) if finding.code == code]
+
+
+def test_node_that_is_the_broker_is_found(
+    three_nodes: DevNodes, start_nodes: Callable[..., DevNodes]
+) -> None:
+    """The server is compared, so another name or database does not hide it."""
+    apart = start_nodes(1, initialize=False).urls[0]
+    port = three_nodes.nodes[1].port
+    here = f"redis://localhost:{port}//"
+
+    shared = found_with(three_nodes, "shared", {"broker_url": f"{apart};{here}"})
+    as_backend = found_with(three_nodes, "shared", {"result_backend": here})
+    separate = found_with(
+        three_nodes, "shared", {"broker_url": apart, "result_backend": apart}
+    )
+
+    (finding,) = shared
+    assert (finding.severity, finding.about) == (
+        WARNING,
+        f"127.0.0.1:{port}/0",
+    )
+    assert "is Celery's broker as well" in finding.fact
+    assert "result backend" in as_backend[0].fact
+    assert separate == []
+
+
+def test_unreachable_broker_is_ignored(three_nodes: DevNodes) -> None:
+    """The doctor examines the nodes, not the broker."""
+    assert (
+        found_with(three_nodes, "shared", {"broker_url": "redis://127.0.0.1:1"}) == []
+    )
+
+
+def test_password_of_the_broker_is_not_shown(three_nodes: DevNodes) -> None:
+    """The finding has the URL of the broker without its password."""
+    url = three_nodes.urls[0].replace("://", "://:hush@")
+    three_nodes.nodes[0].command("CONFIG", "SET", "requirepass", "hush")
+
+    app = Celery("proj", broker=url, set_as_current=False)
+    urls = [url, *three_nodes.urls[1:]]
+    findings = found_on(urls, app, restart_guard=False)
+
+    (finding,) = [finding for finding in findings if finding.code == "shared"]
+    assert "***@127.0.0.1" in finding.fact
+    assert "hush" not in str(findings)
+
+
+# -- placement ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "code", "severity"),
+    [
+        (1, "few-nodes", WARNING),
+        (2, "few-nodes", WARNING),
+        (3, None, None),
+        (4, "even-nodes", NOTE),
+        (5, None, None),
+        (6, "even-nodes", NOTE),
+    ],
+)
+def test_number_of_nodes_is_judged(
+    start_nodes: Callable[..., DevNodes],
+    count: int,
+    code: str | None,
+    severity: Severity | None,
+) -> None:
+    """Fewer than three nodes, or an even number, are not recommended."""
+    found = found_on(start_nodes(count))
+
+    assert codes(found) == ({code} if code else set())
+    assert all(f.severity is severity for f in found if f.code == code)
+
+
+def judged(rule: Rule, *urls: str) -> list[Finding]:
+    """Return the findings of one rule for these settings, without connections."""
+    redlock = Redlock(urls)
+    reports: list[Any] = [None] * len(urls)
+    return list(rule(Case(redlock, reports)))
+
+
+def test_nodes_on_one_machine_are_found() -> None:
+    """On this machine it is a note, on another one a warning."""
+    (here,) = judged(hosts, "redis://127.0.0.1:1", "redis://localhost:2", "unix:///s")
+    (there,) = judged(hosts, "redis://10.9.8.7:1", "redis://10.9.8.7:2")
+
+    assert (here.code, here.severity) == ("one-host", NOTE)
+    assert (there.code, there.severity) == ("one-host", WARNING)
+    assert "10.9.8.7" in there.fact
+    assert judged(hosts, "redis://10.9.8.7:1", "redis://10.9.8.6:1") == []
+
+
+def test_public_address_without_tls_is_found() -> None:
+    """TLS and private networks have no finding."""
+    public, *more = judged(tls, "redis://8.8.8.8:6379", "rediss://8.8.4.4", "unix:///s")
+
+    assert not more
+    assert (public.code, public.severity) == ("no-tls", WARNING)
+    assert "8.8.8.8" in public.fact
+    assert (
+        judged(tls, "redis://10.0.0.1", "redis://127.0.0.1", "redis://[fd00::1]") == []
+    )
+
+
+# -- clocks ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start_with_clock(redis_server: str) -> Iterator[Callable[[str], DevNode]]:
+    """Give a function that starts a server with a clock set by ``FAKETIME``."""
+    faked = clock_environment(redis_server)
+    with contextlib.ExitStack() as stack:
+
+        def start(setting: str) -> DevNode:
+            environment = {**faked, "FAKETIME": setting}
+            options = ServerOptions(environment=environment)
+            node = DevNode(binary=redis_server, options=options)
+            stack.callback(node.stop)
+            node.start()
+            return node
+
+        yield start
+
+
+def with_clocks(
+    start: Callable[[str], DevNode], *settings: str
+) -> tuple[list[DevNode], list[str]]:
+    """Start a deployment of nodes with these clocks."""
+    nodes = [start(setting) for setting in settings]
+    urls = [node.url for node in nodes]
+    redlock = Redlock(urls, node_timeout=PATIENT)
+    redlock.initialize()
+    redlock.close()
+    return nodes, urls
+
+
+def test_clock_that_differs_is_found(
+    start_with_clock: Callable[[str], DevNode],
+) -> None:
+    """One node of three is ten seconds ahead of the others."""
+    nodes, urls = with_clocks(start_with_clock, "+0", "+10", "+0")
+
+    found = found_on(urls)
+
+    assert codes(found) == {"node-clock"}
+    fact = "has a clock that is 10.0 s ahead of those of most nodes."
+    assert the("node-clock", found).fact == f"Node {label(nodes[1])} {fact}"
+
+
+def test_clock_that_drifts_is_found(
+    start_with_clock: Callable[[str], DevNode],
+) -> None:
+    """One node of three runs 5 % fast. Locks allow for 1 %."""
+    nodes, urls = with_clocks(start_with_clock, "+0", "+0 x1.05", "+0")
+
+    with client(urls) as redlock:
+        finding = the("clock-drift", diagnose(redlock, span=1.0))
+
+    assert (finding.severity, finding.about) == (ERROR, label(nodes[1]))
+    assert "too fast" in finding.fact
+
+
+def test_clock_of_this_machine_is_found_to_differ(
+    start_with_clock: Callable[[str], DevNode],
+) -> None:
+    """All nodes differ from this machine by more than a quarter of max_ttl."""
+    _, urls = with_clocks(start_with_clock, "+20", "+20", "+20")
+
+    found = found_on(urls)
+
+    assert codes(found) == {"client-clock"}
+    finding = the("client-clock", found)
+    assert "is 20.0 s behind those of the nodes" in finding.fact
+    assert "15 s (max_ttl / 4)" in finding.fact
+
+
+def test_slow_node_is_named(five_nodes: DevNodes) -> None:
+    """A node is slow if it needs more than half of the node timeout."""
+    finding = found_on(five_nodes, node_timeout=1e-6)[0]
+
+    assert (finding.code, finding.severity) == ("slow", WARNING)
+    assert "redlock_node_timeout is 0.001 ms" in finding.fact
+
+
+# -- tasks -------------------------------------------------------------------------
+
+
+def test_task_that_outlives_its_unrenewed_lock_is_found(
+    three_nodes: DevNodes, hold: Hold
+) -> None:
+    """The lock on the nodes says when the task started."""
+    hold("young", started=time.time() - 5)
+    quick = found_with(three_nodes, "runtime", renew=False)
+    hold("old", started=time.time() - 20)
+    slow = found_with(three_nodes, "runtime", renew=False)
+    renewed = found_with(three_nodes, "runtime")
+
+    assert (quick, renewed) == ([], [])
+    (finding,) = slow
+    assert (finding.severity, finding.about) == (WARNING, "proj.send_invoice")
+    assert "running for 20 s, and its lock of 30 s is not renewed" in finding.fact
+
+
+def test_task_that_runs_past_the_visibility_timeout_is_found(
+    three_nodes: DevNodes, hold: Hold
+) -> None:
+    """The broker redelivers its message while it runs."""
+    redis_broker = {"broker_url": "redis://127.0.0.1:1"}
+    hold("k", started=time.time() - 4000)
+
+    (finding,) = found_with(three_nodes, "runtime", redis_broker, acks_late=True)
+
+    assert "after 3600 s (visibility_timeout)" in finding.fact
+    assert found_with(three_nodes, "runtime", redis_broker) == []

@@ -1,0 +1,75 @@
+"""``redlock top``: nodes, locks and rates, live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from celery_redlock.devnodes import DevNodes
+    from tests.cli.project import Project, Running
+
+Hold = Any
+
+
+def until_held(locks: int, top: Running) -> dict[str, Any]:
+    """Read documents until this number of locks is held."""
+    while True:
+        document: dict[str, Any] = top.document()
+        if document["held"] == locks:
+            return document
+
+
+def test_top_counts_acquired_and_released_locks(
+    project: Project, three_nodes: DevNodes, hold: Hold
+) -> None:
+    """The rates count changes since the last refresh. Each node has a state."""
+    with project.start("top", "--every", "0.05", "--json") as top:
+        assert until_held(0, top)["taken_per_second"] == 0
+        lease = hold("invoice:42")
+        taken = until_held(1, top)
+        for node in three_nodes.nodes:
+            node.command("DEL", f"redlock:lock:{lease.key}")
+        freed = until_held(0, top)
+        run = top.interrupt()
+
+    assert taken["taken_per_second"] > 0
+    assert freed["freed_per_second"] > 0
+    assert [node["votes"] for node in taken["nodes"]] == [True] * 3
+    assert (run.code, run.err) == (0, "")
+
+
+def test_top_shows_that_a_node_died(project: Project, three_nodes: DevNodes) -> None:
+    """A node that dies meanwhile is shown with the reason."""
+    with project.start("top", "--every", "0.05", "--json") as top:
+        until_held(0, top)
+        three_nodes.nodes[0].kill()
+        while top.document()["nodes"][0]["votes"]:
+            pass
+        state = top.document()["nodes"][0]["state"]
+        top.interrupt()
+
+    assert state == "refused the connection"
+
+
+def test_top_draws_on_a_screen_of_its_own(project: Project, hold: Hold) -> None:
+    """On a terminal, it switches to another screen and back at the end."""
+    hold("invoice:42")
+
+    shown = project.on_a_terminal("top", "--every", "0.1", until="invoice:42")
+
+    enter, leave = "\x1b[?1049h", "\x1b[?1049l"
+    assert enter in shown
+    assert leave in shown
+    assert "3 of 3 nodes vote" in shown
+
+
+def test_top_works_without_rich(project: Project, tmp_path: Path) -> None:
+    """Rich is optional: without it, ``top`` prints plain text."""
+    (tmp_path / "rich.py").write_text("raise ImportError('there is no rich')")
+
+    shown = project.on_a_terminal("top", "--every", "0.1", until="votes")
+
+    assert "3 of 3 nodes vote" in shown
+    assert "Traceback" not in shown

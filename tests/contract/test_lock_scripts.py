@@ -1,0 +1,484 @@
+"""The scripts of a lock, reply by reply: take, renew, restore, release, cancel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_redlock.core.scripts import FREE, GRANTED, MISCONFIGURED, TAKEN
+from tests.contract.subjects import (
+    CONFIG,
+    EXACT,
+    NO_KEY,
+    NO_TTL,
+    OTHER,
+    SHORT,
+    STRIPE,
+    TOKEN,
+    TTL,
+    Subject,
+    value,
+)
+
+WHO = "send_invoice[0c9d]"
+
+
+def is_taken(reply: Any, expected: bytes, *, at_least: int = 1, at_most: int) -> bool:
+    """Tell whether a reply names this value, with a ttl between these."""
+    status, found, left = reply
+    return (status, found) == (TAKEN, expected) and at_least <= left <= at_most
+
+
+# -- ACQUIRE -------------------------------------------------------------------
+
+
+def test_acquire_takes_a_free_lock(subject: Subject) -> None:
+    """It replies with the counter. The value is token, counter and holder_info."""
+    subject.hset(subject.fence, STRIPE, 41)
+
+    assert subject.acquire() == [GRANTED, 42]
+    assert subject.get(subject.lock) == value(42)
+    assert subject.counter() == b"42"
+    assert TTL - 2000 < subject.pttl(subject.lock) <= TTL
+
+
+def test_acquire_by_another_token_returns_the_holder(subject: Subject) -> None:
+    """It replies with the value and the ttl that is left, and changes nothing."""
+    subject.acquire()
+
+    assert is_taken(subject.acquire(OTHER), value(1), at_least=TTL - 2000, at_most=TTL)
+    assert subject.get(subject.lock) == value(1)
+    assert subject.counter() == b"1"
+
+
+def test_acquire_by_the_same_token_is_granted_again(subject: Subject) -> None:
+    """The number and the holder_info stay; the ttl starts anew."""
+    subject.acquire(ttl_ms=TTL)
+
+    assert subject.acquire(holder_info="another", ttl_ms=2 * TTL) == [GRANTED, 1]
+    assert subject.get(subject.lock) == value(1)
+    assert subject.counter() == b"1"
+    assert subject.pttl(subject.lock) > TTL
+
+
+def test_lock_lives_to_the_end_of_its_ttl(subject: Subject) -> None:
+    """It does not expire before its ttl, by the node's TIME."""
+    before = subject.now_us
+    subject.acquire(ttl_ms=SHORT)
+
+    subject.wait_until(lambda: subject.inspect() == [FREE])
+
+    assert subject.now_us - before >= SHORT * 1000
+
+
+def test_acquire_after_expiry_is_granted_a_greater_number(subject: Subject) -> None:
+    """The lock ends with its ttl; the counter stays."""
+    subject.acquire(ttl_ms=SHORT)
+    subject.wait_until(lambda: subject.inspect() == [FREE])
+
+    assert subject.acquire(OTHER) == [GRANTED, 2]
+    assert subject.get(subject.lock) == value(2, OTHER)
+
+
+@pytest.mark.parametrize("foreign", ["", "\n", TOKEN[:-1], f" {TOKEN}", "\xff"])
+def test_acquire_leaves_foreign_values_alone(subject: Subject, foreign: str) -> None:
+    """A value that does not begin with the token belongs to another holder."""
+    subject.set(subject.lock, foreign)
+
+    assert subject.acquire() == [TAKEN, foreign.encode(), NO_TTL]
+    assert subject.get(subject.lock) == foreign.encode()
+
+
+@pytest.mark.parametrize(
+    ("stored", "reply"),
+    [
+        (TOKEN, [GRANTED]),
+        (f"{TOKEN}\n", [GRANTED]),
+        (f"{TOKEN}\nfacts", [GRANTED]),
+        (f"{TOKEN}\n12", [GRANTED, 12]),
+        (f"{TOKEN}\n12x\n13", [GRANTED, 12]),
+        (f"{TOKEN}\n-5\n13", [GRANTED, 13]),
+        (f"{TOKEN}\n007\n", [GRANTED, 7]),
+    ],
+)
+def test_acquire_reads_its_own_number_from_the_value(
+    subject: Subject, stored: str, reply: list[int]
+) -> None:
+    """The number is the first line of digits; without one the reply has none."""
+    subject.set(subject.lock, stored, px=TTL)
+
+    assert subject.acquire() == reply
+
+
+def test_acquire_accepts_a_number_beyond_64_bits(subject: Subject) -> None:
+    """The reply is a grant; its number is not specified."""
+    subject.set(subject.lock, f"{TOKEN}\n99999999999999999999", px=TTL)
+
+    assert subject.acquire()[0] == GRANTED
+
+
+def test_acquire_keeps_any_bytes_of_the_holder_info(subject: Subject) -> None:
+    """The holder_info is text for operators; the node does not interpret it."""
+    subject.acquire(holder_info="naïve\r\n\x00$5\r\n☃")
+
+    assert subject.get(subject.lock) == f"{TOKEN}\n1\nnaïve\r\n\x00$5\r\n☃".encode()
+
+
+@pytest.mark.parametrize(
+    ("counter", "floor", "number"),
+    [
+        (None, None, 1),
+        (5, None, 6),
+        (None, 9, 10),
+        (5, 9, 10),
+        (9, 5, 10),
+        (1_790_000_000_000_000, None, 1_790_000_000_000_001),
+        (EXACT - 1, None, EXACT),
+        (EXACT, None, EXACT),
+        ("not a number", None, 1),
+        ("", 3, 4),
+    ],
+)
+def test_acquire_counts_on(
+    subject: Subject, counter: Any, floor: Any, number: int
+) -> None:
+    """The number is one more than counter and floor, in full, as doubles count."""
+    if counter is not None:
+        subject.hset(subject.fence, STRIPE, counter)
+    if floor is not None:
+        subject.hset(subject.fence, "floor", floor)
+
+    assert subject.acquire() == [GRANTED, number]
+    assert subject.counter() == str(number).encode()
+    assert subject.get(subject.lock) == value(number)
+
+
+def test_acquire_counts_each_stripe_by_itself(subject: Subject) -> None:
+    """The counters of other stripes stay."""
+    subject.hset(subject.fence, "8", 50)
+
+    assert subject.acquire(stripe="7") == [GRANTED, 1]
+    assert subject.hgetall(subject.fence) == {b"8": b"50", b"7": b"1"}
+
+
+@pytest.mark.parametrize("off_us", [-10_000_000, -1_000, 10_000_000])
+def test_acquire_jumps_to_a_hint_near_its_time(subject: Subject, off_us: int) -> None:
+    """A client clock within the tolerance of TIME makes the nodes' numbers alike."""
+    subject.hset(subject.fence, STRIPE, 5)
+    hint = subject.now_us + off_us
+
+    assert subject.acquire(hint_us=hint) == [GRANTED, hint]
+    assert subject.counter() == str(hint).encode()
+
+
+@pytest.mark.parametrize("off_us", [-20_000_000, 20_000_000])
+def test_acquire_ignores_a_hint_far_from_its_time(
+    subject: Subject, off_us: int
+) -> None:
+    """A wrong client clock neither refuses the lock nor moves the counter."""
+    subject.hset(subject.fence, STRIPE, 5)
+
+    assert subject.acquire(hint_us=subject.now_us + off_us) == [GRANTED, 6]
+
+
+def test_acquire_never_counts_back_to_a_hint(subject: Subject) -> None:
+    """A hint below the counter is ignored."""
+    ahead = subject.now_us + 3_600_000_000
+    subject.hset(subject.fence, STRIPE, ahead)
+
+    assert subject.acquire(hint_us=subject.now_us) == [GRANTED, ahead + 1]
+
+
+# -- EXTEND --------------------------------------------------------------------
+
+
+def test_extend_starts_the_ttl_anew(subject: Subject) -> None:
+    """The value and the counter stay."""
+    subject.acquire(ttl_ms=TTL)
+
+    assert subject.extend(ttl_ms=2 * TTL) == [GRANTED, 0]
+    assert subject.pttl(subject.lock) > TTL
+    assert subject.get(subject.lock) == value(1)
+    assert subject.counter() == b"1"
+
+
+def test_extend_never_creates(subject: Subject) -> None:
+    """A lock that has expired stays free."""
+    subject.acquire(ttl_ms=SHORT)
+    subject.wait_until(lambda: subject.get(subject.lock) is None)
+
+    assert subject.extend() == [FREE]
+    assert subject.get(subject.lock) is None
+
+
+def test_extend_leaves_a_successor_alone(subject: Subject) -> None:
+    """It returns the other holder and does not change that holder's ttl."""
+    subject.acquire(OTHER, ttl_ms=TTL)
+
+    reply = subject.extend(TOKEN, ttl_ms=2 * TTL)
+
+    assert is_taken(reply, value(1, OTHER), at_most=TTL)
+    assert subject.pttl(subject.lock) <= TTL
+
+
+def test_extend_gives_a_ttl_to_a_lock_without_one(subject: Subject) -> None:
+    """A lock that would never expire does so after the ttl."""
+    subject.set(subject.lock, value(3))
+
+    assert subject.extend() == [GRANTED, 0]
+    assert 0 < subject.pttl(subject.lock) <= TTL
+
+
+def test_extend_can_shorten(subject: Subject) -> None:
+    """The ttl is that of the last renewal, longer or not."""
+    subject.acquire(ttl_ms=TTL)
+
+    subject.extend(ttl_ms=SHORT)
+
+    assert subject.pttl(subject.lock) <= SHORT
+
+
+# -- RESTORE -------------------------------------------------------------------
+
+
+def test_restore_writes_the_lock_and_raises_the_counter(subject: Subject) -> None:
+    """The node is as if it had granted this fence."""
+    assert subject.restore(fence=100) == [GRANTED, 0]
+    assert subject.get(subject.lock) == value(100)
+    assert subject.counter() == b"100"
+    assert 0 < subject.pttl(subject.lock) <= TTL
+
+
+@pytest.mark.parametrize(
+    ("counter", "after"), [(99, b"100"), (100, b"100"), (101, b"101"), ("x", b"100")]
+)
+def test_restore_never_lowers_the_counter(
+    subject: Subject, counter: Any, after: bytes
+) -> None:
+    """A later grant to another holder keeps its number."""
+    subject.hset(subject.fence, STRIPE, counter)
+
+    subject.restore(fence=100)
+
+    assert subject.counter() == after
+    assert subject.get(subject.lock) == value(100)
+
+
+def test_restore_over_its_own_lock_writes_the_fence(subject: Subject) -> None:
+    """A node that granted a lesser number has the lease's fence from now on."""
+    subject.acquire(ttl_ms=SHORT * 100)
+
+    assert subject.restore(fence=100) == [GRANTED, 0]
+    assert subject.get(subject.lock) == value(100)
+    assert subject.pttl(subject.lock) > SHORT * 100
+
+
+def test_restore_leaves_a_successor_alone(subject: Subject) -> None:
+    """It changes neither the lock nor the counter of another holder."""
+    subject.acquire(OTHER)
+
+    reply = subject.restore(TOKEN, fence=100)
+
+    assert is_taken(reply, value(1, OTHER), at_most=TTL)
+    assert subject.get(subject.lock) == value(1, OTHER)
+    assert subject.counter() == b"1"
+
+
+@pytest.mark.parametrize("call", ["extend", "restore"])
+def test_renewal_with_another_config_is_refused(subject: Subject, call: str) -> None:
+    """A node that serves another configuration renews no lock of the old one."""
+    subject.initialize()
+    subject.acquire(config=CONFIG, ttl_ms=SHORT * 100)
+
+    assert getattr(subject, call)(config="another") == [MISCONFIGURED, CONFIG.encode()]
+    assert subject.pttl(subject.lock) <= SHORT * 100
+    assert getattr(subject, call)(config=CONFIG) == [GRANTED, 0]
+
+
+@pytest.mark.parametrize("call", ["extend", "restore"])
+def test_renewal_without_guard_or_meta_is_not_refused(
+    subject: Subject, call: str
+) -> None:
+    """If client or node names no configuration, there is no difference."""
+    subject.acquire()
+    assert getattr(subject, call)(config=CONFIG) == [GRANTED, 0]
+    subject.initialize()
+    assert getattr(subject, call)(config="") == [GRANTED, 0]
+
+
+# -- RAISE_FENCE ---------------------------------------------------------------
+
+
+def test_raise_fence_raises_counter_and_value(subject: Subject) -> None:
+    """Both have the fence from now on, and the ttl of the lock runs on."""
+    subject.acquire(ttl_ms=SHORT * 100)
+
+    assert subject.raise_fence(fence=100) == [GRANTED, 100]
+    assert subject.counter() == b"100"
+    assert subject.get(subject.lock) == value(100)
+    assert 0 < subject.pttl(subject.lock) <= SHORT * 100
+
+
+def test_raise_fence_adds_no_ttl(subject: Subject) -> None:
+    """A lock without a ttl stays without one."""
+    subject.set(subject.lock, value(1))
+
+    subject.raise_fence()
+
+    assert subject.pttl(subject.lock) == NO_TTL
+
+
+def test_acquire_after_raise_fence_returns_the_fence(subject: Subject) -> None:
+    """A repetition of the same attempt gets the raised number."""
+    subject.acquire()
+    subject.raise_fence(fence=100)
+
+    assert subject.acquire() == [GRANTED, 100]
+
+
+@pytest.mark.parametrize("counter", [100, 250])
+def test_raise_fence_never_lowers(subject: Subject, counter: int) -> None:
+    """A counter that is there already stays, and the value with it."""
+    subject.acquire()
+    subject.hset(subject.fence, STRIPE, counter)
+
+    assert subject.raise_fence(fence=100) == [GRANTED, 100]
+    assert subject.counter() == str(counter).encode()
+    assert subject.get(subject.lock) == value(1)
+
+
+@pytest.mark.parametrize("holder", [None, OTHER])
+def test_raise_fence_without_the_lock_changes_nothing(
+    subject: Subject, holder: str | None
+) -> None:
+    """A client that does not hold the lock would break the order of fences."""
+    if holder:
+        subject.acquire(holder)
+    before = subject.counter()
+
+    assert subject.raise_fence(TOKEN, fence=100) == [FREE]
+    assert subject.counter() == before
+    assert (subject.get(subject.lock) is None) == (holder is None)
+
+
+@pytest.mark.parametrize("fence", [EXACT, 1_790_000_000_000_000])
+def test_raise_fence_writes_big_numbers_in_full(subject: Subject, fence: int) -> None:
+    """No exponent, no lost digit."""
+    subject.acquire()
+
+    assert subject.raise_fence(fence=fence) == [GRANTED, fence]
+    assert subject.counter() == str(fence).encode()
+
+
+# -- RELEASE and INSPECT -------------------------------------------------------
+
+
+def test_release_deletes_its_own_lock(subject: Subject) -> None:
+    """The counter stays. A second release finds no lock of ours."""
+    subject.acquire()
+
+    assert subject.release() == 1
+    assert subject.pttl(subject.lock) == NO_KEY
+    assert subject.counter() == b"1"
+    assert subject.release() == 0
+
+
+@pytest.mark.parametrize("keep_ms", [0, 1000])
+def test_release_leaves_a_successor_alone(subject: Subject, keep_ms: int) -> None:
+    """Another attempt of the same execution is a successor, too."""
+    subject.acquire("base-a.try-2")
+
+    assert subject.release("base-a.try-1", keep_ms=keep_ms) == 0
+    assert subject.get(subject.lock) == value(1, "base-a.try-2")
+    assert subject.pttl(subject.lock) > 1000
+
+
+@pytest.mark.parametrize(
+    ("base", "was_ours"), [("base-a.", 1), ("base-b.", 0), ("base.", 0)]
+)
+def test_release_by_base_takes_any_attempt(
+    subject: Subject, base: str, was_ours: int
+) -> None:
+    """A base with its dot matches the attempts of that execution alone."""
+    subject.acquire("base-a.try-2")
+
+    assert subject.release(base) == was_ours
+    assert (subject.get(subject.lock) is None) == bool(was_ours)
+
+
+def test_release_with_keep_expires_later(subject: Subject) -> None:
+    """For ``hold_at_least`` the lock stays taken until it expires by itself."""
+    subject.acquire()
+
+    assert subject.release(keep_ms=SHORT * 100) == 1
+    assert 0 < subject.pttl(subject.lock) <= SHORT * 100
+    assert subject.acquire(OTHER)[0] == TAKEN
+
+    subject.release(keep_ms=SHORT)
+    subject.wait_until(lambda: subject.inspect() == [FREE])
+
+
+def test_inspect_returns_the_holder(subject: Subject) -> None:
+    """Value and ttl, or that the lock is free."""
+    assert subject.inspect() == [FREE]
+
+    subject.acquire()
+
+    assert is_taken(subject.inspect(), value(1), at_least=TTL - 2000, at_most=TTL)
+
+
+# -- REQUEST_CANCEL ------------------------------------------------------------
+
+
+def test_cancel_request_comes_with_each_renewal(subject: Subject) -> None:
+    """The holder learns which call asks it to end. It keeps the lock and may renew."""
+    subject.acquire()
+    assert subject.extend() == [GRANTED, 0]
+
+    assert subject.request_cancel(who=WHO) == [GRANTED, 0]
+
+    for _ in range(2):
+        assert subject.extend() == [GRANTED, 0, WHO.encode()]
+
+
+def test_cancel_request_keeps_the_value_and_the_ttl(subject: Subject) -> None:
+    """A later request replaces an earlier one; the rest of the value stays."""
+    subject.acquire()
+    before, left = subject.get(subject.lock) or b"", subject.pttl(subject.lock)
+
+    subject.request_cancel(who="first[1]")
+    subject.request_cancel(who=WHO)
+
+    assert subject.get(subject.lock) == before + b"\ncancelled " + WHO.encode()
+    assert 0 < subject.pttl(subject.lock) <= left
+
+
+def test_cancel_request_is_for_that_holder_alone(subject: Subject) -> None:
+    """A successor is not asked, and a free lock stays free."""
+    assert subject.request_cancel() == [FREE]
+    subject.acquire()
+
+    assert is_taken(subject.request_cancel(OTHER), value(1), at_most=TTL)
+    assert subject.extend() == [GRANTED, 0]
+
+
+def test_cancel_request_ends_with_the_lock(subject: Subject) -> None:
+    """The next holder of the same key does not get it."""
+    subject.acquire()
+    subject.request_cancel()
+    subject.delete(subject.lock)
+
+    subject.acquire(token=OTHER)
+
+    assert subject.extend(OTHER) == [GRANTED, 0]
+
+
+def test_cancel_request_can_be_repeated_on_a_restored_lock(subject: Subject) -> None:
+    """A node that has forgotten the lock has forgotten the request as well."""
+    subject.restore(fence=7)
+    assert subject.extend() == [GRANTED, 0]
+
+    subject.request_cancel(who=WHO)
+
+    assert subject.extend() == [GRANTED, 0, WHO.encode()]

@@ -1,0 +1,261 @@
+"""The wait queue of a lock, reply by reply: its order, and which waiter is woken."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
+from celery_redlock.core.transport.resp import new_reader, pack
+from celery_redlock.core.transport.url import parse_node
+from celery_redlock.testing import MemoryNode
+from tests.contract.subjects import (
+    NO_KEY,
+    OTHER,
+    SHORT,
+    SOON,
+    TTL,
+    MemorySubject,
+    ServerSubject,
+    Subject,
+    value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAST = "the last message"  # the end of what a channel can have carried
+WAKING = pytest.mark.parametrize("how", ["release", "leave_wait_queue"])
+
+
+class Listener:
+    """Subscriptions to channels of a node, and their messages."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._messages: dict[bytes, list[bytes]] = defaultdict(list)
+        self._connections: dict[str, Any] = {}
+        if isinstance(subject, MemorySubject):
+            subject.use(MemoryNode(subject.clock, publish=self._receive))
+
+    def _receive(self, channel: bytes, message: bytes) -> int:
+        if channel not in self._messages:
+            return 0
+        self._messages[channel].append(message)
+        return 1
+
+    def subscribe(self, channel: str) -> None:
+        """Subscribe to a channel."""
+        if not isinstance(self._subject, ServerSubject):
+            self._messages[channel.encode()] = []
+            return
+        connection: Any = parse_node(self._subject.node.url).connection(SOON)
+        connection.connect()
+        self._connections[channel] = connection, new_reader()
+        connection._sock.sendall(pack(("SUBSCRIBE", channel)))  # noqa: SLF001
+        assert self._next(channel)[:2] == [b"subscribe", channel.encode()]
+
+    def _next(self, channel: str) -> list[Any]:
+        connection, reader = self._connections[channel]
+        while (message := reader.gets()) is False:
+            data = connection._sock.recv(65536)  # noqa: SLF001  (the bytes are it)
+            assert data, "the server has closed the connection"
+            reader.feed(data)
+        return list(message)
+
+    def messages(self, channel: str) -> list[bytes]:
+        """Return the messages on a channel so far, each once."""
+        if not isinstance(self._subject, ServerSubject):
+            messages = self._messages[channel.encode()]
+            self._messages[channel.encode()] = []
+            return messages
+        self._subject.command("PUBLISH", channel, LAST)
+        return list(iter(lambda: self._next(channel)[2], LAST.encode()))
+
+    def close(self) -> None:
+        """End all subscriptions."""
+        for connection, _ in self._connections.values():
+            connection.disconnect()
+
+
+@pytest.fixture
+def listener(subject: Subject) -> Iterator[Listener]:
+    """Return a listener on the node."""
+    listener = Listener(subject)
+    yield listener
+    listener.close()
+
+
+def wake(subject: Subject, how: str) -> None:
+    """Release the lock; or let a waiter leave the queue of a lock that is free."""
+    if how == "release":
+        assert subject.release() == 1
+    else:
+        subject.delete(subject.lock)
+        assert subject.leave_wait_queue("another/1") == [GRANTED, 0]
+
+
+# -- the order -----------------------------------------------------------------
+
+
+def test_join_returns_the_holder(subject: Subject) -> None:
+    """The caller is in the queue, whether the lock is held or free."""
+    assert subject.join_wait_queue() == [FREE]
+
+    subject.acquire()
+    status, found, left = subject.join_wait_queue()
+
+    assert (status, found) == (TAKEN, value(1))
+    assert TTL - 2000 < left <= TTL
+    assert subject.waiters() == [b"w/1"]
+
+
+def test_queue_is_in_the_order_of_ranks(subject: Subject) -> None:
+    """A waiter that joins again keeps its place. Equal ranks are ordered by name."""
+    subject.join_wait_queue("b/1", rank=2)
+    subject.join_wait_queue("c/1", rank=1_790_000_000_000_000)
+    subject.join_wait_queue("a/2", rank=2)
+    subject.join_wait_queue("d/1", rank=1)
+    subject.join_wait_queue("b/1", rank=2)
+
+    assert subject.waiters() == [b"d/1", b"a/2", b"b/1", b"c/1"]
+
+
+def test_queue_expires_when_no_waiter_joins_again(subject: Subject) -> None:
+    """Waiters that were killed do not stay for ever."""
+    subject.join_wait_queue(ttl_ms=TTL)
+    assert TTL - 2000 < subject.pttl(subject.wait_queue) <= TTL
+
+    subject.join_wait_queue("w/2", ttl_ms=SHORT)
+    subject.wait_until(lambda: subject.pttl(subject.wait_queue) == NO_KEY)
+
+
+def test_leave_keeps_the_others_in_the_queue(subject: Subject) -> None:
+    """While the lock is held no waiter is woken."""
+    subject.acquire()
+    subject.join_wait_queue("w/1")
+    subject.join_wait_queue("w/2")
+
+    assert subject.leave_wait_queue("w/1") == [GRANTED, 0]
+    assert subject.waiters() == [b"w/2"]
+    for _ in range(2):
+        assert subject.leave_wait_queue("w/2") == [GRANTED, 0]
+    assert subject.pttl(subject.wait_queue) == NO_KEY
+
+
+# -- waking --------------------------------------------------------------------
+
+
+def test_release_wakes_the_first_alone(subject: Subject, listener: Listener) -> None:
+    """The message is the waiter's name and 0: the lock is free now."""
+    channel = subject.key("w")
+    listener.subscribe(channel)
+    subject.acquire()
+    subject.join_wait_queue(f"{channel}/2", rank=2)
+    subject.join_wait_queue(f"{channel}/1", rank=1)
+
+    assert subject.release() == 1
+
+    assert listener.messages(channel) == [b"1 0"]
+    assert subject.waiters() == [f"{channel}/2".encode()]
+
+
+def test_release_with_keep_tells_when_the_lock_is_free(
+    subject: Subject, listener: Listener
+) -> None:
+    """In milliseconds."""
+    channel = subject.key("w")
+    listener.subscribe(channel)
+    subject.acquire()
+    subject.join_wait_queue(f"{channel}/1")
+
+    assert subject.release(keep_ms=TTL) == 1
+
+    assert listener.messages(channel) == [f"1 {TTL}".encode()]
+
+
+@WAKING
+def test_waiters_that_do_not_listen_are_passed_over(
+    subject: Subject, listener: Listener, how: str
+) -> None:
+    """The first that listens is woken; the waiters after it keep their places."""
+    listener.subscribe(subject.key("w"))
+    subject.acquire()
+    for rank, waiter in enumerate(["gone/1", "gone/2", "w/7", "w/8"]):
+        subject.join_wait_queue(subject.key(waiter), rank=rank)
+
+    wake(subject, how)
+
+    assert listener.messages(subject.key("w")) == [b"7 0"]
+    assert subject.waiters() == [subject.key("w/8").encode()]
+
+
+@pytest.mark.parametrize("keep_ms", [0, TTL])
+def test_queue_is_emptied_when_no_waiter_listens(
+    subject: Subject, keep_ms: int
+) -> None:
+    """Also by a release that keeps the lock for a while."""
+    subject.acquire()
+    subject.join_wait_queue("w/1")
+    subject.join_wait_queue("w/2")
+
+    assert subject.release(keep_ms=keep_ms) == 1
+
+    assert subject.waiters() == []
+
+
+@WAKING
+def test_member_that_is_no_waiter_is_passed_over(subject: Subject, how: str) -> None:
+    """A member without a channel does not fail the script that finds it."""
+    subject.acquire()
+    subject.join_wait_queue("no channel")
+    subject.join_wait_queue("w/1", rank=2)
+
+    wake(subject, how)
+
+    assert subject.waiters() == []
+
+
+def test_channel_ends_at_the_last_slash(subject: Subject, listener: Listener) -> None:
+    """A prefix may contain slashes as well."""
+    channel = subject.key("a/b:w")
+    listener.subscribe(channel)
+    subject.acquire()
+    subject.join_wait_queue(f"{channel}/12")
+
+    subject.release()
+
+    assert listener.messages(channel) == [b"12 0"]
+
+
+def test_no_waiter_is_woken_while_the_lock_is_held(
+    subject: Subject, listener: Listener
+) -> None:
+    """Neither by a waiter that leaves nor by a release of another token."""
+    channel = subject.key("w")
+    listener.subscribe(channel)
+    subject.acquire(OTHER)
+    subject.join_wait_queue(f"{channel}/1")
+
+    subject.leave_wait_queue("another/1")
+    assert subject.release() == 0
+
+    assert listener.messages(channel) == []
+    assert subject.waiters() == [f"{channel}/1".encode()]
+
+
+def test_waiter_that_got_the_lock_wakes_no_other(
+    subject: Subject, listener: Listener
+) -> None:
+    """Also on a node that did not grant it and is free."""
+    channel = subject.key("w")
+    listener.subscribe(channel)
+    subject.join_wait_queue(f"{channel}/1")
+    subject.join_wait_queue(f"{channel}/2")
+
+    assert subject.leave_wait_queue(f"{channel}/1", free_in_ms="") == [GRANTED, 0]
+
+    assert listener.messages(channel) == []
+    assert subject.waiters() == [f"{channel}/2".encode()]

@@ -1,0 +1,102 @@
+"""The package accepts what the pages about duplicates and policies show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import LockOptions, singleton_task
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.testing import FakeNodes
+
+DOCS = Path(__file__).parents[2] / "docs"
+MIGRATIONS = sorted((DOCS / "how-to").glob("migrate-from-*.md"))
+NAMED = sorted(
+    {
+        (page.name, arguments)
+        for page in MIGRATIONS
+        for arguments in re.findall(
+            r"`@singleton_task\(([^`]*)\)`", page.read_text("utf-8")
+        )
+    }
+)
+
+
+@pytest.fixture
+def app(redlock_fake: FakeNodes) -> Iterator[Celery]:
+    """Give an app whose locks are in memory."""
+    app = Celery("docs", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://redlock-a", "redis://redlock-b"]
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize(
+    "page", ["explanation/duplicates.md", "how-to/choose-a-policy.md"]
+)
+def test_blocks_of_the_page_run(app: Celery, page: str) -> None:
+    """In their order, each with the names of those before it."""
+    names: dict[str, Any] = {"app": app, "singleton_task": singleton_task}
+    text = (DOCS / page).read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)  # noqa: S102  (ours)
+
+    assert len(blocks) >= 3
+    if "found" in names:
+        assert names["found"].would_run
+    if "settle" in names:
+        names["settle"].run(7)
+
+
+@pytest.mark.parametrize(("page", "arguments"), NAMED)
+def test_decorators_of_migrations_are_accepted(
+    app: Celery, page: str, arguments: str
+) -> None:
+    """Each row that says what to write instead."""
+    given = eval(f"dict({arguments})", {})  # noqa: S307  (text of this project)
+
+    @singleton_task(app=app, shared=False, **given)
+    def task(a: int = 1) -> int:
+        return a
+
+    assert task.lock_key() == task.lock_key(1) == task.lock_key(a=1)
+
+
+def test_every_migration_names_a_decorator() -> None:
+    """No page is without the one line that the reader needs."""
+    assert {page for page, _ in NAMED} == {page.name for page in MIGRATIONS}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"on_conflict": "buffer_one", "unique_while": "queued"},
+        {"on_conflict": "buffer_one", "unique_while": "queued_or_running"},
+        {"on_conflict": "cancel_running", "unique_while": "queued_or_running"},
+        {"on_conflict": "wait", "unique_for": 1},
+        {"on_conflict": "buffer_one", "unique_for": 1},
+        {"on_conflict": "cancel_running", "unique_for": 1},
+        {"on_conflict": "cancel_running", "renew": False},
+        {"on_conflict": {"publish": "raise"}},
+        {"claim_ttl": 1},
+        {"wait_timeout": 1},
+        {"retry_countdown": 1},
+        {"buffer_keep": "first"},
+        {"cancel_grace": 1},
+    ],
+    ids=str,
+)
+def test_what_the_reference_calls_refused_is_refused(given: dict[str, Any]) -> None:
+    """The table of combinations in ``reference/policies.md``, row by row."""
+    with pytest.raises(ConfigurationError):
+        LockOptions(**given)

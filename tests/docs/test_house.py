@@ -1,0 +1,73 @@
+"""The picture of the package is drawn from its imports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from docs.contributing import draw_house
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make(package: Path, **modules: str) -> Path:
+    """Make a package with these modules; two underscores stand for a folder."""
+    for name, code in {"__init__": "", **modules}.items():
+        parts = [name] if name == "__init__" else name.split("__", 1)
+        path = package.joinpath(*parts).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent != package:
+            (path.parent / "__init__.py").touch()
+        path.write_text(code, encoding="utf-8")
+    return package
+
+
+def test_house_has_a_room_for_each_module_and_package(tmp_path: Path) -> None:
+    """Files of a package share its room; imports for type checkers are left out."""
+    package = make(
+        tmp_path / "celery_redlock",
+        errors="",
+        core__lease="from celery_redlock.errors import LockLost",
+        task__call="from celery_redlock.core import lease\n"
+        "if TYPE_CHECKING:\n    from celery_redlock import signals",
+        signals="",
+    )
+
+    assert draw_house.imports(package) == {
+        "core": {"errors"},
+        "errors": set(),
+        "signals": set(),
+        "task": {"core"},
+    }
+
+
+def test_house_leaves_out_arrows_that_a_longer_way_replaces(tmp_path: Path) -> None:
+    """An arrow over two storeys is not drawn where a third room is between."""
+    package = make(
+        tmp_path / "celery_redlock",
+        a="from celery_redlock import b, c",
+        b="from celery_redlock import c",
+        c="",
+    )
+
+    picture = draw_house.picture(package)
+
+    assert "a_ --> b_" in picture
+    assert "b_ --> c_" in picture
+    assert "a_ --> c_" not in picture
+    assert draw_house.storeys(draw_house.imports(package)) == [["c"], ["b"], ["a"]]
+
+
+def test_house_shows_a_circle(tmp_path: Path) -> None:
+    """Rooms that import each other share a storey, and both arrows are drawn."""
+    package = make(
+        tmp_path / "celery_redlock",
+        a="from celery_redlock import b",
+        b="from celery_redlock import a",
+    )
+
+    picture = draw_house.picture(package)
+
+    assert "a_ --> b_" in picture
+    assert "b_ --> a_" in picture
+    assert draw_house.storeys(draw_house.imports(package)) == [["a", "b"]]

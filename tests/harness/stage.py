@@ -1,0 +1,179 @@
+"""The stage of task bodies: they record when they run, and wait at gates.
+
+Every key has a journal of its own. A gate is a file: a body waits until the test
+creates it. Tests and bodies both use this module, which knows neither locks nor Celery.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.harness.journal import HOST, Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Run", "Stage"]
+
+_runs = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a body.
+
+    Attributes:
+        task_id: Celery's id of the job.
+        pid: The process.
+        thread: The thread or greenlet.
+        began: The begin of the body in monotonic seconds.
+        ended: Its end; None while it runs, or if it was killed without a record.
+        outcome: ``"done"``, the name of the exception that ended it, or
+            ``"killed"``; None while it runs.
+        host: The machine or container.
+    """
+
+    task_id: str
+    pid: int
+    thread: int
+    began: float
+    ended: float | None = None
+    outcome: str | None = None
+    host: str = ""
+
+    def overlaps(self, other: Run) -> bool:
+        """Tell whether both bodies were running at one instant."""
+        mine = float("inf") if self.ended is None else self.ended
+        theirs = float("inf") if other.ended is None else other.ended
+        return self.began < theirs and other.began < mine
+
+
+class Stage:
+    """A folder with the journals of the keys, and with the open gates."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    # -- In task bodies ----------------------------------------------------
+
+    def note(self, key: str, event: str, **facts: Any) -> None:
+        """Append one event to the journal of this key."""
+        self._journal(key).note(event, **facts)
+
+    @contextmanager
+    def run(self, key: str, task_id: str) -> Iterator[None]:
+        """Record the block as a run of a body."""
+        number = f"{HOST}-{os.getpid()}-{next(_runs)}"
+        thread = threading.get_ident()
+        self.note(key, "began", run=number, task_id=task_id, thread=thread)
+        outcome = "done"
+        try:
+            yield
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self.note(key, "ended", run=number, outcome=outcome)
+
+    def wait(self, gate: str, seconds: float = 60.0) -> None:
+        """Wait until the gate is open; the pauses let other greenlets run."""
+        deadline = time.monotonic() + seconds
+        while not self._gate(gate).exists():
+            if time.monotonic() > deadline:
+                message = f"no test opened the gate {gate!r} within {seconds:g} s"
+                raise TimeoutError(message)
+            time.sleep(0.01)
+
+    def is_open(self, gate: str) -> bool:
+        """Tell whether a gate is open."""
+        return self._gate(gate).exists()
+
+    @staticmethod
+    def pause() -> None:
+        """Pause for a moment, in a body that polls."""
+        time.sleep(0.01)
+
+    @staticmethod
+    def now() -> float:
+        """Return the time of the journals, in seconds."""
+        return time.monotonic()
+
+    # -- In tests ----------------------------------------------------------
+
+    def open(self, gate: str) -> None:
+        """Open a gate for all bodies, now and later."""
+        self._gate(gate).touch()
+
+    def close(self, gate: str) -> None:
+        """Close a gate again."""
+        self._gate(gate).unlink(missing_ok=True)
+
+    def open_all(self, key: str) -> None:
+        """Open the gates of all keys that begin with this text."""
+        for record in self.folder.glob(f"{key}*.jsonl"):
+            self.open(record.stem)
+
+    def notes(self, key: str, event: str) -> list[dict[str, Any]]:
+        """Return the events of this kind in the journal of this key, oldest first."""
+        events = self._journal(key).events()
+        return [line for line in events if line["event"] == event]
+
+    def runs(self, key: str) -> list[Run]:
+        """Return the runs of bodies with this key, oldest first."""
+        began, ended, killed = {}, {}, {}
+        for line in self._journal(key).events():
+            if line["event"] == "began":
+                began[line["run"]] = line
+            elif line["event"] == "ended":
+                ended[line["run"]] = line
+            elif line["event"] == "killed":
+                killed[line["victim"]] = line
+        runs = []
+        for number, first in began.items():
+            last = ended.get(number) or killed.get(first["pid"])
+            last = last or killed.get(first["host"]) or {}
+            runs.append(
+                Run(
+                    first["task_id"],
+                    first["pid"],
+                    first["thread"],
+                    first["at"],
+                    last.get("at"),
+                    last.get("outcome"),
+                    first["host"],
+                )
+            )
+        return runs
+
+    def running(self, key: str) -> list[Run]:
+        """Return the runs that have begun and have not ended."""
+        return [run for run in self.runs(key) if run.ended is None]
+
+    def overlaps(self, key: str) -> list[tuple[Run, Run]]:
+        """Return each pair of runs that ran at the same time."""
+        pairs = itertools.combinations(self.runs(key), 2)
+        return [(one, other) for one, other in pairs if one.overlaps(other)]
+
+    def killed(self, key: str, victim: int | str) -> None:
+        """Record the end of all runs of a process (by pid) or of a host.
+
+        Call it immediately before the kill. The recorded end is then some
+        microseconds too early, and not after the begin of a successor.
+        """
+        self.note(key, "killed", victim=victim, outcome="killed")
+
+    # -- Files -------------------------------------------------------------
+
+    def _journal(self, key: str) -> Journal:
+        return Journal(self.folder / f"{key}.jsonl")
+
+    def _gate(self, gate: str) -> Path:
+        return self.folder / f"{gate}.open"

@@ -1,0 +1,221 @@
+"""Requests and replies over real sockets, with servers that are slow or wrong.
+
+The servers are threads of this process around `MemoryNode`, so that a test decides
+when a byte is read and when it is sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import celery_redlock.core
+from celery_redlock.core.lease import Holder, new_base
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import LockHeld, QuorumUnreachable
+from tests.harness.waiting import until
+from tests.interruptions import counts_places, interruptions
+from tests.nodes.tiny_server import SOON, TinyServer, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CORE = str(Path(celery_redlock.core.__file__).parent)
+EVERY = 3  # places from one interruption to the next: a test of all would be slow
+# Seconds for nodes that are not late on purpose.
+PATIENT_OPTIONS = {"node_timeout": 5.0, "connect_timeout": SOON, "max_ttl": 60.0}
+
+
+@pytest.fixture
+def servers() -> Iterator[list[TinyServer]]:
+    """Give three servers."""
+    servers = [TinyServer() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def connect(servers: list[TinyServer]) -> Iterator[Callable[..., Redlock]]:
+    """Give a function that makes a service on the servers, which vote."""
+    made: list[Redlock] = []
+
+    def make(**options: Any) -> Redlock:
+        urls = [server.url for server in servers]
+        redlock = Redlock(urls, **{**PATIENT_OPTIONS, **options})
+        if not made:
+            redlock.guard.initialize()
+        made.append(redlock)
+        return redlock
+
+    yield make
+    for redlock in made:
+        redlock.close()
+
+
+@pytest.mark.parametrize("piece", [1, 3])
+def test_replies_that_come_byte_by_byte_are_whole(
+    servers: list[TinyServer], connect: Callable[..., Redlock], piece: int
+) -> None:
+    """Votes, holders and fences are read correctly, wherever a packet ends."""
+    redlock, rival = connect(), connect()
+    for server in servers:
+        server.piece = piece
+
+    fences = []
+    for _ in range(5):
+        lease = redlock.acquire("k")
+        with pytest.raises(LockHeld) as caught:
+            rival.acquire("k")
+        assert caught.value.holder is not None
+        assert caught.value.holder.token == lease.token
+        assert redlock.extend(lease)
+        assert redlock.release(lease) >= 1  # the rival may have had one before it
+        until(lambda: not any(stored(servers)))
+        fences.append(lease.fence)
+
+    assert fences == sorted(set(fences))
+
+
+def test_command_larger_than_the_buffers_is_sent_in_parts(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """A client sends the rest of a command when a slow node reads on, in order."""
+    redlock = connect()
+    redlock.check()
+    for server in servers:
+        server.reads.clear()
+    facts = Holder("", task="t" * 3_000_000)
+    for server in servers:
+        threading.Timer(0.1, server.reads.set).start()
+
+    lease = redlock.acquire("k", holder=facts)
+
+    assert redlock.release(lease) >= 2
+    until(lambda: stored(servers) == [False] * 3)
+    assert [server.connections for server in servers] == [1, 1, 1]
+
+
+def test_late_replies_are_entered_in_their_own_questions(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """A node answers a dozen requests late and at once; each request gets its reply."""
+    redlock = connect(node_timeout=0.2)
+    redlock.check()
+    servers[0].speaks.clear()
+    leases = [redlock.acquire(f"k{number}") for number in range(6)]
+    inspections = [redlock.inspect(lease.key) for lease in leases]
+    assert [inspection.ballot.votes[0] for inspection in inspections] == [None] * 6
+
+    servers[0].speaks.set()
+
+    def drained() -> bool:
+        redlock.transport.drain(redlock.clock.monotonic())
+        return all(inspection.ballot.votes[0] for inspection in inspections)
+
+    until(drained)
+    tokens = [i.ballot.votes[0] and i.ballot.votes[0].token for i in inspections]
+    assert tokens == [lease.token for lease in leases]
+    assert servers[0].connections == 1
+
+
+def test_first_question_waits_for_slow_greetings(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """A request waits for a connection for longer than `node_timeout`."""
+    connect()
+    redlock = connect(node_timeout=0.05, connect_timeout=5.0)
+    for server in servers:
+        server.greets.clear()
+        threading.Timer(0.3, server.greets.set).start()
+
+    assert redlock.acquire("k").is_valid()
+
+
+def test_connections_that_were_closed_while_idle_are_made_anew(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """After connections were closed while idle, the next acquire succeeds."""
+    redlock = connect()
+    redlock.release(redlock.acquire("k"))
+    for server in servers:
+        server.hang_up()
+    quiet = time.monotonic() + 0.6
+    until(lambda: time.monotonic() > quiet)
+
+    assert redlock.acquire("k").is_valid()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "cannot be connected to"),
+        (
+            b"-ERR max number of clients reached\r\n",
+            "cannot be connected to: max number",
+        ),
+        (b"-LOADING Redis is loading the dataset\r\n", "cannot be connected to"),
+    ],
+    ids=["http", "full", "loading"],
+)
+def test_server_that_is_none_is_named(
+    servers: list[TinyServer],
+    connect: Callable[..., Redlock],
+    greeting: bytes,
+    reason: str,
+) -> None:
+    """The error is one of the package's, with the reason, and none of redis-py."""
+    connect()
+    redlock = connect(connect_timeout=1.0)
+    for server in servers[:2]:
+        server.greeting = greeting
+
+    with pytest.raises(QuorumUnreachable) as caught:
+        redlock.acquire("k")
+
+    assert str(caught.value).count(reason) == 2
+
+
+@counts_places
+def test_conversation_survives_an_interruption_anywhere(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """An interruption at any place misreads no reply and leaves no lock."""
+    redlock, rival = connect(), connect()
+    rival.check()
+    misread: list[str] = []
+
+    def work(base: str) -> None:
+        lease = redlock.acquire("k", wait=1.0, base=base)
+        holder = redlock.inspect("k").holder
+        if holder is None or holder.token != lease.token:
+            misread.append(f"{holder} instead of {lease.token}")
+        redlock.extend(lease)
+        redlock.release(lease)
+
+    def gone() -> bool:
+        redlock.transport.drain(redlock.clock.monotonic())
+        return rival.inspect("k").votes == 0
+
+    at = 0
+    for interruption in interruptions(CORE, every=EVERY):
+        at, base = interruption.at, new_base()
+        with interruption:
+            work(base)
+        # As `lock` does after an interruption; here in another thread, which must get
+        # its turn to talk.
+        other = threading.Thread(
+            target=redlock.release_base, args=("k", base), daemon=True
+        )
+        other.start()
+        other.join(SOON)
+        assert not other.is_alive(), f"no turn after an interruption at {at}"
+        until(gone, what=f"a release after an interruption at {at}")
+
+    assert misread == []
+    assert at > 100 * EVERY
+    assert redlock.acquire("k").votes >= 2

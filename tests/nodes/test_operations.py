@@ -1,0 +1,446 @@
+"""Acquire, extend, release, inspect, check and ensure, on servers that work."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.core.lease import Holder, LeaseState, drift_of, new_base
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockHeld,
+    LockLost,
+    QuorumUnreachable,
+)
+from tests.nodes.support import (
+    client,
+    kinds,
+    locks,
+    until,
+    until_all_vote,
+    until_nothing_is_left,
+    values,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+pytestmark = pytest.mark.every_server
+
+FOREIGN = f"{'f' * 32}.{'0' * 16}"
+# The instant, in ms since 1970, at which a key expires on the node.
+EXPIRES_AT = """
+local now = redis.call('TIME')
+return now[1] * 1000 + math.floor(now[2] / 1000) + redis.call('PTTL', KEYS[1])
+"""
+
+
+def until_held(redlock: Redlock, key: str) -> None:
+    """Wait until all five nodes name the same holder."""
+    until(lambda: redlock.inspect(key).votes == 5)
+
+
+# -- Acquire -----------------------------------------------------------------------
+
+
+def test_acquire_stores_the_lease_on_the_nodes(
+    shared_nodes: DevNodes, redlock: Redlock, key: str
+) -> None:
+    """Every node has the token, the fence and the holder, and a ttl."""
+    holder = Holder.here(task="send", task_id="id-1", started=12.5)
+    before = redlock.clock.monotonic()
+
+    lease = redlock.acquire(key, ttl=20, holder=holder)
+
+    latest = redlock.clock.monotonic() + 20 - drift_of(20)
+    assert before + 20 - drift_of(20) <= lease.until <= latest
+    assert lease.is_valid()
+    until(lambda: None not in values(shared_nodes, key))
+    for node in shared_nodes.nodes:
+        assert 0 < node.command("PTTL", f"redlock:lock:{key}") <= 20_000
+    for value in values(shared_nodes, key):
+        found = Holder.parse(str(value))
+        assert (found.token, found.task, found.task_id) == (lease.token, "send", "id-1")
+        assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
+        assert (found.started, found.fence) == (12.5, lease.fence)
+    redlock.release(lease)
+
+
+def test_refused_acquire_names_the_holder(
+    redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """The error names the holder, and when its lock expires."""
+    lease = redlock.acquire(key, ttl=20, holder=Holder.here(task="send", task_id="1"))
+
+    with pytest.raises(LockHeld, match=r"send\[1\] on .* \(pid \d+\), as \d of 5") as e:
+        rival.acquire(key)
+
+    assert e.value.key == key
+    assert e.value.holder
+    assert e.value.holder.token == lease.token
+    assert e.value.retry_after
+    assert 0 < e.value.retry_after <= 20
+    redlock.release(lease)
+
+
+def test_refused_acquire_changes_nothing_on_the_nodes(
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """The holder keeps its lock on all nodes, however often another client tries."""
+    lease = redlock.acquire(key)
+    until(lambda: None not in values(shared_nodes, key))
+    before = values(shared_nodes, key)
+
+    for _ in range(20):
+        with pytest.raises(LockHeld):
+            rival.acquire(key)
+
+    assert values(shared_nodes, key) == before
+    redlock.release(lease)
+    until_nothing_is_left(shared_nodes, key)
+
+
+def test_same_base_does_not_lock_twice(redlock: Redlock, key: str) -> None:
+    """A second acquire of the same execution is refused: a base is no permission."""
+    base = new_base()
+    lease = redlock.acquire(key, base=base)
+
+    with pytest.raises(LockHeld) as held:
+        redlock.acquire(key, base=base)
+
+    assert held.value.holder
+    assert held.value.holder.base == base
+    until_held(redlock, key)
+    redlock.release(lease)
+
+
+def test_lock_that_is_not_renewed_expires(
+    redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """The next client gets the lock after the ttl, with a greater fence."""
+    lease = redlock.acquire(key, ttl=1)
+
+    successor = rival.acquire(key, wait=10)
+
+    assert not lease.is_valid()
+    assert successor.started_at > lease.until
+    assert successor.fence > lease.fence
+    rival.release(successor)
+
+
+def test_inspect_of_a_free_key(redlock: Redlock, key: str) -> None:
+    """A free key has no holder, no votes and no time left."""
+    until(lambda: kinds(redlock.inspect(key).ballot) == [VoteKind.FREE] * 5)
+
+    found = redlock.inspect(key)
+
+    assert (found.holder, found.votes, found.ttl_left) == (None, 0, 0.0)
+
+
+def test_check_locks_nothing(shared_nodes: DevNodes, redlock: Redlock) -> None:
+    """A check of working nodes finds no problem and leaves no lock."""
+    until_all_vote(redlock)
+
+    report = redlock.check()
+
+    assert report.has_quorum
+    assert report.retry_after is None
+    until_nothing_is_left(shared_nodes, "check")
+
+
+# -- Keys --------------------------------------------------------------------------
+
+
+def test_keys_are_independent(redlock: Redlock, key: str) -> None:
+    """One execution can hold two keys, and release one of them."""
+    one = redlock.acquire(f"{key}:1")
+    two = redlock.acquire(f"{key}:2")
+
+    assert one.is_valid()
+    assert two.is_valid()
+    redlock.release(one)
+    assert redlock.inspect(f"{key}:2").holder
+    redlock.release(two)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("with space", "ünïcode ☃", "{hash}tag", "quote'\"\\", "*?[a]", "nul\0tab\t"),
+        "x" * 5000,
+    ],
+    ids=["space", "unicode", "braces", "quotes", "glob", "control", "long"],
+)
+def test_key_is_taken_literally(redlock: Redlock, text: str, key: str) -> None:
+    """A key may be any line of text, and locks nothing else."""
+    name = f"{key}{text}"
+    lease = redlock.acquire(name)
+
+    with pytest.raises(LockHeld):
+        redlock.acquire(name)
+
+    found = redlock.inspect(name)
+    assert found.holder
+    assert found.holder.token == lease.token
+    assert redlock.release(lease) >= 3
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines"])
+def test_key_must_be_one_line(redlock: Redlock, name: str) -> None:
+    """A key that no client could read from a node is refused before it is sent."""
+    with pytest.raises(ConfigurationError, match="one line"):
+        redlock.acquire(name)
+
+
+def test_name_of_a_task_cannot_forge_a_field(redlock: Redlock, key: str) -> None:
+    """A line feed in the name of a task does not move the fields after it."""
+    holder = Holder.here(task="evil\nforged-id\nhost", task_id="real")
+    lease = redlock.acquire(key, holder=holder)
+
+    found = redlock.inspect(key).holder
+
+    assert found
+    assert found.task_id == "real"
+    assert found.pid == os.getpid()
+    redlock.release(lease)
+
+
+# -- Extend ------------------------------------------------------------------------
+
+
+def expiries(nodes: DevNodes, key: str) -> list[int]:
+    """Return when the lock expires on each node, in ms since 1970."""
+    name = f"redlock:lock:{key}"
+    return [node.command("EVAL", EXPIRES_AT, 1, name) for node in nodes.nodes]
+
+
+def test_extend_moves_the_validity_and_keeps_the_fence(
+    redlock: Redlock, key: str, shared_nodes: DevNodes
+) -> None:
+    """The validity counts from the start of the renewal; the fence stays the same."""
+    lease = redlock.acquire(key, ttl=20)
+    until(lambda: None not in values(shared_nodes, key))
+    fence, before, expired_at = lease.fence, lease.until, expiries(shared_nodes, key)
+    until(lambda: lease.remaining() < 19.5)
+
+    assert redlock.extend(lease)
+
+    assert lease.until > before
+    assert lease.until <= redlock.clock.monotonic() + 20 - drift_of(20)
+    assert lease.fence == fence
+    until(
+        lambda: all(
+            later > earlier
+            for later, earlier in zip(
+                expiries(shared_nodes, key), expired_at, strict=True
+            )
+        )
+    )
+    redlock.release(lease)
+
+
+def test_extend_restores_a_minority(
+    shared_nodes: DevNodes, redlock: Redlock, key: str
+) -> None:
+    """Nodes that lost the lock get it again from the holder, with all its fields."""
+    lease = redlock.acquire(key)
+    until(lambda: None not in values(shared_nodes, key))
+    before = values(shared_nodes, key)
+    for node in shared_nodes.nodes[:2]:
+        node.command("DEL", f"redlock:lock:{key}")
+
+    # A majority may answer before these two; then the next extension restores them.
+    until(lambda: redlock.extend(lease) and values(shared_nodes, key) == before)
+    redlock.release(lease)
+
+
+def test_extend_does_not_take_the_lock_of_another(
+    shared_nodes: DevNodes, redlock: Redlock, key: str
+) -> None:
+    """Where a majority names another token, the renewal fails and changes nothing."""
+    lease = redlock.acquire(key)
+    until_before = lease.until
+    for node in shared_nodes.nodes[:3]:
+        node.command("SET", f"redlock:lock:{key}", f"{FOREIGN}\n1", "PX", 20_000)
+
+    assert not redlock.extend(lease)
+
+    assert lease.until == until_before
+    assert values(shared_nodes, key)[:3] == [f"{FOREIGN}\n1"] * 3
+    redlock.release(lease)
+    until(lambda: len(locks(shared_nodes, key)) == 3)
+    for node in shared_nodes.nodes[:3]:
+        node.command("DEL", f"redlock:lock:{key}")
+
+
+def test_expired_lease_is_never_resurrected(
+    shared_nodes: DevNodes, redlock: Redlock, key: str
+) -> None:
+    """The extension of an expired lease fails and creates nothing."""
+    lease = redlock.acquire(key, ttl=1)
+    until(lambda: not lease.is_valid())
+    until_nothing_is_left(shared_nodes, key)
+
+    assert not redlock.extend(lease)
+
+    assert not lease.is_valid()
+    assert locks(shared_nodes, key) == []
+
+
+# -- Release -----------------------------------------------------------------------
+
+
+def test_released_lock_is_free_on_all_nodes(
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """Release returns how many nodes agreed; another client gets the lock at once."""
+    lease = redlock.acquire(key)
+
+    assert redlock.release(lease) >= redlock.quorum
+
+    assert lease.state is LeaseState.RELEASED
+    assert not lease.is_valid()
+    other = rival.acquire(key)
+    assert other.fence > lease.fence
+    rival.release(other)
+    until_nothing_is_left(shared_nodes, key)
+
+
+def test_second_release_is_harmless(
+    redlock: Redlock, rival: Redlock, key: str, shared_nodes: DevNodes
+) -> None:
+    """A second release finds no lock of its own, and keeps the successor's."""
+    lease = redlock.acquire(key)
+    redlock.release(lease)
+    until_nothing_is_left(shared_nodes, key)
+    successor = rival.acquire(key)
+
+    assert redlock.release(lease) == 0
+
+    until_held(rival, key)
+    assert rival.extend(successor)
+    rival.release(successor)
+
+
+def test_late_release_leaves_the_successor_alone(
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """A holder that releases after its ttl does not delete the successor's lock."""
+    late = redlock.acquire(key, ttl=1)
+    successor = rival.acquire(key, wait=10)
+
+    def successor_is_everywhere() -> bool:
+        rival.extend(successor)  # to nodes where the lock expired a moment later
+        found = values(shared_nodes, key)
+        return all(str(value).startswith(successor.token) for value in found)
+
+    until(successor_is_everywhere)
+
+    assert redlock.release(late) == 0
+
+    until_held(rival, key)
+    with pytest.raises(LockLost):
+        late.ensure()
+    rival.release(successor)
+
+
+def test_release_can_keep_the_lock_for_a_while(
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """With `keep` the nodes shorten the ttl of the lock, and the holder loses it."""
+    lease = redlock.acquire(key, ttl=30)
+
+    assert redlock.release(lease, keep=15.0) >= 3
+
+    assert not lease.is_valid()
+    with pytest.raises(LockHeld) as held:
+        rival.acquire(key)
+    assert held.value.retry_after is not None
+    assert 0 < held.value.retry_after <= 15.0
+    name = f"redlock:lock:{key}"
+    until(
+        lambda: all(
+            0 < node.command("PTTL", name) <= 15_000 for node in shared_nodes.nodes
+        )
+    )
+    redlock.release_base(key, lease.token.partition(".")[0])
+    until_nothing_is_left(shared_nodes, key)
+
+
+def test_release_base_frees_any_attempt_of_one_execution(
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """A client that knows the whole base can release the lock of another client."""
+    base = new_base()
+    lease = redlock.acquire(key, base=base)
+    until(lambda: None not in values(shared_nodes, key))
+
+    assert rival.release_base(key, new_base()) == 0
+    assert rival.release_base(key, base[:-1]) == 0
+    assert None not in values(shared_nodes, key)
+
+    assert rival.release_base(key, base) >= 3
+    until(lambda: rival.inspect(key).votes == 0)
+    until_nothing_is_left(shared_nodes, key)
+    with pytest.raises(LockLost):
+        lease.ensure(network=True)
+
+
+# -- Ensure ------------------------------------------------------------------------
+
+
+def test_ensure_notices_what_an_operator_deleted(
+    shared_nodes: DevNodes, redlock: Redlock, key: str
+) -> None:
+    """Only the check that asks the nodes notices that a lock was deleted."""
+    lease = redlock.acquire(key)
+    lease.ensure()
+    lease.ensure(network=True)
+    for node in shared_nodes.nodes[:3]:
+        node.command("DEL", f"redlock:lock:{key}")
+
+    lease.ensure()
+    with pytest.raises(LockLost, match="write nothing more"):
+        lease.ensure(network=True)
+    redlock.release(lease)
+
+
+def test_ensure_needs_only_a_majority(
+    shared_nodes: DevNodes, redlock: Redlock, key: str
+) -> None:
+    """A lease is still held when two of five nodes have lost the lock."""
+    lease = redlock.acquire(key)
+    until(lambda: None not in values(shared_nodes, key))
+    for node in shared_nodes.nodes[:2]:
+        node.command("DEL", f"redlock:lock:{key}")
+
+    lease.ensure(network=True)
+    redlock.release(lease)
+
+
+def test_ensure_without_a_majority_proves_no_loss(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """Too few answers are an error of the nodes; the lease stays valid."""
+    nodes = start_nodes(3)
+    with client(nodes) as redlock:
+        lease = redlock.acquire(key)
+        for node in nodes.nodes[:2]:
+            node.pause()
+
+        with pytest.raises(QuorumUnreachable):
+            lease.ensure(network=True)
+
+        assert lease.is_valid()
+        for node in nodes.nodes[:2]:
+            node.resume()
+        until_all_vote(redlock)
+        lease.ensure(network=True)
+        redlock.release(lease)

@@ -1,0 +1,273 @@
+"""The modules that the core uses, replaced by simulated ones while a history is played.
+
+``_PATCHES`` lists all places in which the core touches the world: threads, locks,
+queues, sockets, clocks and random numbers. The code above them runs unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import selectors
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from celery_redlock import locking
+from celery_redlock.core import backoff, lease, redlock
+from celery_redlock.core.renewal import schedule, watchdog
+from celery_redlock.core.transport import broadcast, connector, pubsub
+from tests.simulation.network import Selector
+from tests.simulation.observed_lease import ObservedLease
+from tests.simulation.world import Thread as SimThread
+from tests.simulation.world import World, current_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.core.transport.url import NodeAddress
+
+__all__ = ["simulated_core"]
+
+
+class Lock:
+    """A lock between the threads of one process; waiters get it in order."""
+
+    __slots__ = ("_owned", "_waiters")
+
+    def __init__(self) -> None:
+        self._owned = False
+        self._waiters: deque[SimThread] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT002  (as in threading)
+        """Take it; wait for at most ``timeout`` seconds, or for ever if negative."""
+        thread = current_thread()
+        thread.process.checkpoint()
+        if not self._owned:
+            self._owned = True
+            return True
+        if not blocking:
+            return False
+        self._waiters.append(thread)
+        if thread.park(None if timeout < 0 else timeout):
+            return True  # `release` has passed it on
+        if thread in self._waiters:
+            self._waiters.remove(thread)
+        return False
+
+    def release(self) -> None:
+        """Pass it on to the thread that has waited longest."""
+        while self._waiters:
+            if self._waiters.popleft().wake():
+                return
+        self._owned = False
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RLock(Lock):
+    """A lock that only its owner can release. No thread here takes it twice."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owner: SimThread | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT002  (as in threading)
+        """Take it; wait for at most ``timeout`` seconds, or for ever if negative."""
+        taken = super().acquire(blocking, timeout)
+        if taken:
+            self._owner = current_thread()
+        return taken
+
+    def release(self) -> None:
+        """Pass it on to the thread that has waited longest.
+
+        Raises:
+            RuntimeError: Another thread owns it.
+        """
+        if self._owner is not current_thread():
+            raise RuntimeError("cannot release un-acquired lock")
+        self._owner = None
+        super().release()
+
+
+class Event:
+    """A flag that threads can wait for."""
+
+    __slots__ = ("_is_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[SimThread] = []
+
+    def set(self) -> None:
+        """Set the flag."""
+        self._is_set = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake()
+
+    def clear(self) -> None:
+        """Clear the flag."""
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the flag, at most so many seconds; return whether it is set."""
+        thread = current_thread()
+        thread.process.checkpoint()
+        if not self._is_set:
+            self._waiters.append(thread)
+            thread.park(timeout)
+            if thread in self._waiters:
+                self._waiters.remove(thread)
+        return self._is_set
+
+
+class SimpleQueue:
+    """A queue with one reader."""
+
+    __slots__ = ("_items", "_reader")
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._reader: SimThread | None = None
+
+    def put(self, item: Any) -> None:
+        """Append an item."""
+        self._items.append(item)
+        if self._reader is not None:
+            self._reader.wake()
+
+    def empty(self) -> bool:
+        """Tell whether it has no items."""
+        return not self._items
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Take the first item; wait for one.
+
+        Raises:
+            queue.Empty: No item came within ``timeout`` seconds.
+        """
+        thread = current_thread()
+        thread.process.checkpoint()
+        if not self._items:
+            self._reader = thread
+            thread.park(timeout)
+            self._reader = None
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+
+class _Threading:
+    """Replaces the module ``threading``."""
+
+    Event = Event
+    Thread = SimThread
+    Lock = Lock
+    RLock = RLock
+    current_thread = staticmethod(current_thread)
+
+    @staticmethod
+    def get_ident() -> int:
+        """Return the number of this thread in its process."""
+        return current_thread().ident
+
+
+class _LowLevelThreading:
+    """Replaces the module ``_thread``."""
+
+    @staticmethod
+    def start_new_thread(
+        function: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        """Run the function in a new thread."""
+        SimThread(target=partial(function, *args) if args else function).start()
+
+
+class _Queue:
+    """Replaces the module ``queue``."""
+
+    SimpleQueue = SimpleQueue
+    Empty = queue.Empty
+
+
+class _Selectors:
+    """Replaces the module ``selectors``."""
+
+    DefaultSelector = Selector
+    EVENT_READ = selectors.EVENT_READ
+
+
+class _Random:
+    """Replaces the module ``random``."""
+
+    @staticmethod
+    def uniform(low: float, high: float) -> float:
+        """Return a random number of the calling process."""
+        return current_thread().process.rng.uniform(low, high)
+
+
+class _Secrets:
+    """Replaces the module ``secrets``, by names that are unique and readable."""
+
+    @staticmethod
+    def token_hex(size: int) -> str:
+        """Return the next token of this process."""
+        process = current_thread().process
+        process.tokens += 1
+        return f"{process.name}x{process.tokens}".rjust(2 * size, "0")
+
+
+class _ChannelSecrets:
+    """Replaces the module ``secrets`` where the name of a channel is made."""
+
+    @staticmethod
+    def token_hex(_: int) -> str:
+        """Return a name that no other process of this world has."""
+        return World.current.oracle.network.new_channel()
+
+
+def _open_connection(address: NodeAddress, timeout: float) -> Any:
+    return World.current.oracle.network.open_connection(address, timeout)
+
+
+_PATCHES: tuple[tuple[Any, str, Any], ...] = (
+    (connector, "_thread", _LowLevelThreading),
+    (connector, "open_connection", _open_connection),
+    (broadcast, "threading", _Threading),
+    (watchdog, "threading", _Threading),
+    (schedule, "queue", _Queue),
+    # With the real values all leases here, which last a second or two, are urgent.
+    (schedule, "_LONGEST_SLEEP", 0.2),
+    (schedule, "_SOON", 0.25),
+    (locking, "threading", _Threading),
+    (pubsub, "_thread", _LowLevelThreading),
+    (pubsub, "threading", _Threading),
+    (pubsub, "selectors", _Selectors),
+    (pubsub, "secrets", _ChannelSecrets),
+    (backoff, "random", _Random),
+    (lease, "secrets", _Secrets),
+    (redlock, "Lease", ObservedLease),
+)
+
+
+@contextlib.contextmanager
+def simulated_core() -> Iterator[None]:
+    """Run the core in the simulated world while the block runs."""
+    with contextlib.ExitStack() as stack:
+        for module, name, replacement in _PATCHES:
+            stack.enter_context(mock.patch.object(module, name, replacement))
+        logger = logging.getLogger("celery_redlock")
+        before = logger.level
+        logger.setLevel(logging.CRITICAL + 1)
+        stack.callback(logger.setLevel, before)
+        yield

@@ -1,0 +1,106 @@
+"""Plain English: a short list of turns that make a reader stop does not occur.
+
+A reader who learned English at work follows every sentence at first reading. The table
+says for each turn what to write instead. It is no list of forbidden words for its own
+sake: where one of them is the plainest word, `PLAINEST` names the place and the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = (
+    *("benchmarks", "celery_redlock", "demo", "docs", "example_project", "spec"),
+    "tests",
+)
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md")
+KINDS = {".html", ".js", ".lua", ".md", ".py"}
+
+# A turn, as a regular expression -> what to write instead.
+INSTEAD = {
+    r"who(?:m|so)?ever": "the caller, another client, a process, an operator",
+    r"whatever": "the thing that it is, or all",
+    r"somebody|someone": "another client, another process, a user",
+    r"nobody|no one": "no other client, no process",
+    r"anybody|anyone": "any client, any process",
+    r"everybody|everyone": "all clients, all processes",
+    r"people": "users, operators, readers",
+    r"lest": "so that ... does not",
+    r"in vain": "without success",
+    r"puts? back|putting back": "republish",
+    r"g[ia]ven? back|gives? back|giving back": "release (a lock), withdraw (an entry)",
+    r"lets? go of|letting go of": "release",
+    r"makes? way": "ends as superseded",
+    r"c[ao]mes? by": "gets",
+    r"what is said of": "the log of, the text of",
+    r"for whose sake": "because of which call",
+    r"that is told|who is told": "that receives, that is notified",
+    r"stands? (?:for|before) (?:it|them|those|others|another)": "precedes, replaces",
+    r"str(?:ikes|uck) (?:by|it|the|with)": "interrupts, interrupted",
+    r"as it were": "(nothing)",
+}
+TURNS = {
+    re.compile(rf"\b(?:{turn})\b", re.IGNORECASE): say for turn, say in INSTEAD.items()
+}
+
+# file -> the turn that is the plainest there, with the reason.
+PLAINEST: dict[str, tuple[str, ...]] = {
+    "tests/harness/servers.py": ("nobody|no one",),  # a user of the operating system
+    "tests/test_docs.py": tuple(INSTEAD),  # a table like this one
+    "tests/test_language.py": tuple(INSTEAD),
+}
+RIDDLES = {"How", "Somebody", "That", "What", "Who", "Whom", "Whose"}
+
+
+def texts() -> list[Path]:
+    """Return the files that readers read: code, pages and templates."""
+    found = [ROOT / page for page in PAGES if (ROOT / page).exists()]
+    for folder in FOLDERS:
+        found += [
+            path
+            for path in sorted((ROOT / folder).rglob("*"))
+            if path.suffix in KINDS and "migrations" not in path.parts
+        ]
+    return found
+
+
+def name_of(path: Path) -> str:
+    """Return a file's name below the root of the project."""
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", texts(), ids=name_of)
+def test_text_avoids_turns_that_stop_a_reader(path: Path) -> None:
+    """No sentence of the file has a turn of the table."""
+    allowed = PLAINEST.get(name_of(path), ())
+    stops = [
+        f"line {number}: {found[0]!r}; say: {say}"
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        for turn, say in TURNS.items()
+        if not any(turn.pattern == rf"\b(?:{one})\b" for one in allowed)
+        and (found := turn.search(line))
+    ]
+
+    assert stops == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in texts() if path.suffix == ".py"], ids=name_of
+)
+def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
+    """No docstring of the file begins as a riddle: "What ...", "Who ..."."""
+    tree = ast.parse(path.read_text("utf-8"))
+    kinds = (ast.AsyncFunctionDef, ast.ClassDef, ast.FunctionDef, ast.Module)
+    riddles = [
+        text.splitlines()[0]
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and (text := ast.get_docstring(node))
+        if text.split()[0].strip("`*,") in RIDDLES
+    ]
+
+    assert riddles == []

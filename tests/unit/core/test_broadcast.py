@@ -1,0 +1,539 @@
+"""All nodes at once: which are waited for, for how long, and by which thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.transport import broadcast
+from celery_redlock.core.transport.requests import all_answered, grant_is_decided
+from tests.interruptions import counts_places, interruptions
+from tests.unit.core.sockets import (
+    CONNECT_TIMEOUT,
+    FREE,
+    GRANTED,
+    NODE_TIMEOUT,
+    SOON,
+    TAKEN,
+    Connection,
+    Net,
+    commands,
+)
+
+if TYPE_CHECKING:
+    from celery_redlock.testing import FakeClock
+
+
+# -- replies ---------------------------------------------------------------------------
+
+
+def test_request_goes_to_all_nodes_before_a_reply_is_read(net: Net) -> None:
+    """So N nodes cost little more than one."""
+    sent: list[list[int]] = []
+    net.on_select.append(
+        lambda: sent.append([len(commands(sock.sent)) for sock in net.socks])
+    )
+    for index in range(3):
+        net.comes(index, 0.001, GRANTED)
+
+    net.broadcast.ask(net.request())
+
+    assert sent == [[1, 1, 1]]
+
+
+def test_ask_returns_when_the_request_is_done(net: Net, clock: FakeClock) -> None:
+    """After two of three grants the third node is not waited for, and not suspect."""
+    net.comes(0, 0.002, GRANTED)
+    net.comes(1, 0.003, GRANTED)
+    net.comes(2, 0.004, GRANTED)
+    before = clock.monotonic()
+    asked = net.request()
+
+    net.broadcast.ask(asked)
+
+    assert clock.monotonic() == pytest.approx(before + 0.003)
+    assert asked.ballot.granted == 2
+    assert not net.nodes[2].suspect
+
+
+def test_late_reply_is_entered_in_its_own_request(net: Net, clock: FakeClock) -> None:
+    """The next use reads it."""
+    net.comes(0, 0.002, GRANTED)
+    net.comes(1, 0.003, GRANTED)
+    first, second = net.request(), net.request(done_when=all_answered)
+    net.broadcast.ask(first)
+    net.comes(2, 0.001, TAKEN)
+    for index in range(3):
+        net.comes(index, 0.002, FREE)
+
+    net.broadcast.ask(second)
+
+    assert net.kinds(first)[2] is VoteKind.TAKEN
+    assert net.kinds(second) == [VoteKind.FREE] * 3
+
+
+def test_ask_gives_up_after_one_node_timeout(net: Net, clock: FakeClock) -> None:
+    """Silent nodes become suspect: they get requests and are not waited for."""
+    net.comes(0, 0.001, GRANTED)
+    before = clock.monotonic()
+    asked = net.request()
+
+    net.broadcast.ask(asked)
+
+    assert clock.monotonic() == pytest.approx(before + NODE_TIMEOUT)
+    assert net.kinds(asked) == [VoteKind.GRANTED, None, None]
+    assert [node.suspect for node in net.nodes] == [False, True, True]
+
+
+def test_ask_reads_once_more_before_a_node_counts_as_silent(
+    net: Net, clock: FakeClock
+) -> None:
+    """This process itself may have been late."""
+    asked = net.request()
+
+    def stall() -> None:
+        clock.advance(NODE_TIMEOUT)
+        net.on_select.clear()
+        for index in range(3):
+            net.comes(index, 0.0, GRANTED)
+
+    net.on_select.append(stall)
+
+    net.broadcast.ask(asked)
+
+    assert asked.ballot.granted >= 2
+    assert not any(node.suspect for node in net.nodes)
+
+
+def test_suspect_is_not_waited_for(net: Net, clock: FakeClock) -> None:
+    """A minority that hangs costs one time-out in all."""
+    asked = net.request(done_when=all_answered)
+    net.comes(0, 0.001, FREE)
+    net.comes(1, 0.001, FREE)
+    net.broadcast.ask(asked)
+    assert net.nodes[2].suspect
+    before = clock.monotonic()
+    net.comes(0, 0.001, FREE)
+    net.comes(1, 0.001, FREE)
+
+    net.broadcast.ask(net.request(done_when=all_answered))
+
+    assert clock.monotonic() == pytest.approx(before + 0.001)
+
+
+def test_suspects_are_waited_for_if_no_majority_answers_without_them(
+    net: Net, clock: FakeClock
+) -> None:
+    """If all nodes were late once, the network is slow."""
+    net.broadcast.ask(net.request(done_when=all_answered))
+    assert all(node.suspect for node in net.nodes)
+    asked = net.request()
+    for index in (0, 1):
+        net.comes(index, 0.01, FREE)
+        net.comes(index, 0.02, GRANTED)
+
+    net.broadcast.ask(asked)
+
+    assert asked.ballot.granted == 2
+
+
+def test_several_requests_are_waited_for_together(net: Net, clock: FakeClock) -> None:
+    """The watchdog renews all leases in one exchange."""
+    first = net.request(done_when=grant_is_decided)
+    second = net.request(done_when=grant_is_decided)
+    net.broadcast.send(first, second)
+    before = clock.monotonic()
+    for index in (0, 1):
+        net.comes(index, 0.01, GRANTED)
+        net.comes(index, 0.02, GRANTED)
+
+    net.broadcast.wait(first, second, until=before + NODE_TIMEOUT)
+
+    assert clock.monotonic() == pytest.approx(before + 0.02)
+    assert (first.ballot.granted, second.ballot.granted) == (2, 2)
+
+
+def test_wait_ends_at_its_instant(net: Net, clock: FakeClock) -> None:
+    """A caller with a deadline passes it."""
+    asked = net.request()
+    net.broadcast.send(asked)
+    before = clock.monotonic()
+
+    net.broadcast.wait(asked, until=before + 0.005)
+
+    assert clock.monotonic() == pytest.approx(before + 0.005)
+
+
+def test_drain_reads_without_waiting(net: Net, clock: FakeClock) -> None:
+    """It enters the replies that have come."""
+    asked = net.request()
+    net.broadcast.send(asked)
+    net.comes(0, 0.0, GRANTED)
+    before = clock.monotonic()
+
+    net.broadcast.drain(before)
+
+    assert net.kinds(asked) == [VoteKind.GRANTED, None, None]
+    assert clock.monotonic() == before
+    assert not net.nodes[1].suspect
+
+
+# -- obsolete requests --------------------------------------------------------------
+
+
+def test_obsolete_request_is_not_sent(net: Net) -> None:
+    """The mutex is held: no other request can be sent in between."""
+    is_obsolete, wanted = net.request("a", is_obsolete=lambda: True), net.request("b")
+
+    net.broadcast.send(is_obsolete, wanted)
+
+    assert [commands(sock.sent)[0][3] for sock in net.socks] == [b"b"] * 3
+    assert net.kinds(is_obsolete) == [VoteKind.SILENT] * 3
+    assert "was not asked any more" in is_obsolete.ballot.reasons()
+
+
+def test_request_that_is_not_obsolete_is_sent(net: Net) -> None:
+    """The lease is still held."""
+    asked = net.request(is_obsolete=lambda: False)
+
+    net.broadcast.send(asked)
+
+    assert all(sock.sent for sock in net.socks)
+
+
+# -- connections -----------------------------------------------------------------------
+
+
+def test_first_request_waits_for_connections(clock: FakeClock) -> None:
+    """Fewer than a quorum are connected, so it waits for the connect timeout."""
+    net = Net(clock, "a", "b", "c")
+    for address in net.addresses:
+        address.gate.clear()
+    asked = net.request()
+
+    def get_on() -> None:
+        if clock.monotonic() < 1000.2:
+            return
+        for index, sock in enumerate(net.socks):
+            net.addresses[index].gate.set()
+            if sock.sent and not sock.incoming:
+                sock.sent.clear()
+                sock.replies(GRANTED)
+
+    net.on_select.append(get_on)
+
+    net.broadcast.ask(asked)
+
+    assert asked.ballot.granted >= 2
+    assert 0.2 < clock.monotonic() - 1000.0 < CONNECT_TIMEOUT
+
+
+def test_nodes_have_their_time_to_answer_after_connecting(clock: FakeClock) -> None:
+    """Even if connecting takes nearly all of its time."""
+    net = Net(clock, "a", "b", "c")
+    for address in net.addresses:
+        address.gate.clear()
+    asked = net.request()
+
+    def connect_late_and_answer_late() -> None:
+        if clock.monotonic() < 1000.0 + 0.99 * CONNECT_TIMEOUT:
+            return
+        for index, sock in enumerate(net.socks):
+            net.addresses[index].gate.set()
+            if sock.sent:
+                sock.sent.clear()
+                net.comes(index, 0.9 * NODE_TIMEOUT, GRANTED)
+
+    net.on_select.append(connect_late_and_answer_late)
+
+    net.broadcast.ask(asked)
+
+    assert asked.ballot.granted >= 2
+
+
+def test_connections_that_are_not_needed_are_not_waited_for(
+    clock: FakeClock,
+) -> None:
+    """Two of three nodes are connected: the third one has the node timeout."""
+    net = Net(clock, "a", "b", "c")
+    net.addresses[2].gate.clear()
+    net.connect()
+    before = clock.monotonic()
+    net.comes(0, 0.001, FREE)
+
+    net.broadcast.ask(net.request())
+
+    assert clock.monotonic() == pytest.approx(before + NODE_TIMEOUT, abs=0.003)
+    net.addresses[2].gate.set()
+
+
+def test_nodes_that_cannot_be_connected_to_fail_at_once(clock: FakeClock) -> None:
+    """A refused connection is no silence."""
+    net = Net(clock, "a", "b", "c")
+    for address in net.addresses:
+        address.coming.clear()
+    asked = net.request()
+
+    net.broadcast.ask(asked)
+
+    assert net.kinds(asked) == [VoteKind.SILENT] * 3
+    assert asked.ballot.reasons().count("refused the connection") == 3
+    assert clock.monotonic() - 1000.0 < NODE_TIMEOUT
+
+
+def test_idle_connections_are_checked_before_they_are_used(
+    net: Net, clock: FakeClock
+) -> None:
+    """A firewall or the server may have closed them: they are made anew in time."""
+    asked = net.request()
+    again = [Connection(run_id) for run_id in ("a", "b", "c")]
+    for index, sock in enumerate(net.socks):
+        sock.incoming.append(b"")
+        net.addresses[index].coming.append(again[index])
+    clock.advance(60.0)
+
+    def answer() -> None:
+        for connection in again:
+            if connection.sock.sent and not connection.sock.incoming:
+                connection.sock.sent.clear()
+                connection.sock.replies(GRANTED)
+
+    net.on_select.append(answer)
+    net.broadcast.ask(asked)
+
+    assert asked.ballot.granted >= 2
+    assert all(connection.is_disconnected for connection in net.connections)
+
+
+def test_busy_connections_are_not_checked(net: Net, clock: FakeClock) -> None:
+    """It saves one system call after a recent reply."""
+    net.comes(0, 0.001, GRANTED)
+    net.comes(1, 0.001, GRANTED)
+    net.broadcast.ask(net.request())
+    net.selector.waits.clear()
+    net.comes(0, 0.001, GRANTED)
+    net.comes(1, 0.001, GRANTED)
+
+    net.broadcast.ask(net.request())
+
+    assert len(net.selector.waits) == 1
+
+
+# -- closing, forking ------------------------------------------------------------
+
+
+def test_close_closes_all_connections_and_the_next_use_opens_them(net: Net) -> None:
+    """A second close is harmless."""
+    selector = net.selector
+    net.broadcast.close()
+    net.broadcast.close()
+
+    assert all(connection.is_disconnected for connection in net.connections)
+    assert selector.is_closed
+    assert selector.registered == {}
+    for address in net.addresses:
+        address.coming.append(Connection())
+    net.broadcast.drain(0.0)
+    assert net.selector is not selector
+
+
+def test_close_waits_for_replies_that_are_on_their_way(
+    net: Net, clock: FakeClock
+) -> None:
+    """A node whose connection is gone may drop releases that it has not read."""
+    asked = net.request(done_when=all_answered)
+    net.broadcast.send(asked)
+    began = clock.monotonic()
+    for index in range(3):
+        net.comes(index, 0.01 * (index + 1), FREE)
+
+    net.broadcast.close()
+
+    assert net.kinds(asked) == [VoteKind.FREE] * 3
+    assert clock.monotonic() - began == pytest.approx(0.03)
+
+
+def test_close_waits_for_no_longer_than_a_node_may_take(
+    net: Net, clock: FakeClock
+) -> None:
+    """A node that hangs does not keep a process from ending."""
+    asked = net.request(done_when=all_answered)
+    net.broadcast.send(asked)
+    began = clock.monotonic()
+
+    net.broadcast.close()
+
+    assert net.kinds(asked) == [VoteKind.SILENT] * 3
+    assert clock.monotonic() - began == pytest.approx(NODE_TIMEOUT)
+
+
+def test_forked_child_starts_anew(net: Net) -> None:
+    """It has a mutex, a selector and connections of its own."""
+    net.broadcast.send(net.request())
+    selector = net.selector
+
+    net.broadcast.forget()
+
+    assert not any(connection.is_disconnected for connection in net.connections)
+    assert selector.is_closed
+    assert [node.facts for node in net.nodes] == [None] * 3
+
+
+# -- one server twice ------------------------------------------------------------------
+
+
+def test_same_server_twice_votes_once(clock: FakeClock) -> None:
+    """Of two nodes with one run id, the second to connect is refused."""
+    net = Net(clock, "a", "same", "same")
+    net.connect()
+    asked = net.request(done_when=all_answered)
+    for index in range(3):
+        if not net.nodes[index].unfit_because:
+            net.comes(index, 0.001, GRANTED)
+
+    net.broadcast.ask(asked)
+
+    assert net.kinds(asked).count(VoteKind.GRANTED) == 2
+    (second,) = [node for node in net.nodes if node.unfit_because]
+    assert second.label in ("node-1", "node-2")
+    assert second.unfit_because.startswith("is the same server as node-")
+    assert second.unfit_because.endswith("list each one once")
+
+
+def test_same_server_twice_is_found_before_it_has_voted_twice(
+    clock: FakeClock,
+) -> None:
+    """Even if one of its connections is made later."""
+    net = Net(clock, "same", "same", "c")
+    net.addresses[2].coming[:] = []
+    net.addresses[0].gate.clear()
+    asked = net.request()
+    net.broadcast.send(asked)
+
+    def arrive() -> None:
+        net.addresses[0].gate.set()
+        for sock in net.socks:
+            if sock.sent and not sock.incoming:
+                sock.sent.clear()
+                sock.replies(GRANTED)
+
+    net.broadcast.drain(clock.monotonic())
+    net.on_select.append(arrive)
+    net.broadcast.wait(asked, until=clock.monotonic() + CONNECT_TIMEOUT)
+
+    assert asked.ballot.granted == 1
+
+
+def test_servers_without_a_name_are_not_the_same(clock: FakeClock) -> None:
+    """A server, or an ACL, may hide the run id."""
+    net = Net(clock, "", "", "")
+    net.connect()
+
+    assert [node.unfit_because for node in net.nodes] == [""] * 3
+
+
+# -- threads ---------------------------------------------------------------------------
+
+
+def test_thread_does_not_wait_for_the_mutex_beyond_its_deadline(
+    net: Net, clock: FakeClock
+) -> None:
+    """A loss is announced in time, even while another thread waits for hung nodes."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        assert leave.wait(SOON)
+
+    net.on_select.append(hang)
+    thread = threading.Thread(target=net.broadcast.ask, args=(net.request("a"),))
+    thread.start()
+    assert entered.wait(SOON)
+    asked = net.request("b")
+    now = clock.monotonic()
+
+    sent = net.broadcast.send(asked, until=now)
+    net.broadcast.wait(asked, until=now)
+    net.broadcast.drain(now)
+    net.on_select.clear()
+    leave.set()
+    thread.join()
+
+    assert not sent
+    assert [len(commands(sock.sent)) for sock in net.socks] == [1, 1, 1]
+    assert net.broadcast.send(asked, until=clock.monotonic() + 1.0)
+    assert [len(commands(sock.sent)) for sock in net.socks] == [2, 2, 2]
+
+
+def test_mutex_is_released_by_a_time_limit(net: Net, clock: FakeClock) -> None:
+    """A time limit that interrupts a wait blocks no later call."""
+
+    def interrupt() -> None:
+        net.on_select.clear()
+        raise KeyboardInterrupt
+
+    net.on_select.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        net.broadcast.ask(net.request())
+    net.on_select.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        net.broadcast.wait(net.request(), until=clock.monotonic() + 1.0)
+
+    assert net.broadcast.send(net.request(), until=clock.monotonic())
+
+
+@counts_places
+@pytest.mark.parametrize("method", ["ask", "send", "wait", "drain"])
+def test_mutex_is_released_after_an_interruption_anywhere(
+    net: Net, clock: FakeClock, method: str
+) -> None:
+    """Otherwise the next call, which may be a release, waits for ever."""
+
+    def call() -> None:
+        until = clock.monotonic() + NODE_TIMEOUT
+        asked = net.request()
+        if method == "ask":
+            net.broadcast.ask(asked)
+        elif method == "drain":
+            net.broadcast.drain(until)
+        else:
+            getattr(net.broadcast, method)(asked, until=until)
+
+    places = 0
+    for interruption in interruptions(broadcast.__file__):
+        places = interruption.at
+        with interruption:
+            call()
+        other = threading.Thread(target=net.broadcast.send, args=(net.request(),))
+        other.daemon = True
+        other.start()
+        other.join(SOON)
+        assert not other.is_alive(), (
+            f"the mutex is held after an interruption at {places}"
+        )
+
+    assert places > 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_fork_while_the_mutex_is_held_does_not_block_the_child(net: Net) -> None:
+    """The child has a mutex of its own."""
+    outcome: list[int] = []
+
+    def fork() -> None:
+        net.on_select.clear()
+        pid = os.fork()
+        if pid == 0:  # the child: does it get the mutex?
+            done = net.broadcast.send(net.request(), until=net.clock.monotonic())
+            os._exit(17 if done else 1)
+        outcome.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    net.on_select.append(fork)
+
+    net.broadcast.ask(net.request())
+
+    assert outcome == [17]

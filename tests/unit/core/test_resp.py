@@ -1,0 +1,158 @@
+"""Commands to bytes and bytes to replies, with and without hiredis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hiredis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_redlock.core.transport.resp import (
+    ErrorReply,
+    PythonReader,
+    ReplyReader,
+    new_reader,
+    pack,
+    python_pack,
+)
+from tests.unit.core.sockets import encoded
+
+lines = st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), max_size=20)
+replies = st.recursive(
+    st.none()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.binary(max_size=40)
+    | st.builds(ErrorReply, lines)
+    | st.tuples(lines),  # a status
+    lambda inner: st.lists(inner, max_size=5),
+    max_leaves=12,
+)
+
+
+def plain(reply: Any) -> Any:
+    """Return a reply in a form that can be compared."""
+    if isinstance(reply, ErrorReply):
+        return ("error", str(reply))
+    if isinstance(reply, tuple):
+        return reply[0].encode()
+    return [plain(item) for item in reply] if isinstance(reply, list) else reply
+
+
+def read_all(reader: ReplyReader) -> list[Any]:
+    """Return the complete replies."""
+    found = []
+    while (reply := reader.gets()) is not False:
+        found.append(plain(reply))
+    return found
+
+
+def hiredis_reader() -> ReplyReader:
+    """Return the reader that is used where hiredis is installed."""
+    reader: ReplyReader = hiredis.Reader(
+        protocolError=ErrorReply, replyError=ErrorReply
+    )
+    return reader
+
+
+# -- replies -------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(st.lists(replies, min_size=1, max_size=4))
+def test_python_reader_reads_what_hiredis_reads(sent: list[Any]) -> None:
+    """For any replies, split anywhere."""
+    data = b"".join(map(encoded, sent))
+    whole = hiredis_reader()
+    whole.feed(data)
+    expected = read_all(whole)
+
+    assert expected == [plain(reply) for reply in sent]
+    for cut in range(len(data) + 1):
+        reader, peer = PythonReader(), hiredis_reader()
+        found, found_by_peer = [], []
+        for piece in (data[:cut], data[cut:]):
+            if piece:
+                reader.feed(piece)
+                peer.feed(piece)
+            found.append(read_all(reader))
+            found_by_peer.append(read_all(peer))
+        assert found == found_by_peer
+        assert found[0] + found[1] == expected
+
+
+@settings(max_examples=40)
+@given(st.lists(replies, min_size=1, max_size=3))
+def test_python_reader_reads_byte_by_byte(sent: list[Any]) -> None:
+    """A reply is complete with its last byte, and not before."""
+    reader = PythonReader()
+    found = []
+    for reply in sent:
+        data = encoded(reply)
+        for index in range(len(data)):
+            assert reader.gets() is False
+            reader.feed(data[index : index + 1])
+        found.append(plain(reader.gets()))
+
+    assert found == [plain(reply) for reply in sent]
+    assert reader.gets() is False
+
+
+@pytest.mark.parametrize("data", [b"*-1\r\n", b"*0\r\n", b"$0\r\n\r\n", b":0\r\n"])
+def test_readers_agree_on_empty_replies(data: bytes) -> None:
+    """Null arrays, empty arrays, empty strings and zeros."""
+    found = []
+    for reader in (PythonReader(), hiredis_reader()):
+        reader.feed(data)
+        found.append(reader.gets())
+
+    assert found[0] == found[1]
+    assert type(found[0]) is type(found[1])
+
+
+@pytest.mark.parametrize(
+    "data", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"%1\r\n", b"\r\n", b"=3\r\n"]
+)
+def test_reader_refuses_bytes_that_are_not_redis(data: bytes) -> None:
+    """The bytes of a web server are an error and never a reply."""
+    reader = PythonReader()
+    reader.feed(data)
+
+    with pytest.raises(ErrorReply, match="unknown type"):
+        reader.gets()
+
+
+def test_errors_within_replies_are_values() -> None:
+    """An error that a server replies is not raised."""
+    for reader in (PythonReader(), hiredis_reader()):
+        reader.feed(b"*2\r\n-ERR one\r\n:2\r\n-NOSCRIPT No matching script\r\n")
+
+        first, second = reader.gets()
+        assert (str(first), second) == ("ERR one", 2)
+        assert isinstance(reader.gets(), ErrorReply)
+
+
+# -- commands ------------------------------------------------------------------------
+
+words = st.lists(
+    st.text(max_size=20) | st.binary(max_size=20) | st.integers(), min_size=1
+)
+
+
+@given(words)
+def test_packing_needs_no_hiredis(parts: list[Any]) -> None:
+    """Both ways give the same bytes: text as UTF-8, numbers in digits."""
+    packed = python_pack(tuple(parts))
+
+    assert pack(tuple(parts)) == packed
+    reader = PythonReader()
+    reader.feed(packed)
+    assert reader.gets() == [
+        part if isinstance(part, bytes) else str(part).encode() for part in parts
+    ]
+
+
+def test_hiredis_is_used_where_it_is_installed() -> None:
+    """It is several times as fast."""
+    assert isinstance(new_reader(), hiredis.Reader)

@@ -1,0 +1,643 @@
+"""The key of a call: which calls are the same, how tasks name them, what is refused."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import math
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import serialization
+from kombu.utils import json as kombu_json
+from pydantic import BaseModel
+
+from celery_redlock.errors import ConfigurationError, FingerprintError
+from celery_redlock.options.call_key import KeyRule, KeyTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ID = UUID("0123456789abcdef0123456789abcdef")
+UNDECIDABLE: Any = object()
+
+
+def f(a: Any, b: Any = 2) -> None:
+    """Stand in for the task of most tests."""
+
+
+def f_any(a: Any, *rest: Any, b: Any = 2, **more: Any) -> None:
+    """Stand in for a task that takes any arguments."""
+
+
+def rule_of(function: Callable[..., object] = f, **options: Any) -> KeyRule:
+    """Return the rule by which calls of a function are named."""
+    return KeyRule("proj.f", inspect.signature(function), **options)
+
+
+def key(*args: Any, **kwargs: Any) -> str:
+    """Return the key of a call of ``f``."""
+    return rule_of().key_of(args, kwargs)
+
+
+def key_any(*args: Any, **kwargs: Any) -> str:
+    """Return the key of a call of ``f_any``."""
+    return rule_of(f_any).key_of(args, kwargs)
+
+
+def sent(value: Any) -> Any:
+    """Send a value through a broker's JSON."""
+    registry: Any = serialization
+    content_type, encoding, data = registry.dumps(value, serializer="json")
+    return registry.loads(data, content_type, encoding)
+
+
+@dataclass
+class Order:
+    """An object that a pickled message can carry."""
+
+    number: int
+    day: date
+
+
+class Invoice(BaseModel):
+    """An argument of a task with ``pydantic=True``."""
+
+    number: int
+    day: date
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.uuids()
+    | st.decimals(allow_nan=False)
+    | st.dates()
+    | st.times()
+    | st.datetimes(timezones=st.none() | st.timezones())
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+# -- equal calls are equal ---------------------------------------------------------
+
+
+@given(values, values)
+def test_key_survives_the_broker(a: Any, b: Any) -> None:
+    """The producer's Python objects and the worker's decoded ones make one key."""
+    args, kwargs = sent([(a,), {"b": b}])
+
+    assert key(*args, **kwargs) == key(a, b=b)
+
+
+@given(st.lists(values, max_size=3), st.dictionaries(st.text(), values, max_size=3))
+def test_key_of_any_arguments_survives_the_broker(
+    rest: list[Any], more: dict[str, Any]
+) -> None:
+    """Arguments in ``*args`` and ``**kwargs`` count, and survive as well."""
+    more = {f"_{name}": value for name, value in more.items()}
+    args, kwargs = sent([(1, *rest), more])
+
+    assert key_any(*args, **kwargs) == key_any(1, *rest, **more)
+
+
+@given(values, values)
+def test_how_an_argument_is_passed_does_not_matter(a: Any, b: Any) -> None:
+    """By position or by name, in any order of names, it is the same call."""
+    assert key(a, b) == key(a, b=b) == key(a=a, b=b) == key(b=b, a=a)
+
+
+@given(values)
+def test_default_that_is_passed_does_not_matter(a: Any) -> None:
+    """Leaving an argument out and passing its default are the same call."""
+    assert key(a) == key(a, 2) == key(a, b=2)
+
+
+@given(st.dictionaries(st.text(), values, min_size=1))
+def test_order_of_a_dict_does_not_matter(value: dict[str, Any]) -> None:
+    """Two dicts with the same items are the same argument."""
+    assert key(value) == key(OrderedDict(reversed(value.items())))
+
+
+@given(st.sets(scalars.filter(lambda v: v == v)))  # noqa: PLR0124  (NaN is not)
+def test_order_of_a_set_does_not_matter(value: set[Any]) -> None:
+    """Two sets with the same members are the same argument."""
+    assert key(value) == key(frozenset(reversed(list(value))))
+
+
+def test_order_of_a_set_does_not_matter_between_processes() -> None:
+    """Hashes of text differ from process to process; keys do not."""
+    program = (
+        "import inspect\n"
+        "from celery_redlock.options.call_key import KeyRule\n"
+        "rule = KeyRule('t', inspect.signature(lambda a: None))\n"
+        "print(rule.key_of([{'one', 'two', 'three', 'four', 'five'}], None))\n"
+    )
+
+    keys = {
+        subprocess.run(  # noqa: S603  (our own program)
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+
+    assert len(keys) == 1
+
+
+class Point(NamedTuple):
+    """A tuple with names."""
+
+    x: int
+    y: int
+
+
+class Colour(enum.Enum):
+    """An enum."""
+
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, 2), [1, 2]),
+        (Point(1, 2), [1, 2]),
+        ({1: "x"}, {"1": "x"}),
+        ({True: 1, None: 2}, {"true": 1, "null": 2}),
+        ({10: "x", 9: "y"}, {"9": "y", "10": "x"}),
+        (math.nan, float("-nan")),
+        ({2, 1}, [1, 2]),
+        (Order(1, date(2026, 1, 2)), {"number": 1, "day": date(2026, 1, 2)}),
+        (Invoice(number=1, day=date(2026, 1, 2)), {"number": 1, "day": "2026-01-02"}),
+        (
+            [Invoice(number=1, day=date(2026, 1, 2))],
+            [{"number": 1, "day": "2026-01-02"}],
+        ),
+        (Colour.RED, "red"),
+    ],
+)
+def test_same_on_the_wire_is_the_same_call(one: Any, other: Any) -> None:
+    """Values that a broker carries as the same text make the same call."""
+    assert key(one) == key(other)
+
+
+def test_body_may_change_its_arguments() -> None:
+    """A key is computed once, from the arguments as they are then."""
+    numbers = [1]
+    before = key(numbers)
+    numbers.append(2)
+
+    assert key([1]) == before != key(numbers)
+
+
+# -- different calls are different -------------------------------------------------
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two JSON values are the same, types included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[n], other[n]) for n in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return repr(one) == repr(other)
+
+
+def plain(value: Any) -> Any:
+    """Return the JSON value that kombu sends, markers of types and all."""
+    return kombu_json.loads(kombu_json.dumps(value), object_hook=None)  # type: ignore[no-untyped-call]
+
+
+@given(values, values)
+def test_calls_differ_exactly_when_the_wire_does(one: Any, other: Any) -> None:
+    """Two calls share a key if and only if a broker cannot tell them apart."""
+    assert (key(one) == key(other)) == same(plain(one), plain(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1,), ("1",)),
+        ((1,), (1.0,)),
+        ((1,), (True,)),
+        ((0.0,), (-0.0,)),
+        ((None,), ("None",)),
+        ((b"a",), ("a",)),
+        ((Decimal("1.0"),), (Decimal("1.00"),)),
+        ((date(2026, 1, 2),), (datetime(2026, 1, 2),)),  # noqa: DTZ001  (naive)
+        ((date(2026, 1, 2),), ("2026-01-02",)),
+        (([1, 2],), ([2, 1],)),
+        (([[1], 2],), ([1, [2]],)),
+        (("1_b-2",), ("1", 2)),
+        ((1, 2), (2, 1)),
+        ((1, None), (1, 2)),
+    ],
+)
+def test_different_on_the_wire_is_a_different_call(one: Any, other: Any) -> None:
+    """Values that a worker can tell apart make different keys."""
+    assert key(*one) != key(*other)
+
+
+def test_arguments_do_not_run_into_each_other() -> None:
+    """Named and catch-all arguments cannot imitate each other."""
+    keys = {
+        key_any(1),
+        key_any(1, 2),
+        key_any(1, [2]),
+        key_any(1, b=[2]),
+        key_any(1, rest=[2]),
+        key_any(1, more={"x": 2}),
+        key_any(1, x=2),
+        key_any({"a": 1}),
+    }
+
+    assert len(keys) == 8
+
+
+def test_another_task_is_another_call() -> None:
+    """The same arguments of two tasks are two calls."""
+    signature = inspect.signature(f)
+    one, other = KeyRule("proj.f", signature), KeyRule("proj.g", signature)
+
+    assert one.key_of([1], {}) != other.key_of([1], {})
+
+
+# -- a hash of the arguments, and unique_on ----------------------------------------
+
+
+def test_default_key_shows_the_task_and_hides_the_arguments() -> None:
+    """By default a key is the task's name and a 128-bit hash."""
+    name, _, digest = key("secret").rpartition(":")
+
+    assert name == "proj.f"
+    assert len(bytes.fromhex(digest)) == 16
+
+
+def test_default_key_never_changes() -> None:
+    """Old and new workers of one deployment agree, so no release may change this."""
+    call = ["x", {"day": date(2026, 1, 2), "sums": (Decimal("1.10"), 2.5, None)}]
+
+    assert key(*call) == "proj.f:76c53b9c0a0a3e23a8b4055de6d8d738"
+
+
+def test_no_arguments_make_one_call() -> None:
+    """A task without arguments has one key; Celery passes ``None`` for no arguments."""
+    rule = rule_of(lambda: None)
+
+    assert rule.key_of(None, None) == rule.key_of((), {})
+
+
+def test_unique_on_leaves_the_other_arguments_out() -> None:
+    """Only the named arguments make two calls the same; others may be anything."""
+    rule = rule_of(unique_on=["a"])
+
+    assert rule.key_of([1, UNDECIDABLE], {}) == rule.key_of([], {"a": 1, "b": 3})
+    assert rule.key_of([1], {}) != rule.key_of([2], {})
+
+
+def test_unique_on_nothing_makes_all_calls_the_same() -> None:
+    """An empty list is one lock for the whole task."""
+    rule = rule_of(unique_on=[])
+
+    assert rule.key_of([1], {}) == rule.key_of([2], {})
+
+
+def test_unique_on_finds_arguments_behind_a_catch_all() -> None:
+    """``unique_on`` may name an argument in ``**kwargs``, or all of ``**kwargs``."""
+    by_name, whole = rule_of(f_any, unique_on=["x"]), rule_of(f_any, unique_on=["more"])
+
+    assert by_name.key_of([1], {"x": 1}) == by_name.key_of([2], {"x": 1, "y": 2})
+    assert whole.key_of([1], {"x": 1}) != whole.key_of([1], {"x": 1, "y": 2})
+
+
+# -- templates -----------------------------------------------------------------------
+
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "text"),
+    [
+        ("invoice:{a}", 42, "invoice:42"),
+        ("invoice:{a:05d}", 42, "invoice:00042"),
+        ("invoice:{a}:{b}", "x", "invoice:x:2"),
+        ("{{a}}:{a}", 1, "{a}:1"),
+        ("nightly", 1, "nightly"),
+        ("{a}", ID, str(ID)),
+        ("{a}", Decimal("1.10"), "1.10"),
+        ("{a:%Y-%m}", MOMENT, "2026-01"),
+        ("{a}", MOMENT, str(MOMENT)),
+        ("{a}", time(1, 2), "01:02:00"),
+        ("{a}", b"bytes", "bytes"),
+        ("{a}", None, "None"),
+        ("{a}", (1, "x"), '[1,"x"]'),
+        ("{a}", {"y": 1, "x": 2}, '{"x":2,"y":1}'),
+        ("{a}", {2, 1}, "[1,2]"),
+        ("{a[id]}", {"id": 7}, "7"),
+        ("{a.id}", {"id": 7}, "7"),
+        ("{a.number}", Order(7, date(2026, 1, 2)), "7"),
+        ("{a[day]:%d}", Order(7, date(2026, 1, 2)), "02"),
+        ("{a.number}", Invoice(number=7, day=date(2026, 1, 2)), "7"),
+        ("{a[0].x[1]}", [{"x": [1, 2]}], "2"),
+        ("{a.x.y}", {"x": {"y": 1}}, "1"),
+        ("{a[1]}", {1: "x"}, "x"),
+        ("{a!r}", "x", "'x'"),
+        ("{a:>{b}}", "x", " x"),
+        ("Straße:{a}", "Ü", "Straße:Ü"),
+    ],
+)
+def test_template_is_the_text_of_the_key(template: str, value: Any, text: str) -> None:
+    """A template is filled as ``str.format`` fills it, with wire values."""
+    assert rule_of(key=template).key_of([value], {}) == text
+
+
+@given(values)
+def test_template_survives_the_broker(value: Any) -> None:
+    """The producer and the worker fill a template with the same text."""
+    rule = rule_of(key="x{a}x{b!r}")
+    args, kwargs = sent([(value,), {"b": [value]}])
+
+    def text(args: Any, kwargs: Any) -> str | None:
+        try:
+            return rule.key_of(args, kwargs)
+        except FingerprintError as error:
+            return str(error)
+
+    assert text(args, kwargs) == text((value,), {"b": [value]})
+
+
+def test_templates_with_the_same_text_share_a_lock() -> None:
+    """Neither the task nor the type of an argument counts, only the text."""
+    signature = inspect.signature(f)
+    one = KeyRule("proj.f", signature, key="invoice:{a}")
+    other = KeyRule("proj.g", signature, key="{b}:{a}")
+
+    assert one.key_of([1], {}) == other.key_of(["1"], {"b": "invoice"})
+
+
+def test_template_finds_arguments_behind_a_catch_all() -> None:
+    """Arguments that go to ``**kwargs`` and ``*args`` can be named."""
+    rule = rule_of(f_any, key="{user}:{more[user]}:{rest[0]}")
+
+    assert rule.key_of([1, "r"], {"user": 7}) == "7:7:r"
+
+
+@pytest.mark.parametrize("step", ["__class__", "real", "[__class__]", "__init__.x"])
+def test_template_never_looks_at_attributes(step: str) -> None:
+    """A step looks into dicts and lists only."""
+    separator = "" if step.startswith("[") else "."
+    rule = rule_of(key=f"{{a{separator}{step}}}")
+
+    refused: list[Any] = [1, {}, [], "text", b"bytes", ID, MOMENT, None]
+    for value in refused:
+        with pytest.raises(FingerprintError, match="cannot be filled in"):
+            rule.key_of([value], {})
+
+
+def test_long_key_is_cut_and_stays_unique() -> None:
+    """A text above 512 characters keeps its beginning and ends in a hash."""
+    rule = rule_of(key="{a}")
+    one, other = ("x" * 600 + end for end in "ab")
+
+    assert rule.key_of(["x" * 512], {}) == "x" * 512
+    assert len(rule.key_of([one], {})) == 512
+    assert rule.key_of([one], {}).startswith("x" * 400)
+    assert rule.key_of([one], {}) != rule.key_of([other], {})
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [("", "empty"), (" ", "empty"), ("a\nb", "control"), ("\0", "control")],
+)
+def test_key_must_be_printable_text(value: str, fault: str) -> None:
+    """The error for a key with control characters names the task."""
+    with pytest.raises(FingerprintError, match=rf"proj\.f .*{fault}"):
+        rule_of(key="{a}").key_of([value], {})
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("", "empty"),
+        ("a\nb", "control character"),
+        ("{a", "expected '}'"),
+        ("a}", "Single '}'"),
+        ("{}", "does not name an argument"),
+        ("{0}", "does not name an argument"),
+        ("{a[}", "expected '}'"),
+        ("{a b}", "does not name an argument"),
+        ("{a!x}", "no conversion 'x'"),
+        ("{a:{}}", "does not name an argument"),
+    ],
+)
+def test_template_is_checked_when_it_is_made(template: str, fault: str) -> None:
+    """A wrong template is refused at once, and the error shows a right one."""
+    with pytest.raises(ConfigurationError, match=fault) as caught:
+        KeyTemplate(template)
+    assert "invoice:{invoice_id}" in str(caught.value)
+
+
+# -- callables -----------------------------------------------------------------------
+
+
+def test_callable_gets_the_arguments_that_it_names() -> None:
+    """A key function is called with the bound arguments, defaults included."""
+    assert rule_of(key=lambda a: f"a:{a}").key_of([1], {}) == "a:1"
+    assert rule_of(key=lambda a, b: f"{a}:{b}").key_of([], {"a": 1}) == "1:2"
+    assert rule_of(key=lambda **all_: str(all_)).key_of([1], {}) == "{'a': 1, 'b': 2}"
+    assert rule_of(key="{a}:{b}".format).key_of([1], {}) == "1:2"
+
+
+def test_callable_gets_what_is_behind_a_catch_all() -> None:
+    """A callable may name an argument in ``**kwargs``; a default makes it optional."""
+    rule = rule_of(f_any, key=lambda user, region="eu": f"{user}:{region}")
+
+    assert rule.key_of([1], {"user": 7}) == "7:eu"
+    assert rule.key_of([1], {"user": 7, "region": "us"}) == "7:us"
+    with pytest.raises(FingerprintError, match="no argument 'user'"):
+        rule.key_of([1], {})
+
+
+def test_callable_gets_what_a_worker_sees() -> None:
+    """On both sides of the broker a key function is given the same values."""
+    seen: list[Any] = []
+
+    def remember(a: Any) -> str:
+        seen.append(a)
+        return "x"
+
+    value = ((1, 2), {1: ID})
+    rule_of(key=remember).key_of([value], {})
+    rule_of(key=remember).key_of(sent([value]), {})
+
+    assert seen == [[[1, 2], {"1": ID}]] * 2
+
+
+def test_callable_gets_what_json_cannot_carry_as_it_is() -> None:
+    """An object that only a pickled message can carry is passed as it is."""
+    order = Order(7, date(2026, 1, 2))
+
+    assert rule_of(key=lambda a: f"{a.number}").key_of([order], {}) == "7"
+
+
+@pytest.mark.parametrize("answer", [None, 7, b"x", ["x"]])
+def test_callable_must_return_text(answer: Any) -> None:
+    """Anything but ``str`` is refused, by its type."""
+    with pytest.raises(FingerprintError, match=f"is {type(answer).__name__} and not"):
+        rule_of(key=lambda: answer).key_of([1], {})
+
+
+def test_error_of_a_key_function_is_passed_on() -> None:
+    """An error of ours does not hide it."""
+    with pytest.raises(ZeroDivisionError):
+        rule_of(key=lambda a: str(1 / a)).key_of([0], {})
+
+
+# -- mistakes in the declaration ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "invoice:{userid}"},
+        {"key": "{a:{userid}}"},
+        {"key": lambda userid: f"{userid}"},
+        {"unique_on": ["a", "userid"]},
+    ],
+    ids=["template", "nested", "callable", "unique_on"],
+)
+def test_unknown_argument_is_refused_at_decoration(options: dict[str, Any]) -> None:
+    """The error for an unknown argument suggests the nearest one."""
+
+    def task(a: int, user_id: int = 2) -> None:
+        """Take two arguments."""
+
+    fault = r"'userid', which proj\.f\(a, user_id=2\) does not .* mean 'user_id'"
+    with pytest.raises(ConfigurationError, match=fault):
+        rule_of(task, **options)
+
+
+def test_unknown_argument_may_be_behind_a_catch_all() -> None:
+    """With ``**kwargs`` a call may pass any name, and must pass those of the key."""
+    rule = rule_of(f_any, unique_on=["user"])
+
+    assert rule.key_of([1], {"user": 7}) != rule.key_of([1], {"user": 8})
+    with pytest.raises(FingerprintError, match="no argument 'user'"):
+        rule.key_of([1], {})
+
+
+def test_default_that_cannot_be_part_of_a_key_is_refused_at_decoration() -> None:
+    """An unusable default is found before the first call."""
+
+    def task(a: int, marker: Any = UNDECIDABLE) -> None:
+        """Take a default that no broker can carry."""
+
+    with pytest.raises(ConfigurationError, match=r"'marker'.*JSON has no form for obj"):
+        rule_of(task)
+    assert rule_of(task, unique_on=["a"]).key_of([1], {})
+    assert rule_of(task, key="{a}").key_of([1], {})
+
+
+class Lazy:
+    """A lazy translation, as Django's: it must not be evaluated yet."""
+
+    def __str__(self) -> str:
+        raise AssertionError
+
+    def __json__(self) -> str:
+        raise AssertionError
+
+
+def test_lazy_default_is_left_alone_at_decoration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lazy translation as a default is not evaluated before there is a call."""
+    monkeypatch.setattr(kombu_json, "textual_types", (Lazy,))
+
+    def task(subject: Any = Lazy()) -> None:  # noqa: B008  (how Django users do it)
+        """Take a translated text."""
+
+    assert rule_of(task).key_of(["x"], {})
+
+
+# -- calls that have no key --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "fault"),
+    [
+        ((), {}, "missing a required argument: 'a'"),
+        ((1, 2, 3), {}, "too many positional arguments"),
+        ((1,), {"c": 3}, "unexpected keyword argument 'c'"),
+        ((1,), {"a": 1}, "multiple values for argument 'a'"),
+    ],
+)
+def test_call_that_cannot_be_bound_has_no_key(
+    args: Any, kwargs: Any, fault: str
+) -> None:
+    """The error shows the task's signature."""
+    with pytest.raises(FingerprintError, match=fault) as caught:
+        key(*args, **kwargs)
+    assert "proj.f(a, b=2) cannot be called" in str(caught.value)
+
+
+def circle() -> list[Any]:
+    """Return a list that holds itself."""
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (object(), r"\(object\).*JSON has no form for object"),
+        ([{"x": object()}], r"\(list\).*JSON has no form for object"),
+        ({(1, 2): 3}, r"\(dict\).*keys must be str"),
+        (circle(), r"\(list\).*Circular"),
+        (Order, r"\(type\).*JSON has no form for type"),
+        (bytearray(b"x"), r".*JSON has no form for bytearray"),
+        (1j, r".*JSON has no form for complex"),
+    ],
+)
+def test_argument_that_cannot_be_reduced_is_named(value: Any, fault: str) -> None:
+    """The error names the argument, its type and the remedy."""
+    with pytest.raises(FingerprintError, match=f"Argument 'b' of proj.f {fault}") as e:
+        key(1, value)
+    assert "unique_on" in str(e.value)
+    assert "key=" in str(e.value)
+
+
+def test_marker_that_no_worker_can_decode_is_named() -> None:
+    """A dict that imitates a type of kombu's fails before it is sent."""
+    value = {"__type__": "unknown", "__value__": 1}
+
+    with pytest.raises(FingerprintError, match="Argument 'a'"):
+        rule_of(key="{a}").key_of([value], {})

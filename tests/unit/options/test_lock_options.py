@@ -1,0 +1,414 @@
+"""The lock options of a task: their defaults, and which of them go together."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.policies import (
+    Abort,
+    BufferOne,
+    CancelRunning,
+    Conflict,
+    PublishDecision,
+    Raise,
+    Retry,
+    Run,
+    Skip,
+    Wait,
+)
+from tests.unit.support import CONFLICT, LOSS, OUTAGE, delay, settings
+
+COOLING = Conflict(key="k", task="t", phase="succeeded", retry_after=40.0)
+
+
+def refusal(**options: Any) -> str:
+    """Return the error text for a task with these options."""
+    with pytest.raises(ConfigurationError) as caught:
+        LockOptions.of(options)
+    return str(caught.value)
+
+
+# -- defaults ----------------------------------------------------------------------
+
+
+def test_options_have_defaults() -> None:
+    """By default duplicates are skipped, and a lost lock stops the body."""
+    resolved = LockOptions().resolve(settings(ttl=20))
+
+    assert resolved.on_conflict(CONFLICT) == Skip()
+    assert resolved.on_lock_lost(LOSS) == Abort()
+    assert isinstance(resolved.on_backend_error(OUTAGE), Retry)
+    assert (resolved.ttl, resolved.renew, resolved.hold_at_least) == (20.0, True, 0.0)
+    assert not resolved.is_claimed
+    assert not LockOptions().is_unique_before_it_runs
+
+
+def test_options_take_precedence_over_settings() -> None:
+    """An option of the task counts more than a setting of its app."""
+    options = LockOptions(ttl=timedelta(seconds=10), on_backend_error="run")
+    resolved = options.resolve(settings(ttl=20, on_backend_error="raise"))
+
+    assert resolved.ttl == 10.0
+    assert resolved.on_backend_error(OUTAGE) == Run()
+    unsaid = LockOptions().resolve(settings(on_backend_error="raise"))
+    assert unsaid.on_backend_error(OUTAGE) == Raise()
+
+
+def test_wait_gets_its_timeout() -> None:
+    """``wait_timeout`` is for a ``Wait`` without a timeout; 10 s."""
+    said = LockOptions(on_conflict="wait", wait_timeout=5)
+    unsaid = LockOptions(on_conflict=lambda _: Wait())
+
+    assert said.resolve(settings()).on_conflict(CONFLICT) == Wait(5.0)
+    assert unsaid.resolve(settings()).on_conflict(CONFLICT) == Wait(10.0)
+    own = LockOptions(on_conflict=lambda _: Wait(60), wait_timeout=5)
+    assert own.resolve(settings()).on_conflict(CONFLICT) == Wait(60.0)
+
+
+def test_retry_gets_its_countdown() -> None:
+    """``retry_countdown`` is for a ``Retry`` without a countdown."""
+    options = LockOptions(
+        on_conflict="retry", on_lock_lost="retry", retry_countdown=timedelta(minutes=1)
+    )
+    resolved = options.resolve(settings())
+
+    assert resolved.on_conflict(CONFLICT) == Retry(60.0)
+    assert resolved.on_lock_lost(LOSS) == Retry(60.0)
+    own = LockOptions(on_conflict=Retry(5)).resolve(settings())
+    assert own.on_conflict(CONFLICT) == Retry(5.0)
+
+
+def test_retry_countdown_is_half_the_ttl_at_random() -> None:
+    """By default duplicates return after a quarter to three quarters of the ttl."""
+    resolved = LockOptions(on_conflict="retry", ttl=20).resolve(settings())
+
+    delays = {delay(resolved.on_conflict(CONFLICT)) for _ in range(100)}
+
+    assert len(delays) > 90
+    assert all(5 <= seconds <= 15 for seconds in delays)
+
+
+def test_retry_countdown_leaves_an_outage_alone() -> None:
+    """The countdown after an outage depends on the outage."""
+    options = LockOptions(on_conflict="retry", retry_countdown=1000)
+
+    decision = options.resolve(settings()).on_backend_error(OUTAGE)
+
+    assert delay(decision) <= 15
+
+
+def test_retry_in_a_cool_down_is_for_its_end() -> None:
+    """The call would be republished again and again otherwise."""
+    resolved = LockOptions(unique_for=60, on_conflict="retry").resolve(settings())
+
+    assert 40.0 <= delay(resolved.on_conflict(COOLING)) <= 44.0
+    chosen = LockOptions(unique_for=60, on_conflict="retry", retry_countdown=7)
+    assert chosen.resolve(settings()).on_conflict(COOLING) == Retry(7)
+
+
+def test_cool_down_has_no_running_call_to_cancel_or_to_follow() -> None:
+    """Such a decision of a callable is to run, or to retry after the cool-down."""
+    answers: list[Any] = ["cancel_running", BufferOne()]
+    options = LockOptions(unique_for=60, on_conflict=lambda _: answers.pop(0))
+    resolved = options.resolve(settings())
+
+    assert resolved.on_conflict(COOLING) == Run()
+    assert 40.0 <= delay(resolved.on_conflict(COOLING)) <= 44.0
+
+
+@pytest.mark.parametrize("word", ["queued", "queued_or_running"])
+def test_claim_lasts_an_hour_by_default(word: str) -> None:
+    """For longer queues ``claim_ttl`` sets more."""
+    options = LockOptions(unique_while=word)
+
+    assert options.is_unique_before_it_runs
+    assert options.resolve(settings()).is_claimed
+    assert options.resolve(settings()).claim_ttl == 3600
+    day = LockOptions(unique_while=word, claim_ttl=timedelta(days=1))
+    assert day.resolve(settings()).claim_ttl == 86_400
+
+
+@pytest.mark.parametrize("seconds", [60, timedelta(minutes=1)])
+def test_cool_down_is_a_duration(seconds: Any) -> None:
+    """It needs no claim: a publisher does not look for a waiting job."""
+    resolved = LockOptions(unique_for=seconds).resolve(settings())
+
+    assert LockOptions(unique_for=seconds).is_unique_before_it_runs
+    assert (resolved.unique_for, resolved.is_claimed) == (60.0, False)
+
+
+def test_options_make_the_key_rule() -> None:
+    """The rule that reduces calls to keys is checked against the task."""
+    signature = inspect.signature(lambda a, b=2: (a, b))
+
+    template = LockOptions(key="{a}").key_rule("t", signature)
+    subset = LockOptions(unique_on=["b"]).key_rule("t", signature)
+
+    assert template.key_of([7], {}) == "7"
+    assert subset.key_of([7], {}) == subset.key_of([8], {})
+    with pytest.raises(ConfigurationError, match="'c'"):
+        LockOptions(key="{c}").key_rule("t", signature)
+
+
+# -- options that go together ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"wait_timeout": 5, "on_conflict": "wait"},
+        {"wait_timeout": 5, "on_conflict": Wait()},
+        {"wait_timeout": 5, "on_conflict": {"execute": "wait"}},
+        {"wait_timeout": 5, "on_conflict": lambda _: "wait"},
+        {"retry_countdown": 5, "on_conflict": "retry"},
+        {"retry_countdown": 5, "on_conflict": lambda _: "retry"},
+        {"retry_countdown": 5, "on_lock_lost": "retry"},
+        {"retry_countdown": 5, "on_lock_lost": lambda _: "retry"},
+        {"buffer_keep": "first", "on_conflict": {"execute": "buffer_one"}},
+        {"unique_while": "queued", "on_conflict": "retry"},
+        {"unique_while": "queued", "on_conflict": "wait", "wait_timeout": 5},
+        {"unique_while": "queued", "on_conflict": "cancel_running"},
+        {"unique_while": "queued_or_running", "on_conflict": "raise", "claim_ttl": 60},
+        {"unique_while": "queued", "unique_for": 60, "on_conflict": "retry"},
+        {"unique_for": 60, "on_conflict": {"publish": "raise", "execute": "retry"}},
+        {
+            "unique_while": "queued_or_running",
+            "on_conflict": {"publish": "allow", "execute": "buffer_one"},
+        },
+        {
+            "unique_while": "queued_or_running",
+            "on_conflict": {"publish": lambda _: "allow", "execute": "cancel_running"},
+        },
+        {"unique_while": "queued", "on_conflict": {"execute": "wait"}},
+        {"unique_while": "queued", "on_conflict": lambda _: Wait()},
+    ],
+)
+def test_options_that_go_together_are_accepted(options: dict[str, Any]) -> None:
+    """A callable may return any decision, so it may use any option."""
+    resolved = LockOptions.of(options).resolve(settings())
+
+    published = resolved.on_publish(Conflict(key="k", task="t", stage="publish"))
+
+    assert isinstance(published, PublishDecision)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_conflict": "buffer_one", "buffer_keep": "first", "retry_countdown": 5},
+        {"on_conflict": "cancel_running", "cancel_grace": timedelta(seconds=5)},
+        {"on_conflict": lambda _: "skip", "buffer_keep": "first", "renew": False},
+        {"on_conflict": {"execute": "buffer_one"}, "buffer_keep": "first"},
+    ],
+)
+def test_policy_may_need_the_successor_register(options: dict[str, Any]) -> None:
+    """Publishers then note when a call was published."""
+    assert LockOptions.of(options).registers_successors
+    assert not LockOptions(on_conflict="retry").registers_successors
+
+
+def test_running_call_learns_of_a_request_to_end_within_a_second() -> None:
+    """The lock of a task that may be cancelled is renewed every second."""
+    cancelled = LockOptions(on_conflict="cancel_running").resolve(settings())
+    asked = LockOptions(on_conflict=lambda _: "skip").resolve(settings())
+
+    assert (cancelled.renew_every, cancelled.only_newest) == (1.0, True)
+    assert (asked.renew_every, asked.only_newest) == (1.0, False)
+    assert LockOptions().resolve(settings()).renew_every is None
+    not_renewed = LockOptions(on_conflict=lambda _: "skip", renew=False)
+    assert not_renewed.resolve(settings()).renew_every is None
+
+
+@pytest.mark.parametrize(
+    ("on_lock_lost", "needs"),
+    [("abort", False), ("warn", False), ("retry", True), (lambda _: "abort", True)],
+)
+def test_arguments_are_kept_where_a_loss_may_need_them(
+    on_lock_lost: Any, *, needs: bool
+) -> None:
+    """A call that is republished after its body must have its first arguments."""
+    options = LockOptions(on_lock_lost=on_lock_lost)
+
+    assert options.resolve(settings()).needs_arguments == needs
+
+
+# -- options that are wrong --------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["on_conflit", "tll", "unique"])
+def test_unknown_option_is_refused(wrong: str) -> None:
+    """The error suggests the nearest option."""
+    said = refusal(**{wrong: 1})
+
+    assert said.startswith(f"There is no lock option '{wrong}'. Did you mean '")
+
+
+@pytest.mark.parametrize("name", ["ttl", "wait_timeout", "retry_countdown"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, True, "30"])
+def test_option_that_is_no_duration_is_refused(name: str, value: Any) -> None:
+    """A duration is a finite number of seconds above 0."""
+    said = refusal(**{name: value, "on_conflict": lambda _: "skip"})
+
+    assert said == f"{name} is {value!r}; it must be a number of seconds above 0."
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, True, "30"])
+def test_hold_at_least_may_be_zero_and_nothing_less(value: Any) -> None:
+    """0 is the default; any other value is a duration."""
+    assert LockOptions(hold_at_least=0).hold_at_least == 0.0
+    assert LockOptions.of({"hold_at_least": timedelta(0)}).hold_at_least == 0.0
+    assert refusal(hold_at_least=value).startswith("hold_at_least is")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"renew": 1}, "renew is 1; it must be True or False."),
+        ({"key": 5}, "key is 5; it must be a template"),
+        ({"key": "{a"}, "The key '{a' cannot be used"),
+        ({"unique_on": "user_id"}, 'list of argument names such as ["user_id"]'),
+        ({"unique_on": [1]}, "list of argument names"),
+        ({"unique_on": iter(["a"])}, "list of argument names"),
+        ({"key": "x", "unique_on": []}, "key and unique_on both say"),
+        ({"on_conflict": "skp"}, "Did you mean 'skip'?"),
+        ({"on_lock_lost": "skip"}, "on_lock_lost='skip' does not exist"),
+        ({"on_backend_error": "wait"}, "on_backend_error='wait' does not exist"),
+        ({"on_conflict": None}, "on_conflict=None is no policy"),
+        ({"on_conflict": {"publish": "buffer_one"}}, "does not exist"),
+        ({"on_conflict": {"publish": "cancel_running"}}, "does not exist"),
+        ({"on_conflict": "buffer_one", "buffer_keep": "last"}, "does not exist"),
+        ({"on_conflict": "cancel_running", "cancel_grace": 0}, "above 0"),
+        ({"unique_while": "queud"}, "Did you mean 'queued'"),
+        ({"unique_while": True}, "does not exist"),
+        ({"unique_while": "queued", "claim_ttl": 0}, "claim_ttl"),
+        ({"unique_for": -1}, "unique_for"),
+        ({"unique_for": "5"}, "unique_for"),
+        (
+            {"unique_while": "queued", "on_conflict": {"publish": "wait"}},
+            r"on_conflict['publish']='wait' does not exist",
+        ),
+        (
+            {
+                "unique_while": "queued",
+                "on_conflict": {"publish": "skip", "run": "skip"},
+            },
+            "is no policy",
+        ),
+    ],
+)
+def test_option_that_is_wrong_is_refused(options: dict[str, Any], fault: str) -> None:
+    """The error at decoration names the option."""
+    assert fault in refusal(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"wait_timeout": 5}, "on_conflict='wait'"),
+        ({"wait_timeout": 5, "on_conflict": "retry"}, "on_conflict='wait'"),
+        ({"wait_timeout": 5, "on_conflict": Skip()}, "on_conflict='wait'"),
+        ({"wait_timeout": 5, "on_conflict": "buffer_one"}, "on_conflict='wait'"),
+        ({"retry_countdown": 5}, "on_conflict='retry'"),
+        ({"retry_countdown": 5, "on_conflict": "wait"}, "on_conflict='retry'"),
+        ({"retry_countdown": 5, "on_conflict": "cancel_running"}, "='buffer_one'"),
+        ({"retry_countdown": 5, "on_conflict": {"execute": "skip"}}, "='retry'"),
+        ({"buffer_keep": "first"}, "on_conflict='buffer_one'"),
+        ({"buffer_keep": "latest", "on_conflict": "cancel_running"}, "='buffer_one'"),
+        ({"cancel_grace": 5}, "on_conflict='cancel_running'"),
+        ({"cancel_grace": 5, "on_conflict": "buffer_one"}, "='cancel_running'"),
+    ],
+)
+def test_option_without_effect_is_refused(options: dict[str, Any], remedy: str) -> None:
+    """An option that no policy of the task reads is a misunderstanding."""
+    said = refusal(**options)
+
+    assert "has no effect with on_conflict=" in said
+    assert remedy in said
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"claim_ttl": 5}, "claim_ttl has no effect with unique_while='running'"),
+        ({"claim_ttl": 5, "unique_for": 5}, "waiting jobs are not claimed"),
+        ({"on_conflict": {"publish": "skip"}}, "does not look for duplicates"),
+        ({"unique_for": 5, "on_conflict": "wait"}, "keep a worker process busy"),
+        ({"unique_for": 5, "on_conflict": Wait(1)}, "Use 'retry' to run after it"),
+        ({"unique_for": 5, "on_conflict": {"execute": "wait"}}, "process busy"),
+        ({"unique_for": 5, "on_conflict": "buffer_one"}, "would come within it"),
+        ({"unique_for": 5, "on_conflict": "cancel_running"}, "nothing left to cancel"),
+        ({"on_conflict": "cancel_running", "renew": False}, "needs renew=True"),
+        ({"on_conflict": CancelRunning(), "renew": False}, "needs renew=True"),
+        (
+            {"unique_while": "queued", "on_conflict": "buffer_one"},
+            "'queued' alone lets one more run follow",
+        ),
+        (
+            {"unique_while": "queued_or_running", "on_conflict": BufferOne()},
+            "needs the duplicate in the queue",
+        ),
+        (
+            {"unique_while": "queued_or_running", "on_conflict": "cancel_running"},
+            "{'publish': 'allow', 'execute': 'cancel_running'}",
+        ),
+        (
+            {
+                "unique_while": "queued_or_running",
+                "on_conflict": {"publish": "raise", "execute": CancelRunning()},
+            },
+            "keeps it out",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_together_are_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    """The error at decoration gives the reason."""
+    assert reason in refusal(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"ttl": 61}, "proj.f: The ttl of 61 s is above max_ttl (60 s)"),
+        ({"ttl": 0.1}, "proj.f: The ttl of 0.1 s must be more than three"),
+        ({"hold_at_least": 61}, "proj.f: hold_at_least is 61 s, above redlock_max_ttl"),
+    ],
+)
+def test_option_that_does_not_go_with_the_settings_is_refused(
+    options: dict[str, Any], fault: str
+) -> None:
+    """The error names the task."""
+    with pytest.raises(ConfigurationError) as caught:
+        LockOptions.of(options).resolve(settings(), "proj.f")
+
+    assert str(caught.value).startswith(fault)
+
+
+# -- which of the decorator's arguments they are -----------------------------------
+
+
+def test_decorator_arguments_are_split() -> None:
+    """Lock options are separated from the arguments of Celery's decorator."""
+    given = {"key": "x", "name": "n", "bind": True, "retry_backoff": 2, "queue": "q"}
+
+    ours, rest = LockOptions.split(given)
+
+    assert ours == {"key": "x"}
+    assert rest == {"name": "n", "bind": True, "retry_backoff": 2, "queue": "q"}
+
+
+def test_misspelt_decorator_argument_is_ours() -> None:
+    """Celery would silently accept a typing error as an attribute of the task."""
+    ours, rest = LockOptions.split({"on_conflit": "skip", "keys": 1}, foreign=["keys"])
+    assert LockOptions.split({"ttl": 5}, foreign=["ttl"]) == ({"ttl": 5}, {})
+
+    assert (ours, rest) == ({"on_conflit": "skip"}, {"keys": 1})
+    assert "Did you mean 'on_conflict'?" in refusal(**ours)

@@ -1,0 +1,277 @@
+"""``buffer_one`` in a worker: one of the refused calls follows the running one."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states
+
+from celery_redlock import DuplicateTask, singleton_task
+from celery_redlock.policies import BufferOne, Conflict, Skip
+from celery_redlock.testing import SignalRecorder
+from tests.unit.tasks.support import buffered, held
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.testing import FakeNodes
+    from tests.unit.tasks.support import Run, Worker
+
+
+def header(run: Run, worker: Worker) -> dict[str, Any]:
+    """Return our header on the republished copy of a call."""
+    ((headers, _),) = [
+        message for message in worker.published if message[0]["id"] == run.id
+    ]
+    return dict(headers["redlock"])
+
+
+def published(seconds: float) -> dict[str, Any]:
+    """Return the header of a call that was published at this time."""
+    return {"published": 1_795_246_614_000_000 + round(seconds * 1e6)}
+
+
+def refused(worker: Worker, rival: Redlock, task: Any, *numbers: int) -> list[Run]:
+    """Run calls, published at these seconds, while another one holds the lock."""
+    with held(rival):
+        return [worker.run(task, at, redlock=published(at)) for at in numbers]
+
+
+def come_back(worker: Worker, task: Any, run: Run, number: int) -> Run:
+    """Run the republished copy of a call."""
+    return worker.run(task, number, id=run.id, redlock=header(run, worker))
+
+
+# -- the successor ----------------------------------------------------------
+
+
+def test_refused_call_is_republished(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """The copy is the same call, and keeps the time at which it was published first."""
+    task = buffered(app)
+
+    (run,) = refused(worker, rival, task, 1)
+
+    assert (run.state, run.stored) == (states.RETRY, states.RETRY)
+    assert isinstance(run.result, DuplicateTask)
+    for word in ("other-id", "buffer_one", "'k'"):
+        assert word in str(run.result)
+    said = header(run, worker)
+    assert (said["deferred"], said["next"]) == (1, "latest")
+    assert said["published"] == published(1)["published"]
+
+
+def test_older_call_ends_as_superseded(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """Its result is REVOKED and names the call that runs instead."""
+    task = buffered(app)
+
+    newer, older = refused(worker, rival, task, 2, 1)
+
+    assert (newer.stored, older.stored) == (states.RETRY, states.REVOKED)
+    assert f"{newer.id} runs instead" in str(older.result)
+    assert len(worker.published) == 1
+
+
+def test_successor_runs_when_it_returns(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """With the lock free it runs, and the calls that it has superseded do not."""
+    task = buffered(app)
+    older, newer = refused(worker, rival, task, 1, 2)
+
+    second = come_back(worker, task, newer, 2)
+    first = come_back(worker, task, older, 1)
+
+    assert (second.stored, second.result) == (states.SUCCESS, 2)
+    assert first.stored == states.REVOKED
+    assert f"{newer.id} runs instead" in str(first.result)
+
+
+def test_superseded_call_releases_the_lock(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """The older call returns first: it ends, and the lock is free for the newer one."""
+    task = buffered(app)
+    older, newer = refused(worker, rival, task, 1, 2)
+
+    run = come_back(worker, task, older, 1)
+
+    assert run.stored == states.REVOKED
+    assert rival.inspect("k").holder is None
+    assert come_back(worker, task, newer, 2).stored == states.SUCCESS
+
+
+def test_first_keeps_its_place(app: Celery, worker: Worker, rival: Redlock) -> None:
+    """With ``buffer_keep="first"`` later calls end at once."""
+    task = buffered(app, buffer_keep="first")
+
+    first, later = refused(worker, rival, task, 1, 2)
+
+    assert (first.stored, later.stored) == (states.RETRY, states.REVOKED)
+
+
+def test_call_with_a_final_result_supersedes_no_other(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """It was revoked while it waited, or killed: the next call takes its place."""
+    task = buffered(app)
+
+    with held(rival):
+        gone = worker.run(task, 2, redlock=published(2))
+        task.backend.mark_as_revoked(gone.id, "revoked")
+        older = worker.run(task, 1, redlock=published(1))
+
+    assert older.stored == states.RETRY
+
+
+def test_call_without_a_result_backend_is_superseded_as_well(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """No result is kept, so none is looked for."""
+    task = buffered(app, ignore_result=True)
+
+    _, older = refused(worker, rival, task, 2, 1)
+
+    assert (older.state, older.stored) == (states.IGNORED, states.PENDING)
+    assert len(worker.published) == 1
+
+
+def test_call_that_ends_in_another_way_withdraws(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """A callable skips a registered call: another one takes its place."""
+    answers: list[Any] = [BufferOne(), Skip(), BufferOne()]
+    task = buffered(app, on_conflict=lambda _: answers.pop(0))
+
+    with held(rival):
+        newer = worker.run(task, 2, redlock=published(2))
+        again = come_back(worker, task, newer, 2)
+        older = worker.run(task, 1, redlock=published(1))
+
+    assert (again.stored, older.stored) == (states.REVOKED, states.RETRY)
+
+
+def test_unreachable_nodes_supersede_no_call(
+    app: Celery, worker: Worker, nodes: FakeNodes, rival: Redlock
+) -> None:
+    """The nodes fail between refusal and register: the call waits, unregistered."""
+
+    def cut_off(_: Conflict) -> str:
+        nodes.partition(0, 1)
+        return "buffer_one"
+
+    task = buffered(app, on_conflict=cut_off)
+
+    (run,) = refused(worker, rival, task, 1)
+
+    assert run.stored == states.RETRY
+    assert "next" not in header(run, worker)
+
+
+def test_eager_duplicate_is_an_error(app: Celery, rival: Redlock) -> None:
+    """An eager call has no queue in which it could wait."""
+    app.conf.update(task_always_eager=True, redlock_eager=True)
+    task = buffered(app)
+
+    with held(rival):
+        result = task.delay(1)
+
+    assert isinstance(result.result, DuplicateTask)
+
+
+@pytest.mark.parametrize("deferred", [0, 3, 20, 5000])
+def test_countdown_of_a_successor_doubles(
+    app: Celery, worker: Worker, rival: Redlock, deferred: int
+) -> None:
+    """It begins at a second and ends at half a ttl."""
+    task = buffered(app)
+    began = datetime.now(timezone.utc)
+
+    with held(rival):
+        run = worker.run(task, 1, redlock={**published(1), "deferred": deferred})
+
+    ended = datetime.now(timezone.utc)
+    ((headers, _),) = worker.published
+    eta = datetime.fromisoformat(headers["eta"])
+    longest = timedelta(seconds=min(5.0, 2.0 ** min(deferred, 10)))  # the ttl is 10 s
+    assert began + longest / 2 <= eta <= ended + longest
+    assert run.stored == states.RETRY
+
+
+def test_retry_countdown_is_the_countdown_of_a_successor(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """``buffer_one`` reads this option, too."""
+    task = buffered(app, retry_countdown=77)
+
+    refused(worker, rival, task, 1)
+
+    ((headers, _),) = worker.published
+    left = datetime.fromisoformat(headers["eta"]) - datetime.now(timezone.utc)
+    assert timedelta(seconds=70) < left <= timedelta(seconds=77)
+
+
+def test_decision_is_signalled_in_full(
+    app: Celery, worker: Worker, rival: Redlock
+) -> None:
+    """The signal carries the decision with the task's options filled in."""
+    task = buffered(app, buffer_keep="first", retry_countdown=5)
+
+    with SignalRecorder("lock_conflict") as events, held(rival):
+        worker.run(task, 1)
+
+    assert events.seen[0].decision == BufferOne("first", 5.0)
+
+
+# -- the time of publishing ---------------------------------------------------------
+
+
+def test_publisher_notes_the_time(app: Celery, worker: Worker) -> None:
+    """The header has microseconds, which tell two calls apart."""
+    task = buffered(app)
+
+    task.delay(1)
+    task.delay(2)
+    worker.collect()
+
+    stamps = [headers["redlock"]["published"] for headers, _ in worker.published]
+    assert stamps == sorted(set(stamps))
+
+
+def test_publisher_notes_no_time_for_other_policies(
+    app: Celery, worker: Worker
+) -> None:
+    """Only policies with a successor register need it."""
+    task = buffered(app, on_conflict="skip")
+
+    task.delay(1)
+    worker.collect()
+
+    ((headers, _),) = worker.published
+    assert "redlock" not in (headers or {})
+
+
+def test_retry_of_a_call_is_as_old_as_the_call(app: Celery, worker: Worker) -> None:
+    """``self.retry()`` publishes old arguments under the time of the first call."""
+
+    @singleton_task(
+        app=app,
+        shared=False,
+        name="retrying",
+        key="k",
+        bind=True,
+        on_conflict="buffer_one",
+    )
+    def retrying(self: Any) -> None:
+        raise self.retry(countdown=1)
+
+    worker.run(retrying, redlock=published(1))
+
+    ((headers, _),) = worker.published
+    assert headers["redlock"] == published(1)
