@@ -32,10 +32,14 @@ def main(orm: str, url: str, pk: str, key: str, ttl: str, *nodes: str) -> None:
                 try:
                     draft(line.strip(), lease)
                 except StaleFence as error:
-                    say(fence=error.fence, latest=error.latest, error=str(error))
+                    done = {"fence": error.fence, "latest": error.latest}
+                    answer: dict[str, object] = {**done, "error": str(error)}
                 else:
-                    say(written=line.strip(), valid=lease.is_valid())
+                    answer = {"written": line.strip(), "valid": lease.is_valid()}
                 draft = storage.load(int(pk))
+                # Last of all: a test may pause this process as soon as it has read
+                # this, and a pause inside of `load` would keep SQLite locked.
+                say(**answer)
     except LockLost:
         say(lost=True)
 
