@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celery_redlock import Redlock
-from celery_redlock.operations import doctor
 from celery_redlock.operations.doctor import (
     Case,
     Finding,
@@ -19,6 +17,7 @@ from celery_redlock.operations.doctor import (
     log_findings,
     worst_of,
 )
+from tests.harness.source import finding_codes
 
 if TYPE_CHECKING:
     import pytest
@@ -83,24 +82,6 @@ def test_findings_as_json_are_words() -> None:
     }
 
 
-def codes_in_the_source() -> set[str]:
-    """Return the codes of all findings in the package."""
-    folder = Path(doctor.__path__[0])
-    calls = (
-        call
-        for path in folder.glob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call)
-        and ast.unparse(call.func) in ("Finding", "Problem")
-    )
-    return {
-        constant.value
-        for call in calls
-        for constant in ast.walk(call.args[0])
-        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
-    }
-
-
 def test_every_code_is_documented() -> None:
     """The table of the page has all codes, and no others."""
     page = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
@@ -108,4 +89,4 @@ def test_every_code_is_documented() -> None:
 
     documented = set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE))
 
-    assert documented == codes_in_the_source()
+    assert documented == finding_codes()

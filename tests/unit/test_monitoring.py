@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 import pytest
 from prometheus_client import CollectorRegistry
 
-import celery_redlock
 from celery_redlock.metrics.collector import StateCollector
 from celery_redlock.metrics.instruments import Instruments
+from tests.harness.source import log_events
 from tests.nodes.support import run_python
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "how-to" / "monitoring.md").read_text(encoding="utf-8")
@@ -93,36 +89,15 @@ def test_every_alert_is_documented() -> None:
     assert documented == re.findall(r"- alert: (\w+)", RULES)
 
 
-def calls() -> Iterator[tuple[str, set[str]]]:
-    """Yield the event and the fields of each log call of the package."""
-    for path in sorted(Path(celery_redlock.__path__[0]).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            name = ast.unparse(node.func)
-            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            if name == "self._log":  # of a `NodeLog`
-                reason = {"reason"} if len(node.args) > 3 else set()
-                yield str(texts[0]), {"node"} | reason
-            elif name.rpartition(".")[2] == "log_fields" and texts:
-                fields = {keyword.arg for keyword in node.keywords if keyword.arg}
-                if name != "log_fields":  # a method of a call, which adds these
-                    fields |= {"task", "task_id", "key"}
-                yield str(texts[0]), fields
-
-
 def test_every_event_of_the_log_is_documented_with_its_fields() -> None:
     """The reference has each event of the code, and no other."""
-    in_the_source: dict[str, set[str]] = {}
-    for event, fields in calls():
-        in_the_source.setdefault(event, set()).update(fields)
     documented = {
         event: words(row[3])
         for row in rows(EVENTS, "| `redlock_event` |")
         for event in words(row[0])
     }
 
-    assert documented == in_the_source
+    assert documented == log_events()
     assert len(documented) > 20
 
 

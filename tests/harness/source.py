@@ -1,0 +1,60 @@
+"""Names in the package's source that users and operators see."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import celery_redlock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["finding_codes", "log_events", "source_nodes", "texts_in"]
+
+
+def source_nodes() -> Iterator[ast.AST]:
+    """Yield all syntax nodes of the package."""
+    for path in sorted(Path(celery_redlock.__path__[0]).rglob("*.py")):
+        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def texts_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the texts among these nodes."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _calls() -> Iterator[tuple[str, ast.Call]]:
+    for node in source_nodes():
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def finding_codes() -> set[str]:
+    """Return the codes of the doctor's findings."""
+    return {
+        code
+        for name, call in _calls()
+        if name in ("Finding", "Problem")
+        for code in texts_in(ast.walk(call.args[0]))
+    }
+
+
+def log_events() -> dict[str, set[str]]:
+    """Return the fields of each event of the log."""
+    found: dict[str, set[str]] = {}
+    for name, call in _calls():
+        events = list(texts_in(call.args))
+        fields = {keyword.arg for keyword in call.keywords if keyword.arg}
+        if name == "self._log":  # of a `NodeLog`
+            fields = {"node", "reason"} if len(call.args) > 3 else {"node"}
+        elif name.endswith(".log_fields"):  # a method of a call, which adds these
+            fields |= {"task", "task_id", "key"}
+        elif name != "log_fields":
+            continue
+        if events:
+            found.setdefault(events[0], set()).update(fields)
+    return found
