@@ -52,9 +52,9 @@ def raise_fence(
     Returns:
         The fence of the grant. None if fewer than a quorum confirmed it.
     """
-    fence = max(won.numbers(VoteKind.GRANTED))
-    counted = _counted(won)
-    agreed = {i for i in counted if (vote := won.votes[i]) and vote.number == fence}
+    numbers = _numbers_of(won)
+    fence, counted = max(numbers.values()), set(numbers)
+    agreed = {index for index, number in numbers.items() if number == fence}
 
     def raised(ballot: Ballot) -> set[int]:
         return agreed | (set(ballot.indexes(VoteKind.GRANTED)) & counted)
@@ -68,6 +68,13 @@ def raise_fence(
     return fence if len(raised(request.ballot)) >= won.quorum else None
 
 
-def _counted(won: Ballot) -> set[int]:
-    """Return the nodes whose raise counts: their numbers are part of the maximum."""
-    return set(won.indexes(VoteKind.GRANTED))
+def _numbers_of(won: Ballot) -> dict[int, int]:
+    """Return the numbers of the nodes that granted; the raise counts on these nodes.
+
+    The ballot is read once: another thread may enter a late vote at any time.
+    """
+    return {
+        index: vote.number
+        for index, vote in enumerate(won.votes)
+        if vote and vote.kind is VoteKind.GRANTED
+    }

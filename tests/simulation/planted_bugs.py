@@ -91,10 +91,11 @@ def _raise_without_lock() -> _Patches:
             node.hset(counters, {stripe: number})
         return [GRANTED, int(number)]
 
-    def all_nodes(won: Ballot) -> set[int]:
-        return set(range(len(won.labels)))
+    def of_all_nodes(won: Ballot) -> dict[int, int]:
+        return {index: vote.number if vote else 0 for index, vote in enumerate(won.votes)}
 
-    return [(operations, "raise_fence", raise_fence), (fence, "_counted", all_nodes)]
+    replaced = (fence, "_numbers_of", of_all_nodes)
+    return [(operations, "raise_fence", raise_fence), replaced]
 
 
 def _recovery_before_quarantine() -> _Patches:

@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock.core.fence import raise_fence
 from celery_redlock.core.keys import STRIPES, stripe_of
-from celery_redlock.core.quorum import Verdict
+from celery_redlock.core.quorum import Verdict, Vote
 from celery_redlock.errors import QuorumUnreachable
 from tests.unit.core.support import (
     STRIPE_OF_K,
@@ -21,6 +21,8 @@ from tests.unit.core.support import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
@@ -179,6 +181,46 @@ def test_raise_counts_only_on_nodes_whose_number_was_counted(
 
     assert grant.fence() is None
     assert counters(nodes)[3:] == [AHEAD + 1] * 2
+
+
+class VotesThatChange(list[Vote | None]):
+    """Votes of which another thread enters a late one after each look at them."""
+
+    def __init__(self, votes: list[Vote | None], enter: Callable[[], None]) -> None:
+        super().__init__(votes)
+        self._enter = enter
+
+    def __iter__(self) -> Iterator[Vote | None]:
+        seen = list(super().__iter__())
+        self._enter()
+        return iter(seen)
+
+
+def test_vote_that_comes_during_the_count_is_left_out_of_it(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Another thread may enter a late vote between any two looks at the ballot.
+
+    Two nodes agree, and the fourth confirms the raise. But its vote was too late to be
+    part of the maximum.
+    """
+    count(nodes, AHEAD, AHEAD, 5, 5, 5)
+    nodes.latency(0.02, 3, 4)
+    grant = Grant(nodes, redlock)
+    forget(nodes, 2)
+    nodes.latency(0.0, 3)
+    nodes.freeze(4)
+
+    def enter_late_vote() -> None:
+        clock.advance(0.02)
+        nodes.drain(clock.monotonic())
+
+    ballot = grant.request.ballot
+    ballot.votes = VotesThatChange(ballot.votes, enter_late_vote)
+    keys, args = ("redlock:lock:k", "redlock:fence"), ("t.1", "f", int(STRIPE_OF_K))
+
+    assert raise_fence(ballot, redlock.nodes, keys, args) is None
+    assert ballot.votes[3] is not None
 
 
 def test_raise_of_one_is_enough_beside_those_that_agreed(
