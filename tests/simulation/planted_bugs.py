@@ -92,7 +92,9 @@ def _raise_without_lock() -> _Patches:
         return [GRANTED, int(number)]
 
     def of_all_nodes(won: Ballot) -> dict[int, int]:
-        return {index: vote.number if vote else 0 for index, vote in enumerate(won.votes)}
+        return {
+            index: vote.number if vote else 0 for index, vote in enumerate(won.votes)
+        }
 
     replaced = (fence, "_numbers_of", of_all_nodes)
     return [(operations, "raise_fence", raise_fence), replaced]

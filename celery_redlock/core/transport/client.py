@@ -80,7 +80,7 @@ class NodeClient:
         """Send commands that are packed already, and return this many replies.
 
         Raises:
-            NodeUnreachable: Not all replies came in time.
+            NodeUnreachable: Not all replies came in time, or they cannot be read.
         """
         connection = self._connection
         received: list[Any] = []
@@ -100,6 +100,10 @@ class NodeClient:
             ) from None
         except OSError as error:
             raise NodeUnreachable(f"lost its connection: {error}") from None
+        except ErrorReply as error:
+            raise NodeUnreachable(
+                f"does not speak the protocol of Redis: {error}"
+            ) from None
         return received
 
     def scan(

@@ -93,7 +93,7 @@ def open_connection(
         return "rejected the credentials"
     except TimeoutError:
         return f"did not accept a connection within {timeout:g} s"
-    except (RedisError, OSError, UnicodeError) as error:
+    except (RedisError, OSError, ValueError) as error:
         if "refused" in str(error).lower():
             return "refused the connection"
         # redis-py wraps the system's error in words about hosts and numbers.

@@ -96,7 +96,7 @@ def vote_of(reply: Any) -> Vote:
         return _YES if reply else _NO
     try:
         return _VOTE_OF_STATUS[reply[0]](reply)
-    except (LookupError, TypeError):
+    except (AttributeError, LookupError, TypeError):
         raise UnreadableReply(f"{reply!r:.60}") from None
 
 

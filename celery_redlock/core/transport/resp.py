@@ -7,6 +7,7 @@ listen to all nodes at once.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ __all__ = [
     "pack",
     "python_pack",
 ]
+
+
+_LENGTH = re.compile(rb"-1|0|[1-9][0-9]{0,18}")
+_NUMBERS = {b":": re.compile(rb"0|-?[1-9][0-9]{0,18}"), b"$": _LENGTH, b"*": _LENGTH}
 
 
 class ErrorReply(Exception):  # noqa: N818  (Redis calls it an error reply)
@@ -54,6 +59,8 @@ class PythonReader:
             reply, end = self._read(0)
         except IndexError:
             return False
+        except RecursionError:
+            raise ErrorReply("nested too deeply") from None
         del self._buffer[:end]
         return reply
 
@@ -68,8 +75,8 @@ class PythonReader:
             return bytes(line), stop
         if kind == b"-":
             return ErrorReply(line.decode(errors="replace")), stop
-        if kind not in (b":", b"$", b"*"):
-            raise ErrorReply(f"unknown type {kind!r}")
+        if kind not in _NUMBERS or not _NUMBERS[kind].fullmatch(line):
+            raise ErrorReply(f"unknown type or malformed number {kind + line[:20]!r}")
         size = int(line)
         if kind == b":":
             return size, stop

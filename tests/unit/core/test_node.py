@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.core.scripts import INSPECT
-from celery_redlock.core.transport.resp import ErrorReply
+from celery_redlock.core.transport import connection as connection_module
+from celery_redlock.core.transport.resp import ErrorReply, PythonReader
 from tests.harness.waiting import until
 from tests.unit.core.sockets import (
     CONNECT_TIMEOUT,
@@ -495,6 +496,25 @@ def test_node_without_connection_is_no_suspect(clock: FakeClock) -> None:
 # -- the end of a connection -----------------------------------------------------------
 
 
+@pytest.mark.parametrize("data", [b"$x\r\n", b"*x\r\n", b":x\r\n"])
+def test_malformed_length_ends_the_connection_without_hiredis(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock, data: bytes
+) -> None:
+    """It is no vote, and no error of Python that a caller would get."""
+    monkeypatch.setattr(connection_module, "new_reader", PythonReader)
+    connection = Connection()
+    stage = Stage(clock, connection)
+    stage.arrive()
+    asked = request()
+    stage.ask(asked)
+    connection.sock.incoming.append(data)
+
+    stage.node.receive()
+
+    assert said(asked).startswith("does not speak the protocol of Redis: ")
+    assert connection.is_disconnected
+
+
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -502,8 +522,9 @@ def test_node_without_connection_is_no_suspect(clock: FakeClock) -> None:
         (ConnectionResetError("reset by peer"), "lost its connection: reset by peer"),
         (b"HTTP/1.1 400\r\n", "does not speak the protocol of Redis"),
         (b"$4\r\nPONG\r\n", "does not speak the protocol of Redis: b'PONG'"),
+        (b"$x\r\n", "does not speak the protocol of Redis"),
     ],
-    ids=["eof", "reset", "http", "nonsense"],
+    ids=["eof", "reset", "http", "nonsense", "length"],
 )
 def test_connection_that_ends_fails_all_open_requests(
     stage: Stage, sock: Sock, end: Any, reason: str

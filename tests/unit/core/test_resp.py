@@ -123,6 +123,32 @@ def test_reader_refuses_bytes_that_are_not_redis(data: bytes) -> None:
         reader.gets()
 
 
+MALFORMED = (
+    *(b"$x\r\n", b"*x\r\n", b":x\r\n", b"$\r\n", b":\r\n", b":-\r\n", b"$-2\r\n"),
+    *(b"*-2\r\n", b"$1_0\r\n", b": 1\r\n", b":+1\r\n", b":-0\r\n", b":00012\r\n"),
+    *(b"$99999999999999999999\r\n", b"*1\r\n$x\r\n"),
+)
+
+
+@pytest.mark.parametrize("data", MALFORMED)
+def test_reader_refuses_malformed_numbers(data: bytes) -> None:
+    """A length or a number that no server of Redis sends is an error of ours."""
+    for reader in (PythonReader(), hiredis_reader()):
+        reader.feed(data)
+
+        with pytest.raises(ErrorReply):
+            reader.gets()
+
+
+def test_reader_refuses_endless_nesting() -> None:
+    """A server cannot exhaust the stack."""
+    reader = PythonReader()
+    reader.feed(b"*1\r\n" * 100_000)
+
+    with pytest.raises(ErrorReply, match="nested"):
+        reader.gets()
+
+
 def test_errors_within_replies_are_values() -> None:
     """An error that a server replies is not raised."""
     for reader in (PythonReader(), hiredis_reader()):

@@ -89,7 +89,9 @@ def test_reply_is_read_by_the_table_of_statuses(reply: Any, vote: Vote) -> None:
     assert vote_of(reply) == vote
 
 
-@pytest.mark.parametrize("reply", [[7], [2], [b"?"], [], None, b"PONG"])
+@pytest.mark.parametrize(
+    "reply", [[7], [2], [b"?"], [], None, b"PONG", [2, 5, 900], [5, 1]]
+)
 def test_unknown_reply_is_no_vote(reply: Any) -> None:
     """It may be the reply to another command."""
     with pytest.raises(UnreadableReply):
