@@ -8,25 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states
 
-from celery_redlock import DuplicateTask, singleton_task
+from celery_redlock import DuplicateTask
 from celery_redlock.policies import BufferOne, Conflict, Skip
 from celery_redlock.testing import SignalRecorder
-from tests.unit.tasks.support import buffered, held
+from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
-    from celery import Celery
-
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
     from tests.unit.tasks.support import Run, Worker
 
 
 def header(run: Run, worker: Worker) -> dict[str, Any]:
     """Return our header on the republished copy of a call."""
-    ((headers, _),) = [
-        message for message in worker.published if message[0]["id"] == run.id
-    ]
-    return dict(headers["redlock"])
+    headers = {headers["id"]: headers for headers, _ in worker.published}
+    return dict(headers[run.id]["redlock"])
 
 
 def published(seconds: float) -> dict[str, Any]:
@@ -34,9 +28,9 @@ def published(seconds: float) -> dict[str, Any]:
     return {"published": 1_795_246_614_000_000 + round(seconds * 1e6)}
 
 
-def refused(worker: Worker, rival: Redlock, task: Any, *numbers: int) -> list[Run]:
+def refused(worker: Worker, task: Any, *numbers: int) -> list[Run]:
     """Run calls, published at these seconds, while another one holds the lock."""
-    with held(rival):
+    with worker.held():
         return [worker.run(task, at, redlock=published(at)) for at in numbers]
 
 
@@ -48,42 +42,32 @@ def come_back(worker: Worker, task: Any, run: Run, number: int) -> Run:
 # -- the successor ----------------------------------------------------------
 
 
-def test_refused_call_is_republished(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_refused_call_is_republished(worker: Worker) -> None:
     """The copy is the same call, and keeps the time at which it was published first."""
-    task = buffered(app)
-
-    (run,) = refused(worker, rival, task, 1)
+    (run,) = refused(worker, worker.buffered(), 1)
 
     assert (run.state, run.stored) == (states.RETRY, states.RETRY)
     assert isinstance(run.result, DuplicateTask)
-    for word in ("other-id", "buffer_one", "'k'"):
+    for word in ("other-id", "buffer_one", f"'{KEY}'"):
         assert word in str(run.result)
     said = header(run, worker)
     assert (said["deferred"], said["next"]) == (1, "latest")
     assert said["published"] == published(1)["published"]
 
 
-def test_older_call_ends_as_superseded(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_older_call_ends_as_superseded(worker: Worker) -> None:
     """Its result is REVOKED and names the call that runs instead."""
-    task = buffered(app)
-
-    newer, older = refused(worker, rival, task, 2, 1)
+    newer, older = refused(worker, worker.buffered(), 2, 1)
 
     assert (newer.stored, older.stored) == (states.RETRY, states.REVOKED)
     assert f"{newer.id} runs instead" in str(older.result)
     assert len(worker.published) == 1
 
 
-def test_successor_runs_when_it_returns(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_successor_runs_when_it_returns(worker: Worker) -> None:
     """With the lock free it runs, and the calls that it has superseded do not."""
-    task = buffered(app)
-    older, newer = refused(worker, rival, task, 1, 2)
+    task = worker.buffered()
+    older, newer = refused(worker, task, 1, 2)
 
     second = come_back(worker, task, newer, 2)
     first = come_back(worker, task, older, 1)
@@ -93,36 +77,30 @@ def test_successor_runs_when_it_returns(
     assert f"{newer.id} runs instead" in str(first.result)
 
 
-def test_superseded_call_releases_the_lock(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_superseded_call_releases_the_lock(worker: Worker) -> None:
     """The older call returns first: it ends, and the lock is free for the newer one."""
-    task = buffered(app)
-    older, newer = refused(worker, rival, task, 1, 2)
+    task = worker.buffered()
+    older, newer = refused(worker, task, 1, 2)
 
     run = come_back(worker, task, older, 1)
 
     assert run.stored == states.REVOKED
-    assert rival.inspect("k").holder is None
+    assert worker.rival.inspect(KEY).holder is None
     assert come_back(worker, task, newer, 2).stored == states.SUCCESS
 
 
-def test_first_keeps_its_place(app: Celery, worker: Worker, rival: Redlock) -> None:
+def test_first_keeps_its_place(worker: Worker) -> None:
     """With ``buffer_keep="first"`` later calls end at once."""
-    task = buffered(app, buffer_keep="first")
-
-    first, later = refused(worker, rival, task, 1, 2)
+    first, later = refused(worker, worker.buffered(buffer_keep="first"), 1, 2)
 
     assert (first.stored, later.stored) == (states.RETRY, states.REVOKED)
 
 
-def test_call_with_a_final_result_supersedes_no_other(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_call_with_a_final_result_supersedes_no_other(worker: Worker) -> None:
     """It was revoked while it waited, or killed: the next call takes its place."""
-    task = buffered(app)
+    task = worker.buffered()
 
-    with held(rival):
+    with worker.held():
         gone = worker.run(task, 2, redlock=published(2))
         task.backend.mark_as_revoked(gone.id, "revoked")
         older = worker.run(task, 1, redlock=published(1))
@@ -130,26 +108,20 @@ def test_call_with_a_final_result_supersedes_no_other(
     assert older.stored == states.RETRY
 
 
-def test_call_without_a_result_backend_is_superseded_as_well(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_call_without_a_result_backend_is_superseded_as_well(worker: Worker) -> None:
     """No result is kept, so none is looked for."""
-    task = buffered(app, ignore_result=True)
-
-    _, older = refused(worker, rival, task, 2, 1)
+    _, older = refused(worker, worker.buffered(ignore_result=True), 2, 1)
 
     assert (older.state, older.stored) == (states.IGNORED, states.PENDING)
     assert len(worker.published) == 1
 
 
-def test_call_that_ends_in_another_way_withdraws(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_call_that_ends_in_another_way_withdraws(worker: Worker) -> None:
     """A callable skips a registered call: another one takes its place."""
     answers: list[Any] = [BufferOne(), Skip(), BufferOne()]
-    task = buffered(app, on_conflict=lambda _: answers.pop(0))
+    task = worker.buffered(on_conflict=lambda _: answers.pop(0))
 
-    with held(rival):
+    with worker.held():
         newer = worker.run(task, 2, redlock=published(2))
         again = come_back(worker, task, newer, 2)
         older = worker.run(task, 1, redlock=published(1))
@@ -157,44 +129,36 @@ def test_call_that_ends_in_another_way_withdraws(
     assert (again.stored, older.stored) == (states.REVOKED, states.RETRY)
 
 
-def test_unreachable_nodes_supersede_no_call(
-    app: Celery, worker: Worker, nodes: FakeNodes, rival: Redlock
-) -> None:
+def test_unreachable_nodes_supersede_no_call(worker: Worker) -> None:
     """The nodes fail between refusal and register: the call waits, unregistered."""
 
     def cut_off(_: Conflict) -> str:
-        nodes.partition(0, 1)
+        worker.nodes.partition(0, 1)
         return "buffer_one"
 
-    task = buffered(app, on_conflict=cut_off)
-
-    (run,) = refused(worker, rival, task, 1)
+    (run,) = refused(worker, worker.buffered(on_conflict=cut_off), 1)
 
     assert run.stored == states.RETRY
     assert "next" not in header(run, worker)
 
 
-def test_eager_duplicate_is_an_error(app: Celery, rival: Redlock) -> None:
+def test_eager_duplicate_is_an_error(worker: Worker) -> None:
     """An eager call has no queue in which it could wait."""
-    app.conf.update(task_always_eager=True, redlock_eager=True)
-    task = buffered(app)
+    worker.app.conf.update(task_always_eager=True, redlock_eager=True)
 
-    with held(rival):
-        result = task.delay(1)
+    with worker.held():
+        result = worker.buffered().delay(1)
 
     assert isinstance(result.result, DuplicateTask)
 
 
 @pytest.mark.parametrize("deferred", [0, 3, 20, 5000])
-def test_countdown_of_a_successor_doubles(
-    app: Celery, worker: Worker, rival: Redlock, deferred: int
-) -> None:
+def test_countdown_of_a_successor_doubles(worker: Worker, deferred: int) -> None:
     """It begins at a second and ends at half a ttl."""
-    task = buffered(app)
+    header = {**published(1), "deferred": deferred}
     began = datetime.now(timezone.utc)
 
-    with held(rival):
-        run = worker.run(task, 1, redlock={**published(1), "deferred": deferred})
+    run = worker.refuse(worker.buffered(), 1, redlock=header)
 
     ended = datetime.now(timezone.utc)
     ((headers, _),) = worker.published
@@ -204,27 +168,21 @@ def test_countdown_of_a_successor_doubles(
     assert run.stored == states.RETRY
 
 
-def test_retry_countdown_is_the_countdown_of_a_successor(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_retry_countdown_is_the_countdown_of_a_successor(worker: Worker) -> None:
     """``buffer_one`` reads this option, too."""
-    task = buffered(app, retry_countdown=77)
-
-    refused(worker, rival, task, 1)
+    refused(worker, worker.buffered(retry_countdown=77), 1)
 
     ((headers, _),) = worker.published
     left = datetime.fromisoformat(headers["eta"]) - datetime.now(timezone.utc)
     assert timedelta(seconds=70) < left <= timedelta(seconds=77)
 
 
-def test_decision_is_signalled_in_full(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_decision_is_signalled_in_full(worker: Worker) -> None:
     """The signal carries the decision with the task's options filled in."""
-    task = buffered(app, buffer_keep="first", retry_countdown=5)
+    task = worker.buffered(buffer_keep="first", retry_countdown=5)
 
-    with SignalRecorder("lock_conflict") as events, held(rival):
-        worker.run(task, 1)
+    with SignalRecorder("lock_conflict") as events:
+        worker.refuse(task, 1)
 
     assert events.seen[0].decision == BufferOne("first", 5.0)
 
@@ -232,9 +190,9 @@ def test_decision_is_signalled_in_full(
 # -- the time of publishing ---------------------------------------------------------
 
 
-def test_publisher_notes_the_time(app: Celery, worker: Worker) -> None:
+def test_publisher_notes_the_time(worker: Worker) -> None:
     """The header has microseconds, which tell two calls apart."""
-    task = buffered(app)
+    task = worker.buffered()
 
     task.delay(1)
     task.delay(2)
@@ -244,30 +202,19 @@ def test_publisher_notes_the_time(app: Celery, worker: Worker) -> None:
     assert stamps == sorted(set(stamps))
 
 
-def test_publisher_notes_no_time_for_other_policies(
-    app: Celery, worker: Worker
-) -> None:
+def test_publisher_notes_no_time_for_other_policies(worker: Worker) -> None:
     """Only policies with a successor register need it."""
-    task = buffered(app, on_conflict="skip")
-
-    task.delay(1)
+    worker.buffered(on_conflict="skip").delay(1)
     worker.collect()
 
     ((headers, _),) = worker.published
     assert "redlock" not in (headers or {})
 
 
-def test_retry_of_a_call_is_as_old_as_the_call(app: Celery, worker: Worker) -> None:
+def test_retry_of_a_call_is_as_old_as_the_call(worker: Worker) -> None:
     """``self.retry()`` publishes old arguments under the time of the first call."""
 
-    @singleton_task(
-        app=app,
-        shared=False,
-        name="retrying",
-        key="k",
-        bind=True,
-        on_conflict="buffer_one",
-    )
+    @worker.task(bind=True, on_conflict="buffer_one")
     def retrying(self: Any) -> None:
         raise self.retry(countdown=1)
 

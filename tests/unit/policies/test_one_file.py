@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,41 +20,27 @@ from celery_redlock.policies.base import POLICIES
 from celery_redlock.testing import SignalRecorder
 from docs.reference import generate
 from tests.unit.support import CONFLICT
-from tests.unit.tasks.support import held, leased_job, unique_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery import Celery
-
-    from celery_redlock.core.redlock import Redlock
     from tests.unit.tasks.support import Run, Worker
 
-FILE = Path(__file__).parent / "shout.py"
+NAME = "tests.unit.policies.shout"
 
 
 @pytest.fixture(autouse=True)
 def shout() -> Iterator[Any]:
     """Import the file of the policy, and forget it after the test."""
-    spec = importlib.util.spec_from_file_location("shout", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["shout"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.Shout
-    del sys.modules["shout"], POLICIES["shout"]
+    yield importlib.import_module(NAME).Shout
+    del sys.modules[NAME], POLICIES["shout"]
 
 
 @pytest.fixture
-def refuse(app: Celery, worker: Worker, rival: Redlock) -> Callable[[], Run]:
+def refuse(worker: Worker) -> Callable[[], Run]:
     """Give a function that runs a task with the policy while its lock is held."""
-
-    def run() -> Run:
-        with held(rival):
-            task = leased_job(app, on_conflict="shout")
-            return worker.run(task, redlock={"events": True})
-
-    return run
+    task, header = worker.leased_job(on_conflict="shout"), {"events": True}
+    return lambda: worker.refuse(task, redlock=header)
 
 
 def test_new_word_is_accepted_and_listed(shout: Any) -> None:
@@ -77,11 +62,11 @@ def test_new_word_is_accepted_and_listed(shout: Any) -> None:
     ],
 )
 def test_new_word_is_refused_where_it_makes_no_sense(
-    app: Celery, options: dict[str, Any], reason: str
+    worker: Worker, options: dict[str, Any], reason: str
 ) -> None:
     """Its base classes say at which situations it can be used."""
     with pytest.raises(ConfigurationError) as refusal:
-        leased_job(app, **options)
+        worker.leased_job(**options)
 
     assert reason in str(refusal.value)
 
@@ -98,10 +83,10 @@ def test_new_policy_is_performed_in_a_worker(
 
 
 def test_new_policy_is_performed_by_a_publisher(
-    app: Celery, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The caller gets the result of the first job."""
-    task = unique_job(app, on_conflict="shout")
+    task = worker.unique_job(on_conflict="shout")
     first = task.delay(0)
 
     with caplog.at_level(logging.INFO), SignalRecorder() as events:
@@ -125,10 +110,10 @@ def test_new_policy_is_logged_and_signalled(
     assert events.seen[0].decision.name == "shout"
 
 
-def test_new_policy_is_counted(app: Celery, refuse: Callable[[], Run]) -> None:
+def test_new_policy_is_counted(worker: Worker, refuse: Callable[[], Run]) -> None:
     """By its name, as policy and as decision."""
     registry = CollectorRegistry()
-    installed = metrics.install(app, registry=registry)
+    installed = metrics.install(worker.app, registry=registry)
 
     refuse()
     installed.uninstall()
@@ -137,11 +122,11 @@ def test_new_policy_is_counted(app: Celery, refuse: Callable[[], Run]) -> None:
     assert registry.get_sample_value("redlock_conflicts_total", labels) == 1
 
 
-def test_new_policy_is_traced(app: Celery, refuse: Callable[[], Run]) -> None:
+def test_new_policy_is_traced(worker: Worker, refuse: Callable[[], Run]) -> None:
     """Its name is the outcome of the wait."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    installed = tracing.install(app, tracer_provider=provider)
+    installed = tracing.install(worker.app, tracer_provider=provider)
 
     refuse()
     installed.uninstall()
@@ -150,11 +135,13 @@ def test_new_policy_is_traced(app: Celery, refuse: Callable[[], Run]) -> None:
     assert (span.attributes or {})["redlock.outcome"] == "shout"
 
 
-def test_new_policy_is_sent_as_an_event(app: Celery, refuse: Callable[[], Run]) -> None:
+def test_new_policy_is_sent_as_an_event(
+    worker: Worker, refuse: Callable[[], Run]
+) -> None:
     """Monitors get its name and its description."""
     events: list[dict[str, Any]] = []
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": events.append})
+    with worker.app.connection_for_read() as connection:
+        receiver = worker.app.events.Receiver(connection, handlers={"*": events.append})
         with receiver.consumer_context() as (subscribed, _, _):
             run = refuse()
             while not any(event["type"] == "task-conflict" for event in events):
@@ -165,11 +152,11 @@ def test_new_policy_is_sent_as_an_event(app: Celery, refuse: Callable[[], Run]) 
     assert event["decision"] == "will be skipped, with a shout"
 
 
-def test_new_policy_is_explained(app: Celery, rival: Redlock) -> None:
+def test_new_policy_is_explained(worker: Worker) -> None:
     """``explain`` describes it in the same words as the log."""
-    task = leased_job(app, on_conflict="shout")
+    task = worker.leased_job(on_conflict="shout")
 
-    with held(rival):
+    with worker.held():
         step = task.explain().execute
 
     assert (step.decision, step.goes_on) == ("shout", False)
@@ -178,9 +165,9 @@ def test_new_policy_is_explained(app: Celery, rival: Redlock) -> None:
 
 def test_new_policy_is_documented() -> None:
     """The reference has a row with its word and its first sentence."""
-    assert ("on_conflict", "shout", "Skip the call, and say so aloud.") in list(
-        generate.policy_rows()
-    )
+    row = ("on_conflict", "shout", "Skip the call, and say so aloud.")
+
+    assert row in list(generate.policy_rows())
 
 
 def test_name_is_used_once(shout: Any) -> None:

@@ -1,4 +1,4 @@
-"""An app in memory on the fake nodes, and a worker's way of running a task."""
+"""An app in memory on the fake nodes, and a worker of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.unit.tasks.support import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeNodes
 
 
@@ -36,19 +35,6 @@ def app(nodes: FakeNodes) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def call_id() -> str:
-    """Give a task id that no other test uses: results in memory are shared."""
-    return f"call-{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def worker(app: Celery) -> Worker:
+def worker(app: Celery, nodes: FakeNodes) -> Worker:
     """Give a worker of the app in this process."""
-    return Worker(app)
-
-
-@pytest.fixture
-def rival(nodes: FakeNodes, app: Celery) -> Redlock:
-    """Give the lock service of another process on the same nodes."""
-    assert runtime_of(app).redlock.labels == nodes.labels  # the nodes vote by now
-    return nodes.another_client().redlock(ttl=10.0)
+    return Worker(app, nodes)

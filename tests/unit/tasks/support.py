@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from celery import states
 from celery.app.trace import build_tracer
 from kombu.utils.uuid import uuid
 
 from celery_redlock import current_lease, singleton_task
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import Holder
+from celery_redlock.testing import FakeNodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,23 +25,13 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
 
-__all__ = [
-    "HOUR",
-    "JUST_NOW",
-    "Run",
-    "Worker",
-    "buffered",
-    "claims",
-    "held",
-    "leased_job",
-    "messages",
-    "unique_job",
-]
+__all__ = ["HOUR", "JUST_NOW", "KEY", "LONG", "Run", "Worker", "run_until_stopped"]
 
 HOUR = 3600.0
 JUST_NOW = 2.0  # seconds that a slow machine may take for a few lines
+LONG = 10.0  # seconds: longer than any step of these tests takes
+KEY = "the-key"
 
 
 @dataclass
@@ -55,16 +51,22 @@ class Run:
     result: Any
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """A worker of an app, which collects the messages that its tasks publish.
 
     Attributes:
         app: The app.
+        nodes: The nodes of its locks.
+        ttl: Of its locks, in seconds.
+        call_id: A task id that no other test uses: results in memory are shared.
         published: The headers and arguments of each published message, in order.
     """
 
     app: Celery
+    nodes: FakeNodes
+    ttl: float = 10.0
+    call_id: str = field(default_factory=lambda: f"call-{secrets.token_hex(4)}")
     published: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
 
     def run(self, task: Any, *args: Any, **request: Any) -> Run:
@@ -86,80 +88,98 @@ class Worker:
         delivery = {"exchange": "", "routing_key": queue, "redelivered": True}
         return self.run(task, *args, delivery_info=delivery, **request)
 
+    def refuse(self, task: Any, *args: Any, **request: Any) -> Run:
+        """Run a task while another call holds its lock."""
+        with self.held():
+            return self.run(task, *args, **request)
+
     def collect(self) -> None:
         """Move the messages of the queue to `published`, as ``run`` does."""
-        self.published += _taken(self.app)
+        self.published += self._taken()
+
+    def messages(self) -> list[str]:
+        """Remove all messages from the queue, and return their task ids in order."""
+        return [headers["id"] for headers, _ in self._taken()]
+
+    def _taken(self) -> list[tuple[dict[str, Any], Any]]:
+        """Remove all messages from the queue; return their headers and arguments."""
+        taken = []
+        with self.app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(self.app.conf.task_default_queue)
+            while queue.qsize():
+                message = queue.get(block=False)
+                message.ack()
+                taken.append((message.headers, message.payload))
+            queue.close()
+        return taken
+
+    # -- Tasks -----------------------------------------------------------------------
+
+    def task(self, **options: Any) -> Any:
+        """Return the decorator of a task with these options, by default on one key."""
+        options = {"name": "job", "key": KEY, "ttl": self.ttl, **options}
+        return singleton_task(app=self.app, shared=False, **options)
+
+    def leased_job(self, **options: Any) -> Any:
+        """Return a task whose result tells whether it has a lease."""
+
+        def job(_: Any = None) -> bool:
+            return current_lease() is not None
+
+        return self.task(**options)(job)
+
+    def buffered(self, **options: Any) -> Any:
+        """Return a task whose calls wait for each other, one at a time."""
+
+        def job(number: int = 0) -> int:
+            return number
+
+        return self.task(**{"on_conflict": "buffer_one", **options})(job)
+
+    def unique_job(self, while_: str = "queued", **options: Any) -> Any:
+        """Return a task that is unique while it waits."""
+
+        def job(n: int = 0) -> int:
+            return n
+
+        return self.task(key="k:{n}", unique_while=while_, **options)(job)
+
+    # -- Other processes -------------------------------------------------------------
+
+    @functools.cached_property
+    def rival(self) -> Redlock:
+        """The lock service of another process on the same nodes."""
+        assert runtime_of(self.app).redlock.labels == self.nodes.labels
+        return self.nodes.another_client().redlock(ttl=self.ttl)
+
+    @contextmanager
+    def held(self, task_id: str = "other-id", key: str = KEY) -> Iterator[None]:
+        """Let another execution hold the lock of the task."""
+        holder = Holder.here(task="job", task_id=task_id)
+        lease = self.rival.acquire(key, holder=holder)
+        yield
+        self.rival.release(lease)
+
+    def claims(self, key: str = "k:0", kind: str = "claim") -> dict[str, float]:
+        """Return the jobs that have the claim on any node, with the seconds left."""
+        name, found = f"redlock:{kind}:{key}".encode(), {}
+        for node in self.nodes.nodes:
+            redis = node.memory.redis
+            redis.look_at_clock()
+            value = redis.get(name)
+            if value is not None:
+                found[value.split(b"\n")[0].decode()] = redis.pttl(name) / 1000
+        return found
+
+    def use_real_time(self, ttl: float) -> None:
+        """Use nodes in real time, so that the watchdog renews as in production."""
+        self.ttl, self.nodes = ttl, FakeNodes(3, clock=SYSTEM_CLOCK)
+        runtime_of(self.app).use(self.nodes.redlock(ttl=ttl))
 
 
-def _taken(app: Celery) -> list[tuple[dict[str, Any], Any]]:
-    """Remove all messages from the queue; return their headers and arguments."""
-    taken = []
-    with app.connection_for_read() as connection:
-        queue = connection.SimpleQueue(app.conf.task_default_queue)
-        while queue.qsize():
-            message = queue.get(block=False)
-            message.ack()
-            taken.append((message.headers, message.payload))
-        queue.close()
-    return taken
-
-
-def messages(app: Celery) -> list[str]:
-    """Remove all messages from the queue, and return their task ids in order."""
-    return [headers["id"] for headers, _ in _taken(app)]
-
-
-# -- Tasks, claims and another holder ----------------------------------------------
-
-
-def leased_job(app: Celery, **options: Any) -> Any:
-    """Return a task whose result tells whether it has a lease."""
-
-    @singleton_task(app=app, shared=False, name="job", key="k", **options)
-    def job(_: Any = None) -> bool:
-        return current_lease() is not None
-
-    return job
-
-
-def buffered(app: Celery, **options: Any) -> Any:
-    """Return a task whose calls wait for each other, one at a time."""
-    options = {"name": "job", "on_conflict": "buffer_one", **options}
-
-    @singleton_task(app=app, shared=False, key="k", **options)
-    def job(number: int = 0) -> int:
-        return number
-
-    return job
-
-
-def unique_job(app: Celery, while_: str = "queued", **options: Any) -> Any:
-    """Return a task that is unique while it waits."""
-
-    @singleton_task(
-        app=app, shared=False, name="job", key="k:{n}", unique_while=while_, **options
-    )
-    def job(n: int = 0) -> int:
-        return n
-
-    return job
-
-
-def claims(nodes: FakeNodes, key: str = "k:0", kind: str = "claim") -> dict[str, float]:
-    """Return the jobs that have the claim on any node, with the seconds left."""
-    name, found = f"redlock:{kind}:{key}".encode(), {}
-    for node in nodes.nodes:
-        redis = node.memory.redis
-        redis.look_at_clock()
-        value = redis.get(name)
-        if value is not None:
-            found[value.split(b"\n")[0].decode()] = redis.pttl(name) / 1000
-    return found
-
-
-@contextmanager
-def held(rival: Redlock, task_id: str = "other-id", key: str = "k") -> Iterator[None]:
-    """Let another execution hold the lock of the task."""
-    lease = rival.acquire(key, holder=Holder.here(task="job", task_id=task_id))
-    yield
-    rival.release(lease)
+def run_until_stopped(seconds: float = LONG) -> None:
+    """Run on in small steps until an exception stops it."""
+    end = SYSTEM_CLOCK.monotonic() + seconds
+    while SYSTEM_CLOCK.monotonic() < end:
+        SYSTEM_CLOCK.sleep(0.005)
+    pytest.fail("nothing has stopped the body")

@@ -1,150 +1,129 @@
-"""Refused calls in a worker: the table of ``task.admission``, line by line."""
+"""Calls that a worker does not simply run: refused, redelivered, or sent twice."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
+from celery.exceptions import TaskRevokedError
 
 from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.task.outcome import has_ended
 from celery_redlock.testing import SignalRecorder
 from tests.unit.core.support import put
 from tests.unit.support import CONFLICT
-from tests.unit.tasks.support import held, leased_job
+from tests.unit.tasks.support import HOUR, KEY
 
 if TYPE_CHECKING:
-    from celery import Celery
+    from celery import Task
 
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
+    from celery_redlock.devnodes import DevNodes
     from tests.unit.tasks.support import Worker
+
+IGNORED, FAILED = (states.IGNORED, states.REVOKED), (states.FAILURE, states.FAILURE)
+RETRIED, SUCCEEDED = (states.RETRY, states.RETRY), (states.SUCCESS, states.SUCCESS)
+SLOT = {"slot": "nightly@2026-11-21T04:00:00+00:00"}
+
+
+def in_seconds(seconds: float) -> str:
+    """Return this instant as a message has it."""
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+
 
 # -- a real duplicate --------------------------------------------------------------
 
 
 def test_skip_finishes_the_result_and_names_holder_policy_and_key(
-    app: Celery, worker: Worker, rival: Redlock
+    worker: Worker,
 ) -> None:
     """The result is final, and its error gives the reason."""
-    task = leased_job(app)
+    run = worker.refuse(worker.leased_job())
 
-    with held(rival):
-        run = worker.run(task)
-
-    assert (run.state, run.stored) == (states.IGNORED, states.REVOKED)
+    assert (run.state, run.stored) == IGNORED
     assert isinstance(run.result, DuplicateTask)
-    for word in ("other-id", "skip", "'k'", run.id):
+    for word in ("other-id", "skip", f"'{KEY}'", run.id):
         assert word in str(run.result)
     assert worker.published == []
 
 
-def test_skip_of_a_task_without_results_stores_none(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_skip_of_a_task_without_results_stores_none(worker: Worker) -> None:
     """``ignore_result`` counts here, too."""
-    task = leased_job(app, ignore_result=True)
-
-    with held(rival):
-        run = worker.run(task)
+    run = worker.refuse(worker.leased_job(ignore_result=True))
 
     assert (run.state, run.stored) == (states.IGNORED, states.PENDING)
 
 
-def test_raise_fails_and_names_the_holder(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_raise_fails_and_names_the_holder(worker: Worker) -> None:
     """``raise`` is a failure: error callbacks follow."""
-    task = leased_job(app, on_conflict="raise")
+    run = worker.refuse(worker.leased_job(on_conflict="raise"))
 
-    with held(rival):
-        run = worker.run(task)
-
-    assert (run.state, run.stored) == (states.FAILURE, states.FAILURE)
+    assert (run.state, run.stored) == FAILED
     assert isinstance(run.result, DuplicateTask)
 
 
-def test_retry_republishes_the_same_call_and_spends_no_retry(
-    app: Celery, worker: Worker, call_id: str, rival: Redlock
-) -> None:
+def test_retry_republishes_the_same_call_and_spends_no_retry(worker: Worker) -> None:
     """The copy has the id, the arguments and the count of retries of the call."""
-    task = leased_job(app, on_conflict="retry", retry_countdown=7, max_retries=0)
+    task = worker.leased_job(on_conflict="retry", retry_countdown=7, max_retries=0)
 
-    with held(rival):
-        run = worker.run(task, 42, id=call_id, retries=2, group="group-id")
+    run = worker.refuse(task, 42, retries=2, group="group-id")
 
-    assert (run.state, run.stored) == (states.RETRY, states.RETRY)
+    assert (run.state, run.stored) == RETRIED
     ((headers, body),) = worker.published
-    assert (headers["id"], headers["retries"], body[0]) == (call_id, 2, [42])
+    assert (headers["id"], headers["retries"], body[0]) == (run.id, 2, [42])
     assert headers["group"] == "group-id"
     assert headers["eta"] is not None
     assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": False}
 
 
-def test_retry_keeps_the_expiry_of_a_first_copy(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_retry_keeps_the_expiry_of_a_first_copy(worker: Worker) -> None:
     """A call that has not begun may expire while it waits."""
-    task = leased_job(app, on_conflict="retry")
-    expires = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    expires = in_seconds(HOUR)
 
-    with held(rival):
-        worker.run(task, expires=expires)
+    worker.refuse(worker.leased_job(on_conflict="retry"), expires=expires)
 
     ((headers, _),) = worker.published
     assert headers["expires"] == expires
 
 
-def test_wait_keeps_the_worker_process_until_its_timeout(
-    app: Celery, worker: Worker, nodes: FakeNodes, rival: Redlock
-) -> None:
+def test_wait_keeps_the_worker_process_until_its_timeout(worker: Worker) -> None:
     """After ``wait_timeout`` the duplicate fails, and its error names the time."""
-    task = leased_job(app, on_conflict="wait", wait_timeout=4)
-    began = nodes.clock.monotonic()
+    task = worker.leased_job(on_conflict="wait", wait_timeout=4)
+    began = worker.nodes.clock.monotonic()
 
-    with held(rival):
-        run = worker.run(task)
+    run = worker.refuse(task)
 
     assert run.stored == states.FAILURE
     assert "after 4 s of waiting" in str(run.result)
-    assert 3 < nodes.clock.monotonic() - began <= 4
+    assert 3 < worker.nodes.clock.monotonic() - began <= 4
     assert worker.published == []
 
 
-def test_allow_runs_without_the_lock(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_allow_runs_without_the_lock(worker: Worker) -> None:
     """The body has no lease."""
-    task = leased_job(app, on_conflict="allow")
-
-    with held(rival):
-        run = worker.run(task)
+    run = worker.refuse(worker.leased_job(on_conflict="allow"))
 
     assert (run.stored, run.result) == (states.SUCCESS, False)
 
 
-def test_conflict_is_signalled_with_its_decision(
-    app: Celery, worker: Worker, rival: Redlock
-) -> None:
+def test_conflict_is_signalled_with_its_decision(worker: Worker) -> None:
     """The signal carries the task, the situation with the holder, and the decision."""
-    task = leased_job(app)
-
-    with SignalRecorder("lock_conflict") as events, held(rival):
-        run = worker.run(task, 42)
+    with SignalRecorder("lock_conflict") as events:
+        run = worker.refuse(worker.leased_job(), 42)
 
     (event,) = events.seen
-    assert event.sender.name == task.name
+    assert event.sender.name == "job"
     assert event.conflict.task_id == run.id
     assert event.conflict.holder.task_id == "other-id"
     assert event.conflict.args == (42,)
     assert type(event.decision).__name__ == "Skip"
 
 
-def test_policies_of_a_task_are_resolved_once(app: Celery) -> None:
+def test_policies_of_a_task_are_resolved_once(worker: Worker) -> None:
     """Each call uses the same resolved options; only the countdown is drawn anew."""
-    task, runtime = leased_job(app, on_conflict="retry"), runtime_of(app)
+    task, runtime = worker.leased_job(on_conflict="retry"), runtime_of(worker.app)
 
     once = runtime.options(task.name, task.lock_options)
     again = runtime.options(task.name, task.lock_options)
@@ -156,47 +135,32 @@ def test_policies_of_a_task_are_resolved_once(app: Celery) -> None:
 # -- no holder, or too few nodes ----------------------------------------------------
 
 
-def test_split_votes_are_republished_and_never_skipped(
-    app: Celery, worker: Worker, nodes: FakeNodes
-) -> None:
+def test_split_votes_are_republished_and_never_skipped(worker: Worker) -> None:
     """Without a holder that a majority names there is no duplicate."""
-    task = leased_job(app)
     for index in range(3):
-        put(nodes, index, f"token-{index}")
+        put(worker.nodes, index, f"token-{index}", key=KEY)
 
-    run = worker.run(task)
+    run = worker.run(worker.leased_job())
 
-    assert (run.state, run.stored) == (states.RETRY, states.RETRY)
+    assert (run.state, run.stored) == RETRIED
     assert isinstance(run.result, LockContended)
     ((headers, _),) = worker.published
     assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": False}
 
 
 @pytest.mark.parametrize(
-    ("policy", "state", "stored"),
-    [
-        ("raise", states.FAILURE, states.FAILURE),
-        ("skip", states.IGNORED, states.REVOKED),
-        ("retry", states.RETRY, states.RETRY),
-        ("run", states.SUCCESS, states.SUCCESS),
-    ],
+    ("policy", "ended"),
+    [("raise", FAILED), ("skip", IGNORED), ("retry", RETRIED), ("run", SUCCEEDED)],
 )
-def test_unreachable_nodes_are_answered_by_on_backend_error(  # noqa: PLR0913
-    app: Celery,
-    worker: Worker,
-    nodes: FakeNodes,
-    *,
-    policy: str,
-    state: str,
-    stored: str,
+def test_unreachable_nodes_are_answered_by_on_backend_error(
+    worker: Worker, policy: str, ended: tuple[str, str]
 ) -> None:
     """Each word of ``on_backend_error`` is performed."""
-    task = leased_job(app, on_backend_error=policy)
-    nodes.partition(0, 1)
+    worker.nodes.partition(0, 1)
 
-    run = worker.run(task)
+    run = worker.run(worker.leased_job(on_backend_error=policy))
 
-    assert (run.state, run.stored) == (state, stored)
+    assert (run.state, run.stored) == ended
     if policy == "run":
         assert run.result is False
     else:
@@ -204,14 +168,209 @@ def test_unreachable_nodes_are_answered_by_on_backend_error(  # noqa: PLR0913
     assert len(worker.published) == (policy == "retry")
 
 
-def test_outage_is_counted_apart_from_conflicts(
-    app: Celery, worker: Worker, nodes: FakeNodes
-) -> None:
+def test_outage_is_counted_apart_from_conflicts(worker: Worker) -> None:
     """The header counts outages and other deferrals separately."""
-    task = leased_job(app)
-    nodes.partition(0, 1)
+    worker.nodes.partition(0, 1)
 
-    worker.run(task, redlock={"deferred": 3, "outages": 2})
+    worker.run(worker.leased_job(), redlock={"deferred": 3, "outages": 2})
 
     ((headers, _),) = worker.published
     assert headers["redlock"] == {"deferred": 3, "outages": 3, "redelivered": False}
+
+
+# -- a redelivered call: another copy with the same task id runs, or has ended -------
+
+
+def test_copy_of_a_running_call_is_republished_and_leaves_the_result_alone(
+    worker: Worker,
+) -> None:
+    """It waits a second and is republished without its expiry."""
+    task, call_id = worker.leased_job(), worker.call_id
+    began = worker.nodes.clock.monotonic()
+
+    with worker.held(call_id):
+        run = worker.redeliver(task, 42, id=call_id, retries=1, expires=None)
+
+    assert (run.state, run.stored) == (states.IGNORED, states.PENDING)
+    ((headers, body),) = worker.published
+    assert (headers["id"], headers["retries"], body[0]) == (call_id, 1, [42])
+    assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": True}
+    assert headers["expires"] is None
+    assert worker.nodes.clock.monotonic() - began > 0.5
+
+
+def test_republished_copy_does_not_expire(worker: Worker) -> None:
+    """The expiry of a copy would end the result of the call that runs."""
+    task = worker.leased_job()
+
+    with worker.held(worker.call_id):
+        worker.run(task, id=worker.call_id, expires=in_seconds(HOUR))
+
+    ((headers, _),) = worker.published
+    assert headers["expires"] is None
+
+
+@pytest.mark.parametrize(("deferred", "seconds"), [(0, 1), (2, 4), (20, 10)])
+def test_copy_waits_longer_each_time_up_to_the_ttl(
+    worker: Worker, deferred: int, seconds: float
+) -> None:
+    """The countdown doubles, so that a long job is not asked for every second."""
+    task, header = worker.leased_job(), {"deferred": deferred, "redelivered": True}
+    began = datetime.now(timezone.utc)
+
+    with worker.held(worker.call_id):
+        worker.run(task, id=worker.call_id, redlock=header)
+
+    eta = datetime.fromisoformat(worker.published[-1][0]["eta"])
+    longest = timedelta(seconds=seconds)
+    assert began + longest / 2 <= eta <= datetime.now(timezone.utc) + longest
+
+
+def test_copy_of_a_call_that_has_ended_is_dropped(worker: Worker) -> None:
+    """A stored result shows that the call has ended."""
+    task = worker.leased_job()
+    task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
+
+    run = worker.redeliver(task, id=worker.call_id)
+
+    assert (run.state, run.result) == (states.IGNORED, "the result")
+    assert worker.published == []
+
+
+def test_copy_of_a_call_that_has_ended_is_no_duplicate_either(worker: Worker) -> None:
+    """The result stays, even if another call holds the lock by now."""
+    task = worker.leased_job()
+    task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
+
+    with worker.held():
+        run = worker.redeliver(task, id=worker.call_id)
+
+    assert (run.stored, run.result) == (states.SUCCESS, "the result")
+
+
+def test_copy_of_a_call_without_a_result_runs(worker: Worker) -> None:
+    """The first copy died: this one runs under the lock."""
+    run = worker.redeliver(worker.leased_job())
+
+    assert (run.stored, run.result) == (states.SUCCESS, True)
+
+
+def test_redelivered_call_that_has_expired_ends_as_expired(worker: Worker) -> None:
+    """The lock shows that no copy runs, so the expiry counts."""
+    run = worker.redeliver(worker.leased_job(), expires=in_seconds(-1))
+
+    assert run.stored == states.REVOKED
+    assert isinstance(run.result, TaskRevokedError)
+
+
+def test_app_without_a_result_backend_is_no_error(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No stored result can tell whether the other call has ended."""
+    worker.app.conf.result_backend = None
+    task = worker.leased_job()
+
+    assert not has_ended(task, task.request, worker.call_id)
+    assert caplog.messages == []
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery's backend
+def test_finished_member_that_was_not_counted_is_counted_by_its_copy(
+    worker: Worker, three_nodes: DevNodes
+) -> None:
+    """A chord member that is killed before it is counted does not hang its chord."""
+    worker.app.conf.result_backend = three_nodes.urls[0]
+    backend = worker.app.backend
+    backend.store_result("the-id", True, states.SUCCESS)  # noqa: FBT003  (the result)
+    counted = backend.get_key_for_group("the-group", ".j")
+    body = worker.app.signature("tail").set(task_id="the-tail", chord_size=2)
+    member: Any = {"group": "the-group", "group_index": 0, "chord": body}
+
+    run = worker.redeliver(worker.leased_job(), id="the-id", **member)
+
+    assert run.state == states.IGNORED
+    assert backend.client.zcard(counted) == 1
+
+
+# -- a slot that beat has sent twice -------------------------------------------------
+
+
+def test_second_message_for_a_slot_is_skipped(worker: Worker) -> None:
+    """The first message has ended, and the lock is free."""
+    task = worker.leased_job()
+    first = worker.run(task, redlock=SLOT)
+
+    second = worker.run(task, redlock=SLOT)
+
+    assert first.result is True
+    assert (second.state, second.stored) == IGNORED
+    assert isinstance(second.result, DuplicateTask)
+    assert f"sent {SLOT['slot']} twice" in str(second.result)
+    assert f"the first message runs as {first.id}" in str(second.result)
+
+
+def test_second_message_is_no_conflict(worker: Worker) -> None:
+    """The policy is not asked, so a slot that runs is not republished."""
+    task = worker.leased_job(on_conflict="retry")
+    first = worker.run(task, redlock=SLOT)
+
+    with worker.held(first.id):
+        second = worker.run(task, redlock=SLOT)
+
+    assert second.stored == states.REVOKED
+    assert worker.published == []
+
+
+def test_slots_are_different_by_entry_and_time(worker: Worker) -> None:
+    """The next night is another slot; a call without a slot is never skipped."""
+    task = worker.leased_job()
+    worker.run(task, redlock=SLOT)
+
+    another = {"slot": SLOT["slot"].replace("-21T", "-22T")}
+    assert worker.run(task, redlock=another).result is True
+    assert worker.run(task).result is True
+    assert worker.run(task).result is True
+
+
+def test_redelivery_of_the_first_message_runs(worker: Worker) -> None:
+    """It has the same task id, and no stored result shows that it has run."""
+    task = worker.leased_job(ignore_result=True)
+    first = worker.run(task, redlock=SLOT)
+
+    again = worker.redeliver(task, id=first.id, redlock=SLOT)
+
+    assert again.state == states.SUCCESS
+
+
+def test_slot_stays_on_a_call_that_is_republished(worker: Worker) -> None:
+    """The republished call keeps its slot; a second message is still skipped."""
+    task = worker.leased_job(on_conflict="retry")
+    first = worker.refuse(task, redlock=SLOT)
+    ((headers, _),) = worker.published
+    assert headers["redlock"]["slot"] == SLOT["slot"]
+
+    assert worker.run(task, redlock=SLOT).stored == states.REVOKED
+    again = worker.run(task, id=first.id, redlock=headers["redlock"])
+    assert again.result is True
+
+
+def test_retry_of_a_body_is_not_for_the_slot(worker: Worker) -> None:
+    """The slot has run, so a retry by the body is a call without a slot."""
+
+    @worker.task(bind=True)
+    def failing(self: Task) -> None:
+        raise self.retry(countdown=1)
+
+    worker.run(failing, redlock=SLOT)
+
+    ((headers, _),) = worker.published
+    assert "slot" not in (headers.get("redlock") or {})
+
+
+def test_slot_runs_where_nodes_cannot_tell(worker: Worker) -> None:
+    """If too few nodes answer, ``on_backend_error`` decides."""
+    task = worker.leased_job(on_backend_error="run")
+    worker.run(task, redlock=SLOT)
+    worker.nodes.freeze()
+
+    assert worker.run(task, redlock=SLOT).result is False

@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock import singleton_task
-from celery_redlock.core.lease import Holder
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.election import Elector
+from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
-    from celery import Celery
-
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
     from tests.unit.tasks.support import Worker
 
 
@@ -37,15 +32,6 @@ def fields(caplog: pytest.LogCaptureFixture, event: str) -> dict[str, Any]:
     return {n.removeprefix(head): v for n, v in found.items() if n.startswith(head)}
 
 
-def singleton(app: Celery, **options: Any) -> Any:
-    """Return a task with an argument that is private."""
-
-    @singleton_task(app=app, shared=False, name="job", key="k", **options)
-    def job(_secret: str) -> None: ...
-
-    return job
-
-
 def test_fields_are_flat_and_begin_alike() -> None:
     """The prefix lets formatters show the fields and prevents name clashes."""
     assert log_fields("node-late", node="a") == {
@@ -55,14 +41,14 @@ def test_fields_are_flat_and_begin_alike() -> None:
 
 
 def test_conflict_names_call_decision_and_holder(
-    app: Celery, worker: Worker, rival: Redlock, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The line about a republished call has its countdown."""
-    rival.acquire("k", holder=Holder.here(task="job", task_id="other-id"))
+    task = worker.leased_job(on_conflict="retry", retry_countdown=7)
 
-    run = worker.run(singleton(app, on_conflict="retry", retry_countdown=7), "hush")
+    run = worker.refuse(task, "hush")
 
-    call = {"task": "job", "task_id": run.id, "key": "k"}
+    call = {"task": "job", "task_id": run.id, "key": KEY}
     conflict = {"event": "conflict", "decision": "retry", "holder": "other-id"}
     republish = fields(caplog, "republished")
     assert fields(caplog, "conflict") == {**call, **conflict}
@@ -72,34 +58,28 @@ def test_conflict_names_call_decision_and_holder(
 
 
 def test_outage_names_call_and_decision(
-    app: Celery, worker: Worker, nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The fields have no nodes; the text names them."""
-    nodes.partition(0, 1)
+    worker.nodes.partition(0, 1)
 
-    run = worker.run(singleton(app, on_backend_error="raise"), "hush")
+    run = worker.run(worker.leased_job(on_backend_error="raise"), "hush")
 
-    assert fields(caplog, "outage") == {
-        "event": "outage",
-        "task": "job",
-        "task_id": run.id,
-        "key": "k",
-        "decision": "raise",
-    }
+    call = {"task": "job", "task_id": run.id, "key": KEY}
+    outage = {"event": "outage", "decision": "raise"}
+    assert fields(caplog, "outage") == {**call, **outage}
 
 
 def test_leader_names_election_and_term(
-    rival: Redlock, caplog: pytest.LogCaptureFixture
+    worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lines about the begin and the end of a term name the same election."""
-    elector = Elector(rival, "beat:unit", ttl=5.0)
+    elector = Elector(worker.rival, "beat:unit", ttl=5.0)
     term = elector.campaign()
     elector.resign()
 
     assert term is not None
-    elected, resigned = (
-        fields(caplog, "leader-elected"),
-        fields(caplog, "leader-resigned"),
-    )
+    elected = fields(caplog, "leader-elected")
+    resigned = fields(caplog, "leader-resigned")
     assert elected.pop("term") == term.number
     assert elected.pop("election") == resigned.pop("election") == "beat:unit"

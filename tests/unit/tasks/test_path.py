@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.testing import FakeNodes
 
 PACKAGE = Path(celery_redlock.task.__file__).parents[1]
 MOST_MODULES = 18
@@ -43,7 +44,7 @@ def modules_called_by(do: Callable[[], object]) -> list[str]:
 
 
 def test_call_without_a_conflict_leads_through_18_modules(
-    start_nodes: Callable[..., DevNodes],
+    start_nodes: Callable[..., DevNodes], nodes: FakeNodes
 ) -> None:
     """From ``__call__`` to a real node and back, with all connections open.
 
@@ -56,7 +57,7 @@ def test_call_without_a_conflict_leads_through_18_modules(
     def job(number: int) -> int:
         return number
 
-    worker = Worker(app)
+    worker = Worker(app, nodes)
     for number in range(3):
         assert worker.run(job, number).result == number
     modules = modules_called_by(lambda: worker.run(job, 4))

@@ -1,4 +1,8 @@
-"""The main process releases the lock of a dead child, and no other lock."""
+"""The package's header, and the request in the main process that reads it.
+
+A child trusts the base in the header, and copies carry the counts. The main process
+releases the lock of a dead child, and no other lock.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,97 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
+from celery.app.task import Context
 from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import create_request_cls
 from kombu.message import Message
 from kombu.serialization import dumps
 
-from celery_redlock import singleton_task
-from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import Holder
+from celery_redlock.task.header import TaskHeader, clean, extract, mint
 from celery_redlock.task.request import RedlockRequest, Skipped
+from tests.harness.waiting import until
+from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from celery import Celery
+    from tests.unit.tasks.support import Worker
 
-    from celery_redlock.core.redlock import Redlock
+# -- the header --------------------------------------------------------------------
 
-LONG = 10.0  # seconds: longer than any step of these tests takes
+
+def test_child_believes_its_own_main_process() -> None:
+    """The child reads the base that the main process minted for its execution."""
+    request: dict[str, Any] = {"id": "x"}
+
+    base = mint(request)
+
+    assert extract(Context(request)).base == base
+
+
+def test_base_is_new_for_each_message() -> None:
+    """Minting replaces a base that was copied from another message."""
+    request: dict[str, Any] = {"id": "x"}
+    first = mint(request)
+
+    second = mint(request)
+
+    assert first != second
+    assert extract(Context(request)).base == second
+
+
+def test_base_of_another_boot_is_not_believed() -> None:
+    """A base that another main process minted is ignored; the counts are kept."""
+    request = {"redlock": {"base": "b" * 32, "boot": "another", "deferred": 2}}
+
+    assert extract(Context(request)) == TaskHeader(base=None, deferred=2)
+
+
+def test_counts_travel_with_the_next_copy() -> None:
+    """The next copy has the counts, but not the base."""
+    header = TaskHeader(base="b", deferred=2, outages=3, redelivered=True)
+
+    request: dict[str, Any] = {"id": "x", **header.for_next_copy()}
+    mint(request)
+
+    again = extract(Context(request))
+    assert (again.deferred, again.outages, again.redelivered) == (2, 3, True)
+    assert again.base != "b"
+
+
+def test_header_is_taken_off_the_request() -> None:
+    """User code and Celery's retry find no header of the package to copy."""
+    request: dict[str, Any] = {"id": "x", "mine": 1}
+    mint(request)
+    context = Context(request)
+
+    extract(context)
+
+    assert context.headers == {"mine": 1}
+    assert "redlock" not in vars(context)
+    assert "redlock" not in (Context(**vars(context)).headers or {})
+
+
+@pytest.mark.parametrize(
+    "junk", [None, 7, "text", [], {"deferred": "2"}, {"redelivered": 1}]
+)
+def test_junk_in_the_header_is_nothing(junk: object) -> None:
+    """A malformed header is ignored and raises no error."""
+    assert extract(Context({"redlock": junk})) == TaskHeader()
+
+
+def test_request_without_headers_is_left_as_it_is() -> None:
+    """An eager task has no headers."""
+    assert extract(Context({"id": "x", "headers": None})) == TaskHeader()
+
+
+def test_clean_leaves_the_others() -> None:
+    """Only the package's header is removed."""
+    assert clean({"redlock": {}, "mine": 1}) == {"mine": 1}
+
+
+# -- the request of the main process -----------------------------------------------
 
 
 class Pool:
@@ -48,39 +125,24 @@ class Eventer:
         self.sent.append((kind, fields))
 
 
-@pytest.fixture
-def eventer() -> Eventer:
-    """Give an event dispatcher that keeps its events."""
-    return Eventer()
-
-
-@pytest.fixture
-def received(
-    app: Celery, eventer: Eventer, call_id: str
-) -> Callable[..., RedlockRequest]:
-    """Give a function that receives a message as a worker's main process does."""
-
-    @singleton_task(app=app, shared=False, name="job", key="k")
-    def job() -> None: ...
-
-    def receive(**delivery: Any) -> RedlockRequest:
-        task = app.tasks["job"]
-        sent = app.amqp.task_protocols[2](call_id, "job", (), {}, expires=60)
-        content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
-        message = Message(  # type: ignore[no-untyped-call]
-            body=body,
-            content_type=content_type,
-            content_encoding=encoding,
-            headers=sent.headers,
-            properties=sent.properties,
-            delivery_info={"exchange": "", "routing_key": "q", **delivery},
-        )
-        made = create_request_cls(RedlockRequest, task, Pool(), "here", eventer)
-        request = made(message, app=app, task=task, eventer=eventer)
-        assert isinstance(request, RedlockRequest)
-        return request
-
-    return receive
+def receive(worker: Worker, **delivery: Any) -> RedlockRequest:
+    """Receive a message as a worker's main process does."""
+    app = worker.app
+    task, eventer = app.tasks.get("job") or worker.leased_job(), Eventer()
+    sent = app.amqp.task_protocols[2](worker.call_id, "job", (), {}, expires=60)
+    content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
+    message = Message(  # type: ignore[no-untyped-call]
+        body=body,
+        content_type=content_type,
+        content_encoding=encoding,
+        headers=sent.headers,
+        properties=sent.properties,
+        delivery_info={"exchange": "", "routing_key": "q", **delivery},
+    )
+    made = create_request_cls(RedlockRequest, task, Pool(), "here", eventer)
+    request = made(message, app=app, task=task, eventer=eventer)
+    assert isinstance(request, RedlockRequest)
+    return request
 
 
 @pytest.fixture
@@ -92,11 +154,24 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def lock_as_child(request: RedlockRequest, rival: Redlock, pid: int) -> None:
-    """Take the lock as the execution of this request in a child would."""
-    base = request.request_dict["redlock"]["base"]
+def kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and return when it is dead, but not reaped."""
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
+def run_in_child(worker: Worker, pid: int) -> RedlockRequest:
+    """Receive a message, and take the lock as its execution in a child would."""
+    request = receive(worker)
     request.worker_pid = pid
-    rival.acquire("k", base=base, holder=Holder.here(task_id=str(request.id)))
+    base = request.request_dict["redlock"]["base"]
+    worker.rival.acquire(KEY, base=base, holder=Holder.here(task_id=str(request.id)))
+    return request
+
+
+def is_locked(worker: Worker) -> bool:
+    """Tell whether the lock of the task has a holder."""
+    return worker.rival.inspect(KEY).holder is not None
 
 
 def failure(error: BaseException) -> ExceptionInfo:
@@ -109,91 +184,69 @@ def failure(error: BaseException) -> ExceptionInfo:
 
 @pytest.mark.parametrize("error", [WorkerLostError("gone"), Terminated(9)])
 def test_lock_of_a_dead_child_is_released_at_once(
-    received: Callable[..., RedlockRequest],
-    rival: Redlock,
-    child: subprocess.Popen[bytes],
-    error: Exception,
+    worker: Worker, child: subprocess.Popen[bytes], error: Exception
 ) -> None:
     """The lock of a lost child that is dead is released before any requeue."""
-    request = received()
-    lock_as_child(request, rival, child.pid)
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped
+    request = run_in_child(worker, child.pid)
+    kill(child)
 
     request.on_failure(failure(error))
 
-    assert rival.inspect("k").holder is None
+    assert not is_locked(worker)
 
 
 def test_lock_of_a_living_child_is_released_when_it_has_died(
-    received: Callable[..., RedlockRequest],
-    rival: Redlock,
-    child: subprocess.Popen[bytes],
+    worker: Worker, child: subprocess.Popen[bytes]
 ) -> None:
     """A hard time limit is announced while the body still runs."""
-    request = received()
-    lock_as_child(request, rival, child.pid)
+    request = run_in_child(worker, child.pid)
 
     request.on_timeout(soft=False, timeout=1)
 
-    assert rival.inspect("k").holder is not None
+    assert is_locked(worker)
     child.kill()
-    end = SYSTEM_CLOCK.monotonic() + LONG
-    while rival.inspect("k").holder is not None:
-        assert SYSTEM_CLOCK.monotonic() < end
+    until(lambda: not is_locked(worker))
 
 
 def test_lock_of_another_execution_is_left_alone(
-    received: Callable[..., RedlockRequest],
-    rival: Redlock,
-    child: subprocess.Popen[bytes],
+    worker: Worker, child: subprocess.Popen[bytes]
 ) -> None:
     """The base names one execution; the next run of the call has another base."""
-    request = received()
+    request = receive(worker)
     request.worker_pid = child.pid
-    rival.acquire("k", holder=Holder.here(task_id=str(request.id)))
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    worker.rival.acquire(KEY, holder=Holder.here(task_id=str(request.id)))
+    kill(child)
 
     request.on_failure(failure(WorkerLostError("gone")))
 
-    assert rival.inspect("k").holder is not None
+    assert is_locked(worker)
 
 
-def test_lock_of_an_ordinary_failure_is_the_childs_affair(
-    received: Callable[..., RedlockRequest], rival: Redlock
-) -> None:
+def test_lock_of_an_ordinary_failure_is_the_childs_affair(worker: Worker) -> None:
     """After an error of the body, the child itself releases the lock."""
-    request = received()
-    lock_as_child(request, rival, os.getpid())
+    request = run_in_child(worker, os.getpid())
 
     request.on_failure(failure(ValueError("x")), return_ok=True)
 
-    assert rival.inspect("k").holder is not None
+    assert is_locked(worker)
 
 
-def test_skip_sends_an_event_with_its_reasons(
-    received: Callable[..., RedlockRequest], eventer: Eventer
-) -> None:
+def test_skip_sends_an_event_with_its_reasons(worker: Worker) -> None:
     """Without the event Flower shows the duplicate as started for ever."""
-    request = received()
+    request = receive(worker)
 
     request.on_failure(failure(Skipped("why", {"key": "k", "holder": "who"})))
 
-    (event,) = eventer.sent
+    ((kind, fields),) = request.eventer.sent
     usual = {"terminated": False, "signum": None, "expired": False}
-    assert event == (
-        "task-revoked",
-        {"uuid": request.id, "key": "k", "holder": "who", **usual},
-    )
+    assert kind == "task-revoked"
+    assert fields == {"uuid": request.id, "key": "k", "holder": "who", **usual}
     assert str(Skipped("why", {})) == "why"
 
 
-def test_redelivered_message_does_not_expire_here(
-    received: Callable[..., RedlockRequest],
-) -> None:
+def test_redelivered_message_does_not_expire_here(worker: Worker) -> None:
     """Its first copy may be running, so the task itself checks the expiry."""
-    first, again = received(), received(redelivered=True)
+    first, again = receive(worker), receive(worker, redelivered=True)
     first.expires = again.expires = first.expires.replace(year=2000)
 
     assert first.maybe_expire()

@@ -11,17 +11,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from celery_redlock import LockLost, current_lease, singleton_task, tracing
-from celery_redlock.core.lease import Holder, LeaseState
+from celery_redlock import LockLost, current_lease, tracing
+from celery_redlock.core.lease import LeaseState
+from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery import Celery
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.testing import FakeNodes
     from tests.unit.tasks.support import Worker
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -41,7 +37,7 @@ class Spans:
         self.provider = TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
 
-    def the(self, name: str) -> ReadableSpan:
+    def the(self, name: str) -> Any:
         """Return the only span of this name."""
         spans = self._exporter.get_finished_spans()
         (found,) = [span for span in spans if span.name == name]
@@ -54,10 +50,10 @@ class Spans:
 
 
 @pytest.fixture
-def spans(app: Celery) -> Iterator[Spans]:
+def spans(worker: Worker) -> Iterator[Spans]:
     """Trace the locks of the app."""
     spans = Spans()
-    installed = tracing.install(app, tracer_provider=spans.provider)
+    installed = tracing.install(worker.app, tracer_provider=spans.provider)
     yield spans
     installed.uninstall()
 
@@ -71,52 +67,21 @@ def instrumented(spans: Spans) -> Iterator[None]:
     instrumentor().uninstrument()
 
 
-def singleton(app: Celery, body: Any = None, **options: Any) -> Any:
-    """Return a task with a key."""
-
-    @singleton_task(app=app, shared=False, name="job", key="the-key", **options)
-    def job() -> Any:
-        return body and body()
-
-    return job
-
-
-def length(span: ReadableSpan) -> float:
-    """Return the seconds from the start to the end of a span."""
-    assert span.start_time is not None
-    assert span.end_time is not None
-    return (span.end_time - span.start_time) / SECOND
-
-
-def parent_of(span: ReadableSpan) -> int:
-    """Return the id of a span's parent."""
-    assert span.parent is not None
-    return span.parent.span_id
-
-
-def id_of(span: ReadableSpan) -> int:
-    """Return the id of a span."""
-    return context_of(span).span_id
-
-
-def context_of(span: ReadableSpan) -> trace.SpanContext:
-    """Return the context of a span, which has its ids."""
-    context: trace.SpanContext | None = span.get_span_context()
-    assert context is not None
-    return context
-
-
 # -- a call that gets its lock -----------------------------------------------------
 
 
-def test_call_has_a_wait_and_a_hold(app: Celery, worker: Worker, spans: Spans) -> None:
+def test_call_has_a_wait_and_a_hold(worker: Worker, spans: Spans) -> None:
     """Both have the key, the fence and the votes of the lock."""
     leases: list[Any] = []
-    run = worker.run(singleton(app, lambda: leases.append(current_lease())))
+
+    def body() -> None:
+        leases.append(current_lease())
+
+    run = worker.run(worker.task()(body))
 
     (lease,) = leases
     about = {
-        "redlock.key": "the-key",
+        "redlock.key": KEY,
         "redlock.fence": lease.fence,
         "redlock.votes": 3,
         "redlock.ttl": 10.0,
@@ -124,18 +89,14 @@ def test_call_has_a_wait_and_a_hold(app: Celery, worker: Worker, spans: Spans) -
         "messaging.message.id": run.id,
     }
     wait, hold = spans.the("redlock.wait"), spans.the("redlock.hold")
-    assert dict(wait.attributes or {}) == {**about, "redlock.outcome": "granted"}
-    assert dict(hold.attributes or {}) == about
+    assert dict(wait.attributes) == {**about, "redlock.outcome": "granted"}
+    assert dict(hold.attributes) == about
     assert spans.names == ["redlock.wait", "redlock.hold"]
-    assert wait.end_time is not None
-    assert hold.start_time is not None
     assert wait.end_time <= hold.start_time
 
 
 @pytest.mark.usefixtures("instrumented")
-def test_spans_are_part_of_the_tasks_span(
-    app: Celery, worker: Worker, spans: Spans
-) -> None:
+def test_spans_are_part_of_the_tasks_span(worker: Worker, spans: Spans) -> None:
     """The trace of the publisher continues through the lock into the body."""
     tracer = spans.provider.get_tracer("body")
 
@@ -143,110 +104,103 @@ def test_spans_are_part_of_the_tasks_span(
         with tracer.start_as_current_span("query"):
             pass
 
-    worker.run(singleton(app, body), traceparent=TRACEPARENT)
+    worker.run(worker.task()(body), traceparent=TRACEPARENT)
 
     task, hold = spans.the("run/job"), spans.the("redlock.hold")
     wait, query = spans.the("redlock.wait"), spans.the("query")
-    assert parent_of(task) == int(PARENT, 16)
-    assert parent_of(wait) == parent_of(hold) == id_of(task)
-    assert parent_of(query) == id_of(hold)
-    traces = {context_of(span).trace_id for span in (task, hold, wait, query)}
+    assert task.parent.span_id == int(PARENT, 16)
+    assert wait.parent.span_id == hold.parent.span_id == task.context.span_id
+    assert query.parent.span_id == hold.context.span_id
+    traces = {span.context.trace_id for span in (task, hold, wait, query)}
     assert traces == {int(TRACE, 16)}
 
 
 @pytest.mark.usefixtures("spans", "instrumented")
-def test_nothing_is_current_after_the_task(app: Celery, worker: Worker) -> None:
+def test_nothing_is_current_after_the_task(worker: Worker) -> None:
     """The next task of this thread must not continue this trace."""
-    worker.run(singleton(app), traceparent=TRACEPARENT)
+    worker.run(worker.leased_job(), traceparent=TRACEPARENT)
 
     assert not trace.get_current_span().get_span_context().is_valid
 
 
 def test_message_carries_the_trace_if_the_worker_traces_no_tasks(
-    app: Celery, worker: Worker, spans: Spans
+    worker: Worker, spans: Spans
 ) -> None:
     """The spans of the lock are then children of the publisher's span."""
-    worker.run(singleton(app), traceparent=TRACEPARENT)
+    worker.run(worker.leased_job(), traceparent=TRACEPARENT)
 
     for name in ("redlock.wait", "redlock.hold"):
-        assert parent_of(spans.the(name)) == int(PARENT, 16)
+        assert spans.the(name).parent.span_id == int(PARENT, 16)
 
 
 def test_lock_outside_of_a_task_is_part_of_the_current_span(
-    app: Celery, spans: Spans
+    worker: Worker, spans: Spans
 ) -> None:
     """``task.lock()`` in a view is a child of the view's span."""
     tracer = spans.provider.get_tracer("view")
 
-    with tracer.start_as_current_span("view"), singleton(app).lock():
+    with tracer.start_as_current_span("view"), worker.leased_job().lock():
         pass
 
     hold = spans.the("redlock.hold")
-    assert parent_of(hold) == id_of(spans.the("view"))
-    assert "messaging.message.id" not in (hold.attributes or {})
+    assert hold.parent.span_id == spans.the("view").context.span_id
+    assert "messaging.message.id" not in hold.attributes
 
 
 # -- conflicts, outages, losses ----------------------------------------------------
 
 
 def test_wait_without_success_has_its_length_and_the_holder(
-    app: Celery, worker: Worker, rival: Redlock, spans: Spans
+    worker: Worker, spans: Spans
 ) -> None:
     """There is one span from the first attempt to the decision, and no hold."""
-    rival.acquire("the-key", holder=Holder.here(task="job", task_id="other-id"))
-
-    worker.run(singleton(app, on_conflict="wait", wait_timeout=3))
+    worker.refuse(worker.leased_job(on_conflict="wait", wait_timeout=3))
 
     wait = spans.the("redlock.wait")
     assert spans.names == ["redlock.wait"]
-    assert (wait.attributes or {})["redlock.outcome"] == "raise"
-    assert (wait.attributes or {})["redlock.holder"] == "other-id"
-    assert 2.5 < length(wait) < 3.5
+    assert wait.attributes["redlock.outcome"] == "raise"
+    assert wait.attributes["redlock.holder"] == "other-id"
+    assert 2.5 < (wait.end_time - wait.start_time) / SECOND < 3.5
 
 
-def test_outage_is_an_error_of_the_wait(
-    app: Celery, worker: Worker, nodes: FakeNodes, spans: Spans
-) -> None:
+def test_outage_is_an_error_of_the_wait(worker: Worker, spans: Spans) -> None:
     """It has the reason and the decision."""
-    nodes.partition(0, 1)
+    worker.nodes.partition(0, 1)
 
-    worker.run(singleton(app, on_backend_error="skip"))
+    worker.run(worker.leased_job(on_backend_error="skip"))
 
     wait = spans.the("redlock.wait")
     assert wait.status.status_code is trace.StatusCode.ERROR
-    assert (wait.attributes or {})["redlock.outcome"] == "skip"
-    assert "1 of 3 nodes" in str((wait.attributes or {})["redlock.reason"])
+    assert wait.attributes["redlock.outcome"] == "skip"
+    assert "1 of 3 nodes" in str(wait.attributes["redlock.reason"])
 
 
-def test_loss_is_an_error_of_the_hold(
-    app: Celery, worker: Worker, nodes: FakeNodes, spans: Spans
-) -> None:
+def test_loss_is_an_error_of_the_hold(worker: Worker, spans: Spans) -> None:
     """It has an event at the instant at which the validity ended."""
 
     def body() -> None:
         lease = current_lease()
         assert lease is not None
-        nodes.clock.sleep(60.0)
+        worker.nodes.clock.sleep(60.0)
         lease.state = LeaseState.LOST  # as the watchdog does
         raise LockLost("lost", key=lease.key, fence=lease.fence)
 
-    run = worker.run(singleton(app, body))
+    run = worker.run(worker.task()(body))
 
     hold = spans.the("redlock.hold")
     assert run.state == "FAILURE"
     assert hold.status.status_code is trace.StatusCode.ERROR
     (event,) = hold.events
     assert event.name == "redlock.lost"
-    assert hold.end_time is not None
     assert (hold.end_time - event.timestamp) / SECOND == pytest.approx(50.1, abs=1.0)
 
 
-def test_uninstalled_makes_no_spans(app: Celery, worker: Worker, spans: Spans) -> None:
+def test_uninstalled_makes_no_spans(worker: Worker, spans: Spans) -> None:
     """Twice is harmless."""
-    installed = tracing.install(app)
+    installed = tracing.install(worker.app)
     installed.uninstall()
     installed.uninstall()
 
-    worker.run(singleton(app))
+    worker.run(worker.leased_job())
 
     assert spans.names == []

@@ -1,0 +1,508 @@
+"""Claims of tasks that are unique while they wait, from the publisher to the worker."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chain, chord, group, states
+
+from celery_redlock import DuplicateTask
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.records.claims import PENDING
+from celery_redlock.core.scripts import CLAIM
+from celery_redlock.policies import Conflict, Raise, Skip
+from celery_redlock.testing import SignalRecorder
+from tests.unit.core.support import args_of, asked
+from tests.unit.tasks.support import HOUR, JUST_NOW
+
+if TYPE_CHECKING:
+    from celery_redlock.testing import FakeNodes
+    from tests.unit.tasks.support import Worker
+
+# -- a job that waits --------------------------------------------------------------
+
+
+def test_second_call_is_the_first_one_while_that_waits(worker: Worker) -> None:
+    """The second call is not published; its caller gets the first one's result."""
+    task = worker.unique_job()
+
+    first = task.delay(0)
+    second = task.apply_async((), {"n": 0}, countdown=5)
+
+    assert first.conflict is None
+    assert second.id == first.id
+    assert isinstance(second.conflict, Conflict)
+    assert str(second.conflict.holder).startswith(f"job[{first.id}] on ")
+    assert second.conflict.phase == "queued"
+    assert second.conflict.stage == "publish"
+    assert worker.messages() == [first.id]
+    assert list(worker.claims()) == [first.id]
+
+
+def test_call_with_other_arguments_is_another_one(worker: Worker) -> None:
+    """Claims are by key, as locks are."""
+    task = worker.unique_job()
+
+    first, second = task.delay(1), task.delay(2)
+
+    assert worker.messages() == [first.id, second.id]
+
+
+def test_task_that_is_unique_while_running_claims_nothing(worker: Worker) -> None:
+    """With ``unique_while="running"`` a publisher sends the nodes no request."""
+    task = worker.unique_job("running")
+
+    assert len({task.delay(0).id, task.delay(0).id}) == 2
+    assert asked(worker.nodes) == []
+
+
+def test_call_that_does_not_fit_claims_nothing(worker: Worker) -> None:
+    """Celery checks the arguments before a claim is taken."""
+    with pytest.raises(TypeError, match="argument"):
+        worker.unique_job().delay(0, 1, 2)
+
+    assert worker.claims() == {}
+
+
+def test_signature_of_a_single_call_is_a_plain_call(worker: Worker) -> None:
+    """``task.s(0).delay()`` is ``task.delay(0)``."""
+    task = worker.unique_job()
+
+    first, second = task.s(0).delay(), task.s(0).apply_async(countdown=3)
+
+    assert second.id == first.id
+
+
+# -- queued, or running ------------------------------------------------------------
+
+
+def test_queued_lets_one_wait_beside_one_that_runs(worker: Worker) -> None:
+    """With ``queued`` a held lock does not make a call a duplicate."""
+    task = worker.unique_job()
+
+    with worker.held("running", key="k:0"):
+        first, second = task.delay(0), task.delay(0)
+
+    assert second.id == first.id != "running"
+    assert worker.messages() == [first.id]
+
+
+def test_queued_or_running_is_the_job_that_runs(worker: Worker) -> None:
+    """The lock shows a running job, also one sent by name or one without a claim."""
+    task = worker.unique_job("queued_or_running")
+
+    with worker.held("running", key="k:0"):
+        first = task.delay(0)
+
+    assert first.id == "running"
+    assert first.conflict.phase == "running"
+    assert worker.messages() == []
+    again = task.delay(0)
+    assert worker.messages() == [again.id]
+
+
+def test_lock_taken_outside_of_a_task_is_no_job(worker: Worker) -> None:
+    """Such a lock has no result to return; a worker checks the lock later."""
+    worker.rival.acquire("k:0", holder=Holder.here())
+
+    first = worker.unique_job("queued_or_running").delay(0)
+
+    assert (worker.messages(), first.conflict) == ([first.id], None)
+
+
+# -- calls that are always published -----------------------------------------------
+
+
+def test_canvas_is_always_published(worker: Worker) -> None:
+    """Other calls know its task ids already, and would wait for them for ever."""
+    task = worker.unique_job()
+    first = task.delay(0)
+
+    group(task.s(0), task.s(0)).apply_async()
+    chain(task.si(0), task.si(0)).apply_async()
+    chord([task.s(0)], task.si(0)).apply_async()
+    task.apply_async((0,), link=task.si(1))
+    task.apply_async((0,), link_error=task.si(1))
+    task.apply_async((0,), task_id="chosen")
+    task.apply_async((0,), {}, "by position")
+
+    ids = worker.messages()
+    assert len(ids) == 9
+    assert ids[0] == first.id
+    assert ids[-2:] == ["chosen", "by position"]
+    assert list(worker.claims()) == [first.id]
+
+
+def test_callback_is_always_published(worker: Worker) -> None:
+    """An error while a callback is published would fail the task before it."""
+    task = worker.unique_job(on_conflict="raise")
+    first = task.delay(1)
+
+    run = worker.run(task, 0, callbacks=[task.si(1)])
+
+    assert run.stored == states.SUCCESS
+    assert len(worker.published) == 2
+    assert worker.published[0][0]["id"] == first.id
+
+
+def test_call_by_name_is_not_asked_about(worker: Worker) -> None:
+    """``send_task`` does not use the task class; the worker deduplicates."""
+    task = worker.unique_job()
+
+    ids = [worker.app.send_task(task.name, (0,)).id for _ in range(2)]
+
+    assert worker.messages() == ids
+    assert worker.claims() == {}
+
+
+def test_eager_call_claims_nothing(worker: Worker) -> None:
+    """An eager call never waits in a queue."""
+    worker.app.conf.task_always_eager = True
+
+    assert worker.unique_job().delay(3).get() == 3
+    assert asked(worker.nodes) == []
+
+
+# -- policies of the publisher -----------------------------------------------------
+
+
+def test_raise_names_the_job_that_is_here(worker: Worker) -> None:
+    """The caller gets an error with the holder's id."""
+    task = worker.unique_job(on_conflict="raise")
+    first = task.delay(0)
+
+    with pytest.raises(DuplicateTask, match=first.id) as refusal:
+        task.delay(0)
+
+    assert refusal.value.holder is not None
+    assert refusal.value.holder.task_id == first.id
+    assert refusal.value.key == "k:0"
+    assert refusal.value.retry_after == pytest.approx(HOUR)
+    assert "waits in the queue" in str(refusal.value)
+    assert worker.messages() == [first.id]
+
+
+def test_allow_publishes_and_signals_the_duplicate(worker: Worker) -> None:
+    """The first call keeps the claim."""
+    task = worker.unique_job(on_conflict="allow")
+    first = task.delay(0)
+
+    with SignalRecorder("publish_deduplicated") as events:
+        second = task.delay(0)
+
+    assert worker.messages() == [first.id, second.id]
+    assert second.conflict.holder.task_id == first.id
+    assert second.conflict.task_id == second.id
+    assert events.names == ["publish_deduplicated"]
+
+
+def test_each_stage_has_its_policy(worker: Worker) -> None:
+    """``{"publish": "raise", "execute": "retry"}`` raises here and retries there."""
+    task = worker.unique_job(on_conflict={"publish": "raise", "execute": "retry"})
+    first = task.delay(0)
+    with pytest.raises(DuplicateTask):
+        task.delay(0)
+
+    with worker.held(key="k:0"):
+        run = worker.run(task, 0, id=first.id)
+
+    assert run.stored == states.RETRY
+
+
+def test_callable_is_asked_with_the_conflict(worker: Worker) -> None:
+    """It gets the arguments and the holder, and its decision is performed."""
+    asked_with: list[Conflict] = []
+
+    def decide(conflict: Conflict) -> Skip | Raise:
+        asked_with.append(conflict)
+        return Raise()
+
+    task = worker.unique_job(on_conflict={"publish": decide})
+    first = task.delay(0)
+
+    with pytest.raises(DuplicateTask):
+        task.delay(0)
+
+    (conflict,) = asked_with
+    assert conflict.holder is not None
+    assert (conflict.args, conflict.holder.task_id) == ((0,), first.id)
+
+
+def test_duplicate_is_logged_and_signalled(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the key and the existing job, but no arguments."""
+    task = worker.unique_job()
+    first = task.delay(0)
+
+    with caplog.at_level(logging.INFO), SignalRecorder() as events:
+        task.delay(0)
+
+    (event,) = events.of("publish_deduplicated")
+    assert (event.conflict.holder.task_id, event.decision) == (first.id, Skip())
+    assert event.sender.name == task.name
+    assert f"job[{first.id}], the same call 'k:0', waits in the queue" in caplog.text
+
+
+# -- the lifetime of a claim -------------------------------------------------------
+
+
+def test_claim_is_pending_until_the_message_was_sent(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a publisher dies before it sends, its claim ends after 10 s."""
+    seen, send = [], worker.app.send_task
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(worker.claims())
+        return send(*args, **options)
+
+    monkeypatch.setattr(worker.app, "send_task", watched)
+    first = worker.unique_job().delay(0)
+
+    assert seen == [{first.id: PENDING}]
+    assert worker.claims() == {first.id: HOUR}
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 100),
+        ({"countdown": 50}, 150),
+        ({"countdown": 50, "expires": 70}, 70),
+        ({"expires": 300}, 100),
+        ({"expires": 0.001}, 1),
+    ],
+)
+def test_claim_lasts_as_long_as_its_job_may_wait(
+    worker: Worker, options: dict[str, Any], seconds: float
+) -> None:
+    """A claim ends ``claim_ttl`` after its job may start, or at an earlier expiry."""
+    first = worker.unique_job(claim_ttl=100).apply_async((0,), **options)
+
+    assert worker.claims() == {first.id: pytest.approx(seconds)}
+
+
+@pytest.mark.parametrize(
+    ("option", "later", "as_text", "seconds"),
+    [("eta", 50, False, 150), ("eta", 0, True, 100), ("expires", 70, False, 70)],
+)
+def test_claim_lasts_from_an_eta_to_an_instant_of_expiry(
+    worker: Worker, option: str, later: float, *, as_text: bool, seconds: float
+) -> None:
+    """Instants count like durations, with and without a time zone, also as text."""
+    instant = datetime.now(timezone.utc) + timedelta(seconds=later)
+    options = {option: instant.isoformat() if as_text else instant}
+
+    worker.unique_job(claim_ttl=100).apply_async((0,), **options)
+
+    (left,) = worker.claims().values()
+    assert seconds - JUST_NOW < left <= seconds
+
+
+def test_claim_is_released_if_the_message_could_not_be_sent(worker: Worker) -> None:
+    """The claim is released, so the next call is published."""
+    task = worker.unique_job()
+
+    with pytest.raises(Exception, match="no_such"):
+        task.apply_async((0,), serializer="no_such")
+
+    assert worker.claims() == {}
+    again = task.delay(0)
+    assert worker.messages() == [again.id]
+
+
+def test_claim_that_ended_lets_another_call_in(worker: Worker) -> None:
+    """Claims are best effort: a job that waits for longer has no claim any more."""
+    task = worker.unique_job(claim_ttl=60)
+    first = task.delay(0)
+
+    worker.nodes.clock.sleep(60.01)
+    second = task.delay(0)
+
+    assert worker.messages() == [first.id, second.id]
+
+
+# -- in a worker -------------------------------------------------------------------
+
+
+def test_claim_is_released_when_the_body_begins(worker: Worker) -> None:
+    """The lock is held before the claim is released, so one of them shows the job."""
+    seen: list[Any] = []
+
+    @worker.task(key="k:0", unique_while="queued")
+    def seeing() -> None:
+        seen.append((worker.claims(), list(worker.claims(kind="lock"))))
+
+    first = seeing.delay()
+    assert list(worker.claims()) == [first.id]
+    worker.run(seeing, id=first.id)
+
+    ((waiting, locked),) = seen
+    assert waiting == {}
+    assert len(locked) == 1
+
+
+def test_job_without_a_claim_runs(worker: Worker) -> None:
+    """A job whose claim ended while it waited still runs."""
+    task = worker.unique_job(claim_ttl=60)
+    first = task.delay(0)
+    worker.nodes.clock.sleep(60.01)
+    second = task.delay(0)
+
+    assert worker.run(task, 0, id=first.id).stored == states.SUCCESS
+    assert list(worker.claims()) == [second.id]
+    assert worker.run(task, 0, id=second.id).stored == states.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("policy", "stored"), [("skip", states.REVOKED), ("raise", states.FAILURE)]
+)
+def test_claim_is_released_by_a_job_that_will_never_begin(
+    worker: Worker, policy: str, stored: str
+) -> None:
+    """A job that was skipped or refused does not wait any more."""
+    task = worker.unique_job(on_conflict=policy)
+    first = task.delay(0)
+
+    with worker.held(key="k:0"):
+        run = worker.run(task, 0, id=first.id)
+
+    assert run.stored == stored
+    assert worker.claims() == {}
+
+
+def test_claim_is_kept_by_a_job_that_is_republished(worker: Worker) -> None:
+    """The republished job waits again, and its claim lasts for the full time again."""
+    task = worker.unique_job(on_conflict="retry", retry_countdown=30, claim_ttl=60)
+    first = task.delay(0)
+    worker.nodes.clock.sleep(50)
+
+    with worker.held(key="k:0"):
+        worker.run(task, 0, id=first.id)
+
+    assert worker.claims() == {first.id: pytest.approx(90)}
+    assert task.delay(0).id == first.id
+    assert worker.run(task, 0, id=first.id).stored == states.SUCCESS
+    assert worker.claims() == {}
+
+
+def test_claim_is_kept_by_a_redelivered_job_that_is_republished(worker: Worker) -> None:
+    """This run ends without a result; the republished job keeps its claim."""
+    task = worker.unique_job(on_conflict="retry", retry_countdown=30)
+    first = task.delay(0)
+
+    with worker.held(key="k:0"):
+        run = worker.redeliver(task, 0, id=first.id)
+
+    assert run.state == states.IGNORED
+    assert worker.claims() == {first.id: pytest.approx(HOUR + 30)}
+
+
+def retrying(worker: Worker) -> Any:
+    """Return a task that retries itself once."""
+
+    @worker.task(key="k:0", bind=True, unique_while="queued")
+    def again(self: Any) -> None:
+        if not self.request.retries:
+            raise self.retry(countdown=30)
+
+    return again
+
+
+def test_claim_is_taken_again_by_a_job_that_retries_itself(worker: Worker) -> None:
+    """The retry waits in the queue, so another call is a duplicate of it."""
+    task = retrying(worker)
+    first = task.delay()
+
+    run = worker.run(task, id=first.id)
+
+    assert run.stored == states.RETRY
+    assert worker.claims() == {first.id: pytest.approx(HOUR + 30)}
+    assert task.delay().id == first.id
+    worker.run(task, id=first.id, retries=1)
+    assert worker.claims() == {}
+
+
+def test_retry_is_published_beside_a_waiting_job(worker: Worker) -> None:
+    """A retry is never dropped for a claim; the waiting job keeps the claim."""
+    task = retrying(worker)
+    waiting = task.delay()
+
+    run = worker.run(task)
+
+    assert [headers["id"] for headers, _ in worker.published] == [waiting.id, run.id]
+    assert list(worker.claims()) == [waiting.id]
+
+
+# -- on the nodes: requests, outages and split claims ------------------------------
+
+
+def test_publishing_waits_for_one_round_trip(worker: Worker) -> None:
+    """The publisher waits for the replies to ``claim``, not to ``keep_claim``."""
+    worker.nodes.latency(0.01)
+    began = worker.nodes.clock.monotonic()
+
+    worker.unique_job().delay(0)
+
+    assert asked(worker.nodes) == ["claim", "keep_claim"]
+    assert worker.nodes.clock.monotonic() - began == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_claim_needs_a_majority_only(worker: Worker, cut: int) -> None:
+    """With one of three nodes cut off, the second call is still a duplicate."""
+    task = worker.unique_job()
+    worker.nodes.partition(cut)
+
+    first, second = task.delay(0), task.delay(0)
+
+    assert second.id == first.id
+    assert worker.messages() == [first.id]
+
+
+def test_call_is_published_if_the_nodes_do_not_answer(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A missing claim stops no job: a warning is logged, and no claim is left."""
+    task = worker.unique_job()
+    worker.nodes.partition(0, 1)
+
+    with caplog.at_level(logging.WARNING):
+        first, second = task.delay(0), task.delay(0)
+
+    assert worker.messages() == [first.id, second.id]
+    assert (first.conflict, second.conflict) == (None, None)
+    assert "is published without a claim" in caplog.text
+    worker.nodes.heal()
+    assert worker.claims() == {}
+
+
+def split_claims(nodes: FakeNodes, seconds: float) -> None:
+    """Store the claim of a different job on each node, for so many seconds."""
+    for number, node in enumerate(nodes.nodes):
+        other = f"other-{number}\n0\njob\nother-{number}\nhost\n1\n0\nqueued".encode()
+        node.memory.redis.set(b"redlock:claim:k:0", other, px=int(seconds * 1000))
+
+
+def test_split_claims_are_tried_again(worker: Worker) -> None:
+    """Of several clients that publish at once, one gets the claim in the end."""
+    split_claims(worker.nodes, 0.005)
+
+    first = worker.unique_job().delay(0)
+
+    assert list(worker.claims()) == [first.id]
+    assert worker.messages() == [first.id]
+
+
+def test_split_claims_that_stay_split_stop_no_call(worker: Worker) -> None:
+    """After a few tries the call is published without a claim."""
+    split_claims(worker.nodes, 60.0)
+
+    first = worker.unique_job().delay(0)
+
+    assert worker.messages() == [first.id]
+    assert len(args_of(worker.nodes, CLAIM.name)) == 5
