@@ -6,6 +6,8 @@ import contextlib
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,13 @@ from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import QuorumUnreachable
+from tests.harness.tcp import Proxy, proxies
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from celery_redlock.core.lease import Lease
     from celery_redlock.core.quorum import Ballot
 
 __all__ = [
@@ -29,11 +33,17 @@ __all__ = [
     "PATIENT",
     "QUARANTINE",
     "SHORT",
+    "StartNodes",
     "client",
     "counters",
+    "delete_lock",
+    "failing",
+    "held",
     "kinds",
     "locks",
+    "meanwhile",
     "plain_client",
+    "proxied",
     "refusal",
     "run_python",
     "run_threads",
@@ -47,6 +57,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
+StartNodes = Callable[..., DevNodes]  # the fixture `start_nodes`
 
 PATIENT = 0.3  # seconds for a node to answer, also on a busy machine
 
@@ -67,6 +78,17 @@ def client(nodes: DevNodes | Sequence[Any], **options: Any) -> Iterator[Redlock]
         redlock.close()
 
 
+@contextlib.contextmanager
+def proxied(nodes: DevNodes, **options: Any) -> Iterator[tuple[list[Proxy], Redlock]]:
+    """Give a proxy to each node, and a service that these nodes know by the proxies."""
+    with (
+        proxies(nodes) as lines,
+        client([line.url for line in lines], **options) as redlock,
+    ):
+        redlock.initialize()
+        yield lines, redlock
+
+
 def plain_client(node: DevNode, **options: Any) -> redis.Redis:
     """Return a client of redis-py for the URL of the node."""
     return redis.Redis.from_url(
@@ -80,6 +102,13 @@ def use(redlock: Redlock, key: str) -> None:
     assert redlock.extend(lease)
     lease.ensure(network=True)
     assert redlock.release(lease)
+
+
+def held(redlock: Redlock, nodes: DevNodes, key: str, **options: Any) -> Lease:
+    """Acquire a lock, and wait until every running node has it."""
+    lease = redlock.acquire(key, **options)
+    until(lambda: None not in values(nodes, key))
+    return lease
 
 
 def refusal(redlock: Redlock, key: str = "k") -> QuorumUnreachable:
@@ -120,6 +149,24 @@ def until_nothing_is_left(
     until(lambda: not locks(nodes, key), seconds, what=f"no lock left of {key!r}")
 
 
+def delete_lock(nodes: Sequence[DevNode], key: str) -> None:
+    """Delete this lock on these nodes, as an operator might."""
+    for node in nodes:
+        node.command("DEL", f"redlock:lock:{key}")
+
+
+@contextlib.contextmanager
+def failing(nodes: Sequence[DevNode], way: str = "hung") -> Iterator[None]:
+    """Let these nodes hang during the block, or be dead and come back empty."""
+    for node in nodes:
+        node.kill() if way == "dead" else node.pause()
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.restart() if way == "dead" else node.resume()
+
+
 def counters(node: DevNode) -> dict[str, int]:
     """Return the fence counters of a node."""
     found = node.command("HGETALL", "redlock:fence")
@@ -151,21 +198,32 @@ def kinds(ballot: Ballot | None) -> list[VoteKind]:
 
 def run_threads(*jobs: Callable[[], None]) -> None:
     """Run the jobs at the same time, and raise the first error of a job."""
-    errors: list[BaseException] = []
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        futures = [pool.submit(job) for job in jobs]
+    for future in futures:
+        future.result()
 
-    def run(job: Callable[[], None]) -> None:
-        try:
+
+@contextlib.contextmanager
+def meanwhile(*jobs: Callable[[], None]) -> Iterator[None]:
+    """Repeat each job in its own thread until the end of the block.
+
+    Then raise the first error of a job.
+    """
+    over = threading.Event()
+
+    def repeat(job: Callable[[], None]) -> None:
+        while not over.is_set():
             job()
-        except BaseException as error:  # noqa: BLE001  (raised again below)
-            errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        futures = [pool.submit(repeat, job) for job in jobs]
+        try:
+            yield
+        finally:
+            over.set()
+    for future in futures:
+        future.result()
 
 
 def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, lock
-from tests.nodes.support import scripts_run, until, until_nothing_is_left, values
+from tests.nodes.support import (
+    client,
+    scripts_run,
+    until,
+    until_nothing_is_left,
+    values,
+)
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
@@ -115,6 +121,27 @@ def test_nested_block_is_refused_to_other_threads(redlock: Redlock, key: str) ->
     assert outcome == [None, "refused"]
 
 
+def test_outer_block_is_renewed_after_the_end_of_a_nested_one(
+    shared_nodes: DevNodes, key: str
+) -> None:
+    """The end of a nested block does not end the renewal of the lock around it.
+
+    Source: Redisson, "watchdog fails to renew on reentry locks".
+    """
+    renewals: list[float] = []
+    with (
+        client(shared_nodes, ttl=2.4) as redlock,
+        lock(redlock, key, on_renewed=lambda _, late: renewals.append(late)) as outer,
+    ):
+        with lock(redlock, key):
+            until(lambda: renewals)
+        before = len(renewals)
+
+        until(lambda: len(renewals) >= before + 4)  # longer than the ttl
+
+        outer.ensure(network=True)
+
+
 # -- Lost locks --------------------------------------------------------------------
 
 
@@ -122,20 +149,17 @@ def test_block_that_outlives_its_lock_raises(
     shared_nodes: DevNodes, redlock: Redlock, key: str
 ) -> None:
     """Without renewal, a block that is longer than the ttl ends with LockLost."""
-    lost: list[str] = []
+    lost: list[Lease] = []
 
     def run() -> None:
         until(lambda: lost)
         assert current_lease() is None
 
-    def note(lease: Lease) -> None:
-        lost.append(lease.key)
-
-    short: dict[str, Any] = {"ttl": 1, "renew": False, "on_lost": note}
-    with pytest.raises(LockLost, match=key), lock(redlock, key, **short):
+    short = lock(redlock, key, ttl=1, renew=False, on_lost=lost.append)
+    with pytest.raises(LockLost, match=key), short as lease:
         run()
 
-    assert lost == [key]
+    assert lost == [lease]
     until_nothing_is_left(shared_nodes, key)
 
 

@@ -7,7 +7,6 @@ when a byte is read and when it is sent.
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +15,57 @@ import pytest
 import celery_redlock.core
 from celery_redlock.core.lease import Holder, new_base
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.testing import MemoryNode
+from tests.harness.tcp import ScriptedServer
 from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
-from tests.nodes.tiny_server import SOON, TinyServer, stored
+from tests.unit.core.sockets import encoded
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
+SOON = 10.0  # seconds
 CORE = str(Path(celery_redlock.core.__file__).parent)
 EVERY = 3  # places from one interruption to the next: a test of all would be slow
 # Seconds for nodes that are not late on purpose.
 PATIENT_OPTIONS = {"node_timeout": 5.0, "connect_timeout": SOON, "max_ttl": 60.0}
+SCRIPTS = {
+    name.encode(): script
+    for script in ALL_SCRIPTS
+    for name in (script.sha, script.source)
+}
+
+
+class TinyServer(ScriptedServer):
+    """A node on a real socket that is as slow or as wrong as a test asks."""
+
+    def __init__(self) -> None:
+        self.node = MemoryNode()
+        super().__init__(self._reply)
+
+    def _reply(self, words: list[bytes], _: socket.socket) -> bytes:
+        match words[0].upper():
+            case b"INFO":
+                facts = f"redis_mode:standalone\nrole:master\nrun_id:{self.node.run_id}"
+                return encoded(facts.replace("\n", "\r\n").encode())
+            case b"SCRIPT":
+                return encoded(b"sha")
+            case b"EVAL" | b"EVALSHA":
+                script, keys = SCRIPTS[words[1]], 3 + int(words[2])
+                return encoded(self.node.execute(script, words[3:keys], words[keys:]))
+            case b"CLIENT" | b"SELECT":
+                return encoded(("OK",))
+        return encoded(ErrorReply(f"ERR {words}"))
+
+
+def stored(servers: list[TinyServer], key: str = "k") -> list[bool]:
+    """Return for each server whether it has a lock."""
+    name = f"redlock:lock:{key}".encode()
+    return [server.node.redis.get(name) is not None for server in servers]
 
 
 @pytest.fixture
@@ -89,11 +127,9 @@ def test_command_larger_than_the_buffers_is_sent_in_parts(
     redlock.check()
     for server in servers:
         server.reads.clear()
-    facts = Holder("", task="t" * 3_000_000)
-    for server in servers:
         threading.Timer(0.1, server.reads.set).start()
 
-    lease = redlock.acquire("k", holder=facts)
+    lease = redlock.acquire("k", holder=Holder("", task="t" * 3_000_000))
 
     assert redlock.release(lease) >= 2
     until(lambda: stored(servers) == [False] * 3)
@@ -132,20 +168,6 @@ def test_first_question_waits_for_slow_greetings(
     for server in servers:
         server.greets.clear()
         threading.Timer(0.3, server.greets.set).start()
-
-    assert redlock.acquire("k").is_valid()
-
-
-def test_connections_that_were_closed_while_idle_are_made_anew(
-    servers: list[TinyServer], connect: Callable[..., Redlock]
-) -> None:
-    """After connections were closed while idle, the next acquire succeeds."""
-    redlock = connect()
-    redlock.release(redlock.acquire("k"))
-    for server in servers:
-        server.hang_up()
-    quiet = time.monotonic() + 0.6
-    until(lambda: time.monotonic() > quiet)
 
     assert redlock.acquire("k").is_valid()
 

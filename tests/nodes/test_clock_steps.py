@@ -20,21 +20,46 @@ from tests.nodes.support import (
     SHORT,
     client,
     counters,
+    delete_lock,
+    held,
     kinds,
     until,
+    until_all_vote,
     until_nothing_is_left,
     values,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode
     from tests.nodes.clocks import Clocks
 
 pytestmark = pytest.mark.every_server
 
 HOUR = 3600
+
+
+@pytest.fixture
+def clocks(start_clocks: Callable[..., Clocks]) -> Clocks:
+    """Give three nodes with clocks of their own."""
+    return start_clocks(3)
+
+
+@pytest.fixture
+def redlock(clocks: Clocks) -> Iterator[Redlock]:
+    """Give a service for which all three nodes vote."""
+    with client(clocks.nodes) as redlock:
+        until_all_vote(redlock)
+        yield redlock
+
+
+@pytest.fixture
+def rival(clocks: Clocks) -> Iterator[Redlock]:
+    """Give another service on the three nodes."""
+    with client(clocks.nodes) as rival:
+        yield rival
 
 
 def remaining(node: DevNode, key: str) -> int:
@@ -46,83 +71,53 @@ def remaining(node: DevNode, key: str) -> int:
 
 
 def test_lock_survives_one_clock_that_jumps_ahead(
-    start_clocks: Callable[..., Clocks], key: str
+    clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """One node drops the lock too soon; a majority still refuses other clients."""
-    clocks = start_clocks(3)
     nodes = clocks.nodes
-    with client(nodes) as redlock, client(nodes) as rival:
-        until(lambda: redlock.check().problems == [])
-        lease = redlock.acquire(key)
-        until(lambda: None not in values(nodes, key))
+    lease = held(redlock, nodes, key)
 
-        clocks.step(0, HOUR)
+    clocks.step(0, HOUR)
 
-        until(lambda: values(nodes, key)[0] is None)
-        with pytest.raises(LockHeld):
-            rival.acquire(key)
-        lease.ensure(network=True)
-        until(lambda: redlock.extend(lease) and None not in values(nodes, key))
-        assert redlock.release(lease) >= 2
+    until(lambda: values(nodes, key)[0] is None)
+    with pytest.raises(LockHeld):
+        rival.acquire(key)
+    lease.ensure(network=True)
+    until(lambda: redlock.extend(lease) and None not in values(nodes, key))
+    assert redlock.release(lease) >= 2
     until_nothing_is_left(nodes)
 
 
-def test_lock_does_not_survive_two_clocks_that_jump_ahead(
-    start_clocks: Callable[..., Clocks], key: str
+@pytest.mark.parametrize("stepped", [1, 2])
+def test_lock_does_not_survive_clocks_of_its_majority_that_jump_ahead(
+    clocks: Clocks, redlock: Redlock, rival: Redlock, key: str, stepped: int
 ) -> None:
-    """A majority drops the lock too soon: a second holder gets a greater fence."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock, client(nodes) as rival:
-        until(lambda: redlock.check().problems == [])
-        lease = redlock.acquire(key)
-        until(lambda: None not in values(nodes, key))
-        clocks.step(0, HOUR)
-        clocks.step(1, HOUR)
+    """A majority drops the lock too soon: a second holder gets a greater fence.
 
-        second = rival.acquire(key, wait=5)
+    One step is enough for a lock that was on two of three nodes only.
+    """
+    lease = held(redlock, clocks.nodes, key)
+    if stepped == 1:
+        delete_lock(clocks.nodes.nodes[2:], key)  # as if it was down
+    for index in range(stepped):
+        clocks.step(index, HOUR)
 
-        assert lease.is_valid()
-        assert second.is_valid()
-        assert second.fence > lease.fence
-        redlock.release(lease)
-        rival.release(second)
+    second = rival.acquire(key, wait=5)
 
-
-def test_bare_majority_does_not_survive_one_clock_that_jumps_ahead(
-    start_clocks: Callable[..., Clocks], key: str
-) -> None:
-    """A lock on two of three nodes is one step away from a second holder."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock, client(nodes) as rival:
-        until(lambda: redlock.check().problems == [])
-        lease = redlock.acquire(key)
-        until(lambda: None not in values(nodes, key))
-        nodes.nodes[2].command("DEL", f"redlock:lock:{key}")  # as if it was down
-        clocks.step(0, HOUR)
-
-        second = rival.acquire(key, wait=5)
-
-        assert lease.is_valid()
-        assert second.fence > lease.fence
-        redlock.release(lease)
-        rival.release(second)
+    assert lease.is_valid()
+    assert second.is_valid()
+    assert second.fence > lease.fence
+    redlock.release(lease)
+    rival.release(second)
 
 
 def test_renewed_block_survives_clocks_that_jump_one_after_the_other(
-    start_clocks: Callable[..., Clocks], key: str
+    clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """Renewal restores the lock on each node, so the next step finds it on all."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with (
-        client(nodes) as redlock,
-        client(nodes) as rival,
-        lock(redlock, key, ttl=1.5) as lease,
-    ):
+    with lock(redlock, key, ttl=1.5) as lease:
         for index in range(3):
-            until(lambda: None not in values(nodes, key))
+            until(lambda: None not in values(clocks.nodes, key))
             clocks.step(index, HOUR)
             with pytest.raises(LockUnavailable):
                 rival.acquire(key)
@@ -131,19 +126,20 @@ def test_renewed_block_survives_clocks_that_jump_one_after_the_other(
 
 
 def test_quarantine_does_not_survive_a_clock_that_jumps_ahead(
-    start_clocks: Callable[..., Clocks], key: str
+    clocks: Clocks, redlock: Redlock
 ) -> None:
     """The quarantine of a node is a key like others, so a step ends it too soon."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock:
-        redlock.release(redlock.acquire(key))
-        nodes.nodes[0].command("FLUSHALL")
-        until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.QUARANTINED)
+    flush(redlock, clocks.nodes.nodes[0])
 
-        clocks.step(0, HOUR)
+    clocks.step(0, HOUR)
 
-        until(lambda: redlock.check().problems == [])
+    until_all_vote(redlock)
+
+
+def flush(redlock: Redlock, first: DevNode) -> None:
+    """Delete all keys of the first node, and wait until it is in quarantine."""
+    first.command("FLUSHALL")
+    until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.QUARANTINED)
 
 
 def test_step_at_start_does_not_shorten_the_quarantine(
@@ -155,11 +151,10 @@ def test_step_at_start_does_not_shorten_the_quarantine(
     end it.
     """
     clocks = start_clocks(3, max_ttl=0.5)
-    nodes = clocks.nodes
-    with client(nodes, **SHORT) as redlock:
+    with client(clocks.nodes, **SHORT) as redlock:
         redlock.release(redlock.acquire(key))
         clocks.step(0, -HOUR)
-        nodes.nodes[0].restart()
+        clocks.nodes.nodes[0].restart()
         clocks.step(0, 0)  # now it seems to have been up for an hour
         restarted_at = time.monotonic()
 
@@ -172,90 +167,71 @@ def test_step_at_start_does_not_shorten_the_quarantine(
 
 
 def test_lock_survives_clocks_that_jump_back(
-    start_clocks: Callable[..., Clocks], key: str
+    clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """All nodes keep the lock for longer; the holder's validity is not prolonged."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock, client(nodes) as rival:
-        until(lambda: redlock.check().problems == [])
-        lease = redlock.acquire(key, ttl=1)
-        end = lease.until
-        until(lambda: None not in values(nodes, key))
-        for index in range(3):
-            clocks.step(index, -HOUR)
+    lease = held(redlock, clocks.nodes, key, ttl=1)
+    end = lease.until
+    for index in range(3):
+        clocks.step(index, -HOUR)
 
-        assert remaining(nodes.nodes[0], key) > 1000 * (HOUR - 10)
-        assert lease.until == end
-        until(lambda: not lease.is_valid())
-        with pytest.raises(LockHeld) as held:
-            rival.acquire(key)
-        assert held.value.retry_after is not None
-        assert held.value.retry_after > HOUR - 10
+    assert remaining(clocks.nodes.nodes[0], key) > 1000 * (HOUR - 10)
+    assert lease.until == end
+    until(lambda: not lease.is_valid())
+    with pytest.raises(LockHeld) as refused:
+        rival.acquire(key)
+    assert refused.value.retry_after is not None
+    assert refused.value.retry_after > HOUR - 10
 
-        assert redlock.release(lease) >= 2  # its holder can still release it
-        rival.release(rival.acquire(key, wait=5))
-    until_nothing_is_left(nodes)
+    assert redlock.release(lease) >= 2  # its holder can still release it
+    rival.release(rival.acquire(key, wait=5))
+    until_nothing_is_left(clocks.nodes)
 
 
 def test_one_clock_that_jumps_back_blocks_no_lock(
-    start_clocks: Callable[..., Clocks], key: str
+    clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """If one node keeps a dead holder's lock for an hour, the others outvote it."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock, client(nodes) as rival:
-        until(lambda: redlock.check().problems == [])
-        lease = redlock.acquire(key, ttl=1)
-        until(lambda: None not in values(nodes, key))
-        clocks.step(0, -HOUR)
+    lease = held(redlock, clocks.nodes, key, ttl=1)
+    clocks.step(0, -HOUR)
 
-        successor = rival.acquire(key, wait=10)
+    successor = rival.acquire(key, wait=10)
 
-        assert not lease.is_valid()
-        assert successor.fence > lease.fence
-        assert remaining(nodes.nodes[0], key) > 1000 * (HOUR - 10)
-        rival.release(successor)
+    assert not lease.is_valid()
+    assert successor.fence > lease.fence
+    assert remaining(clocks.nodes.nodes[0], key) > 1000 * (HOUR - 10)
+    rival.release(successor)
 
 
 def test_renewal_sets_a_lock_right_that_was_kept_too_long(
-    start_clocks: Callable[..., Clocks], key: str
+    clocks: Clocks, redlock: Redlock, key: str
 ) -> None:
     """The next renewal gives the lock its ttl again, by the stepped clock."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock:
-        until(lambda: redlock.check().problems == [])
-        lease = redlock.acquire(key, ttl=20)
-        until(lambda: None not in values(nodes, key))
-        clocks.step(1, -HOUR)
+    node = clocks.nodes.nodes[1]
+    lease = held(redlock, clocks.nodes, key, ttl=20)
+    clocks.step(1, -HOUR)
 
-        until(
-            lambda: redlock.extend(lease) and remaining(nodes.nodes[1], key) <= 20_000
-        )
-        redlock.release(lease)
+    until(lambda: redlock.extend(lease) and remaining(node, key) <= 20_000)
+    redlock.release(lease)
 
 
 def test_quarantine_is_longer_on_a_clock_that_jumps_back(
-    start_clocks: Callable[..., Clocks], key: str
+    clocks: Clocks, redlock: Redlock, key: str
 ) -> None:
     """The node says for how long, and the others go on without it."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock:
-        nodes.nodes[0].command("FLUSHALL")
-        until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.QUARANTINED)
-        clocks.step(0, -HOUR)
-        redlock.release(redlock.acquire(key))
-        nodes.nodes[1].kill()
-        redlock.check()  # by now it knows that the connection is gone
+    first, second, _ = clocks.nodes.nodes
+    flush(redlock, first)
+    clocks.step(0, -HOUR)
+    redlock.release(redlock.acquire(key))
+    second.kill()
+    redlock.check()  # by now it knows that the connection is gone
 
-        def waits_for_the_hour() -> bool:
-            with pytest.raises(QuorumUnreachable) as refused:
-                redlock.acquire(key)
-            return (refused.value.retry_after or 0) > HOUR
+    def waits_for_the_hour() -> bool:
+        with pytest.raises(QuorumUnreachable) as refused:
+            redlock.acquire(key)
+        return (refused.value.retry_after or 0) > HOUR
 
-        until(waits_for_the_hour)
+    until(waits_for_the_hour)
 
 
 # -- Fences ------------------------------------------------------------------------
@@ -263,29 +239,19 @@ def test_quarantine_is_longer_on_a_clock_that_jumps_back(
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR, 365 * 24 * HOUR])
 def test_fences_do_not_follow_a_clock_that_steps(
-    start_clocks: Callable[..., Clocks], key: str, step: int
+    clocks: Clocks, redlock: Redlock, key: str, step: int
 ) -> None:
     """Fences grow before, during and after a step, by little, on one node or on all."""
-    clocks = start_clocks(3)
-    nodes = clocks.nodes
-    with client(nodes) as redlock:
-        fences = []
+    fences = []
+    steps = [(index, distance) for distance in (step, 0) for index in range(3)]
 
-        def grant() -> None:
-            lease = redlock.acquire(key, wait=5)
-            fences.append(lease.fence)
-            redlock.release(lease)
+    for index, distance in [(0, 0), *steps, (0, 0)]:
+        clocks.step(index, distance)
+        lease = redlock.acquire(key, wait=5)
+        fences.append(lease.fence)
+        redlock.release(lease)
 
-        grant()
-        for index in range(3):
-            clocks.step(index, step)
-            grant()
-        for index in range(3):
-            clocks.step(index, 0)
-            grant()
-        grant()
-
-        assert fences == sorted(set(fences))
-        assert fences[-1] - fences[0] < 600 * 1_000_000  # ten minutes of µs
-        for node in nodes.nodes:
-            assert counters(node).get(str(stripe_of(key)), 0) <= fences[-1]
+    assert fences == sorted(set(fences))
+    assert fences[-1] - fences[0] < 600 * 1_000_000  # ten minutes of µs
+    for node in clocks.nodes.nodes:
+        assert counters(node).get(str(stripe_of(key)), 0) <= fences[-1]

@@ -1,4 +1,7 @@
-"""Connections that break: clients connect again, and no lock is lost."""
+"""Connections that break, and replies that are late or lost.
+
+Clients connect again and misread no reply, and no lock is left behind.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.scripts import INSPECT
 from celery_redlock.devnodes import DevNodes, ServerOptions
-from celery_redlock.errors import RedlockError
-from tests.harness.tcp import proxies
+from celery_redlock.errors import LockHeld, QuorumUnreachable, RedlockError
+from celery_redlock.locking import lock
 from tests.nodes.support import (
+    StartNodes,
     client,
+    failing,
+    held,
     locks,
+    proxied,
     run_python,
     until,
     until_all_vote,
@@ -21,23 +30,32 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from celery_redlock.devnodes import DevNode
+
+
+def until_released(redlock: Redlock, nodes: DevNodes, key: str) -> None:
+    """Wait until no node has the lock; each request sends what is still pending."""
+
+    def is_released() -> bool:
+        redlock.check()
+        return not locks(nodes, key)
+
+    until(is_released)
+
+
+# -- Connecting again --------------------------------------------------------------
 
 
 @pytest.mark.every_server
-def test_restarted_node_is_connected_to_again(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
+def test_restarted_node_is_connected_to_again(three_nodes: DevNodes, key: str) -> None:
     """A node that was restarted votes again without an operator's help."""
-    nodes = start_nodes(3)
-    with client(nodes, restart_guard=False) as redlock:
-        for node in nodes.nodes:
+    with client(three_nodes, restart_guard=False) as redlock:
+        for node in three_nodes.nodes:
             use(redlock, key)
-            node.kill()
-            use(redlock, key)
-            node.restart()
+            with failing([node], "dead"):
+                use(redlock, key)
             until_all_vote(redlock)
-    until_nothing_is_left(nodes)
+    until_nothing_is_left(three_nodes)
 
 
 def test_connecting_imports_no_module(shared_nodes: DevNodes) -> None:
@@ -75,49 +93,36 @@ def test_idle_connections_that_were_closed_cost_no_acquire(
 
 
 def test_servers_time_limit_for_idle_clients_costs_no_acquire(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, key: str
 ) -> None:
     """With `timeout 1` on all servers an occasional task still gets its lock."""
     nodes = start_nodes(3, options=ServerOptions(config={"timeout": "1"}))
     with client(nodes) as redlock:
         redlock.release(redlock.acquire(key))
+        until(lambda: not any(map(open_connections, nodes.nodes)))
 
-        def are_closed() -> bool:
-            connected = [n.command("INFO", "clients") for n in nodes.nodes]
-            return all(info["connected_clients"] == 1 for info in connected)
-
-        until(are_closed)
         redlock.release(redlock.acquire(key))
 
 
-def test_line_that_is_cut_again_and_again_is_not_stormed(
-    three_nodes: DevNodes, key: str
-) -> None:
-    """A node that breaks off gets each release again, in bursts of limited size."""
-    with proxies(three_nodes) as lines:
-        with client([line.url for line in lines]) as redlock:
-            redlock.initialize()
-            until_all_vote(redlock)
-            leases = [redlock.acquire(f"{key}:{number}") for number in range(10)]
-            until(lambda: None not in values(three_nodes, leases[-1].key))
-            breaks = lines[0].cut_when(key.encode())
-            for lease in leases:
-                redlock.release(lease)
+def open_connections(node: DevNode) -> int:
+    """Return how many connections the node has besides the one that asks."""
+    return int(node.command("INFO", "clients")["connected_clients"]) - 1
 
-            def has_tried() -> bool:
-                redlock.transport.drain(redlock.clock.monotonic())
-                return breaks() >= 25
 
-            until(has_tried, seconds=20)
-            assert lines[0].longest_burst < 200_000
-            lines[0].cut_when(None)
+def test_connection_that_is_made_after_close_is_closed(node: DevNode) -> None:
+    """A client that was closed keeps no connection open to a slow node."""
 
-            def is_told() -> bool:
-                redlock.transport.drain(redlock.clock.monotonic())
-                return not values(three_nodes, leases[-1].key)[0]
+    def made() -> int:
+        return int(node.command("INFO", "stats")["total_connections_received"])
 
-            until(is_told)
-        until_nothing_is_left(three_nodes)
+    before = made()
+    redlock = Redlock([node.url], connect_timeout=30.0)
+    with failing([node]):
+        redlock.nodes.tell(INSPECT, [redlock.keys.lock("k")])
+        redlock.close()
+
+    until(lambda: made() > before, what="the connection to be made")
+    until(lambda: open_connections(node) == 0, what="it to be closed again")
 
 
 def test_closed_service_opens_again(shared_nodes: DevNodes, key: str) -> None:
@@ -131,13 +136,7 @@ def test_closed_service_opens_again(shared_nodes: DevNodes, key: str) -> None:
 
         redlock.close()
         redlock.release(lease)
-
-        def is_told() -> bool:
-            redlock.check()  # the next request sends the release
-            return not locks(shared_nodes, key)
-
-        until(is_told)
-        redlock.close()
+        until_released(redlock, shared_nodes, key)
 
 
 def test_no_error_of_redis_py_gets_out(three_nodes: DevNodes) -> None:
@@ -157,3 +156,122 @@ def test_no_error_of_redis_py_gets_out(three_nodes: DevNodes) -> None:
         assert redlock.release(lease) == 0
         assert redlock.inspect("k").holder is None
         assert len(redlock.check().problems) == 3
+
+
+# -- Late and lost replies ---------------------------------------------------------
+
+
+@pytest.mark.every_server
+def test_late_replies_are_never_taken_for_others(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A late reply about one key never counts for the next key."""
+    with (
+        client(three_nodes, node_timeout=0.02) as redlock,
+        client(three_nodes) as rival,
+    ):
+        redlock.release(redlock.acquire(key))
+        taken = rival.acquire(f"{key}:taken")
+        for number in range(30):
+            with failing(three_nodes.nodes[:2]), pytest.raises(QuorumUnreachable):
+                redlock.acquire(f"{key}:{number}")
+            # Two late replies to that acquire are on their way; both grant it.
+            with pytest.raises((LockHeld, QuorumUnreachable)):
+                redlock.acquire(taken.key)
+        assert rival.extend(taken)
+        assert rival.release(taken) >= 2
+        until_nothing_is_left(three_nodes)
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["late", "lost"])
+def test_replies_that_are_lost_leave_no_lock(
+    three_nodes: DevNodes, key: str, *, cut: bool
+) -> None:
+    """Nodes that granted, but whose reply was late or lost, get a release."""
+    with proxied(three_nodes) as (lines, redlock):
+        redlock.release(redlock.acquire(key))
+        for line in lines[:2]:
+            line.hold_replies()
+        with pytest.raises(QuorumUnreachable):
+            redlock.acquire(key)
+        for line in lines[:2]:
+            line.cut() if cut else line.resume()
+            line.mend()
+
+        until_all_vote(redlock)
+        until_nothing_is_left(three_nodes)
+
+
+def test_release_that_was_lost_is_told_again(three_nodes: DevNodes, key: str) -> None:
+    """A node that was cut off at the release gets it when it is reachable again."""
+    with proxied(three_nodes) as (lines, redlock):
+        with lock(redlock, key, ttl=60) as lease:
+            until(lambda: None not in values(three_nodes, key))
+            lines[0].cut()
+            assert lease.is_valid()
+        assert values(three_nodes, key)[0]
+        until(lambda: values(three_nodes, key)[1:] == [None, None])
+
+        lines[0].mend()
+
+        until_nothing_is_left(three_nodes, key, seconds=8)
+
+
+def test_release_by_a_node_that_kept_its_disk(three_nodes: DevNodes, key: str) -> None:
+    """A node that died with the lock in its snapshot gets the release when it is up."""
+    first = three_nodes.nodes[0]
+    with client(three_nodes) as redlock:
+        until_all_vote(redlock)
+        lease = held(redlock, three_nodes, key)
+        first.command("SAVE")
+        first.kill()
+        redlock.release(lease)
+        first.restart(keep_memory=True)
+        assert values(three_nodes, key)[0]
+
+        until_released(redlock, three_nodes, key)
+
+
+def test_acquire_overtaken_by_its_release_leaves_nothing(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """If a connection breaks with an acquire on it, the node gets the release again.
+
+    The node reads the acquire only after the client has closed that connection and
+    opened another one. So the node performs the acquire after the first release.
+    """
+    with proxied(three_nodes, connect_timeout=0.2) as (lines, redlock):
+        redlock.release(redlock.acquire(key))
+        for number in range(5):
+            with failing(three_nodes.nodes[:1]):
+                redlock.release(redlock.acquire(f"{key}:{number}"))
+                lines[0].cut()
+                lines[0].mend()
+                redlock.check()
+
+            until_released(redlock, three_nodes, key)
+
+
+def test_line_that_is_cut_again_and_again_is_not_stormed(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A node that breaks off gets each release again, in bursts of limited size."""
+    with proxied(three_nodes) as (lines, redlock):
+        until_all_vote(redlock)
+        leases = [redlock.acquire(f"{key}:{number}") for number in range(10)]
+        last = leases[-1].key
+        until(lambda: None not in values(three_nodes, last))
+        breaks = lines[0].cut_when(key.encode())
+        for lease in leases:
+            redlock.release(lease)
+
+        def drain() -> bool:
+            redlock.transport.drain(redlock.clock.monotonic())
+            return True
+
+        until(lambda: drain() and breaks() >= 25, seconds=20)
+        assert lines[0].longest_burst < 200_000
+        lines[0].cut_when(None)
+
+        until(lambda: drain() and not values(three_nodes, last)[0])
+    until_nothing_is_left(three_nodes)

@@ -1,17 +1,26 @@
-"""Passwords and permissions: errors name the missing one and show no secret."""
+"""Passwords, permissions and certificates: errors name the missing one, and no secret.
+
+With TLS all requests use it, and an untrusted node gets no vote.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
 
-from celery_redlock.devnodes import DevNodes, ServerOptions
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.devnodes import DevNodes, ServerOptions, redis_servers
+from celery_redlock.errors import RedlockError
+from celery_redlock.locking import lock
 from celery_redlock.operations.acl import acl_rules
+from tests.conftest import missing
 from tests.nodes.support import (
+    StartNodes,
     client,
+    kinds,
     refusal,
     until,
     until_all_vote,
@@ -20,15 +29,14 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
+    from pathlib import Path
 
 SECRET = "s3cr3t/@:%#&=?+ ü"
 
 
 @pytest.mark.every_server
-def test_nodes_are_reached_by_unix_socket(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
+def test_nodes_are_reached_by_unix_socket(start_nodes: StartNodes, key: str) -> None:
     """With unix:// nodes have no port; their labels are the paths."""
     nodes = start_nodes(3, options=ServerOptions(unix_socket=True, password=SECRET))
     with client(nodes) as redlock:
@@ -44,9 +52,7 @@ def test_nodes_are_reached_by_unix_socket(
 
 
 @pytest.mark.every_server
-def test_nodes_are_reached_as_a_limited_user(
-    start_nodes: Callable[..., DevNodes], key: str
-) -> None:
+def test_nodes_are_reached_as_a_limited_user(start_nodes: StartNodes, key: str) -> None:
     """A user with the rights that `redlock doctor --acl` prints needs no others."""
     acl = acl_rules("redlock")
     options = ServerOptions(username="locker", password=SECRET, acl=acl)
@@ -63,7 +69,7 @@ def test_nodes_are_reached_as_a_limited_user(
 @pytest.mark.every_server
 @pytest.mark.parametrize("missing_right", ["info", "evalsha", "hset", "set"])
 def test_right_that_is_missing_is_named(
-    start_nodes: Callable[..., DevNodes], key: str, missing_right: str
+    start_nodes: StartNodes, key: str, missing_right: str
 ) -> None:
     """A user without a permission gets no vote; the error quotes the server."""
     options = ServerOptions(username="locker", password="secret")
@@ -78,33 +84,27 @@ def test_right_that_is_missing_is_named(
     until_nothing_is_left(nodes)
 
 
-def test_wrong_password_is_named_and_not_shown(
-    start_nodes: Callable[..., DevNodes], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("password", ["", SECRET], ids=["missing", "wrong"])
+def test_rejected_password_is_named_and_not_shown(
+    start_nodes: StartNodes, caplog: pytest.LogCaptureFixture, password: str
 ) -> None:
     """Credentials that are rejected appear in no error, label or log."""
     caplog.set_level(logging.DEBUG)
     nodes = start_nodes(3, options=ServerOptions(password="right"))
-    wrong = quote(SECRET, safe="")
-    urls = [f"redis://:{wrong}@127.0.0.1:{node.port}/0" for node in nodes.nodes]
+    wrong = f":{quote(password, safe='')}@" if password else ""
+    urls = [f"redis://{wrong}127.0.0.1:{node.port}/0" for node in nodes.nodes]
     with client(urls) as redlock:
         error = refusal(redlock)
         said = [str(error), repr(error), repr(redlock), *redlock.labels, caplog.text]
         said += [repr(redlock.addresses), str(redlock.check().problems)]
 
     assert "rejected the credentials" in str(error)
-    assert not any(part in text for text in said for part in ("s3cr3t", wrong))
-
-
-def test_missing_password_is_named(start_nodes: Callable[..., DevNodes]) -> None:
-    """The error says that a node rejected a client without a password."""
-    nodes = start_nodes(3, options=ServerOptions(password="right"))
-    urls = [f"redis://127.0.0.1:{node.port}/0" for node in nodes.nodes]
-    with client(urls) as redlock:
-        assert "rejected the credentials" in str(refusal(redlock))
+    secrets = ("s3cr3t", wrong[1:-1]) if wrong else ("s3cr3t",)
+    assert not any(part in text for text in said for part in secrets)
 
 
 def test_password_that_changes_is_noticed_and_repaired(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, key: str
 ) -> None:
     """A client that lost its connections by a change connects again by itself."""
     options = ServerOptions(username="locker", password="one")
@@ -120,3 +120,75 @@ def test_password_that_changes_is_noticed_and_repaired(
 
         until_all_vote(redlock)
         use(redlock, key)
+
+
+# -- TLS ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tls_nodes(certificate: tuple[Path, Path]) -> Iterator[DevNodes]:
+    """Give three nodes that speak TLS and nothing else."""
+    files = str(certificate[0]), str(certificate[1])
+    options = ServerOptions(certificate=files, password="pass word")
+    for binary in redis_servers():
+        nodes = DevNodes(3, binary=binary, options=options)
+        try:
+            nodes.start()
+        except RedlockError as error:
+            if "tls" not in str(error):
+                raise
+            continue
+        yield nodes
+        nodes.stop()
+        return
+    missing("no redis-server here was built with TLS")
+
+
+def test_nodes_are_reached_by_tls(tls_nodes: DevNodes, key: str) -> None:
+    """With rediss:// all data goes over TLS, also data longer than one record."""
+    assert all(url.startswith("rediss://") for url in tls_nodes.urls)
+    with client(tls_nodes) as redlock:
+        until_all_vote(redlock)
+        use(redlock, key)
+        use(redlock, "k" * 40_000)
+        with lock(redlock, key, ttl=1) as lease:
+            end = lease.until
+            until(lambda: lease.until > end + 0.7)
+    until_nothing_is_left(tls_nodes)
+
+
+def test_tls_nodes_recover_their_fences(tls_nodes: DevNodes) -> None:
+    """A hundred kilobytes of counters, in both directions, fit through TLS."""
+    short: dict[str, Any] = {"ttl": 0.9, "max_ttl": 1.0}
+    with client(tls_nodes, **short, prefix="short") as redlock:
+        redlock.initialize()
+        first, numbers = tls_nodes.nodes[0], [4 * 10**15 + n for n in range(4096)]
+        for node in tls_nodes.nodes:
+            fields = [word for pair in enumerate(numbers) for word in pair]
+            node.command("HSET", "short:fence", *fields)
+        first.command("DEL", "short:meta", "short:fence")
+
+        until_all_vote(redlock)
+
+        assert first.command("HGET", "short:fence", 17) == str(numbers[17])
+
+
+def test_certificate_that_is_not_trusted_is_an_error_of_that_node(
+    tls_nodes: DevNodes,
+) -> None:
+    """A node with an untrusted certificate gets no vote, and the error says why."""
+    urls = [url.partition("?")[0] for url in tls_nodes.urls]
+    with client(urls) as redlock:
+        error = refusal(redlock)
+
+    assert "certificate" in str(error).lower()
+    assert "pass" not in str(error)
+
+
+def test_plain_client_of_a_tls_node_is_told(tls_nodes: DevNodes) -> None:
+    """redis:// to a node that speaks TLS fails, and does not hang."""
+    urls = [f"redis://:x@127.0.0.1:{node.port}/0" for node in tls_nodes.nodes]
+    with client(urls) as redlock:
+        error = refusal(redlock)
+
+    assert kinds(error.ballot) == [VoteKind.SILENT] * 3

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.nodes.support import run_python, until_nothing_is_left
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery_redlock.devnodes import DevNodes
+
+Run = Callable[[str], list[str]]
 
 PRELUDE = """
 import os, sys, threading
@@ -38,12 +45,14 @@ redlock = Redlock(urls, ttl=3, node_timeout=0.9)
 """
 
 
-def run(nodes: DevNodes, key: str, program: str) -> list[str]:
-    """Run a program that forks; return the lines that it printed."""
-    return run_python(PRELUDE + program, key, *nodes.urls)
+@pytest.fixture
+def run(three_nodes: DevNodes, key: str) -> Iterator[Run]:
+    """Give a function that runs a program and returns the lines that it printed."""
+    yield lambda program: run_python(PRELUDE + program, key, *three_nodes.urls)
+    until_nothing_is_left(three_nodes)
 
 
-def test_child_is_not_the_holder(three_nodes: DevNodes, key: str) -> None:
+def test_child_is_not_the_holder(run: Run) -> None:
     """A child that is forked in a block does not hold the lock: it is refused."""
     program = """
 def work():
@@ -58,13 +67,10 @@ with lock(redlock, key) as lease:
     assert current_lease() is lease
     print("parent holds")
 """
-    assert run(three_nodes, key, program) == ["child refused", "parent holds"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["child refused", "parent holds"]
 
 
-def test_childs_exit_does_not_release_the_parents_lock(
-    three_nodes: DevNodes, key: str
-) -> None:
+def test_childs_exit_does_not_release_the_parents_lock(run: Run) -> None:
     """A child that leaves the parent's block ends neither the lock nor its renewal."""
     program = """
 released = []
@@ -80,13 +86,10 @@ with lock(redlock, key, on_released=lambda _: released.append(os.getpid())) as l
 assert released == [os.getpid()]
 print("held")
 """
-    assert run(three_nodes, key, program) == ["held"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["held"]
 
 
-def test_child_and_parent_do_not_share_connections(
-    three_nodes: DevNodes, key: str
-) -> None:
+def test_child_and_parent_do_not_share_connections(run: Run) -> None:
     """Both use the same service object at the same time, and get their own replies."""
     program = """
 def work(name):
@@ -108,11 +111,10 @@ work("parent")
 assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
 print("apart")
 """
-    assert run(three_nodes, key, program) == ["apart"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["apart"]
 
 
-def test_child_has_its_own_watchdog(three_nodes: DevNodes, key: str) -> None:
+def test_child_has_its_own_watchdog(run: Run) -> None:
     """A watchdog that a child starts renews no lease of the parent."""
     program = """
 lease = redlock.acquire(key)
@@ -139,13 +141,10 @@ assert redlock.release(lease)
 dog.stop()
 print("each its own")
 """
-    assert run(three_nodes, key, program) == ["each its own"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["each its own"]
 
 
-def test_lock_of_a_dead_parent_ends_with_its_ttl(
-    three_nodes: DevNodes, key: str
-) -> None:
+def test_lock_of_a_dead_parent_ends_with_its_ttl(run: Run) -> None:
     """A child that survives does not keep the lock of its killed parent."""
     program = """
 read, write = os.pipe()
@@ -167,13 +166,10 @@ os.waitpid(parent, 0)
 assert os.read(read, 1) == b"y"
 print("ended")
 """
-    assert run(three_nodes, key, program) == ["ended"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["ended"]
 
 
-def test_fork_while_other_threads_use_the_service(
-    three_nodes: DevNodes, key: str
-) -> None:
+def test_fork_while_other_threads_use_the_service(run: Run) -> None:
     """A child that is forked while a thread sends a request does not hang."""
     program = """
 over = False
@@ -195,5 +191,4 @@ over = True
 thread.join()
 print("free")
 """
-    assert run(three_nodes, key, program) == ["free"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["free"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,23 +10,28 @@ import pytest
 from tests.nodes.support import run_python, until_nothing_is_left
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery_redlock.devnodes import DevNodes
 
-GEVENT = """
+Run = Callable[[str], list[str]]
+
+PATCHES = {
+    "gevent": """
 from gevent import monkey
 monkey.patch_all()
 from gevent import spawn
 def join(greenlet): return greenlet.get()
-"""
-
-EVENTLET = """
+""",
+    "eventlet": """
 import warnings
 warnings.simplefilter("ignore")
 import eventlet
 eventlet.monkey_patch()
 from eventlet import spawn
 def join(greenlet): return greenlet.wait()
-"""
+""",
+}
 
 PRELUDE = """
 import os, signal, sys, time
@@ -34,6 +40,7 @@ from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
 from celery_redlock.locking import current_lease, lock
 from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
+urls, pids = urls[:3], [int(pid) for pid in urls[3:]]   # pids: of two of the nodes
 ticks = 0
 
 def tick():
@@ -45,12 +52,19 @@ def tick():
 spawn(tick)
 """
 
-pytestmark = pytest.mark.parametrize(
-    "green", [GEVENT, EVENTLET], ids=["gevent", "eventlet"]
-)
+
+@pytest.fixture(params=PATCHES)
+def run(
+    three_nodes: DevNodes, key: str, request: pytest.FixtureRequest
+) -> Iterator[Run]:
+    """Give a function that runs a program and returns the lines that it printed."""
+    pids = [str(node.pid) for node in three_nodes.nodes[:2]]
+    start = PATCHES[request.param] + PRELUDE
+    yield lambda program: run_python(start + program, key, *three_nodes.urls, *pids)
+    until_nothing_is_left(three_nodes)
 
 
-def test_greenlets_take_turns(three_nodes: DevNodes, key: str, green: str) -> None:
+def test_greenlets_take_turns(run: Run) -> None:
     """Greenlets of one service increment a counter and lose no increment."""
     program = """
 redlock = Redlock(urls, node_timeout=1.0)
@@ -71,42 +85,34 @@ for greenlet in [spawn(work) for _ in range(6)]:
     join(greenlet)
 print(amount, overlaps)
 """
-    assert run_python(green + PRELUDE + program, key, *three_nodes.urls) == ["90 0"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["90 0"]
 
 
-def test_greenlets_run_while_one_waits_for_hung_nodes(
-    three_nodes: DevNodes, key: str, green: str
-) -> None:
+def test_greenlets_run_while_one_waits_for_hung_nodes(run: Run) -> None:
     """While a greenlet waits for hung nodes or for a lock, other greenlets run."""
     program = """
-redlock = Redlock(urls[:3], node_timeout=1.0)
+redlock = Redlock(urls, node_timeout=1.0)
 with lock(redlock, key):
     try:
         before = ticks
-        Redlock(urls[:3], node_timeout=0.5).acquire(key, wait=1.0)
+        Redlock(urls, node_timeout=0.5).acquire(key, wait=1.0)
     except LockHeld:
         print("held", ticks - before > 20)
-for pid in urls[3:]:
-    os.kill(int(pid), signal.SIGSTOP)
+for pid in pids:
+    os.kill(pid, signal.SIGSTOP)
 try:
     before = ticks
     redlock.acquire(key)
 except QuorumUnreachable:
     print("unreachable", ticks - before > 20)
 finally:
-    for pid in urls[3:]:
-        os.kill(int(pid), signal.SIGCONT)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
 """
-    pids = [str(node.pid) for node in three_nodes.nodes[:2]]
-
-    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls, *pids)
-
-    assert lines == ["held True", "unreachable True"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["held True", "unreachable True"]
 
 
-def test_renewal_is_a_greenlet(three_nodes: DevNodes, key: str, green: str) -> None:
+def test_renewal_is_a_greenlet(run: Run) -> None:
     """The lock of a body that yields is renewed beyond its ttl, from its first use."""
     program = """
 redlock = Redlock(urls, ttl=1.5, node_timeout=0.2)
@@ -118,15 +124,10 @@ with lock(redlock, key, on_renewed=lambda lease, late: renewals.append(late)) as
     print(lease.is_valid(), len(renewals) >= 4, ticks - before > 100)
 assert current_lease() is None
 """
-    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls)
-
-    assert lines == ["True True True"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["True True True"]
 
 
-def test_greenlet_does_not_inherit_a_lock(
-    three_nodes: DevNodes, key: str, green: str
-) -> None:
+def test_greenlet_does_not_inherit_a_lock(run: Run) -> None:
     """A greenlet that the holder starts is another execution, and is refused."""
     program = """
 redlock = Redlock(urls)
@@ -143,29 +144,20 @@ with lock(redlock, key):
     with lock(redlock, key):
         print(join(spawn(take)))
 """
-    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls)
-
-    assert lines == ["refused"]
-    until_nothing_is_left(three_nodes)
+    assert run(program) == ["refused"]
 
 
-def test_loss_is_reported_in_a_greenlet(
-    three_nodes: DevNodes, key: str, green: str
-) -> None:
+def test_loss_is_reported_in_a_greenlet(run: Run) -> None:
     """When a majority of the nodes dies, the loss is reported while the body waits."""
     program = """
-redlock = Redlock(urls[:3], ttl=1.5, node_timeout=0.2)
+redlock = Redlock(urls, ttl=1.5, node_timeout=0.2)
 lost = []
 try:
     with lock(redlock, key, on_lost=lost.append):
-        for pid in urls[3:]:
-            os.kill(int(pid), signal.SIGKILL)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
         until(lambda: lost)
 except LockLost:
     print("lost", len(lost))
 """
-    pids = [str(node.pid) for node in three_nodes.nodes[:2]]
-
-    lines = run_python(green + PRELUDE + program, key, *three_nodes.urls, *pids)
-
-    assert lines == ["lost 1"]
+    assert run(program) == ["lost 1"]

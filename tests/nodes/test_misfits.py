@@ -1,26 +1,53 @@
-"""Servers that get no vote: replicas, clusters, other programs, one listed twice."""
+"""Servers that get no vote, and answers that are unusual.
+
+Replicas, clusters, other programs, one server that is listed twice; forgotten scripts,
+refused writes, foreign values, split votes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes, ServerOptions
-from celery_redlock.errors import ConfigurationError, LockUnavailable, QuorumUnreachable
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockContended,
+    LockHeld,
+    LockUnavailable,
+    QuorumUnreachable,
+)
+from celery_redlock.locking import watchdog_of
 from tests.harness.tcp import ScriptedServer, proxies
-from tests.nodes.support import client, kinds, refusal, until, until_all_vote, use
+from tests.nodes.support import (
+    StartNodes,
+    client,
+    delete_lock,
+    held,
+    kinds,
+    locks,
+    refusal,
+    until,
+    until_all_vote,
+    until_nothing_is_left,
+    use,
+    values,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+
+# -- Servers that get no vote ------------------------------------------------------
 
 
 @pytest.mark.every_server
-def test_redis_cluster_is_refused(start_nodes: Callable[..., DevNodes]) -> None:
+def test_redis_cluster_is_refused(start_nodes: StartNodes) -> None:
     """Nodes of a cluster are not independent; each is recognized and gets no vote."""
     options = ServerOptions(config={"cluster-enabled": "yes"})
     nodes = start_nodes(3, options=options, initialize=False)
@@ -63,45 +90,30 @@ def test_node_that_becomes_a_replica_loses_its_vote(
 
 
 def test_one_server_under_two_names_is_one_vote(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, key: str
 ) -> None:
     """A second name of one server gets no vote, whichever name replies first."""
     (node,) = start_nodes(1).nodes
-    with socket.socket() as listener:
+    with socket.socket() as listener, proxies([node, node]) as lines:
         listener.bind(("127.0.0.1", 0))
         dead = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
-        with proxies([node, node]) as lines:
-            urls = [*(line.url for line in lines), dead]
-            for number in range(15):
-                options: dict[str, Any] = {
-                    "prefix": f"{number}",
-                    "restart_guard": False,
-                }
-                with client(urls, **options) as redlock:
-                    with pytest.raises(QuorumUnreachable):
-                        redlock.acquire(key)
-                    assert "the same server as" in str(redlock.check().problems)
-                    with pytest.raises(QuorumUnreachable) as refused:
-                        redlock.acquire(key)
-                    assert "list each one once" in str(refused.value)
+        urls = [*(line.url for line in lines), dead]
+        for number in range(15):
+            with client(urls, prefix=f"{number}", restart_guard=False) as redlock:
+                refusal(redlock, key)
+                assert "the same server as" in str(redlock.check().problems)
+                assert "list each one once" in str(refusal(redlock, key))
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ("127.0.0.1:{0}/0", "127.0.0.1:{0}/0"),
-        ("127.0.0.1:{0}/0", "127.0.0.1:{0}/1"),
-        ("127.0.0.1:{0}/0", "user:pass@127.0.0.1:{0}/0"),
-    ],
+    "other", ["127.0.0.1:7000/0", "127.0.0.1:7000/1", "user:pass@127.0.0.1:7000/0"]
 )
-def test_one_server_that_is_listed_twice_is_refused_at_once(
-    names: tuple[str, str],
-) -> None:
+def test_one_server_that_is_listed_twice_is_refused_at_once(other: str) -> None:
     """Two entries with the same host and port are refused without a connection."""
-    urls = [f"redis://{name.format(7000)}" for name in names]
+    urls = ["127.0.0.1:7000/0", other, "127.0.0.1:7001/0"]
 
     with pytest.raises(ConfigurationError) as refused:
-        Redlock([*urls, "redis://127.0.0.1:7001/0"])
+        Redlock([f"redis://{url}" for url in urls])
 
     assert "pass" not in str(refused.value)
 
@@ -110,12 +122,11 @@ def test_server_that_is_no_redis_is_an_error_of_that_node(
     three_nodes: DevNodes, key: str
 ) -> None:
     """A server that is no Redis costs one vote, and the error names it."""
-    with contextlib.ExitStack() as stack:
-        web = stack.enter_context(stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
-        odd = stack.enter_context(stranger(b"$-999999999999\r\n"))
-        urls = [three_nodes.urls[0], web, odd]
-        redlock = stack.enter_context(client(urls, connect_timeout=0.5))
-
+    with (
+        stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web,
+        stranger(b"$-999999999999\r\n") as odd,
+        client([three_nodes.urls[0], web, odd], connect_timeout=0.5) as redlock,
+    ):
         error = refusal(redlock, key)
 
         assert kinds(error.ballot)[1:] == [VoteKind.SILENT] * 2
@@ -141,3 +152,138 @@ def test_node_that_cannot_be_resolved_is_an_error_of_that_node(
     with client(urls, prefix=key, restart_guard=False) as redlock:
         use(redlock, key)
         until(lambda: "no-such-host.invalid:6379/0 " in str(redlock.check().problems))
+
+
+# -- Unusual answers ---------------------------------------------------------------
+
+
+@pytest.mark.every_server
+def test_forgotten_scripts_are_sent_again(three_nodes: DevNodes, key: str) -> None:
+    """A node that has forgotten its scripts costs a round trip and no vote."""
+
+    def forget() -> None:
+        for node in three_nodes.nodes:
+            node.command("SCRIPT", "FLUSH")
+
+    with client(three_nodes) as redlock:
+        for step in range(5):
+            lease = redlock.acquire(f"{key}:{step}")
+            forget()
+            assert redlock.extend(lease)
+            forget()
+            assert redlock.inspect(lease.key).votes >= 2
+            forget()
+            assert redlock.release(lease) >= 1
+            redlock.inspect(lease.key)
+        until_nothing_is_left(three_nodes)
+
+
+@pytest.mark.every_server
+def test_fresh_nodes_get_the_scripts(five_nodes: DevNodes, key: str) -> None:
+    """On new servers the first lock and its release reach all nodes."""
+    with client(five_nodes) as redlock, client(five_nodes) as rival:
+        redlock.check()  # connects to all of them
+        lease = held(redlock, five_nodes, key)
+
+        rival.release_base(key, lease.token.partition(".")[0])
+        watchdog_of(rival).resend_releases()  # to nodes that were still connecting
+
+        until_nothing_is_left(five_nodes)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    "words", [("LPUSH", "x"), ("HSET", "field", "x")], ids=["list", "hash"]
+)
+def test_key_of_another_type_is_an_error_of_that_node(
+    shared_nodes: DevNodes, redlock: Redlock, key: str, words: tuple[str, ...]
+) -> None:
+    """A list or hash under the name of a lock is no lock, and is not deleted."""
+    command, *rest = words
+    three = shared_nodes.nodes[:3]
+    for node in three[:2]:
+        node.command(command, f"redlock:lock:{key}", *rest)
+    lease = redlock.acquire(key)
+    assert redlock.extend(lease)
+    assert redlock.release(lease) == 3
+    three[2].command(command, f"redlock:lock:{key}", *rest)
+
+    with pytest.raises(QuorumUnreachable, match="WRONGTYPE") as unreachable:
+        redlock.acquire(key)
+
+    assert kinds(unreachable.value.ballot).count(VoteKind.REFUSED) == 3
+    until(lambda: len(locks(shared_nodes, key)) == 3)
+    delete_lock(three, key)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    "value", ["hello", "", "\n\n\n", "a.b\nx\ny\nz\nw\nnone\nnever\nmore", "\xff\xfe"]
+)
+def test_foreign_value_is_an_unknown_holder(
+    shared_nodes: DevNodes, redlock: Redlock, key: str, value: str
+) -> None:
+    """Any text under the name of a lock means that it is held, and stays unchanged."""
+    for node in shared_nodes.nodes:
+        node.command("SET", f"redlock:lock:{key}", value)
+
+    with pytest.raises(LockHeld) as refused:
+        redlock.acquire(key)
+
+    assert refused.value.retry_after == 0.0
+    assert refused.value.holder
+    assert refused.value.holder.pid == 0
+    assert values(shared_nodes, key) == [value] * 5
+    until(lambda: redlock.inspect(key).votes == 5)
+    delete_lock(shared_nodes.nodes, key)
+
+
+@pytest.mark.every_server
+def test_node_that_refuses_writes_is_an_error_of_that_node(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A node without enough replicas or memory refuses; the other nodes decide."""
+    first, second, third = three_nodes.nodes
+    with client(three_nodes) as redlock:
+        redlock.release(redlock.acquire(key))
+        first.command("CONFIG", "SET", "min-replicas-to-write", "1")
+        lease = redlock.acquire(key)
+        assert redlock.extend(lease)
+        redlock.release(lease)
+        until_nothing_is_left([second, third])
+        second.command("CONFIG", "SET", "maxmemory", "1")
+
+        with pytest.raises(QuorumUnreachable, match=r"(?s)NOREPLICAS.*OOM") as refused:
+            redlock.acquire(key)
+
+        assert kinds(refused.value.ballot)[:2] == [VoteKind.REFUSED] * 2
+        second.command("CONFIG", "SET", "maxmemory", "0")
+        until_nothing_is_left(three_nodes)
+        redlock.release(redlock.acquire(key))
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("count", [4, 5])
+def test_split_vote_is_contended_and_names_no_holder(
+    start_nodes: StartNodes, key: str, count: int
+) -> None:
+    """If two others have two nodes each, all are refused, and no lock is added.
+
+    Source: node-redlock, where a vote of two against two is never settled.
+    """
+    nodes = start_nodes(count)
+    with client(nodes) as redlock:
+        until_all_vote(redlock)
+        ours = count - 4
+        for number, node in enumerate(nodes.nodes[:4]):
+            token = f"{number % 2:032x}.{'0' * 16}"
+            node.command("SET", f"redlock:lock:{key}", f"{token}\n1", "PX", 60_000)
+
+        with pytest.raises(LockContended, match=f"split: {ours} of {count}") as split:
+            redlock.acquire(key)
+
+        assert not isinstance(split.value, LockHeld)
+        until(lambda: len(locks(nodes, key)) == 4)
+        assert None not in values(nodes, key)[:4]
+        delete_lock(nodes.nodes, key)
+        redlock.release(redlock.acquire(key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ from celery_redlock.errors import (
 )
 from tests.nodes.support import (
     client,
+    delete_lock,
+    failing,
+    held,
     kinds,
     locks,
     until,
@@ -27,19 +31,30 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
 
 pytestmark = pytest.mark.every_server
 
 FOREIGN = f"{'f' * 32}.{'0' * 16}"
+
+
 # The instant, in ms since 1970, at which a key expires on the node.
 EXPIRES_AT = """
 local now = redis.call('TIME')
 return now[1] * 1000 + math.floor(now[2] / 1000) + redis.call('PTTL', KEYS[1])
 """
+
+
+def expiries(nodes: DevNodes, key: str) -> list[int]:
+    """Return when the lock expires on each node, in ms since 1970."""
+    name = f"redlock:lock:{key}"
+    return [node.command("EVAL", EXPIRES_AT, 1, name) for node in nodes.nodes]
+
+
+def ttls(nodes: DevNodes, key: str) -> list[int]:
+    """Return for how many ms each node will keep the lock; -1 means for ever."""
+    return [node.command("PTTL", f"redlock:lock:{key}") for node in nodes.nodes]
 
 
 def until_held(redlock: Redlock, key: str) -> None:
@@ -63,8 +78,7 @@ def test_acquire_stores_the_lease_on_the_nodes(
     assert before + 20 - drift_of(20) <= lease.until <= latest
     assert lease.is_valid()
     until(lambda: None not in values(shared_nodes, key))
-    for node in shared_nodes.nodes:
-        assert 0 < node.command("PTTL", f"redlock:lock:{key}") <= 20_000
+    assert all(0 < ms <= 20_000 for ms in ttls(shared_nodes, key))
     for value in values(shared_nodes, key):
         found = Holder.parse(str(value))
         assert (found.token, found.task, found.task_id) == (lease.token, "send", "id-1")
@@ -94,8 +108,7 @@ def test_refused_acquire_changes_nothing_on_the_nodes(
     shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """The holder keeps its lock on all nodes, however often another client tries."""
-    lease = redlock.acquire(key)
-    until(lambda: None not in values(shared_nodes, key))
+    lease = held(redlock, shared_nodes, key)
     before = values(shared_nodes, key)
 
     for _ in range(20):
@@ -112,11 +125,11 @@ def test_same_base_does_not_lock_twice(redlock: Redlock, key: str) -> None:
     base = new_base()
     lease = redlock.acquire(key, base=base)
 
-    with pytest.raises(LockHeld) as held:
+    with pytest.raises(LockHeld) as refused:
         redlock.acquire(key, base=base)
 
-    assert held.value.holder
-    assert held.value.holder.base == base
+    assert refused.value.holder
+    assert refused.value.holder.base == base
     until_held(redlock, key)
     redlock.release(lease)
 
@@ -135,6 +148,29 @@ def test_lock_that_is_not_renewed_expires(
     rival.release(successor)
 
 
+@pytest.mark.parametrize("ttl", [None, 1.5, 0.95])
+def test_nodes_keep_the_ttl_that_was_asked_for(
+    redlock: Redlock,
+    rival: Redlock,
+    key: str,
+    shared_nodes: DevNodes,
+    ttl: float | None,
+) -> None:
+    """No ttl means the default, and a fraction of a second is a ttl.
+
+    Source: sherlock 0.4.1, where None deletes the lock and 1.5 keeps it for ever.
+    """
+    lease = redlock.acquire(key, ttl=ttl)
+
+    whole = round((ttl or 30) * 1000)
+    assert all(ms <= whole and ms != -1 for ms in ttls(shared_nodes, key))
+    if ttl is None:
+        with pytest.raises(LockHeld):
+            rival.acquire(key)
+        redlock.release(lease)
+    until_nothing_is_left(shared_nodes, key)
+
+
 def test_inspect_of_a_free_key(redlock: Redlock, key: str) -> None:
     """A free key has no holder, no votes and no time left."""
     until(lambda: kinds(redlock.inspect(key).ballot) == [VoteKind.FREE] * 5)
@@ -142,6 +178,22 @@ def test_inspect_of_a_free_key(redlock: Redlock, key: str) -> None:
     found = redlock.inspect(key)
 
     assert (found.holder, found.votes, found.ttl_left) == (None, 0, 0.0)
+
+
+def test_time_left_is_that_of_the_majority(
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """Of three nodes that name the holder, the first that expires ends the lock.
+
+    Source: pottery, AIORedlock.locked().
+    """
+    lease = held(redlock, shared_nodes, key)
+    delete_lock(shared_nodes.nodes[:2], key)
+    shared_nodes.nodes[3].command("PEXPIRE", f"redlock:lock:{key}", 9_000)
+
+    assert until(lambda: rival.inspect(key).ttl_left) <= 9
+
+    redlock.release(lease)
 
 
 def test_check_locks_nothing(shared_nodes: DevNodes, redlock: Redlock) -> None:
@@ -215,18 +267,11 @@ def test_name_of_a_task_cannot_forge_a_field(redlock: Redlock, key: str) -> None
 # -- Extend ------------------------------------------------------------------------
 
 
-def expiries(nodes: DevNodes, key: str) -> list[int]:
-    """Return when the lock expires on each node, in ms since 1970."""
-    name = f"redlock:lock:{key}"
-    return [node.command("EVAL", EXPIRES_AT, 1, name) for node in nodes.nodes]
-
-
 def test_extend_moves_the_validity_and_keeps_the_fence(
     redlock: Redlock, key: str, shared_nodes: DevNodes
 ) -> None:
     """The validity counts from the start of the renewal; the fence stays the same."""
-    lease = redlock.acquire(key, ttl=20)
-    until(lambda: None not in values(shared_nodes, key))
+    lease = held(redlock, shared_nodes, key, ttl=20)
     fence, before, expired_at = lease.fence, lease.until, expiries(shared_nodes, key)
     until(lambda: lease.remaining() < 19.5)
 
@@ -235,14 +280,7 @@ def test_extend_moves_the_validity_and_keeps_the_fence(
     assert lease.until > before
     assert lease.until <= redlock.clock.monotonic() + 20 - drift_of(20)
     assert lease.fence == fence
-    until(
-        lambda: all(
-            later > earlier
-            for later, earlier in zip(
-                expiries(shared_nodes, key), expired_at, strict=True
-            )
-        )
-    )
+    until(lambda: all(map(operator.gt, expiries(shared_nodes, key), expired_at)))
     redlock.release(lease)
 
 
@@ -250,11 +288,9 @@ def test_extend_restores_a_minority(
     shared_nodes: DevNodes, redlock: Redlock, key: str
 ) -> None:
     """Nodes that lost the lock get it again from the holder, with all its fields."""
-    lease = redlock.acquire(key)
-    until(lambda: None not in values(shared_nodes, key))
+    lease = held(redlock, shared_nodes, key)
     before = values(shared_nodes, key)
-    for node in shared_nodes.nodes[:2]:
-        node.command("DEL", f"redlock:lock:{key}")
+    delete_lock(shared_nodes.nodes[:2], key)
 
     # A majority may answer before these two; then the next extension restores them.
     until(lambda: redlock.extend(lease) and values(shared_nodes, key) == before)
@@ -276,8 +312,7 @@ def test_extend_does_not_take_the_lock_of_another(
     assert values(shared_nodes, key)[:3] == [f"{FOREIGN}\n1"] * 3
     redlock.release(lease)
     until(lambda: len(locks(shared_nodes, key)) == 3)
-    for node in shared_nodes.nodes[:3]:
-        node.command("DEL", f"redlock:lock:{key}")
+    delete_lock(shared_nodes.nodes[:3], key)
 
 
 def test_expired_lease_is_never_resurrected(
@@ -360,16 +395,11 @@ def test_release_can_keep_the_lock_for_a_while(
     assert redlock.release(lease, keep=15.0) >= 3
 
     assert not lease.is_valid()
-    with pytest.raises(LockHeld) as held:
+    with pytest.raises(LockHeld) as refused:
         rival.acquire(key)
-    assert held.value.retry_after is not None
-    assert 0 < held.value.retry_after <= 15.0
-    name = f"redlock:lock:{key}"
-    until(
-        lambda: all(
-            0 < node.command("PTTL", name) <= 15_000 for node in shared_nodes.nodes
-        )
-    )
+    assert refused.value.retry_after is not None
+    assert 0 < refused.value.retry_after <= 15.0
+    until(lambda: all(0 < ms <= 15_000 for ms in ttls(shared_nodes, key)))
     redlock.release_base(key, lease.token.partition(".")[0])
     until_nothing_is_left(shared_nodes, key)
 
@@ -379,8 +409,7 @@ def test_release_base_frees_any_attempt_of_one_execution(
 ) -> None:
     """A client that knows the whole base can release the lock of another client."""
     base = new_base()
-    lease = redlock.acquire(key, base=base)
-    until(lambda: None not in values(shared_nodes, key))
+    lease = held(redlock, shared_nodes, key, base=base)
 
     assert rival.release_base(key, new_base()) == 0
     assert rival.release_base(key, base[:-1]) == 0
@@ -403,8 +432,7 @@ def test_ensure_notices_what_an_operator_deleted(
     lease = redlock.acquire(key)
     lease.ensure()
     lease.ensure(network=True)
-    for node in shared_nodes.nodes[:3]:
-        node.command("DEL", f"redlock:lock:{key}")
+    delete_lock(shared_nodes.nodes[:3], key)
 
     lease.ensure()
     with pytest.raises(LockLost, match="write nothing more"):
@@ -416,31 +444,23 @@ def test_ensure_needs_only_a_majority(
     shared_nodes: DevNodes, redlock: Redlock, key: str
 ) -> None:
     """A lease is still held when two of five nodes have lost the lock."""
-    lease = redlock.acquire(key)
-    until(lambda: None not in values(shared_nodes, key))
-    for node in shared_nodes.nodes[:2]:
-        node.command("DEL", f"redlock:lock:{key}")
+    lease = held(redlock, shared_nodes, key)
+    delete_lock(shared_nodes.nodes[:2], key)
 
     lease.ensure(network=True)
     redlock.release(lease)
 
 
 def test_ensure_without_a_majority_proves_no_loss(
-    start_nodes: Callable[..., DevNodes], key: str
+    three_nodes: DevNodes, key: str
 ) -> None:
     """Too few answers are an error of the nodes; the lease stays valid."""
-    nodes = start_nodes(3)
-    with client(nodes) as redlock:
+    with client(three_nodes) as redlock:
         lease = redlock.acquire(key)
-        for node in nodes.nodes[:2]:
-            node.pause()
-
-        with pytest.raises(QuorumUnreachable):
+        with failing(three_nodes.nodes[:2]), pytest.raises(QuorumUnreachable):
             lease.ensure(network=True)
 
         assert lease.is_valid()
-        for node in nodes.nodes[:2]:
-            node.resume()
         until_all_vote(redlock)
         lease.ensure(network=True)
         redlock.release(lease)

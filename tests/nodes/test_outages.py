@@ -1,8 +1,12 @@
-"""Dead and hung nodes: a lock is granted if and only if a majority answers."""
+"""Dead and hung nodes: a lock is granted if and only if a majority answers.
+
+Nodes come back, too: leases outlive that, and nodes that are away cost no time.
+"""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,23 +16,33 @@ from celery_redlock.devnodes import DevNode, DevNodes, redis_servers
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from tests.nodes.support import (
     PATIENT,
+    StartNodes,
     client,
+    failing,
     kinds,
+    scripts_run,
+    until,
     until_all_vote,
     until_nothing_is_left,
+    values,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
 
+WAYS = pytest.mark.parametrize("way", ["dead", "hung"])
 SUBSETS = ["".join(flags) for flags in itertools.product("-x", repeat=5)]
 SMALL = [
     "".join(flags)
     for count in (1, 2, 3, 4)
     for flags in itertools.product("-x", repeat=count)
 ]
+
+
+# -- Every subset ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +74,7 @@ def start_anew(nodes: DevNodes) -> None:
         redlock.initialize()
 
 
-def broken(nodes: Sequence[DevNode], subset: str) -> list[DevNode]:
+def crossed_out(nodes: Sequence[DevNode], subset: str) -> list[DevNode]:
     """Return the nodes that are crossed out."""
     return [node for node, flag in zip(nodes, subset, strict=True) if flag == "x"]
 
@@ -95,45 +109,21 @@ def try_it(redlock: Redlock, key: str, subset: str) -> None:
         assert (label in said) == (kind is VoteKind.SILENT)
 
 
+@WAYS
 @pytest.mark.parametrize("subset", SUBSETS)
-def test_every_subset_of_five_dead(nodes: DevNodes, key: str, subset: str) -> None:
-    """Old and new clients get a lock iff three of five nodes are alive."""
-    dead = broken(nodes.nodes, subset)
-    with client(nodes) as old, client(nodes) as new:
+def test_every_subset_of_five(nodes: DevNodes, key: str, subset: str, way: str) -> None:
+    """Old and new clients get a lock iff three of five answer; no node keeps it."""
+    away = crossed_out(nodes.nodes, subset)
+    options = {"connect_timeout": PATIENT} if way == "hung" else {}
+    with client(nodes) as old, client(nodes, **options) as new:
         old.release(old.acquire(key))
-        for node in dead:
-            node.kill()
-
-        try_it(old, key, subset)
-        try_it(new, key, subset)
-
-        until_nothing_is_left(nodes)
-        for node in dead:
-            node.restart()
-        start_anew(nodes)
-        for redlock in (old, new):
-            until_all_vote(redlock)
-        try_it(old, key, "-----")
-    until_nothing_is_left(nodes)
-
-
-@pytest.mark.parametrize("subset", SUBSETS)
-def test_every_subset_of_five_hung(nodes: DevNodes, key: str, subset: str) -> None:
-    """A lock is granted iff three of five nodes answer; hung nodes keep no lock."""
-    hung = broken(nodes.nodes, subset)
-    well = [node for node in nodes.nodes if node not in hung]
-    with client(nodes) as old, client(nodes, connect_timeout=PATIENT) as new:
-        old.release(old.acquire(key))
-        for node in hung:
-            node.pause()
-        try:
+        with failing(away, way):
             try_it(old, key, subset)
             try_it(new, key, subset)
-            until_nothing_is_left(well)
-        finally:
-            for node in hung:
-                node.resume()
+            until_nothing_is_left([node for node in nodes.nodes if node not in away])
 
+        if way == "dead":
+            start_anew(nodes)
         until_nothing_is_left(nodes)
         for redlock in (old, new):
             until_all_vote(redlock)
@@ -141,22 +131,113 @@ def test_every_subset_of_five_hung(nodes: DevNodes, key: str, subset: str) -> No
     until_nothing_is_left(nodes)
 
 
-@pytest.mark.parametrize("way", ["dead", "hung"])
+@WAYS
 @pytest.mark.parametrize("subset", SMALL)
 def test_every_subset_of_fewer_nodes(
     nodes: DevNodes, key: str, subset: str, way: str
 ) -> None:
     """One, two, three and four nodes: a majority decides, and two of four is none."""
     some = nodes.nodes[: len(subset)]
-    prefix = f"of-{len(subset)}"
     urls = [node.url for node in some]
+    prefix = f"of-{len(subset)}"
     with client(urls, prefix=prefix, restart_guard=False) as redlock:
         redlock.release(redlock.acquire(key))
-        for node in broken(some, subset):
-            node.kill() if way == "dead" else node.pause()
-        try:
+        with failing(crossed_out(some, subset), way):
             try_it(redlock, key, subset)
-        finally:
-            for node in broken(some, subset):
-                node.restart() if way == "dead" else node.resume()
         until_nothing_is_left(nodes, key)
+
+
+# -- Nodes that come and go --------------------------------------------------------
+
+
+@pytest.mark.every_server
+def test_lock_moves_over_as_nodes_die_and_come_back(
+    start_nodes: StartNodes, key: str
+) -> None:
+    """A lease outlives the loss of each of its nodes in turn, renewed in between."""
+    nodes = start_nodes(3, max_ttl=30.0)
+    with client(nodes, max_ttl=30.0) as redlock, client(nodes, max_ttl=30.0) as rival:
+        lease = redlock.acquire(key)
+        for node in nodes.nodes:
+            with failing([node], "dead"):
+                assert redlock.extend(lease)
+            until(lambda: redlock.extend(lease) and None not in values(nodes, key))
+            with pytest.raises((LockHeld, QuorumUnreachable)):
+                rival.acquire(key)
+        assert lease.is_valid()
+        lease.ensure(network=True)
+        assert redlock.release(lease) >= 2
+    until_nothing_is_left(nodes)
+
+
+def test_client_started_before_the_nodes(three_nodes: DevNodes, key: str) -> None:
+    """A client that found no node at all gets its lock as soon as the nodes are up."""
+    with client(three_nodes, restart_guard=False) as redlock:
+        with (
+            failing(three_nodes.nodes, "dead"),
+            pytest.raises(QuorumUnreachable, match="refused the connection"),
+        ):
+            redlock.acquire(key)
+
+        lease = redlock.acquire(key, wait=20)
+
+        assert redlock.release(lease)
+    until_nothing_is_left(three_nodes)
+
+
+def test_earlier_tries_do_not_block_later_ones(three_nodes: DevNodes, key: str) -> None:
+    """A node that granted a failed try grants the next try as well.
+
+    Source: node-redlock, "self-blocking" (pull request #369).
+    """
+    well, late, dead = three_nodes.nodes
+    leases: list[Lease] = []
+    with client(three_nodes, ttl=60) as redlock:
+        thread = threading.Thread(
+            target=lambda: leases.append(redlock.acquire(key, wait=30))
+        )
+        until_all_vote(redlock)
+        dead.kill()
+        before = scripts_run([well])
+        with failing([late]):
+            thread.start()
+            until(lambda: scripts_run([well]) >= before + 3)
+
+        thread.join(30)
+        assert [lease.votes for lease in leases] == [2]  # so both were needed
+        redlock.release(leases[0])
+        until_nothing_is_left(three_nodes)
+
+
+def test_dead_nodes_cost_no_time(five_nodes: DevNodes) -> None:
+    """A node that is not connected is a failed vote at once, not after a time-out."""
+    with client(five_nodes, node_timeout=5.0) as redlock:
+        redlock.release(redlock.acquire("k"))
+        for node in five_nodes.nodes[:3]:
+            node.kill()
+        with pytest.raises(QuorumUnreachable):
+            redlock.acquire("k")
+        began = redlock.clock.monotonic()
+
+        for _ in range(10):
+            with pytest.raises(QuorumUnreachable):
+                redlock.acquire("k")
+
+        assert redlock.clock.monotonic() - began < 5.0  # less than one time-out
+
+
+def test_hung_minority_is_waited_for_once(five_nodes: DevNodes) -> None:
+    """A node that was late still gets requests, but no client waits for it again."""
+    with client(five_nodes, node_timeout=3.0) as redlock:
+        redlock.release(redlock.acquire("k"))
+        with failing(five_nodes.nodes[:2]):
+            redlock.inspect("k")  # asks all nodes, so it runs into the time-out
+            began = redlock.clock.monotonic()
+
+            for _ in range(10):
+                redlock.inspect("k")
+                redlock.release(redlock.acquire("k"))
+
+            # Waiting for them each time would take a minute and a half.
+            assert redlock.clock.monotonic() - began < 30.0
+        until(lambda: kinds(redlock.inspect("k").ballot) == [VoteKind.FREE] * 5)
