@@ -17,16 +17,16 @@ Read the files in the order of a call's life::
                                                            │
                                                         release
                                                            │
-                                                        result       or outcome
+                                                        result
 
 * `singleton_task` is the base class of tasks, and `decorator` makes a function one.
 * `call` is what is known of a call before its body runs: the key that it locks, the
-  `header` of its message, the runtime of its app, the options of its task.
+  `header` of its message, the runtime of its app, the options of its task. It also
+  stores the result of a call that does not run, and republishes it.
 * `execution` runs the body under the lock, and decides about a lock that is lost.
 * `admission` acquires the lock. A call that is refused is skipped, fails, waits, is
   republished, or runs without the lock, as its policy says.
 * `interrupt` raises an error in a running body from outside.
-* `outcome` stores the result of a call that does not run, and republishes it.
 
 Beside this path:
 

@@ -46,8 +46,6 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from celery.exceptions import TaskRevokedError
-
 from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.records.beat_slots import mark_slot
@@ -61,7 +59,6 @@ from celery_redlock.errors import (
 )
 from celery_redlock.policies import Conflict, Outage, Successor
 from celery_redlock.signals import lock_conflict, lock_outage
-from celery_redlock.task import outcome
 from celery_redlock.task.publishing import cooling
 
 if TYPE_CHECKING:
@@ -170,19 +167,11 @@ class Admission:
         """Tell whether the call runs under the lock that it has now, or tries again."""
         call = self.call
         if call.is_redelivered:
-            self._drop_if_outdated()
+            call.drop_if_outdated()
         if self._successor is not None:
             self._successor.start()
         other = cooling(call) if call.options.unique_for else None
         return other is None or self._may_run_in_cool_down(other)
-
-    def _drop_if_outdated(self) -> None:
-        """End a copy that has nothing left to do: no other copy runs, says the lock."""
-        call = self.call
-        call.drop_if_finished()
-        if outcome.has_expired(call.task, call.request):
-            log.info("%s has expired.", call, extra=call.log_fields("expired"))
-            raise call.skip(TaskRevokedError("expired"), expired=True)
 
     def _drop_if_sent_twice(self, slot: str) -> None:
         """End the second of two messages that beat has sent for one slot."""
@@ -215,16 +204,13 @@ class Admission:
         if holder is not None and holder.task_id and holder.task_id == call.id:
             return self._wait_or_republish(held, redelivered=True)
         conflict = Conflict(
-            key=call.key,
-            task=call.task.name,
-            task_id=call.id,
+            **call.facts(),
             args=call.args,
             kwargs=call.kwargs,
             holder=holder,
             retry_after=held.retry_after,
             waited=self.waited,
             deferrals=call.header.deferred,
-            retries=call.request.retries,
             phase=phase,
         )
         decision = call.options.on_conflict(conflict)
@@ -236,13 +222,10 @@ class Admission:
     def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
         call = self.call
         outage = Outage(
-            key=call.key,
-            task=call.task.name,
-            task_id=call.id,
+            **call.facts(),
             reason=str(unreachable),
             retry_after=unreachable.retry_after,
             deferrals=call.header.outages,
-            retries=call.request.retries,
         )
         decision = call.options.on_backend_error(outage)
         refused = _UnreachableCall(self, outage, decision, unreachable)
@@ -262,14 +245,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class _RefusedCall:
-    """A call whose lock another call has: a `policies.RefusedCall`.
-
-    Attributes:
-        admission: The admission that was refused.
-        conflict: The situation.
-        decision: The decision of the policy.
-        held: The refusal.
-    """
+    """A call whose lock another call has: a `policies.RefusedCall`."""
 
     admission: Admission
     conflict: Conflict
@@ -278,7 +254,6 @@ class _RefusedCall:
 
     @property
     def successor(self) -> Successor:
-        """The part of the call in the successor register."""
         return self.admission.successor
 
     def announce(self) -> None:
@@ -286,20 +261,11 @@ class _RefusedCall:
         call, decision = self.admission.call, self.decision
         what = decision.describe(self.conflict)
         holder = self.held.holder.task_id if self.held.holder else ""
-        log.log(
-            decision.log_level,
-            "%s will %s (on_conflict): %s",
-            call,
-            what,
-            self.held,
-            extra=call.log_fields("conflict", decision=decision.name, holder=holder),
-        )
-        lock_conflict.send(
-            sender=call.task,
-            conflict=self.conflict,
-            decision=decision,
-            waited=call.waited,
-        )
+        extra = call.log_fields("conflict", decision=decision.name, holder=holder)
+        text = "%s will %s (on_conflict): %s"
+        log.log(decision.log_level, text, call, what, self.held, extra=extra)
+        facts = {"conflict": self.conflict, "decision": decision}
+        lock_conflict.send(sender=call.task, **facts, waited=call.waited)
         if not (decision.sends_event and call.header.events):
             return
         fields = {**self._event_fields(), "decision": f"will {what}"}
@@ -310,15 +276,12 @@ class _RefusedCall:
             log.exception("The event task-conflict of %s could not be sent.", call)
 
     def skip(self) -> NoReturn:
-        """End the call as REVOKED."""
         raise self.admission.call.skip(self._end(), **self._event_fields())
 
     def fail(self) -> NoReturn:
-        """End the call as FAILURE."""
         raise self._end()
 
     def run(self) -> None:
-        """Let the call run without the lock."""
         self.admission.withdraw()
 
     def wait(self, timeout: float) -> float:
@@ -369,14 +332,7 @@ class _RefusedCall:
 
 @dataclass(frozen=True, slots=True)
 class _UnreachableCall:
-    """A call for which too few nodes answered: a `policies.DecidedCall`.
-
-    Attributes:
-        admission: The admission that failed.
-        outage: The situation.
-        decision: The decision of the policy.
-        unreachable: The failure.
-    """
+    """A call for which too few nodes answered: a `policies.DecidedCall`."""
 
     admission: Admission
     outage: Outage
@@ -386,28 +342,21 @@ class _UnreachableCall:
     def announce(self) -> None:
         """Log the decision, and send the signal."""
         call, decision = self.admission.call, self.decision
-        log.warning(
-            "%s will %s (on_backend_error): %s",
-            call,
-            decision.describe(self.outage),
-            self.unreachable,
-            extra=call.log_fields("outage", decision=decision.name),
-        )
-        lock_outage.send(
-            sender=call.task, outage=self.outage, decision=decision, waited=call.waited
-        )
+        extra = call.log_fields("outage", decision=decision.name)
+        text, what = "%s will %s (on_backend_error): %s", decision.describe(self.outage)
+        log.warning(text, call, what, self.unreachable, extra=extra)
+        facts = {"outage": self.outage, "decision": decision}
+        lock_outage.send(sender=call.task, **facts, waited=call.waited)
 
     def skip(self) -> NoReturn:
-        """End the call as REVOKED."""
         fields = {"key": self.admission.call.key, "policy": self.decision.name}
         raise self.admission.call.skip(self.unreachable, **fields)
 
     def fail(self) -> NoReturn:
-        """End the call as FAILURE."""
         raise self.unreachable
 
     def run(self) -> None:
-        """Let the call run without the lock."""
+        pass
 
     def republish(self, countdown: float) -> float:
         """Publish the call again; return 0 if the broker did not take it."""

@@ -1,24 +1,40 @@
-"""One call of a task in a worker: what is known of it, and how it is republished."""
+"""One call of a task in a worker: what is known of it, and how one copy of it ends.
+
+=============  =================================================================
+end            how, and why not otherwise
+=============  =================================================================
+``skip``       The result is stored as REVOKED, with the chain after it and the
+               chord around it. After a bare ``Ignore`` clients would wait for
+               these results for ever; ``Reject`` looks like a failure.
+drop           ``Ignore``: the result belongs to another copy with the same id.
+``republish``  The same call is sent again, without ``Task.retry``: that turns an
+               error of the broker into a ``Reject``, and the job is lost.
+=============  =================================================================
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import Ignore, Retry
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core import backoff
-from celery_redlock.core.backoff import jittered
+from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import SuccessorRegister
-from celery_redlock.task import outcome
 from celery_redlock.task.header import TaskHeader, extract
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from celery_redlock.app.runtime import Runtime
     from celery_redlock.errors import RedlockError
     from celery_redlock.options.lock_options import ResolvedOptions
@@ -98,6 +114,11 @@ class Call:
         """Seconds for which the call has wanted its lock."""
         return self.runtime.redlock.clock.monotonic() - self.began_at
 
+    def facts(self) -> dict[str, Any]:
+        """Return what each `policies.Situation` of the call has in common."""
+        names = {"key": self.key, "task": self.task.name, "task_id": self.id}
+        return {**names, "retries": self.request.retries}
+
     def register(self, keep: str) -> SuccessorRegister:
         """Return the successor register of its key, entered for this call."""
         return SuccessorRegister(
@@ -106,7 +127,7 @@ class Call:
             task=self.task.name,
             task_id=self.id,
             published=self.header.published,
-            expires=outcome.expiry_of(self.task, self.request),
+            expires=self._expires(),
             keep=keep,
         )
 
@@ -115,16 +136,116 @@ class Call:
         if not self.request.is_eager:
             self.args, self.kwargs = copy.deepcopy((self.args, self.kwargs))
 
+    # -- skip, drop ------------------------------------------------------------
+
+    def skip(self, error: Exception, **facts: Any) -> Ignore:
+        """Store the result of a call that does not run: REVOKED, with the error in it.
+
+        Args:
+            error: The reason, which ``result.get()`` raises.
+            **facts: Further fields of the event ``task-revoked``.
+
+        Returns:
+            The exception to raise: after it Celery leaves the result alone.
+        """
+        if self.request.is_eager:
+            return Ignore(str(error))
+        self.task.backend.mark_as_failure(
+            self.id,
+            error,
+            request=self.request,
+            store_result=self._stores_errors(),
+            call_errbacks=False,
+            state=states.REVOKED,
+        )
+        # Only here, in a worker, is Celery's own request class a cheap import.
+        from celery_redlock.task.request import Skipped  # noqa: PLC0415
+
+        return Skipped(str(error), facts)
+
     def drop_if_finished(self) -> None:
         """End this copy if another copy with the same id has finished."""
-        if outcome.has_finished(self.task, self.request):
-            log.info(
-                "%s has finished already; this copy of it is dropped.",
-                self,
-                extra=self.log_fields("copy-dropped"),
-            )
-            outcome.count_in_chord(self.task, self.request)
+        if self._has_finished():
+            extra = self.log_fields("copy-dropped")
+            text = "%s has finished already; this copy of it is dropped."
+            log.info(text, self, extra=extra)
+            self._count_in_chord()
             raise Ignore(f"{self} has finished already")
+
+    def drop_if_outdated(self) -> None:
+        """End a copy that has nothing left to do: no other copy runs, says the lock."""
+        self.drop_if_finished()
+        expires = self._expires()
+        if expires and datetime.now(timezone.utc).timestamp() > expires:
+            log.info("%s has expired.", self, extra=self.log_fields("expired"))
+            raise self.skip(TaskRevokedError("expired"), expired=True)
+
+    def has_ended(self, task_id: str) -> bool:
+        """Tell whether a stored result says that another call of the task has ended.
+
+        Where this call keeps no result, or it cannot be read, the answer is no.
+        """
+        return self._stored(task_id).get("status") in states.READY_STATES
+
+    def _has_finished(self) -> bool:
+        """Tell whether a stored result says that this task id has finished.
+
+        If the answer is no by mistake, the call runs again, after the other copy, as
+        it would without this package.
+        """
+        task, meta = self.task, self._stored(self.id)
+        if isinstance(meta.get("result"), TimeLimitExceeded) and task.acks_late:
+            # Celery stores FAILURE and, where told so, redelivers the message as well.
+            usual = task.acks_on_failure_or_timeout
+            return bool(getattr(task, "acks_on_timeout", usual))
+        return meta.get("status") in states.READY_STATES
+
+    def _stored(self, task_id: str) -> Mapping[str, Any]:
+        """Return the stored result; an empty mapping where it is not known."""
+        backend = self.task.backend
+        if isinstance(backend, DisabledBackend) or not backend.persistent:
+            return {}
+        if not self._keeps_result():
+            return {}
+        try:
+            meta: Mapping[str, Any] = backend.get_task_meta(task_id, cache=False)
+        except Exception:
+            # Each backend has errors of its own, and none of them may end the call.
+            log.exception("The result of %s could not be read.", task_id)
+            return {}
+        return meta
+
+    def _keeps_result(self) -> bool:
+        """Tell whether the result is stored: the call can override the task."""
+        ignored = vars(self.request).get("ignore_result")
+        return not (self.task.ignore_result if ignored is None else ignored)
+
+    def _stores_errors(self) -> bool:
+        return self._keeps_result() or self.task.store_errors_even_if_ignored
+
+    def _count_in_chord(self) -> None:
+        """Count a call that succeeded in its chord, in case that was not done.
+
+        Celery stores a result first and counts it afterwards. A process can be killed
+        between the two steps, and the chord would wait for ever. The Redis backend
+        counts a call only once. Other backends do not: there the chord is left alone.
+        """
+        backend = self.task.backend
+        if not self.request.chord or not getattr(backend, "_chord_zset", False):
+            return
+        meta = backend.get_task_meta(self.id, cache=False)
+        if meta["status"] == states.SUCCESS:
+            backend.on_chord_part_return(self.request, meta["status"], meta["result"])
+
+    def _expires(self) -> float:
+        """Return when the call expires, in seconds since 1970; 0 for never."""
+        if not self.request.expires:
+            return 0.0
+        zone = self.task.app.conf.timezone
+        expires = maybe_make_aware(maybe_iso8601(self.request.expires), zone)
+        return float(expires.timestamp())
+
+    # -- republish ---------------------------------------------------------------
 
     def republish(
         self,
@@ -134,6 +255,8 @@ class Call:
         **header: Any,
     ) -> None:
         """Publish the call again and end this copy of it.
+
+        The next copy has the same id, the same retries and the same place in a canvas.
 
         Args:
             reason: Why it cannot run now. A task that runs eagerly has no queue and
@@ -156,50 +279,58 @@ class Call:
         fields = {"redelivered": self.is_redelivered, **header}
         fresh = self.header._replace(base=None, **fields)
         if not fresh.redelivered:
-            outcome.note_retry(self.task, self.request, reason)
+            self._note_retry(reason)
         try:
-            outcome.republish(
-                self.task,
-                self.request,
-                (self.args, self.kwargs),
-                countdown=countdown,
-                header=fresh,
-            )
+            self._publish(countdown, fresh)
         except Exception as error:  # noqa: BLE001  (each transport has its own)
-            pause = jittered(
-                backoff.doubled(_FIRST_PAUSE, self._refusals, _LONGEST_PAUSE)
-            )
-            self._refusals += 1
-            log.warning(
-                "%s could not be republished (%s: %s). It keeps its worker process and "
-                "tries again in %.1f s.",
-                self,
-                type(error).__name__,
-                error,
-                pause,
-                extra=self.log_fields("republish-failed"),
-            )
-            interrupter.interruptible(lambda: SYSTEM_CLOCK.sleep(pause))
+            self._pause_after(error, interrupter)
             return
-        log.info(
-            "%s is republished, to run after %.1f s: %s",
-            self,
-            countdown,
-            reason,
-            extra=self.log_fields("republished", countdown=countdown),
-        )
+        text = "%s is republished, to run after %.1f s: %s"
+        extra = self.log_fields("republished", countdown=countdown)
+        log.info(text, self, countdown, reason, extra=extra)
         if fresh.redelivered:
             raise Ignore(f"{self} is republished, to run after {countdown:.1f} s")
         self.request.ignore_result = True  # RETRY is stored, and may be outdated by now
         raise Retry(exc=reason, when=countdown)
 
-    def skip(self, error: Exception, **fields: Any) -> Ignore:
-        """Finish the result as REVOKED; see ``outcome.skip``. Raise what it returns."""
-        return outcome.skip(self.task, self.request, error, **fields)
+    def _note_retry(self, error: Exception) -> None:
+        """Store RETRY before the call is published again; Celery stores it afterwards.
 
-    def has_ended(self, task_id: str) -> bool:
-        """Tell whether a stored result says that another call of the task has ended."""
-        return outcome.has_ended(self.task, self.request, task_id)
+        A process can be paused between the two steps. The next copy may have ended by
+        then, and RETRY would overwrite its result for ever.
+        """
+        if not self._stores_errors():
+            return
+        try:
+            self.task.backend.mark_as_retry(self.id, error, request=self.request)
+        except Exception:
+            # The call must return to its queue, also when its state is not known.
+            log.exception("RETRY could not be stored for %s.", self.id)
+
+    def _publish(self, countdown: float, header: TaskHeader) -> None:
+        """Publish the next copy, with this header."""
+        signature = self.task.signature_from_request(
+            self.request, self.args, self.kwargs, countdown=countdown
+        )
+        options = signature.options
+        options["headers"] = (options.get("headers") or {}) | header.for_next_copy()
+        if header.redelivered:  # its expiry would end the result of the copy that runs
+            options["expires"] = None
+        signature.apply_async(add_to_parent=False)
+
+    def _pause_after(self, error: Exception, interrupter: Interrupter) -> None:
+        pause = jittered(doubled(_FIRST_PAUSE, self._refusals, _LONGEST_PAUSE))
+        self._refusals += 1
+        log.warning(
+            "%s could not be republished (%s: %s). It keeps its worker process and "
+            "tries again in %.1f s.",
+            self,
+            type(error).__name__,
+            error,
+            pause,
+            extra=self.log_fields("republish-failed"),
+        )
+        interrupter.interruptible(lambda: SYSTEM_CLOCK.sleep(pause))
 
     def log_fields(self, event: str, **facts: object) -> dict[str, object]:
         """Return the fields of a log line about this call."""

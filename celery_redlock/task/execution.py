@@ -90,8 +90,6 @@ class TaskLock(Hold):
         task: The sender of the signals.
         key: The name to lock.
         task_id: The execution; ``""`` outside of a task.
-        runtime: The runtime of the task's app.
-        options: The task's lock options.
         base: First part of the token.
         since: Instant at which the call began to want the lock; now by default.
         published: Microseconds since 1970 when the call was published, if known.
@@ -303,24 +301,12 @@ class Execution(TaskLock):
         with self._deciding:
             if self._decision is None:
                 call = self.call
-                loss = Loss(
-                    key=call.key,
-                    task=call.task.name,
-                    task_id=call.id,
-                    retries=call.request.retries,
-                    fence=lease.fence,
-                    ran=lease.age(),
-                )
+                loss = Loss(**call.facts(), fence=lease.fence, ran=lease.age())
                 decision = self._decision = self._ask(loss)
-                extra = call.log_fields(
-                    "loss", fence=lease.fence, decision=decision.name
-                )
-                log.warning(
-                    "%s lost its lock and will %s (on_lock_lost).",
-                    call,
-                    decision.describe(loss),
-                    extra=extra,
-                )
+                facts = {"fence": lease.fence, "decision": decision.name}
+                text = "%s lost its lock and will %s (on_lock_lost)."
+                extra = call.log_fields("loss", **facts)
+                log.warning(text, call, decision.describe(loss), extra=extra)
                 self._dispatch(lock_lost, lease=lease, decision=decision)
         return self._decision
 
