@@ -5,13 +5,15 @@ A wrong setting is refused when the app first needs its settings.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import Timing, seconds_of
+from celery_redlock.core.transport.url import parse_nodes
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.options import checks
+from celery_redlock.options.lock_options import flag, naming, seconds_or_zero
 from celery_redlock.policies import ON_BACKEND_ERROR
 
 if TYPE_CHECKING:
@@ -68,25 +70,26 @@ class Settings:
     beat_catchup: float = 60.0
 
     def __post_init__(self) -> None:
-        _put(self, "nodes", checks.nodes("redlock_nodes", self.nodes))
+        _put(self, "nodes", _nodes(self.nodes))
         if self.beat_ttl == _BEAT_TTL:
-            _put(
-                self,
-                "beat_ttl",
-                min(_BEAT_TTL, seconds_of("redlock_max_ttl", self.max_ttl)),
-            )
+            longest = seconds_of("redlock_max_ttl", self.max_ttl)
+            _put(self, "beat_ttl", min(_BEAT_TTL, longest))
         durations = ("ttl", "max_ttl", "node_timeout", "connect_timeout", "beat_ttl")
         for name in durations:
             _put(self, name, seconds_of(_PREFIX + name, getattr(self, name)))
-        catchup = checks.seconds_or_zero("redlock_beat_catchup", self.beat_catchup)
+        catchup = seconds_or_zero("redlock_beat_catchup", self.beat_catchup)
         _put(self, "beat_catchup", catchup)
         for name in ("ttl", "beat_ttl"):
-            with checks.naming(_PREFIX + name):
+            with naming(_PREFIX + name):
                 self.timing.checked(getattr(self, name))
-        checks.prefix("redlock_prefix", self.prefix)
+        prefix: Any = self.prefix
+        if not isinstance(prefix, str) or not re.fullmatch(r"\S+", prefix):
+            raise ConfigurationError(
+                f"redlock_prefix is {prefix!r}; it must be text without spaces."
+            )
         for name in ("restart_guard", "eager"):
-            checks.flag(_PREFIX + name, getattr(self, name))
-        with checks.naming("redlock_on_backend_error"):
+            flag(_PREFIX + name, getattr(self, name))
+        with naming("redlock_on_backend_error"):
             ON_BACKEND_ERROR.policy(self.on_backend_error)
 
     @classmethod
@@ -124,3 +127,15 @@ class Settings:
     def timing(self) -> Timing:
         """The durations, as the core uses them."""
         return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)
+
+
+def _nodes(value: Any) -> tuple[NodeAddress, ...]:
+    if not isinstance(value, (list, tuple)) or not value:
+        # Do not show the value: it may be a URL with a password.
+        fact = f"is of type {type(value).__name__}" if value else "is not set"
+        raise ConfigurationError(
+            f"redlock_nodes {fact}. Nothing can be locked; set it to a list of URLs of "
+            'independent Redis masters, such as ["redis://a:6379/0", ...].'
+        )
+    with naming("redlock_nodes"):
+        return parse_nodes(value)

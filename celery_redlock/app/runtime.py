@@ -9,6 +9,8 @@ own. They are stopped when a worker or one of its processes ends.
 from __future__ import annotations
 
 import logging
+import os
+import queue
 import threading
 import weakref
 from contextlib import contextmanager
@@ -17,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from celery_redlock.app.masking import UnmaskedConf, mask
-from celery_redlock.app.signal_dispatcher import SignalDispatcher
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.locking import watchdog_of
 from celery_redlock.settings import Settings
@@ -25,16 +26,30 @@ from celery_redlock.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from celery.utils.dispatch import Signal
+
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.renewal.watchdog import Watchdog
     from celery_redlock.options.lock_options import LockOptions, ResolvedOptions
 
-__all__ = ["Runtime", "app_itself", "instead", "runtime_of"]
+__all__ = [
+    "Runtime",
+    "SignalDispatcher",
+    "app_itself",
+    "instead",
+    "redlock_from",
+    "runtime_of",
+]
 
 log = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_redlock_runtime"  # of the app
 _MADE = "made"
+_ARGUMENTS = (  # of Redlock
+    *("nodes", "ttl", "max_ttl", "node_timeout", "connect_timeout", "prefix"),
+    "restart_guard",
+)
+_PATIENCE = 1.0  # seconds for which an ending process waits for receivers
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _instead: list[Callable[[Any], Runtime]] = []  # filled only by tests
@@ -74,7 +89,7 @@ class Runtime:
         service = self._service.get(_MADE)
         if service is None:
             # If two threads come here at once, both get the same service.
-            service = self._service.setdefault(_MADE, _redlock_from(self.settings))
+            service = self._service.setdefault(_MADE, redlock_from(self.settings))
         return service
 
     @property
@@ -118,19 +133,60 @@ class Runtime:
         self.dispatcher.stop()
 
 
-def _redlock_from(settings: Settings) -> Redlock:
+class SignalDispatcher:
+    """Sends the watchdog's signals from a thread of its own, in the order of dispatch.
+
+    Receivers are code of users and may be slow; the thread that renews locks must not
+    be. The thread starts with the first signal that has a receiver. A forked child
+    gets a new one.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._queue: queue.SimpleQueue[tuple[Signal, Any, dict[str, Any]] | None]
+        self._queue = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def dispatch(self, *, signal: Signal, sender: Any, **named: Any) -> None:
+        """Send a signal soon. Without receivers it costs nothing."""
+        if not signal.receivers:
+            return
+        if self._pid != os.getpid():
+            self._reset()
+        self._queue.put((signal, sender, named))
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._run, name="redlock-dispatcher", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Send the remaining signals, for a second at most, and end the thread.
+
+        The next signal starts it again.
+        """
+        thread, self._thread = self._thread, None
+        if thread and thread.is_alive() and self._pid == os.getpid():
+            self._queue.put(None)
+            if thread is not threading.current_thread():
+                thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            signal, sender, named = entry
+            signal.send(sender=sender, **named)
+
+
+def redlock_from(settings: Settings, **changes: Any) -> Redlock:
+    """Return a lock service as the settings describe it, with changed arguments."""
     # A process that only publishes never imports the core, half of this package.
     from celery_redlock.core.redlock import Redlock  # noqa: PLC0415
 
-    return Redlock(
-        settings.nodes,
-        ttl=settings.ttl,
-        max_ttl=settings.max_ttl,
-        node_timeout=settings.node_timeout,
-        connect_timeout=settings.connect_timeout,
-        prefix=settings.prefix,
-        restart_guard=settings.restart_guard,
-    )
+    named = {name: getattr(settings, name) for name in _ARGUMENTS}
+    return Redlock(**{**named, **changes})
 
 
 def runtime_of(app: Any) -> Runtime:

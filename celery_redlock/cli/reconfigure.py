@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery_redlock.app.runtime import redlock_from
 from celery_redlock.cli.output.format import (
     Cell,
     Column,
@@ -19,13 +20,13 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations import reconfigure as operation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["reconfigure"]
@@ -99,15 +100,9 @@ def _run(session: Session, before: Redlock, after: Redlock) -> list[str]:
 def _redlock(session: Session, nodes: str | None, max_ttl: float | None) -> Redlock:
     settings = session.settings
     longest = settings.max_ttl if max_ttl is None else max_ttl
-    return Redlock(
-        settings.nodes if nodes is None else _nodes_in(nodes),
-        ttl=min(settings.ttl, longest),
-        max_ttl=longest,
-        node_timeout=settings.node_timeout,
-        connect_timeout=settings.connect_timeout,
-        prefix=settings.prefix,
-        restart_guard=settings.restart_guard,
-    )
+    present = settings.nodes if nodes is None else _nodes_in(nodes)
+    ttl = min(settings.ttl, longest)
+    return redlock_from(settings, nodes=present, max_ttl=longest, ttl=ttl)
 
 
 def _nodes_in(text: str) -> Sequence[str | Mapping[str, str] | NodeAddress]:

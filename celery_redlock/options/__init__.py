@@ -1,8 +1,8 @@
 """The lock options of a task: what may be written, and which call has which key.
 
-Read in this order: ``checks`` (of single values), ``call_key`` (a call is reduced to
-the name that it locks), ``lock_options`` (all options, and which of them go together;
-each policy adds its own rules, see ``policies``).
+Read in this order: ``call_key`` (a call is reduced to the name that it locks),
+``lock_options`` (all options, and which of them go together; each policy adds its own
+rules, see ``policies``).
 """
 
-__all__ = ["call_key", "checks", "lock_options"]
+__all__ = ["call_key", "lock_options"]

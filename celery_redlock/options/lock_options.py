@@ -19,14 +19,15 @@ with the settings. Options and rules of single policies are in their files: see
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.options import checks
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
 from celery_redlock.policies import (
     ON_BACKEND_ERROR,
@@ -48,11 +49,9 @@ from celery_redlock.policies import (
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Collection, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-
-__all__ = ["LockOptions", "ResolvedOptions"]
+__all__ = ["LockOptions", "ResolvedOptions", "flag", "naming", "seconds_or_zero"]
 
 _CLAIM_TTL = 3600.0  # seconds
 _UNIQUE_WHILE = ("running", "queued", "queued_or_running")
@@ -152,8 +151,8 @@ class LockOptions:
             if (value := getattr(self, name)) is not None:
                 _put(self, name, seconds_of(name, value))
         for name in ("hold_at_least", "unique_for"):
-            _put(self, name, checks.seconds_or_zero(name, getattr(self, name)))
-        checks.flag("renew", self.renew)
+            _put(self, name, seconds_or_zero(name, getattr(self, name)))
+        flag("renew", self.renew)
         ON_CONFLICT.policy(self.on_conflict)
         publish_policy(self.on_conflict)
         ON_LOCK_LOST.policy(self.on_lock_lost)
@@ -281,7 +280,7 @@ class LockOptions:
         Raises:
             ConfigurationError: The ttl or hold_at_least does not go with the settings.
         """
-        with checks.naming(task):
+        with naming(task):
             ttl = settings.timing.checked(
                 settings.ttl if self.ttl is None else self.ttl
             )
@@ -328,6 +327,27 @@ class LockOptions:
     def waits(self) -> bool:
         """Whether calls wait in a worker process as a rule."""
         return any(kind.occupies_process for kind in self._given())
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Put the name of the place of a mistake in front of its error text."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what}: {error}") from error.__cause__
+
+
+def flag(name: str, value: Any) -> None:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} is {value!r}; it must be True or False.")
+
+
+def seconds_or_zero(name: str, value: Any) -> float:
+    """Return a duration in seconds, which may be 0."""
+    is_zero = value in (0, timedelta(0)) and not isinstance(value, bool)
+    return 0.0 if is_zero else seconds_of(name, value)
 
 
 def _names(options: type[LockOptions]) -> list[str]:

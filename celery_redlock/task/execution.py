@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from celery import signals as celery_signals
@@ -360,28 +361,23 @@ class Execution(TaskLock):
             self.release()
 
 
+@dataclass(frozen=True)
 class _LostCall(Generic[_T]):
     """A call whose body has ended after the loss of its lock: a `DecidedCall`."""
 
-    def __init__(
-        self, execution: Execution, error: LockLost, returned: list[_T]
-    ) -> None:
-        self._execution = execution
-        self._error = error
-        self._returned = returned
+    execution: Execution
+    error: LockLost
+    returned: list[_T]
 
     def run(self) -> _T:
-        """Return what the body has returned, if it has."""
-        return self._returned[0] if self._returned else self.fail()
+        return self.returned[0] if self.returned else self.fail()
 
     def fail(self) -> NoReturn:
-        """End the call with ``LockLost``."""
-        raise self._error from None
+        raise self.error from None
 
     def republish(self, countdown: float) -> NoReturn:
-        """Publish the call again, as often as it takes."""
-        while True:
-            self._execution.republish(self._error, countdown)
+        while True:  # as often as the broker refuses it
+            self.execution.republish(self.error, countdown)
 
 
 def _is_cancellation(error: LockLost, lease: Lease) -> bool:

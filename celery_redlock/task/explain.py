@@ -17,7 +17,8 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.failure import unreachable
 from celery_redlock.core.records.claims import Claims, ExistingJob
 from celery_redlock.core.scripts import COUNTERS
-from celery_redlock.policies import Conflict, Outage
+from celery_redlock.policies import Outage
+from celery_redlock.task.publishing import conflict_with
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
@@ -113,28 +114,20 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
             outage = unreachable(key, seen.ballot, node_timeout=timeout)
         elif redlock.guard.enabled:
             outage = _outage_of_votes(redlock, key)
-    case = _Case(task.name, key, args, kwargs, options)
+    call = {"task": task.name, "args": args, "kwargs": kwargs}
+    # In the order in which a publisher's nodes look.
+    both = options.unique_while == "queued_or_running"
+    here = waiting or (running if both else None) or succeeded
     return Explanation(
         task=task.name,
         key=key,
-        publish=case.publish(_in_the_way(options, waiting, running, succeeded)),
-        execute=case.execute(running or succeeded, outage),
+        publish=_published(options, here, call),
+        execute=_executed(options, running or succeeded, outage, call),
         running=running,
         waiting=waiting,
         succeeded=succeeded,
         is_known=outage is None,
     )
-
-
-def _in_the_way(
-    options: ResolvedOptions,
-    waiting: ExistingJob | None,
-    running: ExistingJob | None,
-    succeeded: ExistingJob | None,
-) -> ExistingJob | None:
-    """Return the job that a publisher would meet, in the order in which nodes look."""
-    both = options.unique_while == "queued_or_running"
-    return waiting or (running if both else None) or succeeded
 
 
 def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
@@ -145,52 +138,33 @@ def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
     return unreachable(key, ballot, node_timeout=redlock.timing.node_timeout)
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """A call, and the options that decide about it."""
+def _published(
+    options: ResolvedOptions, here: ExistingJob | None, call: dict[str, Any]
+) -> Step:
+    if here is None:
+        return Step("publish", goes_on=True, words="be published")
+    conflict = conflict_with(here, stage="publish", **call)
+    return _step(options.on_publish(conflict), conflict, str(here))
 
-    task: str
-    key: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    options: ResolvedOptions
 
-    def publish(self, here: ExistingJob | None) -> Step:
-        if here is None:
-            return Step("publish", goes_on=True, words="be published")
-        conflict = self._conflict(here, "publish")
-        decision = self.options.on_publish(conflict)
-        return _step(decision, conflict, str(here))
-
-    def execute(
-        self, here: ExistingJob | None, outage: QuorumUnreachable | None
-    ) -> Step:
-        if outage is not None:
-            situation = Outage(
-                key=self.key,
-                task=self.task,
-                reason=str(outage),
-                retry_after=outage.retry_after,
-            )
-            without = self.options.on_backend_error(situation)
-            return _step(without, situation, str(outage))
-        if here is None:
-            return Step("run", goes_on=True, words="run")
-        conflict = self._conflict(here, "execute")
-        decision = self.options.on_conflict(conflict)
-        return _step(decision, conflict, str(here))
-
-    def _conflict(self, here: ExistingJob, stage: str) -> Conflict:
-        return Conflict(
-            key=self.key,
-            task=self.task,
-            args=self.args,
-            kwargs=self.kwargs,
-            holder=here.holder,
-            retry_after=here.left,
-            stage=stage,
-            phase=here.phase,
+def _executed(
+    options: ResolvedOptions,
+    here: ExistingJob | None,
+    outage: QuorumUnreachable | None,
+    call: dict[str, Any],
+) -> Step:
+    if outage is not None:
+        situation = Outage(
+            key=outage.key or "",
+            task=call["task"],
+            reason=str(outage),
+            retry_after=outage.retry_after,
         )
+        return _step(options.on_backend_error(situation), situation, str(outage))
+    if here is None:
+        return Step("run", goes_on=True, words="run")
+    conflict = conflict_with(here, **call)
+    return _step(options.on_conflict(conflict), conflict, str(here))
 
 
 def _step(decision: Decision, situation: Situation, reason: str) -> Step:

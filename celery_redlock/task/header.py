@@ -45,18 +45,10 @@ _CARRIED = frozenset(("deferred", "outages", "redelivered", "slot", "next"))
 
 
 class TaskHeader(NamedTuple):
-    """The header of one message.
+    """The fields of one header, as in the table above.
 
-    Attributes:
-        base: The base that the main process minted for this execution, or None.
-        deferred: How often the call was republished because of its lock.
-        outages: How often because too few nodes answered.
-        redelivered: Whether another copy with this task id may run or have run.
-        slot: The tick of a beat schedule that the call is for; see ``beat_slots``.
-        published: Microseconds since 1970 when it was published first; 0: not known.
-        next: Order of the successor register that it has entered: ``"latest"`` or
-            ``"first"``; ``""``: it has entered none.
-        events: Whether its worker sends events about tasks.
+    ``base`` is None if another main process minted it. Not known: ``published`` is 0,
+    ``slot`` and ``next`` are ``""``.
     """
 
     base: str | None = None
@@ -70,15 +62,10 @@ class TaskHeader(NamedTuple):
 
     def for_next_copy(self) -> dict[str, dict[str, Any]]:
         """Return the headers of the next copy: all but what is of this execution."""
-        carried = {
-            "deferred": self.deferred,
-            "outages": self.outages,
-            "redelivered": self.redelivered,
-        }
-        known = {"slot": self.slot, "published": self.published, "next": self.next}
-        return {
-            HEADER: carried | {name: value for name, value in known.items() if value}
-        }
+        fields, always = self._asdict(), ("deferred", "outages", "redelivered")
+        carried = {name: fields[name] for name in always}
+        known = {n: fields[n] for n in ("slot", "published", "next") if fields[n]}
+        return {HEADER: carried | known}
 
 
 def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:

@@ -37,7 +37,7 @@ from billiard.process import current_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from celery_redlock.errors import LockLost
 
@@ -50,17 +50,12 @@ _SIGNAL = getattr(signal, "SIGUSR1", None)  # the one that billiard's limits use
 class Interrupter:
     """Runs one body that other threads can interrupt. Use it as a context manager."""
 
-    _is_on = False
+    is_on = False
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     def interruptible(self, call: Callable[[], _T]) -> _T:
@@ -79,10 +74,10 @@ class Interrupter:
         raise NotImplementedError
 
     def _turn_on(self) -> None:
-        self._is_on = True
+        self.is_on = True
 
     def _turn_off(self) -> None:
-        self._is_on = False
+        self.is_on = False
 
 
 def interrupter() -> Interrupter:
@@ -90,7 +85,9 @@ def interrupter() -> Interrupter:
     throw_soon = _hub_callback()
     if throw_soon:
         return _InGreenlet(throw_soon)
-    if _SIGNAL and _is_pool_child() and _is_main_thread():
+    is_pool_child = getattr(current_process(), "_parent_pid", None) is not None
+    is_main = threading.current_thread() is threading.main_thread()
+    if _SIGNAL and is_pool_child and is_main:
         return _BySignal()
     return _ByAsyncException()
 
@@ -107,9 +104,9 @@ class _SignalHandler:
 
     def __init__(self) -> None:
         self.is_blocked = False
+        self.has_pending = False  # a signal that arrived while they were blocked
         self._previous: Any = None  # billiard's handler
         self._interrupt: tuple[_BySignal, LockLost] | None = None
-        self._has_pending = False
 
     def install(self) -> None:
         """Replace the present handler, unless it is this one already.
@@ -129,17 +126,13 @@ class _SignalHandler:
     def unblock(self) -> None:
         """Handle signals again, and the one that arrived meanwhile."""
         self.is_blocked = False
-        if self._has_pending:
-            self._has_pending = False
+        if self.has_pending:
+            self.has_pending = False
             self._handle(_SIGNAL or 0, None)
-
-    def discard_pending(self) -> None:
-        """Forget the signal that arrived while they were blocked."""
-        self._has_pending = False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.is_blocked:
-            self._has_pending = True
+            self.has_pending = True
             return
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is None:
@@ -159,43 +152,26 @@ class _BySignal(Interrupter):
         _signal_handler.install()
         self._was_blocked, _signal_handler.is_blocked = _signal_handler.is_blocked, True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _signal_handler.is_blocked = self._was_blocked
         if _signal_handler.is_blocked:
             return
-        if error is None:
+        if error[0]:  # the task has ended in an error of its own, which is its result
+            _signal_handler.has_pending = False
+        else:
             _signal_handler.unblock()
-        else:  # the task has ended in an error of its own, which is its result
-            _signal_handler.discard_pending()
-
-    @property
-    def is_on(self) -> bool:
-        return self._is_on
 
     def _turn_on(self) -> None:
-        self._is_on = True
+        self.is_on = True
         _signal_handler.unblock()
 
     def _turn_off(self) -> None:
-        self._is_on = False
+        self.is_on = False
         _signal_handler.is_blocked = True
 
     def interrupt(self, error: LockLost) -> None:
-        if self._is_on:
+        if self.is_on:
             _signal_handler.send(self, error)
-
-
-def _is_pool_child() -> bool:
-    return getattr(current_process(), "_parent_pid", None) is not None
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 # -- threads, solo: an asynchronous exception ------------------------------------
@@ -211,13 +187,13 @@ class _ByAsyncException(Interrupter):
 
     def _turn_off(self) -> None:
         with self._mutex:
-            self._is_on = False
+            self.is_on = False
         if self._has_thrown:
             _withdraw_exception(self._thread_id)
 
     def interrupt(self, error: LockLost) -> None:
         with self._mutex:
-            if self._is_on:
+            if self.is_on:
                 self._has_thrown = True
                 _throw(self._thread_id, type(error))
 
@@ -256,11 +232,11 @@ class _InGreenlet(Interrupter):
         self._soon = soon
 
     def interrupt(self, error: LockLost) -> None:
-        if self._is_on:
+        if self.is_on:
             self._soon(functools.partial(self._deliver, error))
 
     def _deliver(self, error: LockLost) -> None:
-        if self._is_on:
+        if self.is_on:
             self._greenlet.throw(error)
 
 

@@ -49,7 +49,14 @@ if TYPE_CHECKING:
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.policies import PublishDecision
 
-__all__ = ["Claim", "claimed_until_it_begins", "cool_down", "cooling", "publish"]
+__all__ = [
+    "Claim",
+    "claimed_until_it_begins",
+    "conflict_with",
+    "cool_down",
+    "cooling",
+    "publish",
+]
 
 log = logging.getLogger(__name__)
 
@@ -116,15 +123,20 @@ def publish(  # noqa: PLR0913  (called in one place)
     claims = Claims(runtime.redlock)
     seconds = _seconds_to_wait(task, options, resolved.claim_ttl)
     if any(options.get(name) for name in _OF_A_CANVAS):
-        if resolved.is_claimed and _goes_back(task, options):
-            claims.retake(key, _job(task, options["task_id"]), seconds)
+        task_id = options.get("task_id")
+        if resolved.is_claimed and task_id and task_id == task.request.id:
+            claims.retake(key, _job(task, task_id), seconds)  # the call that runs here
         return send(**options)
     job = _job(task, uuid())
     here, is_taken = _look_or_take(claims, key, job, resolved)
 
     def send_job(conflict: Conflict | None = None) -> Any:
-        with _released_on_error(claims, key, job, is_taken=is_taken):
+        try:
             result = send(**{**options, "task_id": job.task_id})
+        except BaseException:
+            if is_taken:
+                claims.release(key, job.task_id)
+            raise
         if is_taken:
             claims.keep(key, job.task_id, seconds)
             publish_claimed.send(sender=task, claim=Claim(claims, key, job.task_id))
@@ -133,21 +145,15 @@ def publish(  # noqa: PLR0913  (called in one place)
 
     if here is None:
         return send_job()
-    conflict = _conflict(task, job.task_id, arguments, here)
-    decision = _decide(task, conflict, here, resolved, can_raise=can_raise)
-    return decision.perform(_DuplicateCall(task, conflict, here, decision, send_job))
-
-
-@contextmanager
-def _released_on_error(
-    claims: Claims, key: str, job: Holder, *, is_taken: bool
-) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if is_taken:
-            claims.release(key, job.task_id)
-        raise
+    args, kwargs = tuple(arguments[0] or ()), dict(arguments[1] or {})
+    call = {"task": task.name, "task_id": job.task_id, "args": args, "kwargs": kwargs}
+    conflict = conflict_with(here, stage="publish", **call)
+    decision = resolved.on_publish(conflict)
+    if decision.raises and not can_raise:
+        decision = Skip()
+    duplicate = _DuplicateCall(task, conflict, here, decision, send_job)
+    duplicate.announce()
+    return decision.perform(duplicate)
 
 
 def _look_or_take(
@@ -165,9 +171,8 @@ def _look_or_take(
         )
     except LockUnavailable as error:
         # A claim that cannot be taken stops no job.
-        log.warning(
-            "%s[%s] is published without a claim: %s", job.task, job.task_id, error
-        )
+        text = "%s[%s] is published without a claim: %s"
+        log.warning(text, job.task, job.task_id, error)
         return None, False
     return here, here is None
 
@@ -177,60 +182,15 @@ def _job(task: Any, task_id: str) -> Holder:
     return Holder.here(task=task.name, task_id=task_id, started=now)
 
 
-def _goes_back(task: Any, options: Mapping[str, Any]) -> bool:
-    """Tell whether this is the call that the task is just executing."""
-    request = task.request
-    return bool(options.get("task_id")) and request.id == options["task_id"]
-
-
 # -- duplicates ----------------------------------------------------------------------
 
 
-def _conflict(
-    task: Any, task_id: str, arguments: tuple[Any, Any], here: ExistingJob
-) -> Conflict:
-    args, kwargs = arguments
+def conflict_with(here: ExistingJob, **call: Any) -> Conflict:
+    """Return the conflict of a call with another job."""
+    left, phase = here.left, here.phase
     return Conflict(
-        key=here.key,
-        task=task.name,
-        task_id=task_id,
-        args=tuple(args or ()),
-        kwargs=dict(kwargs or {}),
-        holder=here.holder,
-        retry_after=here.left,
-        stage="publish",
-        phase=here.phase,
+        key=here.key, holder=here.holder, retry_after=left, phase=phase, **call
     )
-
-
-def _decide(
-    task: Any,
-    conflict: Conflict,
-    here: ExistingJob,
-    options: ResolvedOptions,
-    *,
-    can_raise: bool,
-) -> PublishDecision:
-    """Ask ``on_conflict``; log the decision and send the signal."""
-    decision = options.on_publish(conflict)
-    if decision.raises and not can_raise:
-        decision = Skip()
-    log.log(
-        decision.log_level,
-        "A call of %s will %s (on_conflict): %s",
-        task.name,
-        decision.describe(conflict),
-        here,
-        extra=log_fields(
-            "publish-conflict",
-            task=task.name,
-            task_id=conflict.task_id,
-            key=conflict.key,
-            decision=decision.name,
-        ),
-    )
-    publish_deduplicated.send(sender=task, conflict=conflict, decision=decision)
-    return decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,14 +203,24 @@ class _DuplicateCall:
     decision: PublishDecision
     send: Callable[[Conflict], Any]
 
+    def announce(self) -> None:
+        """Log the decision, and send the signal."""
+        task, conflict, decision = self.task, self.conflict, self.decision
+        facts = {"task": task.name, "task_id": conflict.task_id, "key": conflict.key}
+        extra = log_fields("publish-conflict", **facts, decision=decision.name)
+        text, what = (
+            "A call of %s will %s (on_conflict): %s",
+            decision.describe(conflict),
+        )
+        log.log(decision.log_level, text, task.name, what, self.here, extra=extra)
+        publish_deduplicated.send(sender=task, conflict=conflict, decision=decision)
+
     def skip(self) -> Any:
-        """Return the result of the other job, and send nothing."""
         result = self.task.AsyncResult(self.here.holder.task_id)
         result.conflict = self.conflict
         return result
 
     def fail(self) -> NoReturn:
-        """Raise the error that names the other job, and send nothing."""
         here = self.here
         raise DuplicateTask(
             f"A call of {self.task.name} was not published (on_conflict: "
@@ -262,7 +232,6 @@ class _DuplicateCall:
         )
 
     def run(self) -> Any:
-        """Send the call beside the other job."""
         return self.send(self.conflict)
 
 

@@ -129,10 +129,9 @@ class RedlockRequest(Request):
         except Exception:
             # The key may come from a user's function, and this is the main process.
             log.exception(
-                "The claim of %s[%s], or its entry in the successor register, was not "
+                "The claim of %s, or its entry in the successor register, was not "
                 "released.",
-                self.name,
-                self.id,
+                self.humaninfo(),
             )
 
     def _release_lock(self) -> None:
@@ -142,12 +141,8 @@ class RedlockRequest(Request):
         if _is_gone(pid):
             self._release()
         else:
-            threading.Thread(
-                target=self._release_when_gone,
-                args=(pid,),
-                name=f"redlock-wait-for-{pid}",
-                daemon=True,
-            ).start()
+            wait, name = self._release_when_gone, f"redlock-wait-for-{pid}"
+            threading.Thread(target=wait, args=(pid,), name=name, daemon=True).start()
 
     def _release_when_gone(self, pid: int) -> None:
         give_up_at = SYSTEM_CLOCK.monotonic() + _LOOK_FOR
@@ -155,11 +150,10 @@ class RedlockRequest(Request):
             if SYSTEM_CLOCK.monotonic() > give_up_at:
                 log.warning(
                     "Process %d still runs %g s after Celery killed it. It keeps the "
-                    "lock of %s[%s].",
+                    "lock of %s.",
                     pid,
                     _LOOK_FOR,
-                    self.name,
-                    self.id,
+                    self.humaninfo(),
                 )
                 return
             SYSTEM_CLOCK.sleep(_LOOK_EVERY)
@@ -169,33 +163,31 @@ class RedlockRequest(Request):
         try:
             key = self.task.lock_key(*self.args, **self.kwargs)
             runtime = runtime_of(self.app)
-            released = runtime.redlock.release_base(key, self._redlock_base)
+            redlock = runtime.redlock
+            released = redlock.release_base(key, self._redlock_base)
             if self.task.lock_options.registers_successors:
-                withdraw(runtime.redlock, key, self.name, self.id)
+                withdraw(redlock, key, self.name, self.id)
             runtime.watchdog.resend_releases()
         except Exception:
             # The key may come from a user's function, and this is the main process.
             log.exception(
-                "The lock of %s[%s], whose process %s is gone, could not be released. "
-                "It ends with its ttl.",
-                self.name,
-                self.id,
+                "The lock of %s, whose process %s is gone, could not be released. It "
+                "ends with its ttl.",
+                self.humaninfo(),
                 self.worker_pid,
             )
             return
         if released:
+            votes = f"{released} of {len(redlock.labels)}"
+            facts = {"task": self.name, "task_id": self.id, "key": key}
             log.warning(
-                "Released the lock %r of %s[%s] on %d of %d nodes so far: its process "
-                "%s is gone.",
+                "Released the lock %r of %s on %s nodes so far: its process %s is "
+                "gone.",
                 key,
-                self.name,
-                self.id,
-                released,
-                len(runtime.redlock.labels),
+                self.humaninfo(),
+                votes,
                 self.worker_pid,
-                extra=log_fields(
-                    "lock-released", task=self.name, task_id=self.id, key=key
-                ),
+                extra=log_fields("lock-released", **facts),
             )
 
 

@@ -183,11 +183,7 @@ class SingletonTask(Task):
     # -- publishing -----------------------------------------------------------
 
     def apply_async(
-        self,
-        args: Any = None,
-        kwargs: Any = None,
-        *more: Any,
-        **options: Any,
+        self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
     ) -> Any:
         """Publish as Celery does, unless the call has no key or is a duplicate.
 
@@ -221,13 +217,9 @@ class SingletonTask(Task):
         options, execution = signature.options, running()
         if options.get("headers"):
             options["headers"] = clean(options["headers"])
-        if (
-            self.lock_options.registers_successors
-            and execution
-            and execution.call.task is self
-        ):
-            published = execution.call.header.published
-            options["headers"] = attach(options.get("headers"), published)
+        call = execution and execution.call
+        if self.lock_options.registers_successors and call and call.task is self:
+            options["headers"] = attach(options.get("headers"), call.header.published)
         return signature
 
 

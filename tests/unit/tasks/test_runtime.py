@@ -10,8 +10,7 @@ import pytest
 from celery import Celery, current_app, signals
 
 from celery_redlock import ConfigurationError, singleton_task
-from celery_redlock.app.runtime import runtime_of
-from celery_redlock.app.signal_dispatcher import SignalDispatcher
+from celery_redlock.app.runtime import SignalDispatcher, runtime_of
 from celery_redlock.signals import lock_renewed
 
 if TYPE_CHECKING:
