@@ -70,22 +70,18 @@ def mask(app: Any) -> None:
         if not isinstance(app.conf.get(_SETTING), MaskedNodes):
             _mask_conf(app.conf)
     else:
-        app.on_after_configure.connect(_when_configured, weak=False)
+        app.on_after_configure.connect(_mask_conf, weak=False)
 
 
-def _when_configured(source: Any, **_: Any) -> None:
-    _mask_conf(source)
-
-
-def _mask_conf(conf: Any) -> None:
+def _mask_conf(source: Any, **_: Any) -> None:
     # The user may have named it CELERY_REDLOCK_NODES.
-    names = [name for name in conf if str(name).lower().endswith(_SETTING)]
+    names = [name for name in source if str(name).lower().endswith(_SETTING)]
     for name in names:
-        nodes = conf.get(name)
+        nodes = source.get(name)
         if isinstance(nodes, (list, tuple)):
-            conf[name] = MaskedNodes(nodes)
+            source[name] = MaskedNodes(nodes)
         elif isinstance(nodes, str):
-            conf[name] = mask_url(nodes)
+            source[name] = mask_url(nodes)
 
 
 def _when_modules_are_imported(sender: Any, **_: Any) -> None:

@@ -35,10 +35,8 @@ def connect() -> None:
 
 
 def _locking_tasks(app: Any) -> list[Any]:
-    tasks = app.tasks.values()
-    return [
-        t for t in tasks if isinstance(getattr(t, "lock_options", None), LockOptions)
-    ]
+    named = ((task, getattr(task, "lock_options", None)) for task in app.tasks.values())
+    return [task for task, options in named if isinstance(options, LockOptions)]
 
 
 def _check_configuration(sender: Any, **_: Any) -> None:
@@ -77,35 +75,21 @@ def _check_nodes(sender: Any, **_: Any) -> None:
 
 
 def _log_report(report: NodesReport) -> None:
-    ballot = report.ballot
-    nodes, problems = len(ballot.labels), "; ".join(report.problems)
-    fields = log_fields(
-        "votes", votes=ballot.granted, nodes=nodes, quorum=ballot.quorum
-    )
+    ballot, problems = report.ballot, "; ".join(report.problems)
+    nodes, quorum = len(ballot.labels), ballot.quorum
+    fields = log_fields("votes", votes=ballot.granted, nodes=nodes, quorum=quorum)
+    votes = f"{ballot.granted} of {nodes} nodes vote ({quorum} are a quorum)"
     if not problems:
-        text = "All %d nodes vote (%d are a quorum)."
-        log.info(text, nodes, ballot.quorum, extra=fields)
+        log.info("All %d nodes vote (%d are a quorum).", nodes, quorum, extra=fields)
     elif report.has_quorum:
-        log.warning(
-            "%d of %d nodes vote (%d are a quorum): %s.",
-            ballot.granted,
-            nodes,
-            ballot.quorum,
-            problems,
-            extra=fields,
-        )
+        log.warning("%s: %s.", votes, problems, extra=fields)
     else:
-        when = (
-            "until this has changed"
-            if report.retry_after is None
-            else f"for {report.retry_after:.0f} s more"
-        )
+        left = report.retry_after
+        when = "until this has changed" if left is None else f"for {left:.0f} s more"
         log.error(
-            "Only %d of %d nodes vote (%d are a quorum): %s. Tasks that need a lock do "
-            "not run %s. (For a brand-new deployment, `celery -A proj redlock init`.)",
-            ballot.granted,
-            nodes,
-            ballot.quorum,
+            "Only %s: %s. Tasks that need a lock do not run %s. (For a brand-new "
+            "deployment, `celery -A proj redlock init`.)",
+            votes,
             problems,
             when,
             extra=fields,

@@ -121,13 +121,11 @@ class GatedScheduler(_Base):
         if left and left[0] not in slots:
             return  # an interval has one slot, which is late and not lost
         for due in slots[: len(slots) - len(left)]:
-            name = slot_name(entry.name, due)
-            log.error(
-                "%s could not be sent within redlock_beat_catchup (%g s), and is lost.",
-                name,
-                self.term.catchup,
-                extra=log_fields("slot-lost", slot=name),
+            name, within = slot_name(entry.name, due), self.term.catchup
+            text = (
+                "%s could not be sent within redlock_beat_catchup (%g s), and is lost."
             )
+            log.error(text, name, within, extra=log_fields("slot-lost", slot=name))
 
     # -- methods of the scheduler, with a gate ---------------------------------
 
@@ -181,12 +179,12 @@ class GatedScheduler(_Base):
                 break
             last = reserved if due == slots[-1] else None
             try:
-                with ExitStack() as until_recorded:
-                    gate = DeadlineProducer(
-                        producer or self.producer, self.term, until_recorded
-                    )
+                with ExitStack() as recorded:
+                    given = producer or self.producer
+                    gate = DeadlineProducer(given, self.term, until_recorded=recorded)
+                    message = _with_slot(entry, due)
                     result = super().apply_async(
-                        _with_slot(entry, due), producer=gate, advance=False, **options
+                        message, producer=gate, advance=False, **options
                     )
                     self._record_sent(entry, due, last)
             except Exception as error:
@@ -229,19 +227,16 @@ class GatedScheduler(_Base):
     def _log_missed(self, entry: ScheduleEntry) -> None:
         handled, earliest = self._handled_until(entry), self.term.earliest
         missed = next_due(entry.schedule, handled)
-        if (
-            missed is not None
-            and missed < earliest
-            and not never_ran(handled, earliest)
-        ):
-            name = slot_name(entry.name, missed)
-            log.warning(
-                "%s is not sent: it was due while no beat led, and is older than "
-                "redlock_beat_catchup (%g s).",
-                name,
-                self.term.catchup,
-                extra=log_fields("slot-missed", slot=name),
-            )
+        if missed is None or missed >= earliest or never_ran(handled, earliest):
+            return
+        name = slot_name(entry.name, missed)
+        log.warning(
+            "%s is not sent: it was due while no beat led, and is older than "
+            "redlock_beat_catchup (%g s).",
+            name,
+            self.term.catchup,
+            extra=log_fields("slot-missed", slot=name),
+        )
 
     def _record_sent(
         self, entry: ScheduleEntry, due: int, reserved: ScheduleEntry | None

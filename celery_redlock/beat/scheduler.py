@@ -98,8 +98,10 @@ class RedlockScheduler(Scheduler):
                 election_key(app),
                 ttl=self._settings.beat_ttl,
                 name=_NAME,
-                on_elected=self._send_elected,
-                on_resigned=self._send_resigned,
+                on_elected=lambda term: leader_elected.send(sender=self, term=term),
+                on_resigned=lambda term: leader_resigned.send(
+                    sender=self, term=term, lost=term.was_lost
+                ),
             )
         except ConfigurationError as error:
             # As in a worker: one line, where beat would print a traceback.
@@ -133,9 +135,8 @@ class RedlockScheduler(Scheduler):
         if gated is None:
             return pause
         if not self._record.flush():
-            self._log_blocked(
-                "the last slots are not recorded on a majority of the nodes."
-            )
+            reason = "the last slots are not recorded on a majority of the nodes."
+            self._log_blocked(reason)
             return min(pause, _RETRY)
         if self._is_blocked:
             fields = log_fields("sent-again", election=self.elector.key)
@@ -206,19 +207,11 @@ class RedlockScheduler(Scheduler):
     @property
     def info(self) -> str:
         """The lines for the banner."""
-        name = f"{self._inner_class.__module__}.{self._inner_class.__qualname__}"
+        inner = self._inner_class
         lines = {
-            "wraps": name,
+            "wraps": f"{inner.__module__}.{inner.__qualname__}",
             "leader of": f"{self.elector.key}, on {len(self._redlock.labels)} nodes",
             "takes over": f"within {self.elector.ttl:g} s",
             "catches up": f"{self._settings.beat_catchup:g} s",
         }
         return "\n".join(f"    . {label} -> {text}" for label, text in lines.items())
-
-    # -- signals ---------------------------------------------------------------------
-
-    def _send_elected(self, term: Term) -> None:
-        leader_elected.send(sender=self, term=term)
-
-    def _send_resigned(self, term: Term) -> None:
-        leader_resigned.send(sender=self, term=term, lost=term.was_lost)

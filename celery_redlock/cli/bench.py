@@ -15,7 +15,7 @@ from celery_redlock.cli.output.format import (
     table,
     unseen_lines,
 )
-from celery_redlock.cli.output.session import DONE, Command, Session
+from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import new_base, new_token
 from celery_redlock.core.quorum import VoteKind
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.client import NodeClient, PerNode
     from celery_redlock.core.transport.url import NodeAddress
-
-__all__ = ["bench"]
 
 _MS = 1000
 _SHARES = (0.5, 0.95, 0.99)
@@ -78,14 +76,13 @@ class Series:
 
 @click.command(cls=Command, short_help="Measure what a lock costs here.")
 @click.option("--count", default=500, show_default=True, help="How many locks.")
-@click.pass_context
-def bench(ctx: click.Context, *, count: int) -> None:
+@click.pass_obj
+def bench(session: Session, *, count: int) -> None:
     """Measure how long it takes to acquire and release locks, one after the other.
 
     The locks have keys of their own, so no task waits for them. The nodes have some
     extra load.
     """
-    session: Session = ctx.obj
     if count < 1:
         raise click.BadParameter("At least 1.", param_hint="--count")
     redlock = session.redlock
@@ -125,7 +122,6 @@ def bench(ctx: click.Context, *, count: int) -> None:
             ],
         },
     )
-    ctx.exit(DONE)
 
 
 def _on_majority(redlock: Redlock, count: int) -> tuple[list[float], list[float]]:

@@ -15,21 +15,18 @@ from celery_redlock.devnodes import DevNodes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["dev"]
-
 _MAX_TTL = 60.0  # the default of redlock_max_ttl
 
 
 @click.command(cls=Command, short_help="Run nodes on this machine.")
 @click.option("--nodes", default=5, show_default=True, help="How many.")
 @click.option("--max-ttl", default=_MAX_TTL, show_default=True, help="In seconds.")
-@click.pass_context
-def dev(ctx: click.Context, *, nodes: int, max_ttl: float) -> None:
+@click.pass_obj
+def dev(session: Session, *, nodes: int, max_ttl: float) -> None:
     """Run real nodes on this machine until Ctrl-C, and print their settings.
 
     Their data are lost at the end: for trying things out, not for production.
     """
-    session: Session = ctx.obj
     # A service manager ends a service by SIGTERM, and the nodes must end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with DevNodes(nodes, max_ttl=max_ttl) as running:

@@ -30,32 +30,25 @@ if TYPE_CHECKING:
     from celery_redlock.operations.doctor import Finding
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = ["doctor"]
-
 _MS = 1000
 _WIDTH = 88
-_MOODS = {
-    Severity.NOTE: "faint",
-    Severity.WARNING: "warning",
-    Severity.ERROR: "bad",
-}
+_MOODS = {Severity.NOTE: "faint", Severity.WARNING: "warning", Severity.ERROR: "bad"}
 _CODES = {Severity.NOTE: DONE, Severity.WARNING: WARNING, Severity.ERROR: ERROR}
 
 
 @click.command(cls=Command, short_help="Find what makes locks unsafe or slow.")
 @click.option("--acl", is_flag=True, help="Print ACL rules for a user of the nodes.")
-@click.pass_context
-def doctor(ctx: click.Context, *, acl: bool) -> None:
+@click.pass_obj
+def doctor(session: Session, *, acl: bool) -> int:
     """Examine the nodes, the settings and the tasks.
 
     Exits with 0 if there is nothing worse than a note, 1 for a warning, 3 for an
     error. Watches the nodes' clocks for a second.
     """
-    session: Session = ctx.obj
     if acl:
         lines, document = _acl(session.redlock)
         session.tell(lines, lambda: document)
-        return
+        return DONE
     session.app.loader.import_default_modules()
     reports = inspect_nodes(session.redlock)
     found = findings_of(Case(session.redlock, reports, session.app))
@@ -71,7 +64,7 @@ def doctor(ctx: click.Context, *, acl: bool) -> None:
             "worst": worst.word if worst else None,
         },
     )
-    ctx.exit(_CODES[worst] if worst else DONE)
+    return _CODES[worst] if worst else DONE
 
 
 def _nodes(reports: Sequence[NodeReport]) -> list[str]:

@@ -15,24 +15,22 @@ from celery_redlock.cli.output.session import (
     WARNING,
     Command,
     Failure,
+    Session,
 )
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
-    from celery_redlock.cli.output.session import Session
     from celery_redlock.core.records.claims import ExistingJob
     from celery_redlock.task.explain import Explanation, Step
-
-__all__ = ["explain"]
 
 
 @click.command(cls=Command, short_help="Say what would happen to a call, and why.")
 @click.argument("name")
 @click.option("--args", default="[]", help="A JSON list.", metavar="JSON")
 @click.option("--kwargs", default="{}", help="A JSON object.", metavar="JSON")
-@click.pass_context
-def explain(ctx: click.Context, *, name: str, args: str, kwargs: str) -> None:
+@click.pass_obj
+def explain(session: Session, *, name: str, args: str, kwargs: str) -> int:
     """Say what would happen to a call of the task NAME, without any change.
 
     Shows the key, whether the call would be published and would run now, which call is
@@ -41,8 +39,8 @@ def explain(ctx: click.Context, *, name: str, args: str, kwargs: str) -> None:
     Exits with 0 if a worker would run it now, with 1 if not, and with 3 if too few
     nodes answered to tell.
     """
-    session: Session = ctx.obj
-    positional, named = _json("--args", args, list), _json("--kwargs", kwargs, dict)
+    positional = _json("--args", args, list, 'a JSON list, such as [42, "x"]')
+    named = _json("--kwargs", kwargs, dict, 'such as {"number": 42}')
     found = _task(session.app, name).explain(*positional, **named)
     lines = [
         f"{'key':12}{found.key}",
@@ -51,8 +49,8 @@ def explain(ctx: click.Context, *, name: str, args: str, kwargs: str) -> None:
     ]
     session.tell(lines, lambda: _document(found))
     if not found.is_known:
-        ctx.exit(ERROR)
-    ctx.exit(DONE if found.would_run else WARNING)
+        return ERROR
+    return DONE if found.would_run else WARNING
 
 
 def _task(app: Any, name: str) -> SingletonTask:
@@ -63,17 +61,13 @@ def _task(app: Any, name: str) -> SingletonTask:
     raise Failure(f"The task {name!r} {fact}. {did_you_mean(name, ours)}", USAGE)
 
 
-def _json(option: str, text: str, kind: type) -> Any:
-    examples: dict[type, str] = {
-        list: 'a JSON list, such as [42, "x"]',
-        dict: 'such as {"number": 42}',
-    }
+def _json(option: str, text: str, kind: type, example: str) -> Any:
     try:
         value = json.loads(text)
     except ValueError as error:
         raise Failure(f"{option} is not JSON: {error}.", USAGE) from error
     if not isinstance(value, kind):
-        raise Failure(f"{option} is {text}; write {examples[kind]}.", USAGE)
+        raise Failure(f"{option} is {text}; write {example}.", USAGE)
     return value
 
 
@@ -96,14 +90,9 @@ def _painted(step: Step) -> str:
 
 
 def _step(step: Step) -> dict[str, Any]:
-    return {
-        "decision": step.decision,
-        "goes_on": step.goes_on,
-        "reason": step.reason or None,
-    }
+    facts = {"decision": step.decision, "goes_on": step.goes_on}
+    return {**facts, "reason": step.reason or None}
 
 
 def _job(job: ExistingJob | None) -> dict[str, Any] | None:
-    return (
-        None if job is None else {**holder_document(job.holder), "ttl_left": job.left}
-    )
+    return {**holder_document(job.holder), "ttl_left": job.left} if job else None

@@ -15,20 +15,17 @@ from celery_redlock.cli.output.format import (
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.operations.inspect import node_status
 
-__all__ = ["init"]
-
 
 @click.command(cls=Command, short_help="Start a brand-new deployment.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.pass_context
-def init(ctx: click.Context, *, yes: bool) -> None:
+@click.pass_obj
+def init(session: Session, *, yes: bool) -> None:
     """Start a brand-new deployment of nodes without waiting.
 
     A node that lost its memory does not vote for as long as a lock can last, and a new
     node looks the same. This command says that there is nothing to remember. It refuses
     if a node holds live locks.
     """
-    session: Session = ctx.obj
     redlock = session.redlock
     rows: list[Row] = [[node.label, state_cell(node)] for node in node_status(redlock)]
     session.say(*table((Column("NODE"), Column("NOW")), rows), "")

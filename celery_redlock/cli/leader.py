@@ -18,20 +18,17 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
     from celery_redlock.core.records.standbys import Leadership
 
-__all__ = ["leader"]
-
 
 @click.command(cls=Command, short_help="Show the leading beat and the standbys.")
-@click.pass_context
-def leader(ctx: click.Context) -> None:
+@click.pass_obj
+def leader(session: Session) -> int:
     """Show which beat sends the scheduled tasks, and which beats stand by.
 
     Exits with 1 if there is no leader, and with 3 if too few nodes answered to tell.
     """
-    session: Session = ctx.obj
     found = leadership_of(session.redlock, election_key(session.app))
     session.tell(_lines(found), lambda: _document(found))
-    ctx.exit(DONE if found.leader else WARNING if _is_known(found) else ERROR)
+    return DONE if found.leader else WARNING if _is_known(found) else ERROR
 
 
 def _is_known(found: Leadership) -> bool:

@@ -13,18 +13,15 @@ from celery_redlock.operations.scan import keys_without_ttl
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["leaked"]
-
 
 @click.command(cls=Command, short_help="List keys that never expire.")
-@click.pass_context
-def leaked(ctx: click.Context) -> None:
+@click.pass_obj
+def leaked(session: Session) -> int:
     """List keys under our prefix that have no ttl: locks that never expire.
 
     This package writes no such key. Another program may have, or a person with
     redis-cli. Exits with 1 if there are any.
     """
-    session: Session = ctx.obj
     redlock = session.redlock
     nodes = keys_without_ttl(redlock)
     found = {node: keys for node, keys in nodes.results.items() if keys}
@@ -32,17 +29,14 @@ def leaked(ctx: click.Context) -> None:
     lines = _lines(found, redlock.keys.lock(""))
     if not found:
         lines = [f"Every key on {plural(answered, 'node')} has a ttl."]
+    document = {"nodes": list(redlock.labels), "unseen": nodes.unseen}
     session.tell(
         [*lines, *unseen_lines(nodes.unseen)],
-        lambda: {
-            "nodes": list(redlock.labels),
-            "unseen": nodes.unseen,
-            "leaked": found,
-        },
+        lambda: {**document, "leaked": found},
     )
     if found:
-        ctx.exit(WARNING)
-    ctx.exit(DONE if answered >= redlock.quorum else ERROR)
+        return WARNING
+    return DONE if answered >= redlock.quorum else ERROR
 
 
 def _lines(found: Mapping[str, Sequence[str]], lock: str) -> list[str]:

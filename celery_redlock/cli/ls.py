@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.scan import Scan, SeenHolder
 
-__all__ = ["ls"]
-
 
 @click.command(cls=Command, short_help="List the locks that are held.")
 @click.argument("pattern", default="*")
@@ -38,16 +36,15 @@ __all__ = ["ls"]
 @click.option(
     "--every", default=2.0, show_default=True, help="Seconds between refreshes."
 )
-@click.pass_context
+@click.pass_obj
 def ls(
-    ctx: click.Context, *, pattern: str, everything: bool, watch: bool, every: float
-) -> None:
+    session: Session, *, pattern: str, everything: bool, watch: bool, every: float
+) -> int:
     """List the locks that are held.
 
     PATTERN selects keys: 'invoice:*'. All nodes are scanned at the same time and in
     small steps, so that tasks need not wait. A minority of the nodes may be down.
     """
-    session: Session = ctx.obj
 
     def look() -> tuple[Iterator[str], Callable[[], Any], bool]:
         seen = scan(session.redlock, pattern)
@@ -58,14 +55,14 @@ def ls(
         show_live(
             lambda: session.render(*look()[:2]), every=every, plain=session.as_json
         )
-        return
+        return DONE
     gc.disable()  # saves a fifth of the time with very many locks: there is no garbage
     try:
         lines, document, has_quorum = look()
         session.tell(lines, document)
     finally:
         gc.enable()
-    ctx.exit(DONE if has_quorum else ERROR)
+    return DONE if has_quorum else ERROR
 
 
 def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:

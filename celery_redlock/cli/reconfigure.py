@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.url import NodeAddress
 
-__all__ = ["reconfigure"]
-
 
 @click.command(cls=Command, short_help="Change the list of nodes, or max_ttl.")
 @click.option("--from", "old", metavar="NODES", help="The present nodes.")
@@ -38,9 +36,9 @@ __all__ = ["reconfigure"]
 @click.option("--from-max-ttl", type=float, help="The present redlock_max_ttl.")
 @click.option("--max-ttl", type=float, help="The future redlock_max_ttl.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.pass_context
+@click.pass_obj
 def reconfigure(  # noqa: PLR0913  (an argument for each option)
-    ctx: click.Context,
+    session: Session,
     *,
     old: str | None,
     new: str | None,
@@ -57,7 +55,6 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     No lock is granted for about as long as the greater max_ttl. If it is interrupted,
     run it again with the same arguments: it goes on where it stopped.
     """
-    session: Session = ctx.obj
     if all(given is None for given in (old, new, from_max_ttl, max_ttl)):
         raise click.UsageError("Say what to change: --from, --to or --max-ttl.")
     before = _redlock(session, old, from_max_ttl)

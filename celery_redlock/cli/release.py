@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from celery_redlock.core.transport.client import PerNode
     from celery_redlock.operations.scan import Kind, Scan
 
-__all__ = ["release"]
-
 _NOTHING_DONE = "Nothing was done."
 
 
@@ -50,37 +48,35 @@ _NOTHING_DONE = "Nothing was done."
 @click.option("--cool-downs", is_flag=True, help="Release cool-downs instead.")
 @click.option("--dry-run", is_flag=True, help="Show what would be released.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@click.pass_context
+@click.pass_obj
 def release(  # noqa: PLR0913  (click gives each option by name)
-    ctx: click.Context,
+    session: Session,
     *,
     key: str | None,
     claims: bool,
     cool_downs: bool,
     dry_run: bool,
     yes: bool,
-) -> None:
+) -> int:
     """Take the lock KEY away from its holder.
 
     Wait instead, if you can: the lock of a dead holder expires within its ttl. Only
-        what
-    is shown is released: if another client acquires the lock meanwhile, it keeps the
-    lock. Exits with 1 if there is nothing to release.
+    what is shown is released: if another client acquires the lock meanwhile, it keeps
+    the lock. Exits with 1 if there is nothing to release.
 
     With --claims or --cool-downs, KEY is a pattern and can be omitted: '*'. After
     `celery purge`, the claims of deleted jobs keep their calls from being published. A
     cool-down is what unique_for leaves after a success.
     """
-    session: Session = ctx.obj
     if claims and cool_downs:
         raise click.UsageError("Use --claims or --cool-downs, not both.")
     if claims or cool_downs:
         kind: Kind = "claim" if claims else "cooldown"
         found = scan(session.redlock, key or "*", kind)
-        ctx.exit(_release_found(session, found, key or "*", dry_run=dry_run, yes=yes))
+        return _release_found(session, found, key or "*", dry_run=dry_run, yes=yes)
     if key is None:
         raise click.UsageError("Missing argument 'KEY'.")
-    ctx.exit(_release_lock(session, key, dry_run=dry_run, yes=yes))
+    return _release_lock(session, key, dry_run=dry_run, yes=yes)
 
 
 # -- a lock ----------------------------------------------------------------------

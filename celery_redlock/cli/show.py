@@ -25,25 +25,22 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Inspection
     from celery_redlock.core.quorum import Ballot, Vote
 
-__all__ = ["show"]
-
 _MS = 1000
 
 
 @click.command(cls=Command, short_help="Show the holder of a lock.")
 @click.argument("key")
-@click.pass_context
-def show(ctx: click.Context, *, key: str) -> None:
+@click.pass_obj
+def show(session: Session, *, key: str) -> int:
     """Show the holder of the lock KEY, and the answer of each node.
 
     Exits with 1 if the lock is not held.
     """
-    session: Session = ctx.obj
     seen = session.redlock.inspect(key)
     session.tell([*_summary(seen), "", *_answers(seen.ballot)], lambda: _document(seen))
     if seen.ballot.answered < seen.ballot.quorum:
-        ctx.exit(ERROR)
-    ctx.exit(DONE if seen.holder else WARNING)
+        return ERROR
+    return DONE if seen.holder else WARNING
 
 
 def _summary(seen: Inspection) -> list[str]:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import Scan
 
-__all__ = ["top"]
-
 _NODE_COLUMNS = (
     Column("NODE"),
     Column("STATE", cut="end"),
@@ -47,13 +45,12 @@ _FOOT = 3  # lines below the locks
 @click.option(
     "--every", default=2.0, show_default=True, help="Seconds between refreshes."
 )
-@click.pass_context
-def top(ctx: click.Context, *, every: float) -> None:
+@click.pass_obj
+def top(session: Session, *, every: float) -> None:
     """Watch the nodes and the locks, the oldest first, until Ctrl-C.
 
     Locks that live shorter than one refresh are not counted.
     """
-    session: Session = ctx.obj
     frames = _frames(session.redlock)
 
     def render() -> Iterable[str]:

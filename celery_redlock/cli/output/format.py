@@ -26,25 +26,6 @@ if TYPE_CHECKING:
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import SeenHolder
 
-__all__ = [
-    "LOCK_COLUMNS",
-    "Cell",
-    "Column",
-    "Row",
-    "age_of",
-    "duration",
-    "finite",
-    "fit",
-    "holder_document",
-    "lock_row",
-    "painted",
-    "plural",
-    "since",
-    "state_cell",
-    "table",
-    "unseen_lines",
-]
-
 _GAP = "  "
 _ELLIPSIS = "…"
 _READABLE, _LEAST = 16, 8  # characters that are left of a text that is cut

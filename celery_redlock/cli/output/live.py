@@ -14,8 +14,6 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["show_live"]
-
 _MAX_SHARE = 0.2  # of the time, for making frames
 
 

@@ -11,19 +11,13 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.errors import (
-    ConfigurationError,
-    QuorumUnreachable,
-    RedlockError,
-)
+from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.settings import Settings
-
-__all__ = ["DONE", "ERROR", "USAGE", "WARNING", "Command", "Failure", "Session"]
 
 DONE, WARNING, USAGE, ERROR = range(4)
 
@@ -101,15 +95,16 @@ class Command(CeleryCommand):
         )
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command with a ``Session`` as its context object."""
+        """Run the command with a ``Session``, and end with the code that it returns."""
         celery, as_json = ctx.obj, ctx.params.pop("as_json")
         ctx.obj = Session(celery.app, as_json=as_json, colors=not celery.no_color)
         # The commands report about nodes themselves, so log lines would repeat it.
         logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
         try:
-            return super().invoke(ctx)
+            code = super().invoke(ctx)
         except RedlockError as error:
             raise Failure(str(error), _code_of(error)) from error
+        ctx.exit(code or DONE)
 
 
 def _code_of(error: RedlockError) -> int:
