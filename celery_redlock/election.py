@@ -185,7 +185,8 @@ class Elector:
         term, self.term = self.term, None
         if term is not None:
             self._redlock.release(term.lease)
-            self._log(logging.INFO, "leader-resigned", "Resigned as leader of %r.")
+            fields = log_fields("leader-resigned", election=self.key)
+            log.info("Resigned as leader of %r.", self.key, extra=fields)
             self._logged = None
         elif self._may_hold:
             self._redlock.release_base(self.key, self._base)
@@ -215,8 +216,9 @@ class Elector:
         if extension.carry_through(timeout):
             self._renewed_at = now
             if self._has_failed_renewal:
+                fields = log_fields("leader-renewed", election=self.key)
                 text = "The leadership of %r is renewed again."
-                self._log(logging.INFO, "leader-renewed", text)
+                log.info(text, self.key, extra=fields)
             self._has_failed_renewal = False
         elif ballot.top_taker[1] >= ballot.quorum:
             self._lose(term, f"{Holder.parse(ballot.holder_value())} leads")
@@ -229,14 +231,13 @@ class Elector:
 
     def _log_failed_renewal(self, term: Term, reasons: str) -> None:
         if not self._has_failed_renewal:
-            reasons = reasons or "a majority of the nodes did not confirm it"
-            self._log(
-                logging.WARNING,
-                "leader-not-renewed",
+            log.warning(
                 "The leadership of %r could not be renewed: %s. It ends in %.1f s "
                 "unless a renewal succeeds.",
-                reasons,
+                self.key,
+                reasons or "a majority of the nodes did not confirm it",
                 term.remaining(),
+                extra=log_fields("leader-not-renewed", election=self.key),
             )
         self._has_failed_renewal = True
 
@@ -245,12 +246,17 @@ class Elector:
         lease.state = LeaseState.LOST
         self.term, self._logged = None, None
         self._entry = self._holder_info()
-        text = "The leadership of %r is lost after %.0f s: %s. Standing by."
-        ran = lease.age()
-        self._log(logging.WARNING, "leader-lost", text, ran, reason, term=term.number)
+        log.warning(
+            "The leadership of %r is lost after %.0f s: %s. Standing by.",
+            self.key,
+            lease.age(),
+            reason,
+            extra=log_fields("leader-lost", election=self.key, term=term.number),
+        )
         # A lock that remains on some nodes would only delay the next leader.
-        token, since = lease.token, lease.started_at
-        release = self._redlock.release_request(self.key, token, since=since)
+        release = self._redlock.release_request(
+            self.key, lease.token, since=lease.started_at
+        )
         self._redlock.transport.send(release)
         call_safely(self._on_resigned, term)
 
@@ -284,30 +290,25 @@ class Elector:
         self._has_failed_renewal = False
         self.pause = self.ttl * _RENEW_AT
         self._standbys.withdraw()
-        number, text = term.number, "Elected leader of %r (term %d)."
-        self._log(logging.INFO, "leader-elected", text, number, term=number)
+        fields = log_fields("leader-elected", election=self.key, term=term.number)
+        text = "Elected leader of %r (term %d)."
+        log.info(text, self.key, term.number, extra=fields)
         call_safely(self._on_elected, term)
         return term
 
     def _log_leader(self, holder: Holder | None) -> None:
         leader = holder.base if holder else ""
         if self._logged != leader:
-            text = "Standing by: %r is led by %s."
-            self._log(logging.INFO, "standing-by", text, holder)
+            fields = log_fields("standing-by", election=self.key)
+            log.info("Standing by: %r is led by %s.", self.key, holder, extra=fields)
         self._logged = leader
 
     def _log_outage(self, error: QuorumUnreachable) -> None:
         if self._logged is not QuorumUnreachable:
+            fields = log_fields("no-leader-elected", election=self.key)
             text = "No leader of %r can be elected. %s"
-            self._log(logging.ERROR, "no-leader-elected", text, error)
+            log.error(text, self.key, error, extra=fields)
         self._logged = QuorumUnreachable
-
-    def _log(
-        self, level: int, event: str, text: str, *args: object, **facts: object
-    ) -> None:
-        """Log a text about the key, with further arguments of the text."""
-        extra = log_fields(event, election=self.key, **facts)
-        log.log(level, text, self.key, *args, extra=extra)
 
     def _holder_info(self) -> Holder:
         return Holder.here(task=self._name, started=self._clock.wall())

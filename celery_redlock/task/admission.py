@@ -343,7 +343,8 @@ class _UnreachableCall:
         """Log the decision, and send the signal."""
         call, decision = self.admission.call, self.decision
         extra = call.log_fields("outage", decision=decision.name)
-        text, what = "%s will %s (on_backend_error): %s", decision.describe(self.outage)
+        what = decision.describe(self.outage)
+        text = "%s will %s (on_backend_error): %s"
         log.warning(text, call, what, self.unreachable, extra=extra)
         facts = {"outage": self.outage, "decision": decision}
         lock_outage.send(sender=call.task, **facts, waited=call.waited)

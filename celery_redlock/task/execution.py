@@ -304,9 +304,9 @@ class Execution(TaskLock):
                 call = self.call
                 loss = Loss(**call.facts(), fence=lease.fence, ran=lease.age())
                 decision = self._decision = self._ask(loss)
-                facts = {"fence": lease.fence, "decision": decision.name}
+                fence, name = lease.fence, decision.name
+                extra = call.log_fields("loss", fence=fence, decision=name)
                 text = "%s lost its lock and will %s (on_lock_lost)."
-                extra = call.log_fields("loss", **facts)
                 log.warning(text, call, decision.describe(loss), extra=extra)
                 self._dispatch(lock_lost, lease=lease, decision=decision)
         return self._decision

@@ -206,12 +206,15 @@ class _DuplicateCall:
     def announce(self) -> None:
         """Log the decision, and send the signal."""
         task, conflict, decision = self.task, self.conflict, self.decision
-        facts = {"task": task.name, "task_id": conflict.task_id, "key": conflict.key}
-        extra = log_fields("publish-conflict", **facts, decision=decision.name)
-        text, what = (
-            "A call of %s will %s (on_conflict): %s",
-            decision.describe(conflict),
+        extra = log_fields(
+            "publish-conflict",
+            task=task.name,
+            task_id=conflict.task_id,
+            key=conflict.key,
+            decision=decision.name,
         )
+        what = decision.describe(conflict)
+        text = "A call of %s will %s (on_conflict): %s"
         log.log(decision.log_level, text, task.name, what, self.here, extra=extra)
         publish_deduplicated.send(sender=task, conflict=conflict, decision=decision)
 

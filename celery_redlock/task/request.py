@@ -179,7 +179,9 @@ class RedlockRequest(Request):
             return
         if released:
             votes = f"{released} of {len(redlock.labels)}"
-            facts = {"task": self.name, "task_id": self.id, "key": key}
+            extra = log_fields(
+                "lock-released", task=self.name, task_id=self.id, key=key
+            )
             log.warning(
                 "Released the lock %r of %s on %s nodes so far: its process %s is "
                 "gone.",
@@ -187,7 +189,7 @@ class RedlockRequest(Request):
                 self.humaninfo(),
                 votes,
                 self.worker_pid,
-                extra=log_fields("lock-released", **facts),
+                extra=extra,
             )
 
 
