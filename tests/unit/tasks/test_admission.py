@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.task.outcome import has_ended
+from celery_redlock.task.call import Call
 from celery_redlock.testing import SignalRecorder
 from tests.unit.core.support import put
 from tests.unit.support import CONFLICT
@@ -270,7 +270,9 @@ def test_app_without_a_result_backend_is_no_error(
     worker.app.conf.result_backend = None
     task = worker.leased_job()
 
-    assert not has_ended(task, task.request, worker.call_id)
+    call = Call.of(task, task.request, (), {})
+
+    assert not call.has_ended(worker.call_id)
     assert caplog.messages == []
 
 
