@@ -6,15 +6,18 @@ called, and a body that then ends without an exception gets ``LockLost`` at the 
 the block.
 
 To take a key that this execution holds already is free: it yields the same lease and
-touches no network. An *execution* is one thread or greenlet inside one block. Threads
-and greenlets that it starts copy its context, but are executions of their own.
+touches no network. An *execution* is one thread or greenlet, or one asyncio task in it.
+What it starts is another execution, also where it copies the context: a thread, a
+greenlet, an asyncio task, a forked child. They are refused, or wait, as any other
+client. (To wait blocks the event loop, and with it a holder in the same loop. So call
+``lock`` with ``wait`` in a thread: ``asyncio.to_thread``.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -31,9 +34,20 @@ if TYPE_CHECKING:
 __all__ = ["Hold", "current_lease", "held_by", "held_lease", "lock", "watchdog_of"]
 
 
-_holds: contextvars.ContextVar[tuple[Hold, ...]] = contextvars.ContextVar(
-    "celery_redlock_holds", default=()
-)
+_Execution = tuple[int, int, object]  # process, thread or greenlet, asyncio task
+
+
+class _Entered(threading.local):
+    """The locks that this thread or greenlet holds, outermost first.
+
+    This is no context variable on purpose: threads and asyncio tasks copy those.
+    """
+
+    def __init__(self) -> None:
+        self.holds: list[Hold] = []
+
+
+_entered = _Entered()
 
 
 def watchdog_of(redlock: Redlock) -> Watchdog:
@@ -43,27 +57,42 @@ def watchdog_of(redlock: Redlock) -> Watchdog:
     return watchdog or vars(redlock).setdefault("_watchdog", Watchdog(redlock))
 
 
-def _execution() -> tuple[int, int]:
-    """Identify this thread or greenlet, also apart from its copy in a forked child."""
-    return os.getpid(), threading.get_ident()
+def _execution() -> _Execution:
+    """Identify what runs now. No copy of a context has the identity of another one."""
+    return os.getpid(), threading.get_ident(), _asyncio_task()
 
 
-def _own_leases() -> Iterator[tuple[Redlock, Lease]]:
-    """Yield the leases of this thread or greenlet, innermost first."""
-    me = _execution()
-    for hold in reversed(_holds.get()):
+def _asyncio_task() -> object | None:
+    """Return the asyncio task that runs in this thread, or None."""
+    asyncio = sys.modules.get("asyncio")  # its import takes a while; most never do
+    if asyncio is None:
+        return None
+    try:
+        task: object | None = asyncio.current_task()
+    except (AttributeError, RuntimeError):  # half imported, or no loop runs here
+        return None
+    return task
+
+
+def _leases_of(*executions: _Execution) -> Iterator[tuple[Redlock, Lease]]:
+    """Yield the valid leases of these executions of this thread, innermost first."""
+    for hold in reversed(_entered.holds):
         lease = hold.own
-        if lease is not None and hold.execution == me and lease.is_valid():
+        if lease is not None and hold.execution in executions and lease.is_valid():
             yield hold.redlock, lease
 
 
 def current_lease(key: str | None = None) -> Lease | None:
-    """Return the innermost valid lease of this execution, or None.
+    """Return the innermost valid lease under which this code runs, or None.
+
+    It is the lease of this execution, or else of a block around the event loop that
+    runs this asyncio task.
 
     Args:
         key: Return the lease of this key instead.
     """
-    for _, lease in _own_leases():
+    process, thread, task = _execution()
+    for _, lease in _leases_of((process, thread, task), (process, thread, None)):
         if key is None or lease.key == key:
             return lease
     return None
@@ -71,7 +100,7 @@ def current_lease(key: str | None = None) -> Lease | None:
 
 def held_lease(redlock: Redlock, key: str) -> Lease | None:
     """Return the valid lease of this key that this execution holds, or None."""
-    for service, lease in _own_leases():
+    for service, lease in _leases_of(_execution()):
         if service is redlock and lease.key == key:
             return lease
     return None
@@ -93,14 +122,15 @@ class Hold:
         key: The name of the lock.
         own: The lease, from the grant to the end of ``release``. It stays None where
             this execution held the lock already.
-        execution: The process and the thread or greenlet that acquired it.
+        execution: The process, the thread or greenlet, and the asyncio task, if any,
+            that acquired it.
 
     Raises:
         ConfigurationError: ``hold_at_least`` is longer than any lock lasts.
     """
 
     own: Lease | None = None
-    execution: tuple[int, int] = (0, 0)
+    execution: _Execution = (0, 0, None)
     _is_used = False  # since the last release
     _may_be_granted = False  # by nodes, though ``own`` is not yet set
 
@@ -129,15 +159,15 @@ class Hold:
         self._hold_at_least = hold_at_least
         self._watchdog = watchdog or watchdog_of(redlock)
         self._base = base or new_base()
-        self._outer: tuple[Hold, ...] = ()
+        self._holds = _entered.holds
 
     def acquire(self, wait: float = 0.0) -> Lease:
         """Acquire the lock and keep it alive; raises as ``Redlock.acquire`` does."""
-        outer = _holds.get()
-        held = held_lease(self.redlock, self.key) if outer else None
+        holds = _entered.holds
+        held = held_lease(self.redlock, self.key) if holds else None
         if held is not None:
             return held
-        self._outer, self.execution = outer, _execution()
+        self._holds, self.execution = holds, _execution()
         self._is_used = self._may_be_granted = True
         try:
             lease = self.redlock.acquire(
@@ -147,7 +177,7 @@ class Hold:
             self._may_be_granted = False
             raise
         self.own = lease
-        _holds.set((*outer, self))
+        holds.append(self)
         self._watchdog.watch(
             lease,
             on_lost=self.on_lost,
@@ -190,7 +220,8 @@ class Hold:
                 self.on_released(lease)
 
     def _release(self) -> None:
-        _holds.set(self._outer)
+        if self in self._holds:
+            self._holds.remove(self)
         if self.execution[0] != os.getpid():
             return  # this is a child that was forked in the block: its parent holds it
         if self.own is not None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import os
@@ -127,6 +128,163 @@ def test_threads_share_a_service(
     with lock(redlock, "k", watchdog=watchdog) as lease:
         assert in_thread(enter) == "l"
         assert current_lease() is lease
+
+
+# -- asyncio -----------------------------------------------------------------------
+
+
+async def attempt(redlock: Redlock, watchdog: Stepped, key: str = "k") -> str:
+    """Take the lock and give way to other tasks; return the outcome."""
+    try:
+        with lock(redlock, key, watchdog=watchdog):
+            await asyncio.sleep(0)
+            return "ran"
+    except LockHeld:
+        return "refused"
+
+
+def test_asyncio_task_does_not_inherit_leases(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
+) -> None:
+    """A task that is started in the block copies the context, but is not the holder."""
+
+    async def current() -> Lease | None:
+        return current_lease()
+
+    async def hold() -> None:
+        with lock(redlock, "k", watchdog=watchdog) as lease:
+            assert await asyncio.create_task(current()) is None
+            assert await asyncio.create_task(attempt(redlock, watchdog)) == "refused"
+            assert current_lease() is lease
+            assert holders(nodes) == [lease.token] * 3
+
+    asyncio.run(hold())
+    assert holders(nodes) == FREE
+
+
+def test_asyncio_task_that_outlives_the_block_takes_the_lock_itself(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
+) -> None:
+    """It is a contender like any other, before the end of the block and after it."""
+
+    async def hold() -> list[str]:
+        outcomes = []
+        left = asyncio.Event()
+
+        async def outlive() -> None:
+            outcomes.append(await attempt(redlock, watchdog))
+            await left.wait()
+            outcomes.append(await attempt(redlock, watchdog))
+
+        with lock(redlock, "k", watchdog=watchdog):
+            task = asyncio.create_task(outlive())
+            await asyncio.sleep(0)
+        left.set()
+        await task
+        return outcomes
+
+    assert asyncio.run(hold()) == ["refused", "ran"]
+    assert holders(nodes) == FREE
+
+
+def test_awaited_coroutine_takes_the_lock_of_its_task_again(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
+) -> None:
+    """A coroutine that is awaited without a task of its own is the same execution."""
+
+    async def inner() -> Lease:
+        with lock(redlock, "k", watchdog=watchdog) as lease:
+            await asyncio.sleep(0)
+            assert current_lease() is lease
+            return lease
+
+    async def hold() -> None:
+        with lock(redlock, "k", watchdog=watchdog) as outer:
+            assert await inner() is outer
+
+    asyncio.run(hold())
+    assert asked(nodes) == ["acquire", "release"]
+
+
+def test_tasks_in_a_block_of_their_thread_exclude_each_other(
+    redlock: Redlock, watchdog: Stepped
+) -> None:
+    """A block that runs an event loop holds the lock; the loop's tasks do not.
+
+    They run under its lease, so that is their current one.
+    """
+
+    async def both() -> list[str]:
+        assert current_lease("k") is lease
+        tries = [attempt(redlock, watchdog) for _ in range(2)]
+        return await asyncio.gather(*tries)
+
+    with lock(redlock, "k", watchdog=watchdog) as lease:
+        assert asyncio.run(both()) == ["refused", "refused"]
+
+
+def test_tasks_of_a_thread_hold_locks_of_their_own(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
+) -> None:
+    """Their blocks may overlap and end in any order."""
+
+    async def hold(key: str, other: str, leave: asyncio.Event) -> str:
+        with lock(redlock, key, watchdog=watchdog) as lease:
+            await leave.wait()
+            outcome = await attempt(redlock, watchdog, other)
+            assert current_lease() is lease
+        assert current_lease() is None
+        return outcome
+
+    async def story() -> None:
+        leave_a, leave_b = asyncio.Event(), asyncio.Event()
+        a = asyncio.create_task(hold("a", "b", leave_a))
+        b = asyncio.create_task(hold("b", "a", leave_b))
+        await asyncio.sleep(0)
+        leave_a.set()
+        assert await a == "refused"
+        leave_b.set()
+        assert await b == "ran"
+
+    asyncio.run(story())
+    assert holders(nodes, "a") == holders(nodes, "b") == FREE
+
+
+def test_thread_of_asyncio_does_not_inherit_leases(
+    redlock: Redlock, watchdog: Stepped
+) -> None:
+    """``asyncio.to_thread`` copies the context, but its thread is not the holder."""
+
+    def enter() -> None:
+        assert current_lease() is None
+        with lock(redlock, "k", watchdog=watchdog):
+            pytest.fail("the body ran beside its parent")
+
+    async def hold() -> None:
+        with lock(redlock, "k", watchdog=watchdog) as lease:
+            with pytest.raises(LockHeld):
+                await asyncio.to_thread(enter)
+            assert current_lease() is lease
+
+    asyncio.run(hold())
+
+
+def test_copied_context_is_not_the_holder_elsewhere(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
+) -> None:
+    """What runs decides, not its context: the holder here, a contender later."""
+
+    def enter() -> Lease:
+        with lock(redlock, "k", watchdog=watchdog) as lease:
+            return lease
+
+    with lock(redlock, "k", watchdog=watchdog) as outer:
+        context = contextvars.copy_context()
+        assert context.run(enter) is outer
+        assert contextvars.Context().run(enter) is outer
+    assert context.run(current_lease) is None
+    assert context.run(enter) is not outer
+    assert holders(nodes) == FREE
 
 
 # -- forks -------------------------------------------------------------------------
