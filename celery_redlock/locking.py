@@ -196,11 +196,7 @@ class Hold:
             LockLost: The validity of the lease has ended.
         """
         lease = self.own
-        if (
-            lease is not None
-            and not lease.is_valid()
-            and self.execution == _execution()
-        ):
+        if lease is not None and not lease.is_valid() and not lease.is_inherited():
             raise lease.lost_error()
 
     def release(self) -> None:

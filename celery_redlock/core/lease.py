@@ -23,7 +23,7 @@ import functools
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from celery_redlock.errors import LockCancelled, LockLost
@@ -203,7 +203,9 @@ class Lease:
     """The result of a successful acquire: a lock, and until when to trust it.
 
     A lease is valid while it is held and its validity has not ended, by this machine's
-    monotonic clock. Asking is free and local.
+    monotonic clock. Asking is free and local. It belongs to the process that acquired
+    it: a forked child has a copy, which no renewal, loss or release reaches. There the
+    lease is never valid, and cannot be renewed or released.
 
     Attributes:
         key: The name of the lock.
@@ -221,6 +223,7 @@ class Lease:
         renewal_ballot: The votes at the last renewal, late ones included.
         cancelled_by: The newcomer that asked the holder to end; ``""`` if none did.
             The lease stays valid until its holder releases it.
+        pid: The process that acquired it.
     """
 
     key: str
@@ -236,16 +239,25 @@ class Lease:
     state: LeaseState = LeaseState.HELD
     renewal_ballot: Ballot | None = None
     cancelled_by: str = ""
+    pid: int = field(default_factory=lambda: os.getpid())  # noqa: PLW0108  (tests fork)
 
     def remaining(self) -> float:
         """Return the seconds of validity that are left; 0 once it is not held."""
-        if self.state is not LeaseState.HELD:
+        if self.state is not LeaseState.HELD or self.is_inherited():
             return 0.0
         return max(0.0, self.until - self.clock.monotonic())
 
     def is_valid(self) -> bool:
-        """Tell whether the lock is held and can be proven."""
-        return self.state is LeaseState.HELD and self.until > self.clock.monotonic()
+        """Tell whether this process holds the lock and can prove it."""
+        return (
+            self.state is LeaseState.HELD
+            and self.until > self.clock.monotonic()
+            and self.pid == os.getpid()
+        )
+
+    def is_inherited(self) -> bool:
+        """Tell whether this is a forked child's copy of the lease of its parent."""
+        return self.pid != os.getpid()
 
     def age(self) -> float:
         """Return the seconds since the attempt that won began."""
@@ -254,14 +266,15 @@ class Lease:
     def ensure(self, *, network: bool = False) -> None:
         """Raise unless the lock is still ours. Call it before a side effect.
 
-        Without ``network`` this compares two numbers and costs nothing. With it a
+        Without ``network`` this compares numbers and costs nothing. With it a
         majority of the nodes is asked, which costs one round trip and also notices a
         lock that an operator released. Neither can see the future: a process can be
         paused between this line and the next one. The fence protects from that.
 
         Raises:
             LockLost: The validity ended, or (``network``) the nodes name another
-                holder. Another run may be under way: write nothing.
+                holder, or this is a forked child of the holder. Another run may be
+                under way: write nothing.
             LockCancelled: A newcomer asked the holder to end. No other run begins
                 before this one has ended.
             QuorumUnreachable: (``network``) too few nodes answered to tell.
@@ -275,7 +288,12 @@ class Lease:
 
     def lost_error(self) -> LockLost:
         """Build the error for a lease that cannot be proven any more."""
-        if self.state is LeaseState.RELEASED:
+        if self.is_inherited():
+            fact = (
+                f"The lock {self.key!r} is held by process {self.pid}, or was, and not "
+                f"by its child {os.getpid()}, which must acquire a lock of its own"
+            )
+        elif self.state is LeaseState.RELEASED:
             fact = f"The lock {self.key!r} was already released"
         else:
             late = self.clock.monotonic() - self.until

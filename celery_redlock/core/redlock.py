@@ -299,8 +299,11 @@ class Redlock:
         """Renew the lease now. Return whether its validity has moved.
 
         After False the lease is as valid as before. It can be renewed again until its
-        validity ends. A lease that has ended is never resurrected.
+        validity ends. A lease that has ended is never resurrected. A forked child
+        cannot renew the lease of its parent, and asks no node.
         """
+        if lease.is_inherited():
+            return False
         return self.extension(lease).carry_through(self.timing.node_timeout)
 
     def extension(self, lease: Lease) -> Extension:
@@ -311,7 +314,8 @@ class Redlock:
         """Release the lock on all nodes. Twice is harmless.
 
         Take the lease out of renewal first (``Watchdog.forget``). After a loss
-        this never touches a successor's lock.
+        this never touches a successor's lock. A forked child cannot release the lease
+        of its parent, and asks no node.
 
         Args:
             lease: The result of ``acquire``.
@@ -323,6 +327,8 @@ class Redlock:
             majority had answered. All nodes are asked. A node that is away is asked
             when it reconnects.
         """
+        if lease.is_inherited():
+            return 0
         if lease.state is LeaseState.HELD:
             lease.state = LeaseState.RELEASED
         request = self.release_request(

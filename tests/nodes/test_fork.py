@@ -20,7 +20,7 @@ PRELUDE = """
 import os, sys, threading
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal.watchdog import Watchdog
-from celery_redlock.errors import LockHeld
+from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, lock, watchdog_of
 from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
@@ -68,6 +68,44 @@ with lock(redlock, key) as lease:
     print("parent holds")
 """
     assert run(program) == ["child refused", "parent holds"]
+
+
+def test_child_does_not_trust_the_lease_of_its_parent(run: Run) -> None:
+    """Neither while the parent holds the lock nor when another client does."""
+    program = """
+def denied(lease, network):
+    try:
+        lease.ensure(network=network)
+    except LockLost as error:
+        return f"process {os.getppid()}" in str(error)
+
+def work():
+    os.read(read, 1)
+    assert not lease.is_valid()
+    assert denied(lease, False) and denied(lease, True)
+    assert redlock.release(lease) == 0
+    assert not redlock.extend(lease)
+
+for is_held in (True, False):
+    read, write = os.pipe()
+    with lock(redlock, key) as lease:
+        child = os.fork()
+        if not child:
+            work()
+            os._exit(0)
+        if is_held:
+            os.write(write, b"x")
+            assert os.waitpid(child, 0)[1] == 0
+            lease.ensure(network=True)
+            assert redlock.inspect(key).votes == len(urls)
+    if not is_held:
+        with lock(Redlock(urls), key, wait=5) as theirs:
+            os.write(write, b"x")
+            assert os.waitpid(child, 0)[1] == 0
+            theirs.ensure(network=True)
+print("denied")
+"""
+    assert run(program) == ["denied"]
 
 
 def test_childs_exit_does_not_release_the_parents_lock(run: Run) -> None:

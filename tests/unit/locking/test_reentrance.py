@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import LeaseState
+from celery_redlock.core.lease import Holder, LeaseState
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, held_lease, lock
 from tests.unit.core.support import Stepped, asked, holders, put
@@ -331,6 +331,55 @@ def test_forked_child_that_leaves_the_block_releases_nothing(
     assert told == []
     assert asked(nodes) == ["acquire"]
     assert lease.state is LeaseState.HELD
+
+
+def test_forked_child_does_not_trust_the_lease(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    rival: Redlock,
+    watchdog: Stepped,
+    fork: Callable[[], None],
+) -> None:
+    """The lease is its parent's, which may have released it long ago."""
+    lease = redlock.acquire("k")
+    fork()
+    rival.release_base("k", Holder(lease.token).base)  # as the parent does
+    theirs = rival.acquire("k")
+
+    assert not lease.is_valid()
+    assert lease.remaining() == 0.0
+    for network in (False, True):
+        with pytest.raises(LockLost, match=r"'k' is held by process \d+, or was"):
+            lease.ensure(network=network)
+    assert holders(nodes) == [theirs.token] * 3
+
+
+def test_forked_child_cannot_change_the_lock_of_its_parent(
+    nodes: FakeNodes, redlock: Redlock, fork: Callable[[], None]
+) -> None:
+    """It neither releases nor renews: it asks no node, and leaves the lease alone."""
+    lease = redlock.acquire("k")
+    until = lease.until
+    fork()
+
+    assert redlock.release(lease) == 0
+    assert redlock.release(lease, keep=5.0) == 0
+    assert not redlock.extend(lease)
+
+    assert asked(nodes) == ["acquire"]
+    assert holders(nodes) == [lease.token] * 3
+    assert (lease.state, lease.until) == (LeaseState.HELD, until)
+
+
+def test_forked_child_has_leases_of_its_own(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, fork: Callable[[], None]
+) -> None:
+    """A lock that the child takes is the child's."""
+    fork()
+    with lock(redlock, "k", watchdog=watchdog) as lease:
+        lease.ensure(network=True)
+        assert current_lease() is lease
+    assert holders(nodes) == FREE
 
 
 # -- current_lease -----------------------------------------------------------------
