@@ -272,7 +272,7 @@ def test_thread_of_asyncio_does_not_inherit_leases(
 def test_copied_context_is_not_the_holder_elsewhere(
     nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
 ) -> None:
-    """What runs decides, not its context: the holder here, a contender later."""
+    """A copy of the context takes the lock again in the block, and not after it."""
 
     def enter() -> Lease:
         with lock(redlock, "k", watchdog=watchdog) as lease:
