@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pytest_celery import (
     CeleryBackendCluster,
@@ -25,7 +27,7 @@ from tests.worker.project.app import SETTINGS, create_app
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery import Celery, Task
     from celery.result import AsyncResult
@@ -33,13 +35,15 @@ if TYPE_CHECKING:
 
     from tests.harness.lock_nodes import LockNodes
 
-__all__ = ["Deployment", "Site"]
+__all__ = ["Deploy", "Deployment", "Site"]
+
+Deploy: TypeAlias = "Callable[..., Deployment]"  # starts workers for one test
 
 _TESTS = Path(__file__).parents[1]
 
 
 class Deployment(CeleryTestSetup):
-    """Workers of one app with a broker database of their own.
+    """Workers of one app with a broker database of their own: a context manager.
 
     Attributes:
         nodes: The lock nodes that its workers use.
@@ -66,6 +70,12 @@ class Deployment(CeleryTestSetup):
         self.nodes = nodes
         self.stage = stage
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.teardown()
+
     def task(self, name: str) -> Task:
         """Return the task as the publishers of this deployment have it."""
         return self.app.tasks[name]
@@ -79,6 +89,12 @@ class Deployment(CeleryTestSetup):
         result = self.send(name, key, *args, **options)
         self.until_running(key, result.id)
         return result
+
+    def finish(self, key: str, *jobs: AsyncResult) -> None:
+        """Open the gate of a key, and check that each of these jobs returns its id."""
+        self.stage.open(key)
+        returned = [job.get(timeout=20) for job in jobs]
+        assert returned == [job.id for job in jobs], returned
 
     def until_running(self, key: str, *task_ids: str, seconds: float = 10.0) -> None:
         """Wait until the bodies of these tasks run, and no others with the key."""
@@ -151,6 +167,13 @@ class Deployment(CeleryTestSetup):
         for victim in self.victims_of(number):
             self.stage.killed(key, victim)
         container.kill("SIGKILL")
+
+    def kill_child(self, key: str, *others: str) -> None:
+        """SIGKILL the process that runs this key; it may now run one of the others."""
+        (run,) = self.stage.running(key)
+        for record in (key, *others):
+            self.stage.killed(record, run.pid)
+        os.kill(run.pid, signal.SIGKILL)
 
     def victims_of(self, number: int) -> list[int] | list[str]:
         """Return the names by which records know the processes of a worker."""

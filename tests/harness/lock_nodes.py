@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import redis
 
+from celery_redlock.devnodes import DevNodes
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.devnodes import DevNode
 
-__all__ = ["LockNodes"]
+__all__ = ["LockNodes", "lock_nodes"]
 
 PREFIX = "redlock:lock:"
 NO_SUCH_KEY = -2  # the reply of PTTL
@@ -201,3 +202,10 @@ class LockNodes:
         """Close the connections."""
         for client in self._clients:
             client.close()
+
+
+@contextmanager
+def lock_nodes(count: int = 5, **options: Any) -> Iterator[LockNodes]:
+    """Start lock nodes, and stop them after the block; options as for `DevNodes`."""
+    with DevNodes(count, **options) as dev, closing(LockNodes(dev)) as nodes:
+        yield nodes

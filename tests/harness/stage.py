@@ -128,30 +128,27 @@ class Stage:
 
     def runs(self, key: str) -> list[Run]:
         """Return the runs of bodies with this key, oldest first."""
-        began, ended, killed = {}, {}, {}
+        ends: dict[object, dict[str, Any]] = {}
+        first = {}
         for line in self._journal(key).events():
             if line["event"] == "began":
-                began[line["run"]] = line
+                first[line["run"]] = line
             elif line["event"] == "ended":
-                ended[line["run"]] = line
+                ends[line["run"]] = line
             elif line["event"] == "killed":
-                killed[line["victim"]] = line
+                ends[line["victim"]] = line
         runs = []
-        for number, first in began.items():
-            last = ended.get(number) or killed.get(first["pid"])
-            last = last or killed.get(first["host"]) or {}
-            runs.append(
-                Run(
-                    first["task_id"],
-                    first["pid"],
-                    first["thread"],
-                    first["at"],
-                    last.get("at"),
-                    last.get("outcome"),
-                    first["host"],
-                )
-            )
+        for number, line in first.items():
+            last = ends.get(number) or ends.get(line["pid"]) or ends.get(line["host"])
+            began = (line["task_id"], line["pid"], line["thread"], line["at"])
+            last = last or {}
+            ended = (last.get("at"), last.get("outcome"), line["host"])
+            runs.append(Run(*began, *ended))
         return runs
+
+    def outcomes(self, key: str) -> list[str | None]:
+        """Return how each run of a body with this key ended; None while it runs."""
+        return [run.outcome for run in self.runs(key)]
 
     def running(self, key: str) -> list[Run]:
         """Return the runs that have begun and have not ended."""
