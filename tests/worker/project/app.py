@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery
 
 from tests.worker.project import (  # noqa: F401  (they register)
-    claimed,
-    conflicts,
-    endings,
     followers,
-    inside,
+    jobs,
     kinds,
-    losses,
     observers,
-    plain,
-    tasks,
+    special,
 )
 
 if TYPE_CHECKING:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
+import threading
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import current_task
 
+from celery_redlock import Lease, current_lease
 from tests.harness.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 STAGE = "PROJECT_STAGE"
-TTL = 1.5  # seconds, where a test waits until a lock is renewed or lost
 
 
 @cache
@@ -37,3 +39,20 @@ def hold(key: str) -> str:
     with recorded(key) as task_id:
         stage().wait(key)
     return task_id
+
+
+def own_lease() -> Lease:
+    """Return the lease of the current run."""
+    lease = current_lease()
+    assert lease is not None
+    return lease
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Call a function in a thread with a copy of the context, as frameworks do."""
+    answers: list[Any] = []
+    here = contextvars.copy_context()
+    thread = threading.Thread(target=lambda: answers.append(here.run(function)))
+    thread.start()
+    thread.join()
+    return answers[0]

@@ -5,20 +5,17 @@ The second argument tells the calls apart; the lock is on the first argument alo
 
 from __future__ import annotations
 
-import contextvars
-import threading
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock import LockCancelled, current_lease, singleton_task
+from celery_redlock import LockCancelled, singleton_task
 from celery_redlock.policies import BufferOne, CancelRunning
-from tests.worker.project.body import recorded, stage
+from tests.worker.project.body import own_lease, recorded, stage
+from tests.worker.project.jobs import LATE
 
 if TYPE_CHECKING:
     from celery import Task
 
     from celery_redlock.policies import Conflict
-
-LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 
 
 def hold(key: str, number: int) -> int:
@@ -29,37 +26,23 @@ def hold(key: str, number: int) -> int:
     return number
 
 
-@singleton_task(name="buffered", key="{key}", on_conflict="buffer_one")
-def buffered(key: str, number: int = 0) -> int:
-    """Run until the gate opens."""
-    return hold(key, number)
+def gated(name: str, **options: Any) -> None:
+    """Define a task that runs until the gate of its key opens."""
+
+    @singleton_task(name=name, key="{key}", **options)
+    def run(key: str, number: int = 0) -> int:
+        return hold(key, number)
 
 
-@singleton_task(
-    name="buffered-first", key="{key}", on_conflict="buffer_one", buffer_keep="first"
-)
-def buffered_first(key: str, number: int = 0) -> int:
-    """Run until the gate opens."""
-    return hold(key, number)
+BUFFER: dict[str, Any] = {"on_conflict": "buffer_one"}
+REPLACE: dict[str, Any] = {"on_conflict": "cancel_running"}
 
-
-@singleton_task(
-    name="buffered-late",
-    key="{key}",
-    on_conflict="buffer_one",
-    retry_countdown=0.5,
-    ttl=2,
-    **LATE,
-)
-def buffered_late(key: str, number: int = 0) -> int:
-    """Run until the gate opens; a job that must not be lost with its worker."""
-    return hold(key, number)
-
-
-@singleton_task(name="buffered-other", key="{key}", on_conflict="buffer_one")
-def buffered_other(key: str, number: int = 0) -> int:
-    """Run until the gate opens; another task with the same lock."""
-    return hold(key, number)
+gated("buffered", **BUFFER)
+gated("buffered-first", buffer_keep="first", **BUFFER)
+gated("buffered-late", retry_countdown=0.5, ttl=2, **BUFFER, **LATE)
+gated("buffered-other", **BUFFER)  # another task with the same lock
+gated("replacing", **REPLACE)
+gated("replacing-late", ttl=2, **REPLACE, **LATE)
 
 
 def replays_keep_their_order(conflict: Conflict) -> BufferOne:
@@ -75,18 +58,7 @@ def buffered_callable(key: str, number: int = 0, *, replay: bool = False) -> int
     return hold(key, number)
 
 
-@singleton_task(name="replacing", key="{key}", on_conflict="cancel_running")
-def replacing(key: str, number: int = 0) -> int:
-    """Run until the gate opens, or until it is cancelled."""
-    return hold(key, number)
-
-
-@singleton_task(
-    name="replacing-deaf",
-    key="{key}",
-    on_conflict="cancel_running",
-    cancel_grace=0.5,
-)
+@singleton_task(name="replacing-deaf", key="{key}", cancel_grace=0.5, **REPLACE)
 def replacing_deaf(key: str, number: int = 0) -> int:
     """Go on when it is cancelled, until its gate opens."""
     with recorded(key):
@@ -99,7 +71,7 @@ def replacing_deaf(key: str, number: int = 0) -> int:
                 return number
 
 
-@singleton_task(name="replacing-tidy", key="{key}", on_conflict="cancel_running")
+@singleton_task(name="replacing-tidy", key="{key}", **REPLACE)
 def replacing_tidy(key: str, number: int = 0) -> str:
     """Tidy up when it is cancelled, and tell how far it came."""
     with recorded(key):
@@ -111,19 +83,10 @@ def replacing_tidy(key: str, number: int = 0) -> str:
         return f"all of {number}"
 
 
-@singleton_task(
-    name="replacing-late", key="{key}", on_conflict="cancel_running", ttl=2, **LATE
-)
-def replacing_late(key: str, number: int = 0) -> int:
-    """Run until the gate opens; a job that must not be lost with its worker."""
-    return hold(key, number)
-
-
-@singleton_task(name="replacing-polite", key="{key}", on_conflict="cancel_running")
+@singleton_task(name="replacing-polite", key="{key}", **REPLACE)
 def replacing_polite(key: str, number: int = 0) -> int:
     """Ask the lease repeatedly whether the call may go on."""
-    lease = current_lease()
-    assert lease is not None
+    lease = own_lease()
     with recorded(key):
         while not stage().is_open(f"{key}-{number}"):
             lease.ensure()
@@ -143,11 +106,7 @@ def replacing_callable(key: str, number: int = 0, *, force: bool = False) -> int
 
 
 @singleton_task(
-    name="replacing-retried",
-    key="{key}",
-    on_conflict="cancel_running",
-    bind=True,
-    max_retries=5,
+    name="replacing-retried", key="{key}", bind=True, max_retries=5, **REPLACE
 )
 def replacing_retried(self: Task, key: str, number: int = 0) -> int:
     """Retry after every exception."""
@@ -155,33 +114,3 @@ def replacing_retried(self: Task, key: str, number: int = 0) -> int:
         return hold(key, number)
     except Exception as error:
         raise self.retry(exc=error, countdown=0) from error
-
-
-# -- The same call inside of its own run -------------------------------------------
-
-
-@singleton_task(name="applying", key="{key}", bind=True, on_conflict="raise")
-def applying(self: Task, key: str, depth: int) -> list[str]:
-    """Apply itself to this depth; return the token of each run's lease."""
-    lease = current_lease()
-    token = lease.token if lease else ""
-    with recorded(key):
-        inner = self.apply((key, depth - 1)).result if depth else []
-    return [token, *inner]
-
-
-@singleton_task(name="applying-elsewhere", key="{key}", bind=True, on_conflict="raise")
-def applying_elsewhere(self: Task, key: str, depth: int) -> str:
-    """Apply itself in a thread; return the type of the outcome."""
-    answers: list[Any] = []
-    if not depth:
-        return "ran"
-    here = contextvars.copy_context()  # as frameworks do for the threads they start
-
-    def apply() -> None:
-        answers.append(self.apply((key, depth - 1)).result)
-
-    thread = threading.Thread(target=here.run, args=(apply,))
-    thread.start()
-    thread.join()
-    return type(answers[0]).__name__

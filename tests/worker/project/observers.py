@@ -8,28 +8,19 @@ from celery_redlock import signals
 from tests.worker.project.body import stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_redlock import Lease
     from celery_redlock.policies import Conflict
 
 
-def on_acquired(lease: Lease, task_id: str, **_: Any) -> None:
-    """Record the acquire of a lock."""
-    stage().note(lease.key, "signal-acquired", task_id=task_id)
+def on_event(event: str) -> Callable[..., None]:
+    """Return a receiver that records what happened to a lock."""
 
+    def note(lease: Lease, task_id: str, **_: Any) -> None:
+        stage().note(lease.key, event, task_id=task_id)
 
-def on_renewed(lease: Lease, task_id: str, **_: Any) -> None:
-    """Record the renewal of a lock."""
-    stage().note(lease.key, "signal-renewed", task_id=task_id)
-
-
-def on_lost(lease: Lease, task_id: str, **_: Any) -> None:
-    """Record the loss of a lock."""
-    stage().note(lease.key, "signal-lost", task_id=task_id)
-
-
-def on_released(lease: Lease, task_id: str, **_: Any) -> None:
-    """Record the release of a lock."""
-    stage().note(lease.key, "signal-released", task_id=task_id)
+    return note
 
 
 def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
@@ -48,9 +39,8 @@ def on_cancelled(lease: Lease, task_id: str, cancelled_by: str, **_: Any) -> Non
     stage().note(lease.key, "signal-cancelled", task_id=task_id, **by)
 
 
+for _name in ("acquired", "renewed", "lost", "released"):
+    _signal = getattr(signals, f"lock_{_name}")
+    _signal.connect(on_event(f"signal-{_name}"), weak=False)
 signals.lock_cancelled.connect(on_cancelled)
-signals.lock_acquired.connect(on_acquired)
-signals.lock_renewed.connect(on_renewed)
-signals.lock_lost.connect(on_lost)
-signals.lock_released.connect(on_released)
 signals.lock_conflict.connect(on_conflict)

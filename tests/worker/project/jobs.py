@@ -1,0 +1,158 @@
+"""Tasks that differ in nothing but their lock options.
+
+The tests give each call its own key, and these tasks lock just this key. Two tasks that
+use the same text share the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from celery import shared_task
+
+from celery_redlock import LockLost, singleton_task
+from celery_redlock.policies import Raise, Retry, Skip, Wait
+from tests.worker.project.body import hold, recorded, stage
+
+if TYPE_CHECKING:
+    from celery_redlock.policies import Conflict, Loss
+
+TTL = 1.5  # seconds, where a test waits until a lock is renewed or lost
+COOL_DOWN = 4.0  # seconds
+LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
+SOON_AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.3}
+
+
+def gated(name: str, **options: Any) -> None:
+    """Define a task that runs until the gate of its key opens."""
+
+    @singleton_task(name=name, key="{key}", **options)
+    def run(key: str) -> str:
+        return hold(key)
+
+
+def quick(name: str, **options: Any) -> None:
+    """Define a task that runs and ends."""
+
+    @singleton_task(name=name, **{"key": "{key}", **options})
+    def run(key: str) -> str:
+        with recorded(key) as task_id:
+            return task_id
+
+
+def timed(name: str, **options: Any) -> None:
+    """Define a task that runs for a number of seconds."""
+
+    @singleton_task(name=name, key="{key}", **options)
+    def run(key: str, seconds: float) -> str:
+        with recorded(key) as task_id:
+            threading.Event().wait(seconds)
+            return task_id
+
+
+gated("job")
+gated("short", ttl=TTL)  # its lock is renewed soon
+gated("job-unstored", ignore_result=True)
+gated("late", **LATE)  # must not be lost with its worker
+gated("late-short", ttl=2, **LATE)  # the ttl ends the lock of a killed worker
+quick("quick")
+quick("keeping", hold_at_least=2.0)
+timed("sleeper")
+timed("storm", **SOON_AGAIN, **LATE)
+
+
+# -- When the lock is taken --------------------------------------------------------
+
+
+def note_and_raise(conflict: Conflict) -> str:
+    """Note the holder of the lock, then decide."""
+    assert conflict.holder is not None
+    stage().note(conflict.key, "conflict", holder=conflict.holder.task_id)
+    return "raise"
+
+
+def wait_then_retry(conflict: Conflict) -> Wait | Retry:
+    """Wait for a second, then ask to be republished."""
+    stage().note(conflict.key, "conflict")
+    return Retry(0.3) if conflict.waited else Wait(1.0)
+
+
+gated("job-raise", on_conflict="raise")
+gated("job-retry", max_retries=0, **SOON_AGAIN)
+gated("job-wait", on_conflict="wait", wait_timeout=30)
+gated("job-wait-briefly", on_conflict="wait", wait_timeout=0.3)
+gated("job-allow", on_conflict="allow")
+gated("job-callable", on_conflict=note_and_raise)
+gated("job-wait-then-retry", on_conflict=wait_then_retry)
+
+
+# -- Unique before it runs, or for a while after -----------------------------------
+
+
+def strict_before_it_runs(conflict: Conflict) -> Skip | Raise:
+    """Raise at the publisher; skip in a worker."""
+    return Raise() if conflict.stage == "publish" else Skip()
+
+
+FROM_THE_START: dict[str, Any] = {"unique_while": "queued_or_running"}
+
+gated(
+    "one-queued",
+    unique_while="queued",
+    on_conflict={"publish": "skip", "execute": "wait"},
+    wait_timeout=30,
+)
+gated("one-at-all", **FROM_THE_START)
+gated("one-queued-raise", on_conflict="raise", **FROM_THE_START)
+gated(
+    "one-queued-allow",
+    on_conflict={"publish": "allow", "execute": "skip"},
+    **FROM_THE_START,
+)
+gated("one-queued-callable", on_conflict=strict_before_it_runs, **FROM_THE_START)
+quick("one-in-a-while", unique_for=COOL_DOWN)
+
+
+# -- When the lock is lost ---------------------------------------------------------
+
+
+def note_lost(loss: Loss) -> str:
+    """Note the loss, and let the body go on."""
+    stage().note(loss.key, "lost", fence=loss.fence)
+    return "warn"
+
+
+gated("lost-retry", ttl=TTL, on_lock_lost="retry", **SOON_AGAIN)
+gated("lost-callable", ttl=TTL, on_lock_lost=note_lost)
+gated(
+    "lost-autoretry",
+    ttl=TTL,
+    autoretry_for=(LockLost,),
+    default_retry_delay=0,
+    max_retries=20,
+    **SOON_AGAIN,
+)
+gated("lost-other-autoretry", ttl=TTL, autoretry_for=(Exception,))
+
+
+# -- When the nodes cannot be reached ----------------------------------------------
+
+quick("unreachable-raise", on_backend_error="raise")
+quick("unreachable-skip", on_backend_error="skip")
+
+
+# -- Without a lock, to compare with -----------------------------------------------
+
+
+@shared_task(name="plain")
+def plain(key: str) -> str:
+    """Run until the gate opens, without a lock."""
+    return hold(key)
+
+
+@shared_task(name="tail")
+def tail(results: object, key: str) -> object:
+    """Return the earlier results, as the end of a chain or the body of a chord."""
+    with recorded(f"{key}-tail"):
+        return results

@@ -1,0 +1,269 @@
+"""Tasks whose bodies look at their own lock, end in special ways, or run again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject
+
+from celery_redlock import LockHeld, LockLost, current_lease, singleton_task
+from celery_redlock.signals import lock_heartbeat
+from tests.harness.waiting import until
+from tests.worker.project.body import hold, in_thread, own_lease, recorded, stage
+from tests.worker.project.jobs import SOON_AGAIN, TTL
+
+if TYPE_CHECKING:
+    from celery import Task
+
+
+# -- Their own lock ----------------------------------------------------------------
+
+
+@singleton_task(name="whoami", key="{key}")
+def whoami(key: str) -> int:
+    """Return the id of the process that runs it."""
+    with recorded(key):
+        return os.getpid()
+
+
+@singleton_task(name="informed", key="{key}")
+def informed(key: str) -> dict[str, Any]:
+    """Return the key, the fence and the remaining time of the lease."""
+    lease = own_lease()
+    with recorded(key):
+        lease.ensure()
+        lease.ensure(network=True)
+        return {"key": lease.key, "fence": lease.fence, "remaining": lease.remaining()}
+
+
+@singleton_task(name="unreachable-run", key="{key}", on_backend_error="run")
+def unreachable_run(key: str) -> bool:
+    """Run and end; tell whether there is a lease."""
+    with recorded(key):
+        return current_lease() is not None
+
+
+@singleton_task(name="nested", key="{key}", bind=True)
+def nested(self: Task, key: str) -> bool:
+    """Take its own lock again; tell whether that was the same lease."""
+    with recorded(key), self.lock(key) as inner:
+        stage().wait(key)
+        outer_fence = inner.fence
+    lease = own_lease()
+    lease.ensure(network=True)  # the inner block has not released it
+    return bool(lease.fence == outer_fence)
+
+
+@singleton_task(name="recursive", key="{key}", bind=True)
+def recursive(self: Task, key: str, depth: int) -> int:
+    """Call itself to this depth."""
+    return 1 + self(key, depth - 1) if depth else 0
+
+
+@singleton_task(name="applying", key="{key}", bind=True, on_conflict="raise")
+def applying(self: Task, key: str, depth: int) -> list[str]:
+    """Apply itself to this depth; return the token of each run's lease."""
+    lease = current_lease()
+    token = lease.token if lease else ""
+    with recorded(key):
+        inner = self.apply((key, depth - 1)).result if depth else []
+    return [token, *inner]
+
+
+@singleton_task(name="applying-elsewhere", key="{key}", bind=True, on_conflict="raise")
+def applying_elsewhere(self: Task, key: str, depth: int) -> str:
+    """Apply itself in a thread; return the type of the outcome."""
+    if not depth:
+        return "ran"
+    return type(in_thread(lambda: self.apply((key, depth - 1)).result)).__name__
+
+
+@singleton_task(name="spawning", key="{key}", bind=True)
+def spawning(self: Task, key: str) -> str:
+    """Try to take its own lock from a thread; return the outcome."""
+
+    def take() -> str:
+        try:
+            with self.lock(key):
+                return "taken"
+        except LockHeld:
+            return "held"
+
+    return str(in_thread(take))
+
+
+@singleton_task(name="beating", key="{key}", bind=True)
+def beating(self: Task, key: str) -> bool:
+    """Ask for a renewal; tell whether it came long before it was due."""
+    lease = own_lease()
+    before = lease.until
+    lock_heartbeat.send(sender=self)
+    with recorded(key):
+        return until(lambda: lease.until > before, 5)
+
+
+# -- Their end ---------------------------------------------------------------------
+
+
+@singleton_task(name="ending", key="{key}", bind=True, max_retries=1)
+def ending(self: Task, key: str, how: str) -> str:
+    """Run until the gate opens, then end in one of many ways."""
+    with recorded(key):
+        if how == "soft limit, tidied":
+            try:
+                stage().wait(f"{key}-never")
+            except SoftTimeLimitExceeded:
+                return "tidied"
+        if how == "deaf":  # like a long call in C: only SIGKILL ends it
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            stage().wait(f"{key}-never")
+        stage().wait(key)
+        if how == "exception":
+            raise ValueError(key)
+        if how == "ignore":
+            raise Ignore
+        if how == "reject":
+            raise Reject(key, requeue=False)
+        if how == "retry" and not self.request.retries:
+            raise self.retry(countdown=0.2)
+        if how == "exit":
+            raise SystemExit(0)
+        return how
+
+
+# -- The loss of their lock --------------------------------------------------------
+
+
+@singleton_task(name="lost-warn", key="{key}", ttl=TTL, on_lock_lost="warn")
+def lost_warn(key: str) -> bool:
+    """Run until the gate opens; tell whether the lease is still valid then."""
+    lease = own_lease()
+    hold(key)
+    return lease.is_valid()
+
+
+@singleton_task(name="lost-stubborn", key="{key}", ttl=TTL)
+def lost_stubborn(key: str) -> None:
+    """Ignore soft limits; only LockLost ends the body."""
+    with recorded(key):
+        while True:
+            try:
+                stage().wait(key)
+            except SoftTimeLimitExceeded:  # noqa: PERF203  (the point of this task)
+                stage().note(key, "caught")
+            else:
+                return
+
+
+@singleton_task(name="lost-swallowed", key="{key}", ttl=TTL)
+def lost_swallowed(key: str) -> str:
+    """Swallow the error that stops the body, and return a result."""
+    try:
+        return hold(key)
+    except Exception:  # noqa: BLE001  (users do this)
+        return "all is well"
+
+
+@singleton_task(name="lost-deaf", key="{key}", ttl=TTL)
+def lost_deaf(key: str) -> str:
+    """Catch the first LockLost, and go on."""
+    with recorded(key) as task_id:
+        try:
+            stage().wait(key)
+        except LockLost:
+            stage().note(key, "caught")
+            stage().wait(key)
+        return task_id
+
+
+@singleton_task(
+    name="lost-mutating", key="{key}", ttl=TTL, on_lock_lost="retry", **SOON_AGAIN
+)
+def lost_mutating(key: str, numbers: list[int]) -> list[int]:
+    """Clear the list of numbers; return the numbers that it had."""
+    given = [*numbers]
+    numbers.clear()
+    hold(key)
+    return given
+
+
+# -- Their retries -----------------------------------------------------------------
+
+
+@singleton_task(
+    name="autoretried",
+    key="{key}",
+    bind=True,
+    autoretry_for=(ValueError,),
+    retry_backoff=True,
+    max_retries=2,
+)
+def autoretried(self: Task, key: str) -> int:
+    """Fail twice, then tell which attempt this was."""
+    with recorded(key):
+        if self.request.retries < 2:
+            raise ValueError(key)
+        return int(self.request.retries)
+
+
+@singleton_task(name="retried-at-once", key="{key}", bind=True, max_retries=None)
+def retried_at_once(self: Task, key: str, times: int) -> int:
+    """Retry itself without delay, this many times."""
+    with recorded(key):
+        if self.request.retries < times:
+            raise self.retry(countdown=0)
+        return int(self.request.retries)
+
+
+@singleton_task(name="overtaken", key="{key}", bind=True)
+def overtaken(self: Task, key: str) -> str:
+    """Publish a retry, and go on running beside it until the gate opens."""
+    with recorded(key) as task_id:
+        if not self.request.retries:
+            try:
+                self.retry(countdown=0)
+            finally:
+                stage().wait(key)
+        return task_id
+
+
+@singleton_task(
+    name="one-queued-again",
+    key="{key}",
+    unique_while="queued_or_running",
+    bind=True,
+    max_retries=1,
+)
+def one_queued_again(self: Task, key: str) -> str:
+    """Wait for its retry, and run until the gate opens."""
+    if not self.request.retries:
+        raise self.retry(countdown=3)
+    return hold(key)
+
+
+# -- Their arguments ---------------------------------------------------------------
+
+
+@singleton_task(name="canonical")
+def canonical(key: str, value: Any = 1) -> str:
+    """Run until the gate opens; the lock is named by all arguments."""
+    return hold(key)
+
+
+@singleton_task(name="chosen", unique_on=["key"])
+def chosen(key: str, value: Any = 1) -> str:
+    """Run until the gate opens; the lock is named by one argument."""
+    return hold(key)
+
+
+@singleton_task(name="mutating")
+def mutating(key: str, numbers: list[int], options: dict[str, Any]) -> str:
+    """Change its arguments before it runs and before it ends."""
+    numbers.append(4)
+    options["more"] = True
+    task_id = hold(key)
+    numbers.clear()
+    return task_id
