@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import re
-import secrets
 import warnings
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +15,15 @@ from tests.docker.containers import DockerEngine, DockerNodes, RedisServer
 from tests.docker.site import DockerSite
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.stage import Stage
+from tests.worker.conftest import deploy, key
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Generator, Iterator
 
     from tests.docker.site import DockerDeployment
+
+__all__ = ["deploy", "key"]  # pytest finds them here
 
 SHORT = {"redlock_max_ttl": 2, "redlock_ttl": 1.5}  # seconds: a short quarantine
 
@@ -63,17 +65,16 @@ def site(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Dock
 @pytest.fixture(scope="session")
 def nodes(engine: DockerEngine) -> Iterator[LockNodes]:
     """Give five lock nodes, each in a container."""
-    nodes = LockNodes(DockerNodes(engine, 5, "node", max_ttl=60))  # type: ignore[arg-type]
-    yield nodes
-    nodes.close()
+    dev: Any = DockerNodes(engine, 5, "node", max_ttl=60)
+    with closing(LockNodes(dev)) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="session")
 def prefork(site: DockerSite, nodes: LockNodes) -> Iterator[DockerDeployment]:
     """Give a worker with four processes."""
-    deployment = site.deploy(nodes)
-    yield deployment
-    deployment.teardown()
+    with site.deploy(nodes) as deployment:
+        yield deployment
 
 
 @pytest.fixture(scope="session")
@@ -88,42 +89,15 @@ def frail(prefork: DockerDeployment) -> DockerDeployment:
     return prefork
 
 
-@pytest.fixture
-def deploy(
-    site: DockerSite, nodes: LockNodes
-) -> Iterator[Callable[..., DockerDeployment]]:
-    """Give a function that starts workers for this test alone."""
-    deployments: list[DockerDeployment] = []
-
-    def start(lock_nodes: LockNodes = nodes, **options: Any) -> DockerDeployment:
-        deployments.append(site.deploy(lock_nodes, **options))
-        return deployments[-1]
-
-    yield start
-    for deployment in deployments:
-        deployment.teardown()
-
-
 @pytest.fixture(scope="session")
 def mortal(engine: DockerEngine, site: DockerSite) -> Iterator[DockerDeployment]:
     """Give a worker whose lock nodes may be killed: they vote again soon."""
-    nodes = LockNodes(DockerNodes(engine, 3, "mortal", max_ttl=2))  # type: ignore[arg-type]
-    deployment = site.deploy(nodes, concurrency=1, settings=SHORT)
-    yield deployment
-    deployment.teardown()
-    nodes.close()
-
-
-@pytest.fixture
-def key(
-    request: pytest.FixtureRequest, site: DockerSite, nodes: LockNodes
-) -> Iterator[str]:
-    """Give an argument that no other test uses; its locks must be gone afterwards."""
-    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60]
-    key = f"{name}-{secrets.token_hex(4)}"
-    yield key
-    site.stage.open_all(key)
-    nodes.until_free(key)
+    dev: Any = DockerNodes(engine, 3, "mortal", max_ttl=2)
+    with (
+        closing(LockNodes(dev)) as nodes,
+        site.deploy(nodes, concurrency=1, settings=SHORT) as deployment,
+    ):
+        yield deployment
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,11 +41,12 @@ class DockerDeployment(Deployment):
         """``docker unpause``."""
         self.worker_cluster[number].container.raw.unpause()
 
-    def kill_child(self, key: str) -> None:
+    def kill_child(self, key: str, *others: str) -> None:
         """SIGKILL the process that runs this key, from within its container."""
         (run,) = self.stage.running(key)
         container = self.worker_cluster[self.worker_of(key)].container
-        self.stage.killed(key, run.pid)
+        for record in (key, *others):
+            self.stage.killed(record, run.pid)
         kill = f"import os; os.kill({run.pid}, 9)"
         code, said = container.exec_run(["python", "-c", kill])
         assert code == 0, said

@@ -13,19 +13,19 @@ from celery import states
 
 from celery_redlock import LockLost
 from tests.harness.waiting import until
-from tests.worker.test_deaths import (
+from tests.worker.test_endings import (
     test_killed_worker_keeps_others_out_until_the_ttl_ends as _killed_worker,
 )
 from tests.worker.test_pools import (
-    test_pool_interrupts_a_body_whose_lock_is_lost,
-    test_pool_renews_the_lock_while_the_body_runs,
+    test_pool_renews_the_lock_while_a_body_runs,
     test_pool_runs_equal_calls_once,
+    test_pool_stops_a_body_whose_lock_is_lost,
 )
 from tests.worker.test_redelivery import (
     test_retry_that_overtakes_its_parent_is_not_a_duplicate,
 )
 from tests.worker.test_unreachable import (
-    test_failed_attempts_leave_nothing_on_the_nodes_that_answered,
+    test_failed_attempts_leave_nothing,
     test_minority_down_stops_no_lock,
 )
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from tests.docker.site import DockerDeployment
 
 __all__ = [
-    "test_failed_attempts_leave_nothing_on_the_nodes_that_answered",
+    "test_failed_attempts_leave_nothing",
     "test_minority_down_stops_no_lock",
-    "test_pool_interrupts_a_body_whose_lock_is_lost",
-    "test_pool_renews_the_lock_while_the_body_runs",
+    "test_pool_renews_the_lock_while_a_body_runs",
     "test_pool_runs_equal_calls_once",
+    "test_pool_stops_a_body_whose_lock_is_lost",
     "test_retry_that_overtakes_its_parent_is_not_a_duplicate",
 ]
 

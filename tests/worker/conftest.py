@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import secrets
@@ -9,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.devnodes import DevNodes
 from tests.harness.deployment import Site
-from tests.harness.lock_nodes import LockNodes
+from tests.harness.lock_nodes import lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.harness.deployment import Deployment
+    from tests.harness.deployment import Deploy, Deployment
+    from tests.harness.lock_nodes import LockNodes
     from tests.harness.stage import Stage
 
 __all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
@@ -39,20 +41,15 @@ def site(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="session")
 def nodes(redis_server: str) -> Iterator[LockNodes]:
     """Give five lock nodes that stay up."""
-    yield from _lock_nodes(redis_server)
+    with lock_nodes(binary=redis_server) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="session")
 def frail_nodes(redis_server: str) -> Iterator[LockNodes]:
     """Give five lock nodes that tests may stop and kill."""
-    yield from _lock_nodes(redis_server)
-
-
-def _lock_nodes(binary: str) -> Iterator[LockNodes]:
-    with DevNodes(5, binary=binary) as dev:
-        nodes = LockNodes(dev)
+    with lock_nodes(binary=redis_server) as nodes:
         yield nodes
-        nodes.close()
 
 
 # -- Workers -------------------------------------------------------------------
@@ -61,22 +58,19 @@ def _lock_nodes(binary: str) -> Iterator[LockNodes]:
 @pytest.fixture(scope="session")
 def deployed(site: Site, nodes: LockNodes) -> Iterator[Callable[[str], Deployment]]:
     """Give a function that returns the workers of a pool: four tasks at a time."""
-    deployments: dict[str, Deployment] = {}
+    with contextlib.ExitStack() as stack:
 
-    def of(pool: str) -> Deployment:
-        if pool not in deployments:
+        @functools.cache
+        def of(pool: str) -> Deployment:
             if pool in ("gevent", "eventlet"):
                 pytest.importorskip(pool)
             # A solo worker runs one task at a time; four of them are like a pool.
-            concurrency, workers = (1, 4) if pool == "solo" else (4, 1)
-            deployments[pool] = site.deploy(
-                nodes, pool=pool, concurrency=concurrency, workers=workers
+            children, workers = (1, 4) if pool == "solo" else (4, 1)
+            return stack.enter_context(
+                site.deploy(nodes, pool=pool, concurrency=children, workers=workers)
             )
-        return deployments[pool]
 
-    yield of
-    for deployment in deployments.values():
-        deployment.teardown()
+        yield of
 
 
 @pytest.fixture
@@ -93,27 +87,30 @@ def any_pool(
     return deployed(request.param)
 
 
+@pytest.fixture(params=["prefork", "threads"])
+def here(
+    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
+) -> Deployment:
+    """Give workers of both pools in turn; all tests share them."""
+    return deployed(request.param)
+
+
 @pytest.fixture(scope="session")
 def frail(site: Site, frail_nodes: LockNodes) -> Iterator[Deployment]:
     """Give a prefork worker whose lock nodes may be stopped."""
-    deployment = site.deploy(frail_nodes)
-    yield deployment
-    deployment.teardown()
+    with site.deploy(frail_nodes) as deployment:
+        yield deployment
 
 
 @pytest.fixture
-def deploy(site: Site, nodes: LockNodes) -> Iterator[Callable[..., Deployment]]:
+def deploy(site: Site, nodes: LockNodes) -> Iterator[Deploy]:
     """Give a function that starts workers for this test alone."""
-    deployments: list[Deployment] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(lock_nodes: LockNodes = nodes, **options: Any) -> Deployment:
-        deployment = site.deploy(lock_nodes, **options)
-        deployments.append(deployment)
-        return deployment
+        def start(lock_nodes: LockNodes = nodes, **options: Any) -> Deployment:
+            return stack.enter_context(site.deploy(lock_nodes, **options))
 
-    yield start
-    for deployment in deployments:
-        deployment.teardown()
+        yield start
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
@@ -12,21 +10,12 @@ from celery import states
 
 from celery_redlock import DuplicateTask
 from tests.harness.waiting import until
+from tests.worker.support import assert_refused, pools, redelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery.result import AsyncResult
 
-    from tests.harness.deployment import Deployment
-
-
-@pytest.fixture(params=["prefork", "threads"])
-def here(
-    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
-) -> Deployment:
-    """Give workers of both pools in turn."""
-    return deployed(request.param)
+    from tests.harness.deployment import Deploy, Deployment
 
 
 def send_waiting(
@@ -49,54 +38,49 @@ def numbers(here: Deployment, key: str) -> list[int]:
     return [note["number"] for note in here.stage.notes(key, "arguments")]
 
 
-def test_buffer_one_runs_once_more_with_the_newest_arguments(
-    any_pool: Deployment, key: str
-) -> None:
-    """Of any number of duplicates of a running call only the newest runs after it."""
-    here = any_pool
-    first = here.begin("buffered", key, 0)
-    others = send_waiting(here, "buffered", key, 1, 2, 3, 4, 5)
+def assert_one_follows(
+    here: Deployment, name: str, key: str, *sent: int, runs: int
+) -> tuple[AsyncResult, list[AsyncResult]]:
+    """Check that of these duplicates of a running call one runs after it, alone.
+
+    Returns:
+        The duplicate that ran, and the others.
+    """
+    first = here.begin(name, key, 0)
+    others = dict(zip(sent, send_waiting(here, name, key, *sent), strict=True))
 
     here.stage.open(key)
 
     assert first.get(timeout=10) == 0
-    assert others[-1].get(timeout=20) == 5
-    for other in others[:-1]:
+    successor = others.pop(runs)
+    assert successor.get(timeout=20) == runs
+    for other in others.values():
         with pytest.raises(DuplicateTask, match="runs instead"):
             other.get(timeout=20)
         assert other.state == states.REVOKED
-    assert numbers(here, key) == [0, 5]
+    assert numbers(here, key) == [0, runs]
     assert here.stage.overlaps(key) == []
+    return successor, [*others.values()]
 
 
-def test_buffer_keep_first_runs_once_more_with_the_first_arguments(
-    here: Deployment, key: str
-) -> None:
+def test_newest_duplicate_runs_once_more(any_pool: Deployment, key: str) -> None:
+    """Of any number of duplicates of a running call only the newest runs after it."""
+    assert_one_follows(any_pool, "buffered", key, 1, 2, 3, 4, 5, runs=5)
+
+
+def test_buffer_keep_first_runs_the_first(here: Deployment, key: str) -> None:
     """With ``buffer_keep="first"`` the duplicate that has waited longest runs."""
-    first = here.begin("buffered-first", key, 0)
-    others = send_waiting(here, "buffered-first", key, 1, 2, 3)
+    oldest, others = assert_one_follows(here, "buffered-first", key, 1, 2, 3, runs=1)
 
-    here.stage.open(key)
-
-    assert first.get(timeout=10) == 0
-    assert others[0].get(timeout=20) == 1
-    for other in others[1:]:
-        with pytest.raises(DuplicateTask, match=others[0].id):
-            other.get(timeout=10)
-    assert numbers(here, key) == [0, 1]
+    for other in others:
+        assert_refused(other, oldest)
 
 
 def test_callable_buffers_as_it_decides(here: Deployment, key: str) -> None:
     """A function returns ``BufferOne(...)``, with different options for each call."""
-    first = here.begin("buffered-callable", key, 0)
-    older, newer = send_waiting(here, "buffered-callable", key, 1, 2)
+    newer, (older,) = assert_one_follows(here, "buffered-callable", key, 1, 2, runs=2)
 
-    here.stage.open(key)
-
-    assert first.get(timeout=10) == 0
-    assert newer.get(timeout=20) == 2
-    with pytest.raises(DuplicateTask, match=newer.id):
-        older.get(timeout=10)
+    assert_refused(older, newer)
 
 
 def test_call_that_finds_the_lock_free_just_runs(here: Deployment, key: str) -> None:
@@ -109,9 +93,7 @@ def test_call_that_finds_the_lock_free_just_runs(here: Deployment, key: str) -> 
     assert numbers(here, key) == [0, 1, 2]
 
 
-def test_duplicate_of_the_one_that_follows_is_buffered_in_its_turn(
-    here: Deployment, key: str
-) -> None:
+def test_duplicate_of_the_next_call_is_buffered(here: Deployment, key: str) -> None:
     """After a successor has ended, duplicates of the next call are buffered again."""
     here.begin("buffered", key, 0)
     (second,) = send_waiting(here, "buffered", key, 1)
@@ -157,9 +139,7 @@ def test_call_sent_by_name_is_buffered_as_well(here: Deployment, key: str) -> No
     assert len(here.stage.runs(key)) == 2
 
 
-def test_call_that_expires_replaces_no_call_that_does_not(
-    here: Deployment, key: str
-) -> None:
+def test_call_that_expires_replaces_no_other(here: Deployment, key: str) -> None:
     """The newest call may expire before it runs, so the older one waits and runs."""
     first = here.begin("buffered", key, 0)
     (older,) = send_waiting(here, "buffered", key, 1)
@@ -205,19 +185,12 @@ def assert_ran_again(first: AsyncResult, newest: AsyncResult) -> None:
         assert first.get() == 0
 
 
-def kill_body(here: Deployment, key: str) -> None:
-    """SIGKILL the process that runs this key."""
-    (run,) = here.stage.running(key)
-    here.stage.killed(key, run.pid)
-    os.kill(run.pid, signal.SIGKILL)
-
-
 def test_killed_holder_stops_no_other_call(prefork: Deployment, key: str) -> None:
     """The killed call runs again or is superseded, and one more run follows."""
     first = prefork.begin("buffered-late", key, 0)
     older, newer = send_waiting(prefork, "buffered-late", key, 1, 2)
 
-    kill_body(prefork, key)
+    prefork.kill_child(key)
     prefork.stage.open(key)
 
     assert newer.get(timeout=30) == 2
@@ -227,18 +200,13 @@ def test_killed_holder_stops_no_other_call(prefork: Deployment, key: str) -> Non
     assert prefork.stage.overlaps(key) == []
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pools
 @pytest.mark.parametrize("victims", ["waiter", "holder", "both"])
 def test_killed_workers_lose_nothing(
-    deploy: Callable[..., Deployment], key: str, pool: str, victims: str
+    deploy: Deploy, key: str, pool: str, victims: str
 ) -> None:
     """SIGKILL the whole worker of the holder, of the waiting calls, or both workers."""
-    here = deploy(
-        pool=pool,
-        workers=2,
-        concurrency=1,
-        settings={"worker_prefetch_multiplier": 1, **REDELIVERY},
-    )
+    here = deploy(pool=pool, workers=2, concurrency=1, settings=redelivery(after=4))
     first = here.begin("buffered-late", key, 0)
     holder = here.worker_of(key)
     others = send_waiting(here, "buffered-late", key, 1, 2)
@@ -293,9 +261,7 @@ def test_hung_majority_loses_no_call(frail: Deployment, key: str) -> None:
     assert frail.stage.overlaps(key) == []
 
 
-def test_nodes_that_forget_who_waits_lose_no_call(
-    prefork: Deployment, key: str
-) -> None:
+def test_nodes_that_forget_lose_no_call(prefork: Deployment, key: str) -> None:
     """A call that comes back and is in no register enters itself again."""
     first = prefork.begin("buffered", key, 0)
     (other,) = send_waiting(prefork, "buffered", key, 1)
@@ -305,12 +271,3 @@ def test_nodes_that_forget_who_waits_lose_no_call(
 
     assert first.get(timeout=10) == 0
     assert other.get(timeout=20) == 1
-
-
-REDELIVERY = {
-    "broker_transport_options": {
-        "visibility_timeout": 4,  # seconds
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    }
-}

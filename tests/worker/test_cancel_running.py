@@ -11,21 +11,12 @@ from celery import states
 
 from celery_redlock import DuplicateTask, LockCancelled
 from tests.harness.waiting import until
+from tests.worker.support import assert_refused, redelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery.result import AsyncResult
 
-    from tests.harness.deployment import Deployment
-
-
-@pytest.fixture(params=["prefork", "threads"])
-def here(
-    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
-) -> Deployment:
-    """Give workers of both pools in turn."""
-    return deployed(request.param)
+    from tests.harness.deployment import Deploy, Deployment
 
 
 def until_asked(here: Deployment, result: AsyncResult) -> None:
@@ -36,22 +27,24 @@ def until_asked(here: Deployment, result: AsyncResult) -> None:
     )
 
 
-def test_newcomer_cancels_the_one_that_runs_and_runs_when_it_has_ended(
-    any_pool: Deployment, key: str
-) -> None:
-    """The running call ends as REVOKED and names the newcomer, which runs after it."""
-    here = any_pool
-    first = here.begin("replacing", key, 1)
-
-    second = here.begin("replacing", key, 2)
-
-    with pytest.raises(LockCancelled, match=second.id):
+def assert_cancelled(first: AsyncResult, by: AsyncResult) -> None:
+    """Check that a call ends as cancelled, and that its error names the other call."""
+    with pytest.raises(LockCancelled, match=by.id):
         first.get(timeout=10)
+
+
+def test_newcomer_replaces_the_running_call(any_pool: Deployment, key: str) -> None:
+    """The running call ends as REVOKED and names the newcomer, which runs after it."""
+    first = any_pool.begin("replacing", key, 1)
+
+    second = any_pool.begin("replacing", key, 2)
+
+    assert_cancelled(first, by=second)
     assert first.state == states.REVOKED
-    here.stage.open(key)
+    any_pool.stage.open(key)
     assert second.get(timeout=10) == 2
-    assert [run.outcome for run in here.stage.runs(key)] == ["LockCancelled", "done"]
-    assert here.stage.overlaps(key) == []
+    assert any_pool.stage.outcomes(key) == ["LockCancelled", "done"]
+    assert any_pool.stage.overlaps(key) == []
 
 
 def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> None:
@@ -90,9 +83,7 @@ def test_body_may_tidy_up_and_keep_its_result(here: Deployment, key: str) -> Non
     assert here.stage.overlaps(key) == []
 
 
-def test_body_that_goes_on_is_told_again_and_the_newcomer_waits(
-    here: Deployment, key: str
-) -> None:
+def test_body_that_goes_on_is_interrupted_again(here: Deployment, key: str) -> None:
     """After ``cancel_grace`` the body is interrupted again; both never run at once."""
     first = here.begin("replacing-deaf", key, 1)
     second = here.send("replacing-deaf", key, 2)
@@ -114,8 +105,7 @@ def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
     second = here.send("replacing-polite", key, 2)
     here.stage.open(f"{key}-2")
 
-    with pytest.raises(LockCancelled, match=second.id):
-        first.get(timeout=10)
+    assert_cancelled(first, by=second)
     assert second.get(timeout=10) == 2
     assert here.stage.overlaps(key) == []
 
@@ -123,53 +113,43 @@ def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
 def test_callable_cancels_where_it_decides(here: Deployment, key: str) -> None:
     """A function returns ``CancelRunning(...)`` or the word of another policy."""
     first = here.begin("replacing-callable", key, 1)
-    with pytest.raises(DuplicateTask, match=first.id):
-        here.send("replacing-callable", key, 2).get(timeout=10)
+    assert_refused(here.send("replacing-callable", key, 2), first)
 
     forced = here.send("replacing-callable", key, 3, kwargs={"force": True})
 
-    with pytest.raises(LockCancelled, match=forced.id):
-        first.get(timeout=10)
+    assert_cancelled(first, by=forced)
     here.stage.open(key)
     assert forced.get(timeout=10) == 3
 
 
-def test_older_call_that_comes_late_does_not_cancel_a_newer_one(
-    here: Deployment, key: str
-) -> None:
+def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> None:
     """The newest call is the one published last, not the one received last."""
     late = {"redlock": {"published": 1_000_000}}
     newer = here.begin("replacing", key, 2)
 
     older = here.send("replacing", key, 1, headers=late)
 
-    with pytest.raises(DuplicateTask, match=newer.id):
-        older.get(timeout=10)
+    assert_refused(older, newer)
     assert older.state == states.REVOKED
     here.stage.open(key)
     assert newer.get(timeout=10) == 2
     assert here.stage.notes(key, "signal-cancelled") == []
 
 
-def test_cancelled_call_that_retries_itself_does_not_cancel_its_successor(
-    here: Deployment, key: str
-) -> None:
+def test_retry_does_not_cancel_its_successor(here: Deployment, key: str) -> None:
     """A retry is as old as the call that it repeats: the newer call runs on."""
     first = here.begin("replacing-retried", key, 1)
 
     second = here.send("replacing-retried", key, 2)
 
     here.until_running(key, second.id)
-    with pytest.raises(DuplicateTask, match=second.id):
-        first.get(timeout=20)
+    assert_refused(first, second)
     here.stage.open(key)
     assert second.get(timeout=10) == 2
     assert here.stage.overlaps(key) == []
 
 
-def test_block_outside_of_a_task_is_told_by_its_lease(
-    here: Deployment, key: str
-) -> None:
+def test_block_outside_of_a_task_asks_its_lease(here: Deployment, key: str) -> None:
     """A ``with task.lock(...)`` block is not interrupted, but can ask its lease.
 
     No call runs beside the block.
@@ -188,14 +168,10 @@ def test_block_outside_of_a_task_is_told_by_its_lease(
 
 @pytest.mark.parametrize("victim", ["running", "newcomer"])
 def test_killed_workers_lose_no_newest_call(
-    deploy: Callable[..., Deployment], key: str, victim: str
+    deploy: Deploy, key: str, victim: str
 ) -> None:
     """SIGKILL the worker of either call: the newest runs in the end, and alone."""
-    here = deploy(
-        workers=2,
-        concurrency=1,
-        settings={"worker_prefetch_multiplier": 1, **REDELIVERY},
-    )
+    here = deploy(workers=2, concurrency=1, settings=redelivery(after=4))
     here.begin("replacing-late", key, 1)
     running = here.worker_of(key)
     (body,) = here.stage.running(key)
@@ -212,12 +188,3 @@ def test_killed_workers_lose_no_newest_call(
 
     assert newest.get(timeout=40) == 2
     assert here.stage.overlaps(key) == []
-
-
-REDELIVERY = {
-    "broker_transport_options": {
-        "visibility_timeout": 4,  # seconds
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    }
-}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -18,23 +16,16 @@ from celery_redlock.core.records.claims import Claims
 from celery_redlock.devnodes.processes import free_port
 from tests.harness.waiting import until
 from tests.worker.project.app import create_app
+from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from celery import Celery
 
     from tests.harness.deployment import Deployment
 
 SOON = 10.0  # seconds
-
-
-@pytest.fixture(params=["prefork", "threads"])
-def here(
-    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
-) -> Deployment:
-    """Give workers of a pool with processes and of one without, in turn."""
-    return deployed(request.param)
 
 
 def waiting(deployment: Deployment, key: str) -> str | None:
@@ -55,7 +46,7 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
     here: Deployment, key: str
 ) -> None:
     """Of many published calls one runs and one waits; the others return that one."""
-    first = here.send("one-queued", key, countdown=1)
+    first = here.send("one-queued", key, countdown=2)
     assert [here.send("one-queued", key).id for _ in range(3)] == [first.id] * 3
 
     here.until_running(key, first.id)
@@ -63,18 +54,14 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
     assert second.id != first.id
     assert [here.send("one-queued", key).id for _ in range(3)] == [second.id] * 3
 
-    here.stage.open(key)
-    assert first.get(timeout=SOON) == first.id
-    assert second.get(timeout=SOON) == second.id
+    here.finish(key, first, second)
     assert [run.task_id for run in here.stage.runs(key)] == [first.id, second.id]
     assert here.stage.overlaps(key) == []
 
 
-def test_queued_or_running_gives_the_one_that_is_there_until_it_has_ended(
-    here: Deployment, key: str
-) -> None:
+def test_queued_or_running_lasts_to_the_end(here: Deployment, key: str) -> None:
     """Publishing an equal call returns the first job, and later its result."""
-    first = here.send("one-at-all", key, countdown=1)
+    first = here.send("one-at-all", key, countdown=2)
     assert here.send("one-at-all", key).id == first.id
 
     here.until_running(key, first.id)
@@ -89,9 +76,7 @@ def test_queued_or_running_gives_the_one_that_is_there_until_it_has_ended(
     assert len(here.stage.runs(key)) == 2
 
 
-def test_unique_for_gives_the_one_that_succeeded_until_it_has_cooled_down(
-    here: Deployment, key: str
-) -> None:
+def test_unique_for_lasts_longer_than_the_run(here: Deployment, key: str) -> None:
     """A later call has the first one's result; a call sent by name is skipped."""
     first = here.send("one-in-a-while", key)
     assert first.get(timeout=SOON) == first.id
@@ -100,17 +85,14 @@ def test_unique_for_gives_the_one_that_succeeded_until_it_has_cooled_down(
     second = here.send("one-in-a-while", key)
     assert (second.id, second.conflict.phase) == (first.id, "succeeded")
     by_name = here.app.send_task("one-in-a-while", (key,))
-    with pytest.raises(DuplicateTask, match=first.id):
-        by_name.get(timeout=SOON)
+    assert_refused(by_name, first)
     assert by_name.state == states.REVOKED
 
     until(lambda: here.send("one-in-a-while", key).id != first.id, SOON)
     until(lambda: len(here.stage.runs(key)) == 2)
 
 
-def test_raise_tells_who_publishes_which_job_is_there(
-    here: Deployment, key: str
-) -> None:
+def test_raise_names_the_job_to_the_publisher(here: Deployment, key: str) -> None:
     """The error has the job's id, so that its publisher can fetch the result."""
     first = here.begin("one-queued-raise", key)
 
@@ -119,24 +101,19 @@ def test_raise_tells_who_publishes_which_job_is_there(
 
     assert refusal.value.holder is not None
     assert refusal.value.holder.task_id == first.id
-    here.stage.open(key)
-    assert first.get(timeout=SOON) == first.id
+    here.finish(key, first)
     assert len(here.stage.runs(key)) == 1
 
 
-def test_allow_publishes_and_leaves_it_to_the_worker(
-    here: Deployment, key: str
-) -> None:
+def test_allow_leaves_it_to_the_worker(here: Deployment, key: str) -> None:
     """The publisher sees the conflict; the worker applies its own stage's policy."""
     first = here.begin("one-queued-allow", key)
 
     second = here.send("one-queued-allow", key)
 
     assert second.conflict.holder.task_id == first.id
-    with pytest.raises(DuplicateTask, match=first.id):
-        second.get(timeout=SOON)
-    here.stage.open(key)
-    assert first.get(timeout=SOON) == first.id
+    assert_refused(second, first)
+    here.finish(key, first)
 
 
 def test_callable_is_asked_at_both_stages(here: Deployment, key: str) -> None:
@@ -147,8 +124,7 @@ def test_callable_is_asked_at_both_stages(here: Deployment, key: str) -> None:
         here.send("one-queued-callable", key)
     by_name = here.app.send_task("one-queued-callable", (key,))
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        by_name.get(timeout=SOON)
+    assert_refused(by_name, first)
     assert by_name.state == states.REVOKED
 
 
@@ -160,8 +136,7 @@ def test_canvas_is_deduplicated_when_it_runs(here: Deployment, key: str) -> None
 
     until(both.ready, SOON)
     assert {result.state for result in both} == {states.REVOKED}
-    here.stage.open(key)
-    assert first.get(timeout=SOON) == first.id
+    here.finish(key, first)
     assert len(here.stage.runs(key)) == 1
 
 
@@ -174,14 +149,11 @@ def test_retry_keeps_others_out_while_it_waits(here: Deployment, key: str) -> No
     second = here.send("one-queued-again", key)
 
     assert (second.id, second.conflict.phase) == (first.id, "queued")
-    here.stage.open(key)
-    assert first.get(timeout=SOON) == first.id
+    here.finish(key, first)
     assert len(here.stage.runs(key)) == 1
 
 
-def test_of_many_who_publish_at_once_one_is_published(
-    here: Deployment, key: str
-) -> None:
+def test_one_of_many_publishers_wins(here: Deployment, key: str) -> None:
     """Each publisher has its own app, like processes of a web server; never two win."""
     with contextlib.ExitStack() as stack:
         apps = [stack.enter_context(publisher(here)) for _ in range(4)]
@@ -229,7 +201,7 @@ def at_once(apps: Sequence[Celery], call: str) -> list[Any]:
 
 def test_revoked_job_releases_its_claim(here: Deployment, key: str) -> None:
     """The next call is published: it does not wait for a job that will never run."""
-    first = here.send("one-at-all", key, countdown=1)
+    first = here.send("one-at-all", key, countdown=3)
     here.until_received(first.id, 1)
     assert waiting(here, key) == first.id
 
@@ -237,27 +209,23 @@ def test_revoked_job_releases_its_claim(here: Deployment, key: str) -> None:
 
     until_unclaimed(here, key)
     assert first.state == states.REVOKED
-    here.stage.open(key)
     second = here.send("one-at-all", key)
-    assert second.get(timeout=SOON) == second.id
+    here.finish(key, second)
 
 
 def test_expired_job_releases_its_claim(here: Deployment, key: str) -> None:
     """The claim of an expired job is withdrawn, and the next call is published."""
-    first = here.send("one-at-all", key, countdown=1.2, expires=1)
+    first = here.send("one-at-all", key, countdown=2.2, expires=2)
     assert waiting(here, key) == first.id
 
     until_unclaimed(here, key)
 
-    here.stage.open(key)
     second = here.send("one-at-all", key)
-    assert second.get(timeout=SOON) == second.id
+    here.finish(key, second)
     assert [run.task_id for run in here.stage.runs(key)] == [second.id]
 
 
-def test_claim_is_released_if_the_broker_does_not_take_the_job(
-    here: Deployment, key: str
-) -> None:
+def test_unpublished_job_releases_its_claim(here: Deployment, key: str) -> None:
     """A call that could not be published leaves no claim; the next attempt runs."""
     gone = f"redis://127.0.0.1:{free_port()}/0"
 
@@ -266,9 +234,7 @@ def test_claim_is_released_if_the_broker_does_not_take_the_job(
             cut_off.tasks["one-at-all"].delay(key)
         until_unclaimed(here, key)
 
-    here.stage.open(key)
-    result = here.send("one-at-all", key)
-    assert result.get(timeout=SOON) == result.id
+    here.finish(key, here.send("one-at-all", key))
 
 
 def test_job_is_published_if_no_node_answers(here: Deployment, key: str) -> None:
@@ -291,13 +257,11 @@ def test_job_is_published_if_no_node_answers(here: Deployment, key: str) -> None
 def test_killed_job_keeps_no_other_call_out(prefork: Deployment, key: str) -> None:
     """No claim outlives a killed job: once its lock is free, the next call runs."""
     first = prefork.begin("one-at-all", key)
-    (run,) = prefork.stage.running(key)
     assert waiting(prefork, key) is None
-    prefork.stage.killed(key, run.pid)
-    os.kill(run.pid, signal.SIGKILL)
+    prefork.kill_child(key)
 
     prefork.nodes.until_free(key)
-    prefork.stage.open(key)
     second = prefork.send("one-at-all", key)
 
-    assert second.get(timeout=SOON) == second.id != first.id
+    prefork.finish(key, second)
+    assert second.id != first.id

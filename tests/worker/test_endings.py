@@ -1,25 +1,26 @@
-"""A lock is free soon after the end of its run: each exception, limit and shutdown."""
+"""A lock is free soon after its run, however the run ends; a killed job runs again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 from celery import states
-from celery.exceptions import TimeLimitExceeded
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from tests.harness.processes import is_alive
 from tests.harness.waiting import until
+from tests.worker.support import FREED_WITHIN, redelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.harness.deployment import Deployment
+    from tests.harness.deployment import Deploy, Deployment
     from tests.harness.stage import Run
 
-FREED_WITHIN = 6.0  # seconds, with a ttl of 30: the longest that a kill may go unseen
+
+# -- The end of the body -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -49,29 +50,32 @@ def test_ending_frees_the_lock(
     assert prefork.send("quick", key).get(timeout=10)
 
 
-def test_autoretry_runs_each_attempt_under_the_lock(
-    prefork: Deployment, key: str
-) -> None:
+def test_autoretry_runs_under_the_lock(prefork: Deployment, key: str) -> None:
     """``autoretry_for`` with a backoff sees its errors; no attempt is a duplicate."""
     result = prefork.send("autoretried", key)
 
     assert result.get(timeout=20) == 2
-    assert [run.outcome for run in prefork.stage.runs(key)] == [
-        *("ValueError", "ValueError", "done")
-    ]
+    assert prefork.stage.outcomes(key) == ["ValueError", "ValueError", "done"]
     prefork.nodes.until_free(key, FREED_WITHIN)
 
 
-@pytest.mark.parametrize("how", ["return", "soft limit, tidied"])
-def test_soft_limit_frees_the_lock(prefork: Deployment, key: str, how: str) -> None:
+# -- Limits and revokes ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [("return", "SoftTimeLimitExceeded"), ("soft limit, tidied", "done")],
+)
+def test_soft_limit_frees_the_lock(
+    prefork: Deployment, key: str, how: str, outcome: str
+) -> None:
     """A soft time limit frees the lock, whether the body catches it or not."""
     result = prefork.begin("ending", key, how, soft_time_limit=1)
     prefork.nodes.until_held(key)
 
     until(result.ready)
 
-    outcome = "done" if how != "return" else "SoftTimeLimitExceeded"
-    assert [run.outcome for run in prefork.stage.runs(key)] == [outcome]
+    assert prefork.stage.outcomes(key) == [outcome]
     prefork.nodes.until_free(key, FREED_WITHIN)
 
 
@@ -108,50 +112,8 @@ def has_ended(runs: list[Run]) -> bool:
     return all(run.ended is not None or not is_alive(run.pid) for run in runs)
 
 
-def test_child_that_has_served_its_tasks_leaves_no_lock(
-    deploy: Callable[..., Deployment], key: str
-) -> None:
-    """A child that ends because of ``max_tasks_per_child`` leaves no lock."""
-    here = deploy(concurrency=1, options=["--max-tasks-per-child", "1"])
-
-    pids = [here.send("whoami", key).get(timeout=20) for _ in range(2)]
-
-    assert len(set(pids)) == 2
-    here.nodes.until_free(key, FREED_WITHIN)
-
-
-def test_warm_shutdown_keeps_the_lock_until_the_run_ends(
-    deploy: Callable[..., Deployment], key: str
-) -> None:
-    """A worker in a warm shutdown renews the locks of the tasks that it still runs."""
-    here = deploy(concurrency=1)
-    result = here.begin("short", key)
-
-    os.kill(here.worker.container.pid, signal.SIGTERM)
-    until(lambda: "Warm shutdown" in here.logs())
-    here.nodes.until_renewed(key, times=6)
-    here.stage.open(key)
-
-    assert result.get(timeout=10) == result.id
-    here.nodes.until_free(key, FREED_WITHIN)
-    here.worker.container.wait()
-    assert [run.outcome for run in here.stage.runs(key)] == ["done"]
-
-
-def test_cold_shutdown_frees_the_lock(
-    deploy: Callable[..., Deployment], key: str
-) -> None:
-    """A worker in a cold shutdown frees the locks of the tasks that it interrupts."""
-    here = deploy(concurrency=1)
-    here.begin("late", key)
-
-    here.worker.kill("SIGQUIT")
-
-    here.nodes.until_free(key, FREED_WITHIN)
-
-
 def test_soft_limit_that_lands_in_the_release_leaves_no_lock(
-    deploy: Callable[..., Deployment], key: str
+    deploy: Deploy, key: str
 ) -> None:
     """Of many runs that end at the moment of their soft limit, none keeps a lock.
 
@@ -170,3 +132,121 @@ def test_soft_limit_that_lands_in_the_release_leaves_no_lock(
     here.nodes.until_free(key, FREED_WITHIN)
     here.send("sleeper", f"{key}-after", 0.0)
     until(lambda: here.stage.runs(f"{key}-after"), 10)
+
+
+# -- The end of a child or a worker ------------------------------------------------
+
+
+def test_child_that_is_replaced_leaves_no_lock(deploy: Deploy, key: str) -> None:
+    """A child that ends because of ``max_tasks_per_child`` leaves no lock."""
+    here = deploy(concurrency=1, options=["--max-tasks-per-child", "1"])
+
+    pids = [here.send("whoami", key).get(timeout=20) for _ in range(2)]
+
+    assert len(set(pids)) == 2
+    here.nodes.until_free(key, FREED_WITHIN)
+
+
+def test_warm_shutdown_keeps_the_lock_until_the_run_ends(
+    deploy: Deploy, key: str
+) -> None:
+    """A worker in a warm shutdown renews the locks of the tasks that it still runs."""
+    here = deploy(concurrency=1)
+    result = here.begin("short", key)
+
+    os.kill(here.worker.container.pid, signal.SIGTERM)
+    until(lambda: "Warm shutdown" in here.logs())
+    here.nodes.until_renewed(key, times=6)
+    here.finish(key, result)
+
+    here.nodes.until_free(key, FREED_WITHIN)
+    here.worker.container.wait()
+    assert here.stage.outcomes(key) == ["done"]
+
+
+def test_cold_shutdown_frees_the_lock(deploy: Deploy, key: str) -> None:
+    """A worker in a cold shutdown frees the locks of the tasks that it interrupts."""
+    here = deploy(concurrency=1)
+    here.begin("late", key)
+
+    here.worker.kill("SIGQUIT")
+
+    here.nodes.until_free(key, FREED_WITHIN)
+
+
+# -- Kills -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_killed_child_with_acks_late_is_run_again_once(
+    prefork: Deployment, key: str, attempt: int
+) -> None:
+    """SIGKILL in the middle: the same job runs again soon, once, and ends well."""
+    result = prefork.begin("late", key)
+
+    prefork.kill_child(key)
+
+    prefork.until_running(key, result.id, seconds=FREED_WITHIN)
+    prefork.finish(key, result)
+    assert prefork.stage.outcomes(key) == ["killed", "done"]
+    prefork.nodes.until_free(key)
+
+
+def test_killed_child_frees_its_lock(prefork: Deployment, key: str) -> None:
+    """When Celery gives the job up, its lock is released, and the next call runs."""
+    result = prefork.begin("job", key)
+
+    prefork.kill_child(key)
+
+    prefork.nodes.until_free(key, FREED_WITHIN)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=10)
+    prefork.finish(key, prefork.send("job", key))
+
+
+def test_killed_child_frees_no_other_lock(prefork: Deployment, key: str) -> None:
+    """Only the dead child's own lock is freed; a sibling's run keeps its own."""
+    others = f"{key}-sibling"
+    sibling = prefork.begin("job", others)
+    prefork.begin("job", key)
+    tokens = prefork.nodes.tokens(others)
+
+    prefork.kill_child(key)
+
+    until(lambda: not prefork.nodes.holders(key), FREED_WITHIN)
+    assert prefork.nodes.tokens(others) == tokens
+    prefork.nodes.until_held(others)
+    prefork.finish(others, sibling)
+
+
+def test_killed_worker_keeps_others_out_until_the_ttl_ends(
+    deploy: Deploy, key: str
+) -> None:
+    """A killed worker leaves no process to release its lock; the lock's ttl ends it."""
+    here = deploy(workers=2, concurrency=1, settings=redelivery())
+    result = here.begin("late-short", key)
+
+    here.kill_worker(key, here.worker_of(key))
+
+    here.until_running(key, result.id, seconds=20)
+    here.finish(key, result)
+    assert here.stage.outcomes(key) == ["killed", "done"]
+    assert here.stage.overlaps(key) == []
+    here.nodes.until_free(key)
+
+
+def test_storm_with_kills_loses_nothing(prefork: Deployment, key: str) -> None:
+    """Of many calls on few keys, with killed children, each ends and none overlap."""
+    names = [f"{key}-{number}" for number in range(3)]
+    results = [prefork.send("storm", names[n % 3], 0.15) for n in range(30)]
+
+    for name in names:
+        until(lambda: len(prefork.stage.running(name)) == 1)  # noqa: B023
+        with contextlib.suppress(ValueError):  # it ended in this very moment
+            prefork.kill_child(name, *names)
+
+    assert [result.get(timeout=60) for result in results] == [r.id for r in results]
+    for name in names:
+        assert prefork.stage.overlaps(name) == []
+        assert prefork.stage.outcomes(name).count("done") == 10
+        assert len(prefork.stage.runs(name)) <= 11

@@ -7,51 +7,40 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 
-from celery_redlock import DuplicateTask
 from tests.harness.waiting import until
+from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
     from tests.harness.deployment import Deployment
 
 
 @pytest.mark.parametrize(
-    "name", ["bound", "class-based", "of-the-house", "by-base", "job"]
+    ("name", "again"),
+    [
+        *((name, name) for name in ("bound", "class-based", "of-the-house", "by-base")),
+        *(("job", other) for other in ("job", "quick", "by-app")),
+    ],
 )
-def test_kind_runs_once_at_a_time(prefork: Deployment, key: str, name: str) -> None:
-    """Bound, class-based, on a user's base, by ``base=``, shared: all are locked."""
+def test_kind_runs_once_at_a_time(
+    prefork: Deployment, key: str, name: str, again: str
+) -> None:
+    """Bound, class-based, on a user's base, by ``base=``, shared: all are locked.
+
+    Two tasks whose keys have the same text share the lock.
+    """
     first = prefork.begin(name, key)
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.send(name, key).get(timeout=10)
+    assert_refused(prefork.send(again, key), first)
 
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    prefork.finish(key, first)
     assert len(prefork.stage.runs(key)) == 1
+    prefork.finish(key, prefork.send(again, key))
 
 
-def test_decorator_with_an_app_makes_a_task_of_that_app(
-    prefork: Deployment, key: str
-) -> None:
-    """``@singleton_task(app=app)`` is locked as well, and shares keys with others."""
-    first = prefork.begin("job", key)
-
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.send("by-app", key).get(timeout=10)
-
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
-    assert prefork.send("by-app", key).get(timeout=10)
-
-
-def test_user_base_keeps_its_hooks_and_its_request_class(
-    prefork: Deployment, key: str
-) -> None:
+def test_user_base_keeps_hooks_and_request(prefork: Deployment, key: str) -> None:
     """A user's base is composed with ours: its call, hooks and request still run."""
-    prefork.stage.open(key)
+    prefork.finish(key, prefork.send("of-the-house", key))
 
-    result = prefork.send("of-the-house", key)
-
-    assert result.get(timeout=10) == result.id
     until(lambda: prefork.stage.notes(key, "house-success"))
     assert len(prefork.stage.notes(key, "house-called")) == 1
     until(lambda: len(prefork.stage.notes(key, "house-accepted")) == 1)
@@ -62,23 +51,16 @@ def test_pydantic_arguments_are_part_of_the_call(prefork: Deployment, key: str) 
     first = prefork.send("typed", {"key": key, "amount": 1})
     prefork.until_running(key, first.id)
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.send("typed", {"amount": 1, "key": key}).get(timeout=10)
+    assert_refused(prefork.send("typed", {"amount": 1, "key": key}), first)
     other = prefork.send("typed", {"key": key, "amount": 2})
 
     prefork.until_running(key, first.id, other.id)
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
-    assert other.get(timeout=10) == other.id
+    prefork.finish(key, first, other)
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [
-        ((), {"value": 1}),
-        ((1,), {}),
-        ((), {}),
-    ],
+    [((), {"value": 1}), ((1,), {}), ((), {})],
     ids=["keyword", "positional", "default"],
 )
 def test_equal_calls_are_equal_however_they_are_written(
@@ -86,13 +68,10 @@ def test_equal_calls_are_equal_however_they_are_written(
 ) -> None:
     """Positional, by keyword or by default: the same values are the same call."""
     first = prefork.begin("canonical", key, 1)
+    publish = prefork.task("canonical").apply_async
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.task("canonical").apply_async((key, *args), kwargs).get(timeout=10)
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.task("canonical").apply_async(args=(), kwargs={"key": key}).get(
-            timeout=10
-        )
+    assert_refused(publish((key, *args), kwargs), first)
+    assert_refused(publish((), {"key": key}), first)
 
 
 @pytest.mark.parametrize("value", ["1", 2, [1], {"value": 1}, None])
@@ -107,35 +86,27 @@ def test_different_calls_are_different(
     prefork.until_running(key, first.id, other.id)
 
 
-def test_unique_on_names_the_arguments_that_count(
-    prefork: Deployment, key: str
-) -> None:
+def test_unique_on_names_what_counts(prefork: Deployment, key: str) -> None:
     """With ``unique_on`` calls are equal when those arguments are."""
     first = prefork.begin("chosen", key, 1)
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.send("chosen", key, 2).get(timeout=10)
+    assert_refused(prefork.send("chosen", key, 2), first)
 
 
-def test_body_that_mutates_its_arguments_frees_the_lock_it_took(
-    prefork: Deployment, key: str
-) -> None:
+def test_body_may_mutate_its_arguments(prefork: Deployment, key: str) -> None:
     """The key is computed once: changed arguments change neither lock nor release."""
-    first = prefork.begin("mutating", key, [1, 2, 3], {"one": 1})
+    call = ("mutating", key, [1, 2, 3], {"one": 1})
+    first = prefork.begin(*call)
     assert prefork.nodes.locks("mutating")
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.send("mutating", key, [1, 2, 3], {"one": 1}).get(timeout=10)
+    assert_refused(prefork.send(*call), first)
 
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    prefork.finish(key, first)
     prefork.nodes.until_free("mutating")
-    assert prefork.send("mutating", key, [1, 2, 3], {"one": 1}).get(timeout=10)
+    assert prefork.send(*call).get(timeout=10)
 
 
-def test_publisher_that_knows_only_the_name_is_deduplicated(
-    prefork: Deployment, key: str
-) -> None:
+def test_call_by_name_is_deduplicated(prefork: Deployment, key: str) -> None:
     """A publisher without the task's code uses ``send_task``; the worker decides."""
     with Celery(
         broker=prefork.app.conf.broker_url,
@@ -147,9 +118,7 @@ def test_publisher_that_knows_only_the_name_is_deduplicated(
 
         second = stranger.send_task("job", kwargs={"key": key})
 
-        with pytest.raises(DuplicateTask, match=first.id):
-            second.get(timeout=10)
-        prefork.stage.open(key)
-        assert first.get(timeout=10) == first.id
+        assert_refused(second, first)
+        prefork.finish(key, first)
         stranger.backend.client.close()
     assert len(prefork.stage.runs(key)) == 1

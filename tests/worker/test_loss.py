@@ -11,62 +11,63 @@ from celery_redlock import LockLost
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.harness.deployment import Deployment
+    from tests.harness.lock_nodes import LockNodes
 
 
-def test_abort_is_not_autoretried_unless_listed(prefork: Deployment, key: str) -> None:
-    """``autoretry_for=(Exception,)`` does not run an aborted job again."""
-    first = prefork.begin("lost-other-autoretry", key)
+@pytest.fixture
+def key(key: str, nodes: LockNodes) -> Iterator[str]:
+    """Give the key; a lock that the test has stolen is given back afterwards."""
+    yield key
+    nodes.undo_steal(key)
 
-    prefork.nodes.steal(key, seconds=5)
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lost-other-autoretry",  # autoretry_for=(Exception,)
+        "lost-stubborn",  # catches soft limits
+        "lost-swallowed",  # catches Exception, and returns a result
+        "lost-deaf",  # catches LockLost, and goes on
+    ],
+)
+def test_lost_run_ends_as_lost(prefork: Deployment, key: str, name: str) -> None:
+    """Neither ``autoretry_for`` nor what the body catches makes it another ending."""
+    first = prefork.begin(name, key)
+
+    prefork.nodes.steal(key, seconds=30)
 
     with pytest.raises(LockLost):
-        first.get(timeout=10)
+        first.get(timeout=20)
     assert first.state == states.FAILURE
-    assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost"]
-    prefork.nodes.undo_steal(key)
+    assert len(prefork.stage.notes(key, "caught")) == (name == "lost-deaf")
+    assert prefork.stage.outcomes(key) == ["LockLost"]
 
 
-def test_abort_is_autoretried_where_listed(prefork: Deployment, key: str) -> None:
-    """``autoretry_for=(LockLost,)`` runs the job again once the lock is free."""
-    first = prefork.begin("lost-autoretry", key)
-
-    prefork.nodes.steal(key, seconds=30)
-    until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
-    prefork.nodes.undo_steal(key)
-    prefork.stage.open(key)
-
-    assert first.get(timeout=20) == first.id
-    assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost", "done"]
-
-
-def test_retry_runs_the_job_again_when_the_lock_is_free(
-    prefork: Deployment, key: str
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("lost-autoretry", ()),  # autoretry_for=(LockLost,)
+        ("lost-retry", ()),
+        ("lost-mutating", ([1, 2, 3],)),  # clears its list
+    ],
+)
+def test_lost_run_runs_again_when_the_lock_is_free(
+    prefork: Deployment, key: str, name: str, args: tuple[list[int], ...]
 ) -> None:
-    """With ``retry`` the stopped job is republished and succeeds."""
-    first = prefork.begin("lost-retry", key)
+    """The job is republished under ``retry``, with the arguments as they came."""
+    first = prefork.begin(name, key, *args)
 
     prefork.nodes.steal(key, seconds=30)
-    until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
+    until(lambda: prefork.stage.outcomes(key)[0] == "LockLost")
     prefork.nodes.undo_steal(key)
     prefork.stage.open(key)
 
-    assert first.get(timeout=20) == first.id
-    assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost", "done"]
+    assert first.get(timeout=20) == (args[0] if args else first.id)
+    assert prefork.stage.outcomes(key) == ["LockLost", "done"]
     assert {run.task_id for run in prefork.stage.runs(key)} == {first.id}
-
-
-def test_retry_sends_the_arguments_as_they_came(prefork: Deployment, key: str) -> None:
-    """A job is republished without the changes that its body made to the arguments."""
-    first = prefork.begin("lost-mutating", key, [1, 2, 3])
-
-    prefork.nodes.steal(key, seconds=30)
-    until(lambda: prefork.stage.runs(key)[0].outcome == "LockLost")
-    prefork.nodes.undo_steal(key)
-    prefork.stage.open(key)
-
-    assert first.get(timeout=20) == [1, 2, 3]
-    assert len(prefork.stage.runs(key)) == 2
 
 
 def test_warn_lets_the_body_go_on(prefork: Deployment, key: str) -> None:
@@ -80,42 +81,20 @@ def test_warn_lets_the_body_go_on(prefork: Deployment, key: str) -> None:
 
     assert first.get(timeout=10) is False
     assert prefork.nodes.is_stolen(key)
-    prefork.nodes.undo_steal(key)
 
 
-def test_callable_is_called_once_with_the_lost_lease(
-    prefork: Deployment, key: str
-) -> None:
-    """The user's function is called once; the body goes on if it answers ``warn``."""
+def test_callable_is_called_once(prefork: Deployment, key: str) -> None:
+    """The user's function gets the lost lease; the body goes on if it says ``warn``."""
     first = prefork.begin("lost-callable", key)
 
     prefork.nodes.steal(key, seconds=30)
     until(lambda: prefork.stage.notes(key, "lost"))
-    prefork.stage.open(key)
 
-    assert first.get(timeout=10) == first.id
+    prefork.finish(key, first)
     assert len(prefork.stage.notes(key, "lost")) == 1
-    prefork.nodes.undo_steal(key)
 
 
-def test_body_that_catches_soft_limits_is_still_stopped(
-    prefork: Deployment, key: str
-) -> None:
-    """A loss is no soft time limit: catching the one does not catch the other."""
-    first = prefork.begin("lost-stubborn", key)
-
-    prefork.nodes.steal(key, seconds=30)
-
-    with pytest.raises(LockLost):
-        first.get(timeout=10)
-    assert prefork.stage.notes(key, "caught") == []
-    assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost"]
-    prefork.nodes.undo_steal(key)
-
-
-def test_soft_limit_still_reaches_a_body_under_a_lock(
-    prefork: Deployment, key: str
-) -> None:
+def test_soft_limit_reaches_a_body_under_a_lock(prefork: Deployment, key: str) -> None:
     """The code that interrupts on loss passes soft limits on; the run does not end."""
     result = prefork.begin("lost-stubborn", key, soft_time_limit=0.5)
 
@@ -123,41 +102,13 @@ def test_soft_limit_still_reaches_a_body_under_a_lock(
     prefork.stage.open(key)
 
     assert result.get(timeout=10) is None
-    assert [run.outcome for run in prefork.stage.runs(key)] == ["done"]
+    assert prefork.stage.outcomes(key) == ["done"]
 
 
-def test_body_that_goes_on_after_the_loss_is_interrupted_again(
-    prefork: Deployment, key: str
-) -> None:
-    """A body that catches LockLost and goes on is interrupted again."""
-    first = prefork.begin("lost-deaf", key)
-
-    prefork.nodes.steal(key, seconds=30)
-    until(lambda: prefork.stage.notes(key, "caught"))
-
-    with pytest.raises(LockLost):
-        first.get(timeout=20)
-    assert [run.outcome for run in prefork.stage.runs(key)] == ["LockLost"]
-    prefork.nodes.undo_steal(key)
+# -- Nodes -------------------------------------------------------------------------
 
 
-def test_body_that_swallows_the_loss_does_not_succeed(
-    prefork: Deployment, key: str
-) -> None:
-    """However the body ends after a loss, its result is LockLost."""
-    first = prefork.begin("lost-swallowed", key)
-
-    prefork.nodes.steal(key, seconds=30)
-
-    with pytest.raises(LockLost):
-        first.get(timeout=10)
-    assert first.state == states.FAILURE
-    prefork.nodes.undo_steal(key)
-
-
-def test_minority_that_forgot_is_given_the_lock_again(
-    prefork: Deployment, key: str
-) -> None:
+def test_minority_that_forgot_gets_it_again(prefork: Deployment, key: str) -> None:
     """Two of five nodes without the lock stop no run; renewal sets it there again."""
     first = prefork.begin("short", key)
     prefork.nodes.until_held(key)
@@ -165,8 +116,7 @@ def test_minority_that_forgot_is_given_the_lock_again(
     prefork.nodes.forget(key, nodes=2)
 
     until(lambda: len(prefork.nodes.holders(key)) == len(prefork.nodes.urls))
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    prefork.finish(key, first)
 
 
 def test_hung_majority_stops_the_body(frail: Deployment, key: str) -> None:
@@ -176,7 +126,7 @@ def test_hung_majority_stops_the_body(frail: Deployment, key: str) -> None:
     with frail.nodes.majority_paused(), pytest.raises(LockLost):
         first.get(timeout=10)
 
-    assert [run.outcome for run in frail.stage.runs(key)] == ["LockLost"]
+    assert frail.stage.outcomes(key) == ["LockLost"]
     frail.nodes.until_free(key)
 
 
@@ -186,7 +136,6 @@ def test_hung_minority_stops_no_lock(frail: Deployment, key: str) -> None:
 
     with frail.nodes.minority_paused():
         frail.nodes.until_renewed(key, times=6)
-        frail.stage.open(key)
-        assert first.get(timeout=10) == first.id
+        frail.finish(key, first)
 
     frail.nodes.until_free(key)

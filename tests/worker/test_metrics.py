@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
@@ -18,18 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.devnodes import DevNodes
-    from tests.harness.deployment import Deployment
+    from tests.harness.deployment import Deploy, Deployment
     from tests.harness.stage import Stage
 
+Start: TypeAlias = "Callable[..., Metered]"
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Metered(Scraped):
-    """Workers that serve metrics.
-
-    Attributes:
-        deployment: The workers.
-    """
+    """The metrics of workers, and the workers."""
 
     def __init__(self, deployment: Deployment, port: int) -> None:
         super().__init__(port)
@@ -43,10 +40,10 @@ def labels(nodes: LockNodes) -> list[str]:
 
 @pytest.fixture
 def metered(
-    deploy: Callable[..., Deployment],
+    deploy: Deploy,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> Callable[..., Metered]:
+) -> Start:
     """Give a function that starts a worker with metrics."""
 
     def start(*nodes: LockNodes, shared: bool = True, **options: Any) -> Metered:
@@ -61,7 +58,7 @@ def metered(
 
 
 def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
-    metered: Callable[..., Metered], stage: Stage, key: str
+    metered: Start, stage: Stage, key: str
 ) -> None:
     """A scrape sums waits, holds, conflicts, renewals and answers of all children."""
     it = metered(concurrency=4)
@@ -73,8 +70,7 @@ def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
     skipped.get(timeout=10, propagate=False)
     it.until_at_least(3, "redlock_renewal_lateness_seconds_count", task="short")
     for each, result in zip(keys, running, strict=True):
-        stage.open(each)
-        result.get(timeout=10)
+        deployment.finish(each, result)
     it.until_at_least(3, "redlock_hold_seconds_count", task="short")
 
     assert len({run.pid for each in keys for run in stage.runs(each)}) == 3
@@ -90,7 +86,7 @@ def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
 
 
 def test_loss_and_outage_are_scraped(
-    metered: Callable[..., Metered], frail_nodes: LockNodes, stage: Stage, key: str
+    metered: Start, frail_nodes: LockNodes, stage: Stage, key: str
 ) -> None:
     """With a majority hung, the lock is lost and the next call finds no quorum."""
     it = metered(frail_nodes)
@@ -112,7 +108,7 @@ def test_loss_and_outage_are_scraped(
 
 
 def test_node_that_restarts_is_scraped_in_quarantine(
-    metered: Callable[..., Metered], start_nodes: Callable[..., DevNodes]
+    metered: Start, start_nodes: Callable[..., DevNodes]
 ) -> None:
     """An idle worker reports the votes of its nodes and the rest of a quarantine."""
     nodes = LockNodes(start_nodes(3))
@@ -128,9 +124,7 @@ def test_node_that_restarts_is_scraped_in_quarantine(
     nodes.close()
 
 
-def test_prefork_worker_without_a_folder_says_what_is_missing(
-    metered: Callable[..., Metered],
-) -> None:
+def test_prefork_worker_without_a_folder_says_so(metered: Start) -> None:
     """No scrape sees the counts of the children; the worker runs all the same."""
     it = metered(shared=False)
 
@@ -139,21 +133,18 @@ def test_prefork_worker_without_a_folder_says_what_is_missing(
     assert it.value("redlock_nodes") == 5
 
 
-def test_port_that_is_taken_stops_no_worker(
-    metered: Callable[..., Metered], key: str
-) -> None:
+def test_port_that_is_taken_stops_no_worker(metered: Start, key: str) -> None:
     """The second worker of a machine logs that the port is taken, and runs tasks."""
     it = metered(workers=2, pool="solo", concurrency=1, shared=False)
 
     assert it.deployment.logs().count("The metrics are served at") == 1
     assert it.deployment.logs().count("The metrics are not served at") == 1
-    result = it.deployment.send("quick", key)
-    assert result.get(timeout=10) == result.id
+    it.deployment.finish(key, it.deployment.send("quick", key))
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_pools_of_one_process_need_no_folder(
-    metered: Callable[..., Metered], key: str, pool: str
+    metered: Start, key: str, pool: str
 ) -> None:
     """Threads and greenlets count in the process that serves the metrics."""
     it = metered(pool=pool, shared=False)
@@ -176,7 +167,7 @@ def sockets_of(pid: int) -> set[str]:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
 def test_child_that_replaces_another_does_not_keep_the_port(
-    metered: Callable[..., Metered], stage: Stage, key: str
+    metered: Start, stage: Stage, key: str
 ) -> None:
     """A child with the port could outlive its parent, and block the next worker."""
     it = metered(concurrency=1)
@@ -194,7 +185,6 @@ def test_child_that_replaces_another_does_not_keep_the_port(
     assert second.pid != first.pid
     assert listening in sockets_of(main)
     assert listening not in sockets_of(second.pid)
-    stage.open(f"{key}-2")
-    assert result.get(timeout=10) == result.id
+    it.deployment.finish(f"{key}-2", result)
     # The counts of the killed child are still served.
     assert it.value("redlock_hold_seconds_count", task="quick") == 1

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tests.harness.stage import Stage
 
 
+EAGER = {"task_always_eager": True}
+
+
 def test_lock_taken_here_excludes_the_workers(prefork: Deployment, key: str) -> None:
     """``with task.lock(...)`` in any process is the lock that a worker would take."""
     with prefork.task("job").lock(key) as lease:
@@ -22,9 +25,7 @@ def test_lock_taken_here_excludes_the_workers(prefork: Deployment, key: str) -> 
         with pytest.raises(DuplicateTask):
             prefork.send("job", key).get(timeout=10)
 
-    prefork.stage.open(key)
-    result = prefork.send("job", key)
-    assert result.get(timeout=10) == result.id
+    prefork.finish(key, prefork.send("job", key))
     assert len(prefork.stage.runs(key)) == 1
 
 
@@ -35,8 +36,7 @@ def test_lock_held_by_a_worker_is_refused_here(prefork: Deployment, key: str) ->
     with pytest.raises(LockHeld, match=first.id), prefork.task("job").lock(key):
         pytest.fail("the body ran without the lock")
 
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    prefork.finish(key, first)
     prefork.nodes.until_free(key)
     with prefork.task("job").lock(key=key) as lease:
         assert lease.is_valid()
@@ -48,33 +48,24 @@ def test_plain_call_runs_the_body_without_a_lock(prefork: Deployment, key: str) 
 
     assert prefork.task("recursive")(key, 3) == 3
 
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    prefork.finish(key, first)
 
 
-def test_eager_task_runs_without_a_lock(
-    nodes: LockNodes, stage: Stage, key: str
-) -> None:
+def test_eager_task_takes_no_lock(nodes: LockNodes, stage: Stage, key: str) -> None:
     """A user's eager test needs no lock nodes: the task asks none of them."""
     nodes.steal(key, seconds=60)
     stage.open(key)
 
-    with create_app({"task_always_eager": True, "redlock_nodes": nodes.urls}) as app:
+    with create_app({**EAGER, "redlock_nodes": nodes.urls}) as app:
         result = app.tasks["job"].delay(key)
 
         assert result.get() == result.id
     nodes.undo_steal(key)
 
 
-def test_eager_task_takes_its_lock_when_told_to(
-    nodes: LockNodes, stage: Stage, key: str
-) -> None:
+def test_eager_task_can_take_its_lock(nodes: LockNodes, stage: Stage, key: str) -> None:
     """With ``redlock_eager`` an eager run is locked like any other."""
-    settings = {
-        "task_always_eager": True,
-        "redlock_eager": True,
-        "redlock_nodes": nodes.urls,
-    }
+    settings = {**EAGER, "redlock_eager": True, "redlock_nodes": nodes.urls}
     stage.open(key)
 
     with create_app(settings) as app:

@@ -9,9 +9,20 @@ from celery import states
 
 from celery_redlock import DuplicateTask, LockLost
 from tests.harness.waiting import until
+from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
     from tests.harness.deployment import Deployment
+
+
+def test_plain_tasks_overlap(any_pool: Deployment, key: str) -> None:
+    """Without a lock, two equal calls run at once, and the record shows it."""
+    first, second = any_pool.send("plain", key), any_pool.send("plain", key)
+    until(lambda: len(any_pool.stage.running(key)) == 2)
+
+    any_pool.finish(key, first, second)
+
+    assert len(any_pool.stage.overlaps(key)) == 1
 
 
 def test_pool_runs_equal_calls_once(any_pool: Deployment, key: str) -> None:
@@ -32,20 +43,6 @@ def test_pool_runs_equal_calls_once(any_pool: Deployment, key: str) -> None:
     assert len(any_pool.stage.runs(key)) == 1
 
 
-def test_pool_runs_waiting_calls_one_after_the_other(
-    any_pool: Deployment, key: str
-) -> None:
-    """Equal calls that wait all run, and never two of them at once."""
-    results = [any_pool.send("job-wait", key) for _ in range(3)]
-    until(lambda: any_pool.stage.running(key))
-
-    any_pool.stage.open(key)
-
-    assert [result.get(timeout=20) for result in results] == [r.id for r in results]
-    assert len(any_pool.stage.runs(key)) == 3
-    assert any_pool.stage.overlaps(key) == []
-
-
 def test_pool_runs_different_calls_at_once(any_pool: Deployment, key: str) -> None:
     """Calls with different arguments run side by side and free their own locks."""
     here, there = f"{key}-here", f"{key}-there"
@@ -53,35 +50,26 @@ def test_pool_runs_different_calls_at_once(any_pool: Deployment, key: str) -> No
     second = any_pool.begin("canonical", there, 1)
     locks = any_pool.nodes.locks("canonical")
 
-    any_pool.stage.open(here)
-    assert first.get(timeout=10) == first.id
+    any_pool.finish(here, first)
     until(lambda: len(any_pool.nodes.locks("canonical")) <= len(locks) // 2)
 
-    with pytest.raises(DuplicateTask, match=second.id):  # its lock is still its own
-        any_pool.send("canonical", there, 1).get(timeout=10)
-    any_pool.stage.open(there)
-    assert second.get(timeout=10) == second.id
+    assert_refused(any_pool.send("canonical", there, 1), second)
+    any_pool.finish(there, second)
     any_pool.nodes.until_free("canonical")
 
 
-def test_pool_renews_the_lock_while_the_body_runs(
-    any_pool: Deployment, key: str
-) -> None:
+def test_pool_renews_the_lock_while_a_body_runs(any_pool: Deployment, key: str) -> None:
     """A run that outlives the ttl many times keeps its lock throughout."""
     first = any_pool.begin("short", key)
     any_pool.nodes.until_held(key)
 
     any_pool.nodes.until_renewed(key, times=6)
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        any_pool.send("short", key).get(timeout=10)
-    any_pool.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    assert_refused(any_pool.send("short", key), first)
+    any_pool.finish(key, first)
 
 
-def test_pool_interrupts_a_body_whose_lock_is_lost(
-    any_pool: Deployment, key: str
-) -> None:
+def test_pool_stops_a_body_whose_lock_is_lost(any_pool: Deployment, key: str) -> None:
     """LockLost interrupts the body where it runs; the new holder's lock stays."""
     first = any_pool.begin("short", key)
 
@@ -90,16 +78,17 @@ def test_pool_interrupts_a_body_whose_lock_is_lost(
     with pytest.raises(LockLost, match=key):
         first.get(timeout=10)
     assert first.state == states.FAILURE
-    assert [run.outcome for run in any_pool.stage.runs(key)] == ["LockLost"]
+    assert any_pool.stage.outcomes(key) == ["LockLost"]
     assert any_pool.nodes.is_stolen(key)
     any_pool.nodes.undo_steal(key)
 
 
 def test_pool_goes_on_after_an_interrupt(any_pool: Deployment, key: str) -> None:
     """After a body was interrupted, the next calls run normally."""
-    interrupted = [any_pool.begin("short", f"{key}-{number}") for number in range(3)]
-    for number in range(3):
-        any_pool.nodes.steal(f"{key}-{number}", seconds=5)
+    names = [f"{key}-{number}" for number in range(3)]
+    interrupted = [any_pool.begin("short", name) for name in names]
+    for name in names:
+        any_pool.nodes.steal(name, seconds=5)
     for result in interrupted:
         with pytest.raises(LockLost):
             result.get(timeout=10)

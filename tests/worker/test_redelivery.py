@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from celery import states, uuid
 
+from tests.harness.processes import RedisServer
 from tests.harness.waiting import until
+from tests.worker.support import pools, redelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from tests.harness.deployment import Deployment
+    from celery.result import AsyncResult
+
+    from tests.harness.deployment import Deploy, Deployment, Site
+
+
+# -- Its retries -------------------------------------------------------------------
 
 
 def test_retry_that_overtakes_its_parent_is_not_a_duplicate(
@@ -22,29 +29,70 @@ def test_retry_that_overtakes_its_parent_is_not_a_duplicate(
     result = any_pool.begin("overtaken", key)
 
     any_pool.until_received(result.id, times=3)  # itself, its retry, that republished
-    any_pool.stage.open(key)
+    any_pool.finish(key, result)
 
-    assert result.get(timeout=20) == result.id
     assert len(any_pool.stage.runs(key)) == 2
     assert any_pool.stage.overlaps(key) == []
 
 
 def test_retries_without_delay_all_run(any_pool: Deployment, key: str) -> None:
     """Each retry starts at about the time when its parent ends, and none is lost."""
-    results = [
-        any_pool.send("retried-at-once", f"{key}-{number}", 3) for number in range(8)
-    ]
+    names = [f"{key}-{number}" for number in range(8)]
+    results = [any_pool.send("retried-at-once", name, 3) for name in names]
 
     assert [result.get(timeout=60) for result in results] == [3] * 8
 
-    for number in range(8):
-        assert len(any_pool.stage.runs(f"{key}-{number}")) == 4
-        assert any_pool.stage.overlaps(f"{key}-{number}") == []
+    for name in names:
+        assert len(any_pool.stage.runs(name)) == 4
+        assert any_pool.stage.overlaps(name) == []
 
 
-def test_copy_of_a_running_job_is_dropped_when_the_job_has_a_result(
-    prefork: Deployment, key: str
+@pytest.fixture
+def late(site: Site) -> dict[str, str]:
+    """Give the settings of a worker whose RETRY is stored late."""
+    backend = (
+        f"tests.worker.project.late.LateRetries+redis://127.0.0.1:{site.backend.port}/0"
+    )
+    return {"result_backend": backend}
+
+
+@pools
+def test_duplicate_that_was_republished_has_its_own_result_in_the_end(
+    deploy: Deploy, late: dict[str, str], key: str, pool: str
 ) -> None:
+    """The result stays, even if the republishing worker stores RETRY after the end."""
+    worker = deploy(pool=pool, settings=late)
+    worker.begin("job-retry", key)
+
+    second = worker.send("job-retry", key)
+    worker.until_received(second.id, times=2)
+    worker.finish(key, second)
+
+    again = worker.logs().count(f"[{second.id}] received") - 1
+    until(lambda: worker.logs().count(f"{second.id}] retry: ") >= again, 20)
+    assert worker.app.AsyncResult(second.id).state == states.SUCCESS
+
+
+@pools
+def test_retry_without_delay_begins_when_its_parent_has_stored_that_it_retries(
+    deploy: Deploy, late: dict[str, str], key: str, pool: str
+) -> None:
+    """A retry begins after RETRY is stored, so RETRY never overwrites its result."""
+    worker = deploy(pool=pool, settings=late)
+
+    result = worker.send("retried-at-once", key, 1)
+    assert result.get(timeout=20) == 1
+    until(lambda: f"{result.id}] retry: " in worker.logs(), 20)  # when it is stored
+
+    assert worker.app.AsyncResult(result.id).state == states.SUCCESS
+    assert len(worker.stage.runs(key)) == 2
+    assert worker.stage.overlaps(key) == []
+
+
+# -- Its copies --------------------------------------------------------------------
+
+
+def test_copy_is_dropped_if_there_is_a_result(prefork: Deployment, key: str) -> None:
     """The copy waits for the first to end, sees its result, and does not run."""
     task_id = uuid()
     first = prefork.begin("job", key, task_id=task_id)
@@ -52,17 +100,14 @@ def test_copy_of_a_running_job_is_dropped_when_the_job_has_a_result(
     prefork.send("job", key, task_id=task_id)
     prefork.until_received(task_id, times=3)  # the job, the copy, the copy again
     assert first.state == states.PENDING
-    prefork.stage.open(key)
+    prefork.finish(key, first)
 
-    assert first.get(timeout=10) == task_id
     prefork.until_idle()
     assert first.get(timeout=10) == task_id
     assert len(prefork.stage.runs(key)) == 1
 
 
-def test_copy_of_a_running_job_runs_after_it_where_no_result_is_kept(
-    prefork: Deployment, key: str
-) -> None:
+def test_copy_runs_after_a_job_without_result(prefork: Deployment, key: str) -> None:
     """Without a result no worker knows that the job is done: its copy runs after it."""
     task_id = uuid()
     prefork.begin("job-unstored", key, task_id=task_id)
@@ -77,9 +122,7 @@ def test_copy_of_a_running_job_runs_after_it_where_no_result_is_kept(
     assert prefork.stage.overlaps(key) == []
 
 
-def test_copy_of_a_job_that_failed_to_finish_runs(
-    prefork: Deployment, key: str
-) -> None:
+def test_copy_of_a_job_without_an_end_runs(prefork: Deployment, key: str) -> None:
     """A copy runs if its original died without a result."""
     task_id = uuid()
     with prefork.task("job").lock(key):  # acts as another run of this id
@@ -94,61 +137,105 @@ def test_copy_of_a_job_that_failed_to_finish_runs(
     assert len(prefork.stage.runs(key)) == 1
 
 
-REDELIVERY: dict[str, Any] = {
-    "task_acks_late": True,
-    "worker_prefetch_multiplier": 1,
-    "broker_transport_options": {
-        "visibility_timeout": 2,  # seconds
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    },
-}
+@pytest.fixture
+def impatient(deploy: Deploy) -> Deployment:
+    """Give workers whose broker delivers a job again while it runs."""
+    return deploy(workers=2, concurrency=2, settings=redelivery())
 
 
 @pytest.mark.parametrize("name", ["short", "job"])
 def test_redelivery_while_the_job_runs_runs_it_once(
-    deploy: Callable[..., Deployment], key: str, name: str
+    impatient: Deployment, key: str, name: str
 ) -> None:
     """A job longer than the visibility timeout is redelivered often, and runs once."""
-    here = deploy(workers=2, concurrency=2, settings=REDELIVERY)
-    result = here.begin(name, key)
+    result = impatient.begin(name, key)
 
-    here.until_received(result.id, times=3)
-    here.stage.open(key)
+    impatient.until_received(result.id, times=3)
+    impatient.finish(key, result)
 
-    assert result.get(timeout=20) == result.id
-    here.until_idle()
+    impatient.until_idle()
     assert result.get(timeout=10) == result.id
-    assert len(here.stage.runs(key)) == 1
+    assert len(impatient.stage.runs(key)) == 1
 
 
-def test_redelivery_without_results_never_overlaps(
-    deploy: Callable[..., Deployment], key: str
-) -> None:
+def test_redelivery_without_a_result_waits(impatient: Deployment, key: str) -> None:
     """Without a stored result a redelivered copy runs after the job, not beside it."""
-    here = deploy(workers=2, concurrency=2, settings=REDELIVERY)
-    result = here.begin("job-unstored", key)
+    result = impatient.begin("job-unstored", key)
 
-    here.until_received(result.id, times=3)
-    here.stage.open(key)
+    impatient.until_received(result.id, times=3)
+    impatient.stage.open(key)
 
-    until(lambda: len(here.stage.runs(key)) >= 2, 40)
-    here.until_idle()
-    assert here.stage.overlaps(key) == []
+    until(lambda: len(impatient.stage.runs(key)) >= 2, 40)
+    impatient.until_idle()
+    assert impatient.stage.overlaps(key) == []
 
 
-def test_copy_that_expires_does_not_touch_the_result_of_the_running_job(
-    deploy: Callable[..., Deployment], key: str
-) -> None:
+def test_expired_copy_touches_no_result(impatient: Deployment, key: str) -> None:
     """Expiry is for jobs that have not begun: the running one keeps its result."""
-    here = deploy(workers=2, concurrency=2, settings=REDELIVERY)
-    result = here.begin("job", key, expires=1.5)
+    result = impatient.begin("job", key, expires=1.5)
 
-    here.until_received(result.id, times=3)
+    impatient.until_received(result.id, times=3)
     assert result.state == states.PENDING
-    here.stage.open(key)
+    impatient.finish(key, result)
 
-    assert result.get(timeout=20) == result.id
-    here.until_idle()
+    impatient.until_idle()
     assert result.state == states.SUCCESS
-    assert len(here.stage.runs(key)) == 1
+    assert len(impatient.stage.runs(key)) == 1
+
+
+# -- While the broker is down ------------------------------------------------------
+
+
+@pytest.fixture
+def own_broker(redis_server: str) -> Iterator[RedisServer]:
+    """Give a broker to kill."""
+    broker = RedisServer(redis_server)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def cut_off(deploy: Deploy, own_broker: RedisServer) -> Deployment:
+    """Give a worker with one process, whose broker the test kills."""
+    return deploy(concurrency=1, broker=own_broker)
+
+
+def send_and_kill(here: Deployment, broker: RedisServer, key: str) -> AsyncResult:
+    """Let a duplicate wait, kill the broker, and wait until it is refused a copy."""
+    result = here.send("job-wait-then-retry", key)
+    until(lambda: here.stage.notes(key, "conflict"))
+    here.until_idle()  # its message is acknowledged: the broker no longer has it
+    broker.kill()
+    until(
+        lambda: f"{result.id}] could not be republished" in here.logs_of_the_package(),
+        20,
+        what="a copy that cannot be republished",
+    )
+    return result
+
+
+def test_duplicate_waits_for_the_broker_to_be_republished(
+    cut_off: Deployment, own_broker: RedisServer, key: str
+) -> None:
+    """With the broker down the call keeps its process; it is republished afterwards."""
+    with cut_off.task("job").lock(key):
+        result = send_and_kill(cut_off, own_broker, key)
+
+        own_broker.start()
+        cut_off.until_received(result.id, times=2, seconds=60)
+        assert cut_off.stage.runs(key) == []
+
+    cut_off.finish(key, result)
+    assert len(cut_off.stage.runs(key)) == 1
+
+
+def test_duplicate_runs_when_the_lock_is_free_before_the_broker_is_back(
+    cut_off: Deployment, own_broker: RedisServer, key: str
+) -> None:
+    """A call that waits for the broker runs if its lock is free before that."""
+    with cut_off.task("job").lock(key):
+        result = send_and_kill(cut_off, own_broker, key)
+
+    cut_off.finish(key, result)
+    assert len(cut_off.stage.runs(key)) == 1

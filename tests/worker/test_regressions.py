@@ -4,32 +4,32 @@ Tests of other files already covered many of them:
 
 celery-singleton #40, Laravel #37060, the lock stays after a hard limit or a kill
     worker/test_endings.py::test_hard_limit_frees_the_lock_once_the_child_is_gone
-    worker/test_deaths.py::test_killed_child_without_acks_late_frees_its_lock
-    worker/test_deaths.py::test_killed_worker_keeps_others_out_until_the_ttl_ends
+    worker/test_endings.py::test_killed_child_frees_its_lock
+    worker/test_endings.py::test_killed_worker_keeps_others_out_until_the_ttl_ends
 celery-singleton #20 #26 #55, retries are refused; the refusal ends the worker
     worker/test_redelivery.py::test_retries_without_delay_all_run
-    worker/test_conflicts.py::test_raise_fails_the_duplicate_and_spares_the_worker
+    worker/test_conflicts.py::test_raise_spares_the_worker
 celery-heimdall, a refused duplicate frees the lock of the one that runs
     worker/test_conflicts.py::test_skip_leaves_the_lock_to_its_holder
 celery-once, the key is computed again at the end; different calls share one
-    worker/test_kinds.py::test_body_that_mutates_its_arguments_frees_the_lock_it_took
+    worker/test_kinds.py::test_body_may_mutate_its_arguments
     worker/test_kinds.py::test_different_calls_are_different
 celery-once #136, publishers that go round the task's own method
-    worker/test_kinds.py::test_publisher_that_knows_only_the_name_is_deduplicated
+    worker/test_kinds.py::test_call_by_name_is_deduplicated
 rhubarb, state on the task: threads free each other's locks
     worker/test_pools.py::test_pool_runs_different_calls_at_once
 celery #5935, kombu #337, one job is delivered twice
     worker/test_redelivery.py::test_redelivery_while_the_job_runs_runs_it_once
-    worker/test_redelivery.py::test_redelivery_without_results_never_overlaps
+    worker/test_redelivery.py::test_redelivery_without_a_result_waits
 GoodJob #622, a retry locks what its arguments have become
-    worker/test_loss.py::test_retry_sends_the_arguments_as_they_came
+    worker/test_loss.py::test_lost_run_runs_again_when_the_lock_is_free
 Sidekiq unique jobs #779, a live lock is removed with the lock of a dead process
-    worker/test_deaths.py::test_killed_child_does_not_free_the_locks_of_others
+    worker/test_endings.py::test_killed_child_frees_no_other_lock
 Sidekiq unique jobs #749, activejob-uniqueness #78, calls are dropped silently
-    worker/test_conflicts.py::test_skip_tells_monitors_that_the_task_was_revoked
+    worker/test_seen_and_heard.py::test_duplicate_is_seen_and_heard
     worker/test_unreachable.py::test_retry_runs_the_job_when_the_nodes_are_back
 Prefect #18893, marked as crashed while it goes on
-    worker/test_loss.py::test_body_that_swallows_the_loss_does_not_succeed
+    worker/test_loss.py::test_lost_run_ends_as_lost
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ import signal
 import sys
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +55,7 @@ from celery_redlock.election import Elector
 from celery_redlock.locking import lock, watchdog_of
 from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left, values
+from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
-    from tests.harness.deployment import Deployment
+    from tests.harness.deployment import Deploy, Deployment
 
 SHORT: dict[str, Any] = {"ttl": 1.2, "node_timeout": 0.2}
 
@@ -95,26 +97,21 @@ def test_call_obeys_whether_beat_or_a_client_sends_it(
     Source: celery-once #136, locks that beat ignores; Temporal sdk-typescript
     #1594, schedules that are triggered by hand and overlap.
     """
-    if late == "beat":
-        first = prefork.begin("job", key)
-        second = send_by_beat(prefork, "job", key)
-    else:
-        first = send_by_beat(prefork, "job", key)
-        prefork.until_running(key, first.id)
-        second = prefork.send("job", key)
+    ways: list[Callable[..., AsyncResult]]
+    ways = [prefork.send, partial(send_by_beat, prefork)]
+    former, latter = ways if late == "beat" else ways[::-1]
+    first = former("job", key)
+    prefork.until_running(key, first.id)
+    second = latter("job", key)
 
-    with pytest.raises(DuplicateTask, match=first.id):
-        second.get(timeout=10)
+    assert_refused(second, first)
 
     assert second.state == states.REVOKED
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    prefork.finish(key, first)
     assert len(prefork.stage.runs(key)) == 1
 
 
-def test_call_that_was_revoked_before_it_began_leaves_no_lock(
-    prefork: Deployment, key: str
-) -> None:
+def test_call_that_was_revoked_leaves_no_lock(prefork: Deployment, key: str) -> None:
     """A call that never ran holds no lock, and the next equal call runs.
 
     Source: celery-singleton #29.
@@ -127,15 +124,12 @@ def test_call_that_was_revoked_before_it_began_leaves_no_lock(
     until(lambda: revoked.state == states.REVOKED)
 
     assert prefork.nodes.holders(key) == []
-    prefork.stage.open(key)
     result = prefork.send("job", key)
-    assert result.get(timeout=10) == result.id
+    prefork.finish(key, result)
     assert [run.task_id for run in prefork.stage.runs(key)] == [result.id]
 
 
-def test_late_finisher_does_not_free_its_successor(
-    prefork: Deployment, key: str
-) -> None:
+def test_late_finisher_frees_no_successor(prefork: Deployment, key: str) -> None:
     """A body that goes on after a loss does not release its successor's lock.
 
     Source: Laravel #59567, "an unbounded number of duplicates"; Solid Queue.
@@ -156,7 +150,7 @@ def test_late_finisher_does_not_free_its_successor(
 
 
 def test_worker_that_comes_and_goes_leaves_live_locks(
-    prefork: Deployment, deploy: Callable[..., Deployment], key: str
+    prefork: Deployment, deploy: Deploy, key: str
 ) -> None:
     """No worker removes locks that it finds, neither when it starts nor when it stops.
 
@@ -165,7 +159,7 @@ def test_worker_that_comes_and_goes_leaves_live_locks(
     """
     first = prefork.begin("job", key)
     prefork.nodes.until_held(key)
-    tokens = {value.partition("\n")[0] for value in prefork.nodes.holders(key)}
+    tokens = prefork.nodes.tokens(key)
 
     other = deploy(concurrency=1)
     assert other.send("quick", f"{key}-other").get(timeout=10)
@@ -173,15 +167,13 @@ def test_worker_that_comes_and_goes_leaves_live_locks(
     other.worker.container.wait()
 
     prefork.nodes.until_held(key)
-    assert {v.partition("\n")[0] for v in prefork.nodes.holders(key)} == tokens
-    with pytest.raises(DuplicateTask, match=first.id):
-        prefork.send("job", key).get(timeout=10)
-    prefork.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    assert prefork.nodes.tokens(key) == tokens
+    assert_refused(prefork.send("job", key), first)
+    prefork.finish(key, first)
 
 
 def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
-    deploy: Callable[..., Deployment], key: str
+    deploy: Deploy, key: str
 ) -> None:
     """Other calls may run between two attempts; the second takes a lock of its own.
 
@@ -201,8 +193,7 @@ def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
     here.until_running(key, first.id)
     here.nodes.until_held(key)
     here.nodes.until_renewed(key, times=2)
-    here.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    here.finish(key, first)
     ran = [run.task_id for run in here.stage.runs(key)]
     assert ran == [first.id, between.id, first.id]
     assert here.stage.overlaps(key) == []
@@ -234,9 +225,7 @@ def test_renewal_that_fails_after_the_end_is_no_loss(
 
 
 @pytest.mark.parametrize("body", ["computes", "blocks its event loop"])
-def test_body_that_lets_nothing_else_run_keeps_its_lock(
-    three_nodes: DevNodes, key: str, body: str
-) -> None:
+def test_busy_body_keeps_its_lock(three_nodes: DevNodes, key: str, body: str) -> None:
     """Renewal has a thread of its own, which no body's loop can starve.
 
     Source: Prefect #19068, #18839; python-redis-lock #91.
@@ -265,9 +254,7 @@ def test_body_that_lets_nothing_else_run_keeps_its_lock(
         lease.ensure(network=True)
 
 
-def test_body_that_keeps_the_interpreter_beyond_its_ttl_is_told(
-    three_nodes: DevNodes, key: str
-) -> None:
+def test_body_that_blocks_all_threads_is_told(three_nodes: DevNodes, key: str) -> None:
     """A body that blocks all other threads loses its lock, and ends with LockLost.
 
     Source: Prefect #19068, the harder case: C code that holds the GIL.
@@ -309,7 +296,7 @@ def test_refused_acquire_asks_each_node_once(three_nodes: DevNodes, key: str) ->
         redlock.release(lease)
 
 
-def test_leader_that_comes_back_late_does_not_end_the_next_term(
+def test_late_leader_does_not_end_the_next_term(
     three_nodes: DevNodes, key: str
 ) -> None:
     """A beat that resigns after its term has ended does not end its successor's term.

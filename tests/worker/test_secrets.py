@@ -26,11 +26,9 @@ SECRET = "correct-horse"
 def here(site: Site, frail_nodes: LockNodes) -> Iterator[Deployment]:
     """Give a worker that logs at DEBUG, with passwords in its settings."""
     urls = [url.replace("//", f"//default:{SECRET}@") for url in frail_nodes.urls]
-    deployment = site.deploy(
-        frail_nodes, settings={"redlock_nodes": urls}, options=["-l", "DEBUG"]
-    )
-    yield deployment
-    deployment.teardown()
+    settings = {"redlock_nodes": urls}
+    with site.deploy(frail_nodes, settings=settings, options=["-l", "DEBUG"]) as it:
+        yield it
 
 
 def test_report_shows_no_password(here: Deployment) -> None:
@@ -65,8 +63,7 @@ def test_logs_and_results_show_no_password(here: Deployment, key: str) -> None:
     first = here.begin("job", key)
     with here.nodes.majority_paused(), pytest.raises(QuorumUnreachable) as failure:
         here.send("unreachable-raise", f"{key}-2").get(timeout=10)
-    here.stage.open(key)
-    assert first.get(timeout=10) == first.id
+    here.finish(key, first)
 
     assert "unreachable-raise" in here.logs()
     assert SECRET not in here.logs()

@@ -69,9 +69,8 @@ def here(
     request: pytest.FixtureRequest, site: Site, nodes: LockNodes
 ) -> Iterator[Deployment]:
     """Give a worker of each pool that sends events."""
-    deployment = site.deploy(nodes, pool=request.param, options=["--task-events"])
-    yield deployment
-    deployment.teardown()
+    with site.deploy(nodes, pool=request.param, options=["--task-events"]) as it:
+        yield it
 
 
 @contextlib.contextmanager
@@ -119,21 +118,15 @@ class Case:
 
 
 OURS, RETRIED = "task-conflict", "task-retried"
+REPUBLISHED = (OURS, RETRIED), "RETRY", states.RETRY
 CASES = [
     Case("job", "skip", "Skip", ("task-revoked",), "REVOKED", states.REVOKED),
     Case("job-raise", "raise", "Raise", ("task-failed",), "FAILURE", states.FAILURE),
-    Case("job-retry", "retry", "Retry", (OURS, RETRIED), "RETRY", states.RETRY),
+    Case("job-retry", "retry", "Retry", *REPUBLISHED),
     Case("job-wait", "wait", "Wait", (OURS,), "CONFLICT", states.PENDING),
     Case("job-allow", "allow", "Run", (OURS,), "CONFLICT", states.PENDING),
-    Case("buffered", "buffer_one", "BufferOne", (OURS, RETRIED), "RETRY", states.RETRY),
-    Case(
-        "replacing-deaf",
-        "cancel_running",
-        "CancelRunning",
-        (OURS, RETRIED),
-        "RETRY",
-        states.RETRY,
-    ),
+    Case("buffered", "buffer_one", "BufferOne", *REPUBLISHED),
+    Case("replacing-deaf", "cancel_running", "CancelRunning", *REPUBLISHED),
 ]
 
 
@@ -159,6 +152,7 @@ def test_duplicate_is_seen_and_heard(
     assert monitor.state_of(second.id) in {*shown, "CONFLICT"}
     signals = here.stage.notes(key, "signal-conflict")
     assert (signals[0]["task_id"], signals[0]["decision"]) == (second.id, case.decision)
+    assert len(signals) == 1 or case.state == states.RETRY
     assert any(
         names_all(line, key, first.id, "on_conflict") and second.id in line
         for line in here.logs_of_the_package().splitlines()
@@ -172,9 +166,7 @@ def test_duplicate_is_seen_and_heard(
     _end(first, second)
 
 
-def test_superseded_call_says_who_runs_in_its_stead(
-    here: Deployment, monitor: Monitor, key: str
-) -> None:
+def test_superseded_call_says_so(here: Deployment, monitor: Monitor, key: str) -> None:
     """Of the waiting calls all but one end as REVOKED, also in monitors."""
     first = here.begin("buffered", key)
     second = here.send("buffered", key)
@@ -193,9 +185,7 @@ def test_superseded_call_says_who_runs_in_its_stead(
     _end(first, third)
 
 
-def test_cancelled_call_says_for_whom(
-    here: Deployment, monitor: Monitor, key: str
-) -> None:
+def test_cancelled_call_says_so(here: Deployment, monitor: Monitor, key: str) -> None:
     """A cancelled call is no failure and no success: it is REVOKED."""
     first = here.begin("replacing", key)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.devnodes import DevNodes
-    from tests.harness.deployment import Deployment
+    from tests.harness.deployment import Deploy, Deployment
 
 FINDING = re.compile(
     r"celery_redlock\.operations\.doctor\] (.*\[([a-z-]+)\])$", re.MULTILINE
@@ -37,7 +37,7 @@ def findings(deployment: Deployment) -> list[tuple[str, str]]:
 
 
 def test_worker_says_each_finding_once_at_its_start(
-    deploy: Callable[..., Deployment], four_nodes: LockNodes
+    deploy: Deploy, four_nodes: LockNodes
 ) -> None:
     """The findings are those of `doctor`: on single nodes, all nodes and tasks."""
     deployment = deploy(four_nodes)
@@ -63,7 +63,7 @@ def test_worker_says_each_finding_once_at_its_start(
 
 
 def test_what_the_vote_has_shown_is_not_said_again(
-    deploy: Callable[..., Deployment], four_nodes: LockNodes
+    deploy: Deploy, four_nodes: LockNodes
 ) -> None:
     """A node that is down is in the log line about the vote, and in no other."""
     four_nodes.dev.nodes[3].kill()
@@ -81,8 +81,8 @@ def test_what_the_vote_has_shown_is_not_said_again(
     assert "3 of 4 nodes vote" in line
 
 
-def test_node_that_hangs_does_not_hold_up_the_start(
-    deploy: Callable[..., Deployment], four_nodes: LockNodes
+def test_hung_node_does_not_delay_the_start(
+    deploy: Deploy, four_nodes: LockNodes
 ) -> None:
     """The worker takes tasks while the diagnosis still waits for the node."""
     four_nodes.dev.nodes[3].pause()

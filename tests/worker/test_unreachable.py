@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from celery import states
 
 from celery_redlock import QuorumUnreachable
-from celery_redlock.devnodes import DevNodes
-from tests.harness.lock_nodes import LockNodes
+from tests.harness.lock_nodes import lock_nodes
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from tests.harness.deployment import Deployment, Site
+    from tests.harness.deployment import Deploy, Deployment, Site
+    from tests.harness.lock_nodes import LockNodes
 
 LONGEST_BACKOFF = 2.0  # seconds after which a node is connected to again
-
-
 SHORT = {"redlock_max_ttl": 2, "redlock_ttl": 1.5}  # seconds: a short quarantine
 
 
@@ -31,15 +30,21 @@ class Outage(NamedTuple):
     lasts: Callable[[], AbstractContextManager[None]]
 
 
+@contextmanager
+def short_quarantine(site: Site, count: int, **options: Any) -> Iterator[Deployment]:
+    """Give a worker with nodes of its own, which soon vote after a start."""
+    with (
+        lock_nodes(count, max_ttl=2, **options) as nodes,
+        site.deploy(nodes, settings=SHORT) as deployment,
+    ):
+        yield deployment
+
+
 @pytest.fixture(scope="module")
 def mortal(redis_server: str, site: Site) -> Iterator[Deployment]:
-    """Give a worker whose lock nodes may be killed: they soon vote again."""
-    with DevNodes(5, max_ttl=2) as dev:
-        nodes = LockNodes(dev)
-        deployment = site.deploy(nodes, settings=SHORT)
+    """Give a worker whose lock nodes may be killed."""
+    with short_quarantine(site, 5) as deployment:
         yield deployment
-        deployment.teardown()
-        nodes.close()
 
 
 @pytest.fixture(params=["hung", "killed"])
@@ -64,15 +69,20 @@ def test_retry_runs_the_job_when_the_nodes_are_back(outage: Outage, key: str) ->
     assert len(here.stage.runs(key)) == 1
 
 
-def test_raise_fails_the_job(outage: Outage, key: str) -> None:
-    """With ``raise`` the result says how many nodes gave a vote."""
+@pytest.mark.parametrize(
+    ("policy", "state"), [("raise", states.FAILURE), ("skip", states.REVOKED)]
+)
+def test_raise_and_skip_end_the_job(
+    outage: Outage, key: str, policy: str, state: str
+) -> None:
+    """The job does not run. Its result is final, and says how many nodes voted."""
     with outage.lasts():
-        result = outage.here.send("unreachable-raise", key)
+        result = outage.here.send(f"unreachable-{policy}", key)
 
         with pytest.raises(QuorumUnreachable, match=r"Only [012] of 5 nodes"):
             result.get(timeout=10)
 
-    assert result.state == states.FAILURE
+    assert result.state == state
     assert outage.here.stage.runs(key) == []
 
 
@@ -85,21 +95,7 @@ def test_run_runs_the_job_without_a_lock(outage: Outage, key: str) -> None:
     assert len(outage.here.stage.runs(key)) == 1
 
 
-def test_skip_ends_the_job_as_revoked(outage: Outage, key: str) -> None:
-    """With ``skip`` the job does not run, and its result is final."""
-    with outage.lasts():
-        result = outage.here.send("unreachable-skip", key)
-
-        with pytest.raises(QuorumUnreachable):
-            result.get(timeout=10)
-
-    assert result.state == states.REVOKED
-    assert outage.here.stage.runs(key) == []
-
-
-def test_failed_attempts_leave_nothing_on_the_nodes_that_answered(
-    frail: Deployment, key: str
-) -> None:
+def test_failed_attempts_leave_nothing(frail: Deployment, key: str) -> None:
     """A call without a quorum releases the votes that it has received."""
     with frail.nodes.majority_paused(), pytest.raises(QuorumUnreachable):
         frail.send("unreachable-raise", key).get(timeout=10)
@@ -114,10 +110,7 @@ def test_minority_down_stops_no_lock(frail: Deployment, key: str) -> None:
         first = frail.begin("job-wait", key)
         second = frail.send("job-wait", key)
         until(lambda: frail.stage.notes(key, "signal-conflict"))
-        frail.stage.open(key)
-
-        assert first.get(timeout=10) == first.id
-        assert second.get(timeout=10) == second.id
+        frail.finish(key, first, second)
 
     assert frail.stage.overlaps(key) == []
 
@@ -130,33 +123,25 @@ def test_outage_that_is_over_delays_no_request(frail: Deployment, key: str) -> N
             with pytest.raises(QuorumUnreachable):
                 result.get(timeout=20)
 
-    results = [
-        frail.send("unreachable-raise", name, countdown=LONGEST_BACKOFF + 0.5)
-        for name in names
-    ]
+    later = {"countdown": LONGEST_BACKOFF + 0.5}
+    results = [frail.send("unreachable-raise", name, **later) for name in names]
 
     assert [result.get(timeout=10) for result in results] == [r.id for r in results]
 
 
 def test_new_nodes_are_waited_for(redis_server: str, site: Site, key: str) -> None:
     """Jobs wait until the quarantine of new nodes ends, and then run."""
-    with DevNodes(3, max_ttl=2, initialize=False) as dev:
-        fresh = LockNodes(dev)
-        here = site.deploy(fresh, settings=SHORT, concurrency=1)
-        try:
-            result = here.send("quick", key)
-            until(lambda: result.state == states.RETRY)
+    with short_quarantine(site, 3, initialize=False) as here:
+        result = here.send("quick", key)
+        until(lambda: result.state == states.RETRY)
 
-            assert result.get(timeout=20) == result.id
-            assert len(here.stage.runs(key)) == 1
-            assert "quarantine" in here.logs_of_the_package()
-        finally:
-            here.teardown()
-            fresh.close()
+        assert result.get(timeout=20) == result.id
+        assert len(here.stage.runs(key)) == 1
+        assert "quarantine" in here.logs_of_the_package()
 
 
 def test_worker_starts_without_its_nodes(
-    deploy: Callable[..., Deployment], frail_nodes: LockNodes, key: str
+    deploy: Deploy, frail_nodes: LockNodes, key: str
 ) -> None:
     """A worker without its lock nodes starts and warns; jobs run when nodes are up."""
     with frail_nodes.majority_paused():

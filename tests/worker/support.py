@@ -1,0 +1,41 @@
+"""Checks and settings that several files of these tests use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock import DuplicateTask
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+__all__ = ["FREED_WITHIN", "assert_refused", "pools", "redelivery"]
+
+FREED_WITHIN = 6.0  # seconds, with a ttl of 30: the longest that a kill may go unseen
+
+pools = pytest.mark.parametrize("pool", ["prefork", "threads"])
+
+
+def assert_refused(call: AsyncResult, holder: AsyncResult) -> None:
+    """Check that a call ends as a duplicate, and that its error names the holder."""
+    with pytest.raises(DuplicateTask, match=holder.id):
+        call.get(timeout=20)
+
+
+def redelivery(after: float = 2) -> dict[str, Any]:
+    """Return settings with which the broker soon delivers a job again.
+
+    Args:
+        after: The seconds until a job without an acknowledgement is delivered again.
+    """
+    return {
+        "task_acks_late": True,
+        "worker_prefetch_multiplier": 1,
+        "broker_transport_options": {
+            "visibility_timeout": after,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        },
+    }
