@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.devnodes import DevNodes
-from tests.beat.support import KEY, Beats
+from tests.beat.support import KEY, Beats, MakeBeats, often
 from tests.harness.deployment import Site
-from tests.harness.lock_nodes import LockNodes
+from tests.harness.lock_nodes import lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from tests.harness.lock_nodes import LockNodes
 
 __all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
 
@@ -28,10 +29,8 @@ def site(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="session")
 def session_nodes(redis_server: str) -> Iterator[LockNodes]:
     """Give five lock nodes for all tests."""
-    with DevNodes(5, binary=redis_server) as dev:
-        nodes = LockNodes(dev)
+    with lock_nodes(binary=redis_server) as nodes:
         yield nodes
-        nodes.close()
 
 
 @pytest.fixture
@@ -44,14 +43,13 @@ def nodes(session_nodes: LockNodes) -> Iterator[LockNodes]:
 
 
 @pytest.fixture
-def project(site: Site, nodes: LockNodes) -> Iterator[Callable[..., Beats]]:
+def project(site: Site, nodes: LockNodes) -> Iterator[MakeBeats]:
     """Give a function that makes a project with a schedule and settings."""
     made: list[Beats] = []
 
     def make(schedule: dict[str, Any], **settings: Any) -> Beats:
-        beats = Beats(site, nodes, {"beat_schedule": schedule, **settings})
-        made.append(beats)
-        return beats
+        made.append(Beats(site, nodes, {"beat_schedule": schedule, **settings}))
+        return made[-1]
 
     yield make
     for beats in made:
@@ -59,8 +57,6 @@ def project(site: Site, nodes: LockNodes) -> Iterator[Callable[..., Beats]]:
 
 
 @pytest.fixture
-def beats(project: Callable[..., Beats]) -> Beats:
+def beats(project: MakeBeats) -> Beats:
     """Give a project with one entry, twice a second, and no process yet."""
-    return project(
-        {"often": {"task": "beat-quick", "schedule": 0.5, "args": ["often"]}}
-    )
+    return project(often())

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import redis
 
@@ -19,24 +19,25 @@ from tests.harness.processes import LocalBeat, LocalWorker
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.harness.deployment import Site
     from tests.harness.lock_nodes import LockNodes
 
-__all__ = [
-    "LONG_TTL",
-    "NODE_TIMEOUT",
-    "TTL",
-    "Beats",
-    "Sent",
-    "until",
-]
+__all__ = ["KEY", "LONG_TTL", "NODE_TIMEOUT", "Beats", "MakeBeats", "often", "until"]
 
+MakeBeats: TypeAlias = "Callable[..., Beats]"  # from a schedule and settings
+
+APP = "tests.beat.project.app"
 KEY = "beat:project"
 NODE_TIMEOUT = 0.25  # seconds
 TTL = 3.0  # seconds; short, because tests wait for the end of a term
 LONG_TTL = 30.0  # for tests in which no term may end by itself on a busy machine
+
+
+def often(seconds: float = 0.5) -> dict[str, Any]:
+    """Return a schedule with one entry with this interval."""
+    return {"often": {"task": "beat-quick", "schedule": seconds, "args": ["often"]}}
 
 
 class Sent(NamedTuple):
@@ -106,10 +107,15 @@ class Beats:
         }
         return {**self._site.environment(conf), **self._environment}
 
+    def _place(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        folder = self._site.folder
+        environment = self.environment(**settings)
+        return {"folder": folder, "cwd": folder, "environment": environment}
+
     def start(
         self,
         *,
-        app: str = "tests.beat.project.app",
+        app: str = APP,
         options: Sequence[str] = ("-S", "redlock"),
         wait: bool = True,
         **settings: Any,
@@ -122,30 +128,34 @@ class Beats:
             options: More words of the command line.
             settings: More of ``app.conf`` for this beat.
         """
-        beat = LocalBeat(
-            app,
-            f"beat-{self._number}-{len(self.all)}",
-            folder=self._site.folder,
-            cwd=self._site.folder,
-            environment=self.environment(**settings),
-            options=options,
-        )
+        name = f"beat-{self._number}-{len(self.all)}"
+        beat = LocalBeat(app, name, options=options, **self._place(settings))
         self.all.append(beat)
         beat.start()
         if wait:
             beat.ready()
         return beat
 
+    def start_standby(self, **settings: Any) -> LocalBeat:
+        """Start a beat and wait until it stands by."""
+        beat = self.start(**settings)
+        beat.until_logged("Standing by")
+        return beat
+
+    def start_three(self, **settings: Any) -> LocalBeat:
+        """Start three beats, and return the leader when the others stand by."""
+        for _ in range(3):
+            self.start(wait=False, **settings)
+        leader = self.until_led()
+        for other in self.others(leader):
+            other.until_logged("Standing by")
+        return leader
+
     def start_worker(self, concurrency: int = 4, **settings: Any) -> LocalWorker:
         """Start a worker and wait until it is ready."""
-        worker = LocalWorker(
-            "tests.beat.project.app",
-            f"beat-worker-{self._number}-{len(self._workers)}",
-            folder=self._site.folder,
-            cwd=self._site.folder,
-            concurrency=concurrency,
-            environment=self.environment(**settings),
-        )
+        name = f"beat-worker-{self._number}-{len(self._workers)}"
+        place = self._place(settings)
+        worker = LocalWorker(APP, name, concurrency=concurrency, **place)
         self._workers.append(worker)
         worker.start()
         worker.ready()
@@ -154,7 +164,7 @@ class Beats:
     def command(self, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
         """Run ``celery -A project ...`` to its end."""
         return subprocess.run(  # noqa: S603  (our own command)
-            [sys.executable, "-m", "celery", "-A", "tests.beat.project.app", *words],
+            [sys.executable, "-m", "celery", "-A", APP, *words],
             env={**os.environ, **self.environment(**settings)},
             capture_output=True,
             text=True,
@@ -197,10 +207,9 @@ class Beats:
     def leader(self) -> LocalBeat | None:
         """Return the beat that leads according to the nodes."""
         holder = leadership_of(self._redlock, KEY).leader
-        for beat in self.all:
-            if holder is not None and beat.pid == holder.pid:
-                return beat
-        return None
+        if holder is None:
+            return None
+        return next((beat for beat in self.all if beat.pid == holder.pid), None)
 
     def until_led(
         self, *, not_by: LocalBeat | None = None, seconds: float = 20.0

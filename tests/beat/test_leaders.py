@@ -1,4 +1,7 @@
-"""Real beats, of which one sends: they are killed, stopped, frozen and cut off."""
+"""Real beats, of which one sends: they are killed, stopped, frozen and cut off.
+
+Commands and metrics show which one leads.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ import os
 import socket
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.beat.support import LONG_TTL, until
+from celery_redlock.devnodes.processes import free_port
+from tests.beat.support import KEY, LONG_TTL, often, until
+from tests.harness.metrics import PORT, Scraped
 from tests.harness.tcp import proxies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.beat.support import Beats, MakeBeats
 
-    from tests.beat.support import Beats
-
+IMPORTS = ["tests.beat.project.metered"]
 NO_LEADER, UNKNOWN = 1, 3  # exit codes of `redlock leader`
 
 
@@ -28,12 +32,8 @@ def assert_no_slot_was_sent_twice(beats: Beats) -> None:
 
 def test_one_of_three_beats_sends(beats: Beats) -> None:
     """The others send nothing, and no slot is sent twice."""
-    for _ in range(3):
-        beats.start(wait=False, redlock_beat_ttl=LONG_TTL)
-    leader = beats.until_led()
+    leader = beats.start_three(redlock_beat_ttl=LONG_TTL)
 
-    for other in beats.others(leader):
-        other.until_logged("Standing by")
     beats.until_sent(5, by=leader)
 
     assert {sent.pid for sent in beats.sent()} == {leader.pid}
@@ -45,8 +45,7 @@ def test_killed_leader_is_replaced(beats: Beats) -> None:
     """After SIGKILL, the standby continues with the next slot, within a ttl."""
     first = beats.start()
     beats.until_sent(2, by=first)
-    second = beats.start()
-    second.until_logged("Standing by")
+    second = beats.start_standby()
 
     killed = beats.kill_between_slots(first)
 
@@ -57,17 +56,13 @@ def test_killed_leader_is_replaced(beats: Beats) -> None:
 
 
 def test_stopped_leader_is_replaced_at_once(
-    project: Callable[..., Beats],
+    project: MakeBeats,
 ) -> None:
     """After SIGTERM, the standby does not wait for the ttl, which is a minute here."""
-    beats = project(
-        {"often": {"task": "beat-quick", "schedule": 0.5, "args": ["often"]}},
-        redlock_beat_ttl=60,
-    )
+    beats = project(often(), redlock_beat_ttl=60)
     first = beats.start()
     beats.until_sent(1, by=first)
-    second = beats.start()
-    second.until_logged("Standing by")
+    second = beats.start_standby()
 
     first.kill("SIGTERM")
 
@@ -97,15 +92,13 @@ def test_frozen_leader_sends_nothing_when_it_continues(beats: Beats) -> None:
 def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
     """It reaches two of five nodes. When it reaches all again, it stands by."""
     with proxies(beats.nodes.dev) as lines:
-        names = [url.partition("//")[2] for url in beats.nodes.urls]
         through = [
-            {"url": line.url, "name": name}
-            for line, name in zip(lines, names, strict=True)
+            {"url": line.url, "name": url.partition("//")[2]}
+            for line, url in zip(lines, beats.nodes.urls, strict=True)
         ]
         first = beats.start(redlock_nodes=through)
         beats.until_sent(1, by=first)
-        second = beats.start()
-        second.until_logged("Standing by")
+        second = beats.start_standby()
 
         for line in lines[:3]:
             line.hold()
@@ -127,8 +120,7 @@ def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
     beats.until_sent(1, by=first)
     with beats.nodes.minority_paused():
         beats.until_sent(8, by=first)
-        second = beats.start(redlock_beat_ttl=LONG_TTL)
-        second.until_logged("Standing by")
+        second = beats.start_standby(redlock_beat_ttl=LONG_TTL)
         first.kill("SIGTERM")
         beats.until_sent(2, by=second)
 
@@ -137,11 +129,7 @@ def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
 
 def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
     """Each beat logs this once. When the nodes are back, one beat continues."""
-    for _ in range(3):
-        beats.start(wait=False)
-    leader = beats.until_led()
-    for other in beats.others(leader):
-        other.until_logged("Standing by")
+    leader = beats.start_three()
     with beats.nodes.majority_paused():
         for beat in beats.all:
             beat.until_logged("No leader of")
@@ -159,14 +147,11 @@ def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
     assert_no_slot_was_sent_twice(beats)
 
 
-def test_beat_that_is_stopped_at_any_moment_leaves_no_lock(
-    project: Callable[..., Beats],
+def test_beat_that_is_stopped_leaves_no_lock(
+    project: MakeBeats,
 ) -> None:
     """SIGTERM comes in the middle of ticks and of requests to the nodes."""
-    beats = project(
-        {"busy": {"task": "beat-quick", "schedule": 0.001, "args": ["busy"]}},
-        redlock_beat_ttl=60,
-    )
+    beats = project(often(0.001), redlock_beat_ttl=60)
     for _ in range(4):
         beat = beats.start()
         beats.until_sent(200, by=beat)
@@ -177,30 +162,33 @@ def test_beat_that_is_stopped_at_any_moment_leaves_no_lock(
         beats.nodes.until_free("beat:project", seconds=2)
 
 
+def leader_facts(beats: Beats) -> dict[str, Any]:
+    """Return what ``redlock leader --json`` prints; its exit code tells the same."""
+    done = beats.command("redlock", "leader", "--json")
+    facts: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (0 if facts["leader"] else NO_LEADER)
+    return facts
+
+
 def test_leader_command_shows_the_leader_and_the_standbys(beats: Beats) -> None:
     """It prints text or JSON, and its exit code tells whether there is a leader."""
     none = beats.command("redlock", "leader")
     assert none.returncode == NO_LEADER
     assert "beat:project has no leader: no beat sends anything." in none.stdout
-    assert (
-        json.loads(beats.command("redlock", "leader", "--json").stdout)["leader"]
-        is None
-    )
+    assert leader_facts(beats)["leader"] is None
     before = time.time()
     first = beats.start(redlock_beat_ttl=LONG_TTL)
     beats.until_led()
-    second = beats.start(redlock_beat_ttl=LONG_TTL)
-    second.until_logged("Standing by")
+    second = beats.start_standby(redlock_beat_ttl=LONG_TTL)
 
     shown = beats.command("redlock", "leader")
-    as_json = beats.command("redlock", "leader", "--json")
+    facts = leader_facts(beats)
 
     host = socket.gethostname()
-    assert shown.returncode == as_json.returncode == 0
+    assert shown.returncode == 0
     assert f"led by celery beat on {host} (pid {first.pid})" in shown.stdout
     assert f"Standing by: celery beat on {host} (pid {second.pid})" in shown.stdout
     assert "5 of 5 nodes" in shown.stdout
-    facts = json.loads(as_json.stdout)
     assert facts["key"] == "beat:project"
     assert (facts["leader"]["host"], facts["leader"]["pid"]) == (host, first.pid)
     assert (facts["leader"]["votes"], facts["unseen"]) == (5, {})
@@ -209,13 +197,7 @@ def test_leader_command_shows_the_leader_and_the_standbys(beats: Beats) -> None:
     assert 0 < facts["leader"]["ends_in"] <= LONG_TTL
 
     second.kill("SIGTERM")
-    until(
-        lambda: (
-            json.loads(beats.command("redlock", "leader", "--json").stdout)["standbys"]
-            == []
-        ),
-        30,
-    )
+    until(lambda: leader_facts(beats)["standbys"] == [], 30)
 
 
 def test_setting_that_is_wrong_ends_beat_in_one_line(beats: Beats) -> None:
@@ -228,3 +210,42 @@ def test_setting_that_is_wrong_ends_beat_in_one_line(beats: Beats) -> None:
     assert "celery-redlock: redlock_beat_scheduler is 'no.such" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert os.sep not in ended.stderr.partition("celery-redlock: ")[2]
+
+
+# -- Metrics -----------------------------------------------------------------------
+
+
+def scrape_next(beats: Beats) -> Scraped:
+    """Return the metrics that the next process serves."""
+    port = free_port()
+    beats.use(**{PORT: str(port)})
+    return Scraped(port)
+
+
+def test_leadership_is_scraped_from_each_beat(beats: Beats) -> None:
+    """Both report one leader and one standby. Only the leader counts a term."""
+    scraped = []
+    for _ in range(2):
+        scraped.append(scrape_next(beats))
+        beats.start(imports=IMPORTS, redlock_beat_ttl=LONG_TTL)
+
+    for each in scraped:
+        each.until_at_least(1, "redlock_leaders", election=KEY)
+        each.until_at_least(1, "redlock_standbys", election=KEY)
+    terms = [each.value("redlock_elections_total", election=KEY) for each in scraped]
+    assert sorted(terms) == [0, 1]
+
+
+def test_absence_of_a_leader_is_scraped_from_a_worker(beats: Beats) -> None:
+    """A worker that has once seen a leader reports that there is none."""
+    scraped = scrape_next(beats)
+    beats.start_worker(imports=IMPORTS)
+    until(scraped.is_open)
+    assert not scraped.has("redlock_leaders")
+
+    beats.start()
+    scraped.until_at_least(1, "redlock_leaders", election=KEY)
+    beats.until_led().kill("SIGTERM")
+
+    until(lambda: not scraped.value("redlock_leaders", election=KEY))
+    assert scraped.has("redlock_leaders")

@@ -12,9 +12,7 @@ from tests.beat.project import HELD, LONG
 from tests.beat.support import NODE_TIMEOUT, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.beat.support import Beats
+    from tests.beat.support import MakeBeats
     from tests.harness.deployment import Site
 
 SKIPPED = "will be skipped (on_conflict)"
@@ -26,9 +24,7 @@ def every(seconds: float, task: str, key: str) -> dict[str, object]:
     return {"task": task, "schedule": seconds, "args": [key]}
 
 
-def test_runs_never_overlap(
-    project: Callable[..., Beats], site: Site, key: str
-) -> None:
+def test_runs_never_overlap(project: MakeBeats, site: Site, key: str) -> None:
     """For a minute, a task of three seconds is sent every second.
 
     There are two workers and two beats, and the leader is killed halfway. ``skip``
@@ -65,7 +61,7 @@ def test_runs_never_overlap(
 
 
 def test_backlog_of_ticks_collapses_to_one_run(
-    project: Callable[..., Beats], site: Site, key: str
+    project: MakeBeats, site: Site, key: str
 ) -> None:
     """The calls that were sent while there was no worker run once."""
     beats = project({"gated": every(0.5, "beat-gated", key)})
@@ -84,7 +80,7 @@ def test_backlog_of_ticks_collapses_to_one_run(
 
 
 def test_schedulers_whose_clocks_differ_are_covered_by_hold_at_least(
-    project: Callable[..., Beats], site: Site, key: str
+    project: MakeBeats, site: Site, key: str
 ) -> None:
     """Two beats without election send each tick twice, and it runs once."""
     beats = project({"held": every(1.0, "beat-held", key)})
@@ -103,7 +99,7 @@ def test_schedulers_whose_clocks_differ_are_covered_by_hold_at_least(
 
 
 def test_second_message_for_a_slot_is_dropped(
-    project: Callable[..., Beats], site: Site, key: str
+    project: MakeBeats, site: Site, key: str
 ) -> None:
     """Two leaders sent it; the first one died before it recorded the slot."""
     beats = project({})

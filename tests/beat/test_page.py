@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import celery_redlock
-from tests.beat.support import Beats, until
+from tests.beat.support import MakeBeats, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from celery_redlock.devnodes import DevNodes
     from tests.harness.deployment import Site
 
@@ -33,7 +31,7 @@ def here(code: str, nodes: DevNodes) -> str:
 
 
 def test_settings_of_the_page_make_beat_elect_and_send(
-    project: Callable[..., Beats], site: Site, three_nodes: DevNodes
+    project: MakeBeats, site: Site, three_nodes: DevNodes
 ) -> None:
     """``beat_scheduler = "redlock"`` replaces the option on the command line."""
     beats = project({})

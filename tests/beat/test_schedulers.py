@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.beat.project import DATABASE
-from tests.beat.support import until
+from tests.beat.support import often, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.beat.support import Beats
+    from tests.beat.support import Beats, MakeBeats
     from tests.harness.processes import LocalBeat
 
     StartBeat = Callable[[], LocalBeat]
@@ -38,20 +38,15 @@ print(PeriodicTask.objects.get(name="often").last_run_at.isoformat())
 """
 
 
-def schedule(seconds: float) -> dict[str, object]:
-    """Return a schedule with one entry with this interval."""
-    return {"often": {"task": "beat-quick", "schedule": seconds, "args": ["often"]}}
-
-
 @pytest.fixture(params=["persistent", "django", "redbeat"])
 def inner(
-    request: pytest.FixtureRequest, project: Callable[..., Beats]
+    request: pytest.FixtureRequest, project: MakeBeats
 ) -> tuple[Beats, StartBeat]:
     """Give a project with one of the schedulers, and a function that starts a beat."""
     name = request.param
     if name == "django":
         beats = project(
-            schedule(1),  # its intervals are whole seconds
+            often(1),  # its intervals are whole seconds
             redlock_beat_scheduler="django_celery_beat.schedulers.DatabaseScheduler",
         )
         folder = request.getfixturevalue("tmp_path")
@@ -61,13 +56,13 @@ def inner(
     if name == "redbeat":
         pytest.importorskip("redbeat")
         beats = project(
-            schedule(0.5),
+            often(),
             redlock_beat_scheduler="redbeat.RedBeatScheduler",
             redbeat_key_prefix=f"{request.node.name}:",
         )
         broker = beats.broker_url
         return beats, lambda: beats.start(redbeat_redis_url=broker)
-    beats = project(schedule(0.5))
+    beats = project(often())
     return beats, beats.start
 
 

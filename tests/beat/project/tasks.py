@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
-from celery_redlock import current_lease, singleton_task
+from celery_redlock import singleton_task
 from tests.beat.project import HELD, LONG
 from tests.harness.stage import Stage
-from tests.worker.project.body import hold, recorded, stage
+from tests.worker.project.body import hold, own_lease, recorded, stage
 
 
-def work(seconds: float) -> None:
-    """Take some time."""
-    threading.Event().wait(seconds)
+def long(name: str, **options: Any) -> None:
+    """Define a task that runs longer than the schedule's interval."""
+
+    @singleton_task(name=name, key="{key}", **options)
+    def run(key: str) -> None:
+        with recorded(key):
+            threading.Event().wait(LONG)
 
 
-@singleton_task(name="beat-skip", key="{key}", on_conflict="skip")
-def long_skip(key: str) -> None:
-    """Run longer than the schedule's interval."""
-    with recorded(key):
-        work(LONG)
-
-
-@singleton_task(name="beat-wait", key="{key}", on_conflict="wait", wait_timeout=2)
-def long_wait(key: str) -> None:
-    """Run longer than the schedule's interval."""
-    with recorded(key):
-        work(LONG)
-
-
-@singleton_task(name="beat-buffer", key="{key}", on_conflict="buffer_one")
-def long_buffer(key: str) -> None:
-    """Run longer than the schedule's interval."""
-    with recorded(key):
-        work(LONG)
+long("beat-skip", on_conflict="skip")
+long("beat-wait", on_conflict="wait", wait_timeout=2)
+long("beat-buffer", on_conflict="buffer_one")
 
 
 @singleton_task(name="beat-quick", key="{key}")
@@ -52,6 +41,5 @@ def gated(key: str) -> None:
 @singleton_task(name="beat-held", key="{key}", hold_at_least=HELD)
 def quick_held(key: str) -> None:
     """Run and end, and keep the lock for longer than two clocks differ."""
-    lease = current_lease()
     with recorded(key):
-        stage().note(key, "granted", since=Stage.now() - (lease.age() if lease else 0))
+        stage().note(key, "granted", since=Stage.now() - own_lease().age())
