@@ -19,25 +19,13 @@ def main() -> int:
         prog="python -m tests.torture",
         description="Real processes, faults at random, and verdicts at the end.",
     )
-    parser.add_argument(
-        "--seconds", type=float, default=600, help="the duration of the faults; 600"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=secrets.randbelow(10**6),
-        help="chooses faults and jobs; a random one",
-    )
-    parser.add_argument(
-        "--broker",
-        choices=[*BROKERS],
-        default="redis",
-        help="the broker of the workers; redis",
-    )
-    parser.add_argument("--json", type=Path, help="a file for the report")
-    parser.add_argument(
-        "--keep", type=Path, help="an empty folder for journal and logs"
-    )
+    option = parser.add_argument
+    option("--seconds", type=float, default=600, help="of faults; 600")
+    option("--seed", type=int, help="chooses faults and jobs; a random one")
+    option("--broker", choices=[*BROKERS], default="redis", help="of workers; redis")
+    option("--json", type=Path, help="a file for the report")
+    option("--keep", type=Path, help="an empty folder for journal and logs")
+    parser.set_defaults(seed=secrets.randbelow(10**6))
     chosen = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in background
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -66,13 +66,13 @@ class Faults:
             "worker frozen": (8, lambda: self._freeze(child=False)),
             "node killed, back empty": (5, lambda: self._kill_node(keep=False)),
             "node killed, back with memory": (5, lambda: self._kill_node(keep=True)),
-            "node frozen": (7, self._freeze_node),
-            "node cut off": (6, lambda: self._spoil("cut off")),
-            "replies of a node held": (5, lambda: self._spoil("mute")),
-            "node slow": (5, lambda: self._spoil("slow")),
-            "connections reset": (4, lambda: self._spoil("reset")),
-            "majority frozen": (2, self._freeze_majority),
-            "majority cut off": (2, self._cut_majority),
+            "node frozen": (7, lambda: self._freeze_nodes(1)),
+            "node cut off": (6, lambda: self._spoil_nodes(1, "cut off")),
+            "replies of a node held": (5, lambda: self._spoil_nodes(1, "mute")),
+            "node slow": (5, lambda: self._spoil_nodes(1, "slow")),
+            "connections reset": (4, self._reset_node),
+            "majority frozen": (2, lambda: self._freeze_nodes(3)),
+            "majority cut off": (2, lambda: self._spoil_nodes(3, "cut off", "mute")),
             "job revoked": (4, lambda: self._revoke(terminate=False)),
             "job revoked and terminated": (5, lambda: self._revoke(terminate=True)),
             "broker killed, back with memory": (2, self._kill_broker),
@@ -202,81 +202,68 @@ class Faults:
 
     # -- Nodes -----------------------------------------------------------------
 
-    def _node(self) -> int | None:
-        well = {0, 1, 2, 3, 4} - self._nodes - self._voteless
-        if len(self._nodes | self._voteless) >= _MOST_NODES:
-            return None
-        return self._random.choice(sorted(well))
+    def _some_nodes(self, count: int) -> list[int]:
+        """Choose nodes: a minority among those in order, or a majority of all five."""
+        away = self._nodes | self._voteless
+        if away and (count > _MOST_NODES or len(away) >= _MOST_NODES):
+            return []
+        return self._random.sample(sorted({0, 1, 2, 3, 4} - away), count)
 
-    def _recovered(self, *numbers: int) -> None:
-        self._nodes -= set(numbers)
+    def _break_nodes(
+        self,
+        count: int,
+        harm: Callable[[int], None],
+        repair: Callable[[int], None],
+        seconds: tuple[float, float],
+    ) -> bool:
+        """Do something to nodes, and repair them after a time between these seconds."""
+        numbers = self._some_nodes(count)
+        if not numbers:
+            return False
+        self._nodes |= {*numbers}
+        for number in numbers:
+            harm(number)
+
+        def undo() -> None:
+            for number in numbers:
+                repair(number)
+            self._nodes -= {*numbers}
+
+        self._later(self._random.uniform(*seconds), undo)
+        return True
 
     def _kill_node(self, *, keep: bool) -> bool:
-        number = self._node()
-        if number is None:
-            return False
-        node = self._site.nodes.nodes[number]
-        self._nodes.add(number)
-        self._voteless.add(number)
-        node.kill()
+        nodes = self._site.nodes.nodes
 
-        def start() -> None:
-            node.restart(keep_memory=keep)
-            self._recovered(number)
+        def kill(number: int) -> None:
+            self._voteless.add(number)
+            nodes[number].kill()
 
-        self._later(self._random.uniform(0.2, 3), start)
-        return True
+        def start(number: int) -> None:
+            nodes[number].restart(keep_memory=keep)
 
-    def _freeze_node(self) -> bool:
-        number = self._node()
-        return number is not None and self._freeze_nodes([number])
+        return self._break_nodes(1, kill, start, (0.2, 3))
 
-    def _freeze_majority(self) -> bool:
-        if self._nodes or self._voteless:
-            return False
-        return self._freeze_nodes(self._random.sample(range(5), 3))
+    def _freeze_nodes(self, count: int) -> bool:
+        nodes = self._site.nodes.nodes
+        return self._break_nodes(
+            count,
+            lambda number: nodes[number].pause(),
+            lambda number: nodes[number].resume(),
+            (_SHORTEST, _LONGEST),
+        )
 
-    def _freeze_nodes(self, numbers: list[int]) -> bool:
-        nodes = [self._site.nodes.nodes[number] for number in numbers]
-        self._nodes |= set(numbers)
-        for node in nodes:
-            node.pause()
+    def _spoil_nodes(self, count: int, *faults: str) -> bool:
+        fault, site = self._random.choice(faults), self._site
+        return self._break_nodes(
+            count, lambda number: site.spoil(number, fault), site.mend, (0.5, _LONGEST)
+        )
 
-        def thaw() -> None:
-            for node in nodes:
-                node.resume()
-            self._recovered(*numbers)
-
-        self._later(self._random.uniform(_SHORTEST, _LONGEST), thaw)
-        return True
-
-    def _spoil(self, fault: str) -> bool:
-        number = self._node()
-        if number is None:
-            return False
-        if fault == "reset":
-            self._site.spoil(number, fault)
-            return True
-        return self._spoil_nodes(fault, [number])
-
-    def _cut_majority(self) -> bool:
-        if self._nodes or self._voteless:
-            return False
-        fault = self._random.choice(["cut off", "mute"])
-        return self._spoil_nodes(fault, self._random.sample(range(5), 3))
-
-    def _spoil_nodes(self, fault: str, numbers: list[int]) -> bool:
-        self._nodes |= set(numbers)
+    def _reset_node(self) -> bool:
+        numbers = self._some_nodes(1)
         for number in numbers:
-            self._site.spoil(number, fault)
-
-        def mend() -> None:
-            for number in numbers:
-                self._site.mend(number)
-            self._recovered(*numbers)
-
-        self._later(self._random.uniform(0.5, _LONGEST), mend)
-        return True
+            self._site.spoil(number, "reset")
+        return bool(numbers)
 
     # -- Broker and jobs ---------------------------------------------------------
 
@@ -291,27 +278,27 @@ class Faults:
         return True
 
     def _kill_broker(self) -> bool:
-        if self._broker:
-            return False
-        self._broker = True
-        self._site.broker.kill()
-
-        def start() -> None:
-            self._site.broker.start()
-            self._broker = False
-
-        self._later(self._random.uniform(0.2, 2), start)
-        return True
+        broker = self._site.broker
+        return self._break_broker(broker.kill, broker.start, (0.2, 2))
 
     def _freeze_broker(self) -> bool:
+        broker = self._site.broker
+        return self._break_broker(broker.pause, broker.resume, (1, TTL))
+
+    def _break_broker(
+        self,
+        harm: Callable[[], None],
+        repair: Callable[[], None],
+        seconds: tuple[float, float],
+    ) -> bool:
         if self._broker:
             return False
         self._broker = True
-        self._site.broker.pause()
+        harm()
 
-        def thaw() -> None:
-            self._site.broker.resume()
+        def undo() -> None:
+            repair()
             self._broker = False
 
-        self._later(self._random.uniform(1, TTL), thaw)
+        self._later(self._random.uniform(*seconds), undo)
         return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import Any
 
 __all__ = ["Report"]
 
@@ -49,28 +48,20 @@ class Report:
         """Return the report as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
-    def sections(self) -> list[tuple[str, dict[str, int]]]:
-        """Return the parts of the table."""
-        return [
-            ("must be zero", self.zero),
-            ("may be more", self.apart),
-            (f"{sum(self.faults.values())} faults", self.faults),
-            (f"{sum(self.jobs.values())} jobs, {self.runs} runs", self.jobs),
-        ]
-
-    def title(self) -> str:
-        """Return the line above the table."""
-        return (
-            f"torture: {self.broker}, seed {self.seed}, {self.seconds:g} s of faults, "
-            f"all jobs ended {self.finished_after:.0f} s later"
-        )
-
     def text(self) -> str:
-        """Return the table as plain text."""
-        lines = [self.title()]
-        for name, counts in self.sections():
+        """Return the table."""
+        sections = {
+            "must be zero": self.zero,
+            "may be more": _sorted(self.apart),
+            f"{sum(self.faults.values())} faults": _sorted(self.faults),
+            f"{sum(self.jobs.values())} jobs, {self.runs} runs": _sorted(self.jobs),
+        }
+        when = f"all jobs ended {self.finished_after:.0f} s later"
+        faults = f"{self.seconds:g} s of faults"
+        lines = [f"torture: {self.broker}, seed {self.seed}, {faults}, {when}"]
+        for name, counts in sections.items():
             lines += ["", name]
-            lines += [f"  {what:<50}{n:>6}" for what, n in _sorted(name, counts)]
+            lines += [f"  {what:<50}{number:>6}" for what, number in counts.items()]
         return "\n".join(lines)
 
     def proofs(self) -> str:
@@ -82,31 +73,11 @@ class Report:
         )
 
     def show(self) -> None:
-        """Print the table, with colours if rich is installed."""
-        try:
-            from rich.console import Console  # noqa: PLC0415  (may be absent)
-            from rich.table import Table  # noqa: PLC0415  (may be absent)
-        except ImportError:
-            sys.stdout.write(self.text() + "\n")
-        else:
-            table: Any = Table(show_header=False)
-            table.add_column("what")
-            table.add_column("count", justify="right")
-            for name, counts in self.sections():
-                table.add_row(f"[bold]{name}", "")
-                for what, number in _sorted(name, counts):
-                    colour = "red" if number else "green"
-                    mark = f"[{colour}]{number}" if counts is self.zero else str(number)
-                    table.add_row(f"  {what}", mark)
-                table.add_section()
-            console = Console()
-            console.print(self.title())
-            console.print(table)
+        """Print the table, and the events that were counted."""
+        sys.stdout.write(self.text() + "\n")
         if proofs := self.proofs():
             sys.stdout.write(proofs + "\n")
 
 
-def _sorted(name: str, counts: dict[str, int]) -> list[tuple[str, int]]:
-    if name == "must be zero":
-        return [*counts.items()]
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+def _sorted(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -24,14 +24,7 @@ from tests.harness.waiting import until
 from tests.torture import producer
 from tests.torture.broker import BROKERS
 from tests.torture.ledger import Ledger
-from tests.torture.names import (
-    CELLS,
-    COUNTERS,
-    FOLDER,
-    SETS,
-    SETTINGS,
-    journal_in,
-)
+from tests.torture.names import CELLS, COUNTERS, FOLDER, SETS, SETTINGS, journal_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,10 +36,8 @@ __all__ = ["MAX_TTL", "TTL", "Site"]
 TTL, MAX_TTL = 3.0, 4.0  # seconds: shorter than the pauses
 _SLOW = 0.4  # seconds
 _PREFIX = "redlock"
-_PYTHON_PATH = ":".join(
-    str(path)
-    for path in (Path(celery_redlock.__path__[0]).parent, Path(__file__).parents[2])
-)
+_FOLDERS = (Path(celery_redlock.__path__[0]).parent, Path(__file__).parents[2])
+_LOG_FORMAT = "[%(asctime)s %(levelname)s %(processName)s] %(message)s"
 _SETTINGS = {
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
@@ -55,8 +46,8 @@ _SETTINGS = {
     "redlock_node_timeout": 0.25,  # the faults keep the machine busy
     "result_chord_join_timeout": 10,
     "worker_prefetch_multiplier": 1,
-    "worker_log_format": "[%(asctime)s %(levelname)s %(processName)s] %(message)s",
-    "worker_task_log_format": "[%(asctime)s %(levelname)s %(processName)s] %(message)s",
+    "worker_log_format": _LOG_FORMAT,
+    "worker_task_log_format": _LOG_FORMAT,
 }
 
 
@@ -132,33 +123,24 @@ class Site:
         stack.callback(self.app.close)
         deployments = itertools.cycle(self._deployments())
         for number, pool in enumerate(["prefork", "prefork", "threads", "threads"]):
+            own = {**settings, "redlock_nodes": next(deployments)}
             worker = Worker(
                 "tests.torture.project",
                 f"{pool}-{number}",
                 folder=self.folder,
                 pool=pool,
                 concurrency=3,
-                environment=self._environment(
-                    {**settings, "redlock_nodes": next(deployments)}
-                ),
+                environment=self._environment(own),
                 cwd=self.folder,
             )
             stack.callback(worker.kill)
             self.workers.append(worker)
-            worker.start()
-        for worker in self.workers:
-            worker.wait_until_ready()
+        self._start_workers()
         for number in (0, 1):
             name = f"producer-{number}"
             program = Process(
                 name,
-                [
-                    sys.executable,
-                    "-u",
-                    "-m",
-                    producer.__name__,
-                    f"{self._seed}-{number}",
-                ],
+                [sys.executable, "-um", producer.__name__, f"{self._seed}-{number}"],
                 log=self.folder / f"{name}.log",
                 ready=producer.READY,
                 environment=self._environment(settings),
@@ -174,7 +156,7 @@ class Site:
         return {
             SETTINGS: json.dumps(settings),
             FOLDER: str(self.folder),
-            "PYTHONPATH": _PYTHON_PATH,
+            "PYTHONPATH": ":".join(map(str, _FOLDERS)),
         }
 
     def _deployments(self) -> list[list[dict[str, str]]]:

@@ -25,7 +25,10 @@ SEED = int(os.environ.get("REDLOCK_TORTURE_SEED", "1"))
 def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
     """Kills, pauses, cuts and revokes cause no overlap and lose no job."""
     if broker == "rabbitmq":
-        _need_rabbit()
+        try:
+            find_rabbitmq()
+        except FileNotFoundError as error:
+            missing(str(error))
 
     report = torture(SECONDS, SEED, broker=broker, folder=tmp_path)
 
@@ -41,10 +44,3 @@ def test_torture_finds_a_planted_bug(redis_server: str, tmp_path: Path) -> None:
     report = torture(SHORT, SEED, split=True, folder=tmp_path)
 
     assert report.zero["overlaps under valid leases"]
-
-
-def _need_rabbit() -> None:
-    try:
-        find_rabbitmq()
-    except FileNotFoundError as error:
-        missing(str(error))
