@@ -6,6 +6,7 @@ checks how each policy is reported.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -201,26 +202,22 @@ def test_split_votes_are_never_a_reason_to_skip(prefork: Deployment, key: str) -
     assert len(prefork.stage.runs(key)) == 1
 
 
-def test_one_of_the_contenders_wins(prefork: Deployment, key: str) -> None:
-    """Of equal calls that start at once exactly one runs: never two, never none."""
-    contend(prefork, key)
+@pytest.mark.parametrize("is_bare", [False, True], ids=["all-nodes", "bare-quorum"])
+def test_one_of_the_contenders_wins(
+    frail: Deployment, key: str, *, is_bare: bool
+) -> None:
+    """Of equal calls that start at once exactly one runs: never two, never none.
 
-
-def test_one_contender_wins_on_a_bare_quorum(frail: Deployment, key: str) -> None:
-    """One call wins also where every vote is needed and votes are often split."""
-    with frail.nodes.minority_paused():
-        contend(frail, key)
-
-
-def contend(here: Deployment, key: str) -> None:
-    """Publish four equal calls at once, in many rounds; each round has one winner."""
-    for number in range(12):
-        lock = f"{key}-{number}"
-        results = [here.send("job", lock) for _ in range(4)]
-        until(lambda: sum(result.ready() for result in results) == 3, 30)  # noqa: B023
-        assert len(here.stage.running(lock)) == 1
-        here.stage.open(lock)
-        until(lambda: all(result.ready() for result in results))  # noqa: B023
-        final = sorted(result.state for result in results)
-        assert final == [states.REVOKED] * 3 + [states.SUCCESS]
-        assert len(here.stage.runs(lock)) == 1
+    On a bare quorum every vote is needed, and votes are often split.
+    """
+    with frail.nodes.minority_paused() if is_bare else nullcontext():
+        for number in range(12):
+            lock = f"{key}-{number}"
+            results = [frail.send("job", lock) for _ in range(4)]
+            until(lambda: sum(result.ready() for result in results) == 3, 30)  # noqa: B023
+            assert len(frail.stage.running(lock)) == 1
+            frail.stage.open(lock)
+            until(lambda: all(result.ready() for result in results))  # noqa: B023
+            final = sorted(result.state for result in results)
+            assert final == [states.REVOKED] * 3 + [states.SUCCESS]
+            assert len(frail.stage.runs(lock)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tests.harness.deployment import Deploy, Deployment
 
 FINDING = re.compile(
-    r"celery_redlock\.operations\.doctor\] (.*\[([a-z-]+)\])$", re.MULTILINE
+    r" (\w+) MainProcess celery_redlock\.operations\.doctor\] (.*\[([a-z-]+)\])$",
+    re.MULTILINE,
 )
 
 
@@ -31,8 +32,8 @@ def four_nodes(start_nodes: Callable[..., DevNodes]) -> LockNodes:
     return LockNodes(nodes)
 
 
-def findings(deployment: Deployment) -> list[tuple[str, str]]:
-    """Return each finding in the log, with its code."""
+def findings(deployment: Deployment) -> list[tuple[str, str, str]]:
+    """Return each finding in the log: its level, its text and its code."""
     return FINDING.findall(deployment.logs())
 
 
@@ -42,24 +43,15 @@ def test_worker_says_each_finding_once_at_its_start(
     """The findings are those of `doctor`: on single nodes, all nodes and tasks."""
     deployment = deploy(four_nodes)
 
-    def codes() -> set[str]:
-        return {code for _, code in findings(deployment)}
+    def codes(level: str) -> list[str]:
+        return [code for of, _, code in findings(deployment) if of == level]
 
-    until(lambda: {"eviction", "even-nodes", "one-host"} <= codes(), 20.0)
+    expected = {"even-nodes", "one-host", "result-backend"}
+    until(lambda: "eviction" in codes("ERROR") and expected <= {*codes("INFO")}, 20)
     deployment.send("quick", "said-once").get(timeout=10)
 
-    said = Counter(findings(deployment))
-    assert set(said.values()) == {1}
-    levels = {
-        level: re.findall(
-            rf" {level} MainProcess celery_redlock.operations.doctor.*\[([a-z-]+)\]$",
-            deployment.logs(),
-            re.MULTILINE,
-        )
-        for level in ("ERROR", "INFO")
-    }
-    assert levels["ERROR"] == ["eviction"]
-    assert {"even-nodes", "one-host", "result-backend"} <= set(levels["INFO"])
+    assert {*Counter(findings(deployment)).values()} == {1}
+    assert codes("ERROR") == ["eviction"]
 
 
 def test_what_the_vote_has_shown_is_not_said_again(
@@ -72,12 +64,11 @@ def test_what_the_vote_has_shown_is_not_said_again(
 
     until(lambda: "[eviction]" in deployment.logs(), 20.0)
 
-    lines = [
+    (line,) = [
         line
         for line in deployment.logs_of_the_package().splitlines()
         if label in line and "celery_redlock.core.transport.node_log]" not in line
     ]
-    (line,) = lines
     assert "3 of 4 nodes vote" in line
 
 
@@ -86,9 +77,8 @@ def test_hung_node_does_not_delay_the_start(
 ) -> None:
     """The worker takes tasks while the diagnosis still waits for the node."""
     four_nodes.dev.nodes[3].pause()
-    settings: dict[str, Any] = {"redlock_connect_timeout": 8}
 
-    deployment = deploy(four_nodes, settings=settings)
+    deployment = deploy(four_nodes, settings={"redlock_connect_timeout": 8})
     deployment.send("quick", "meanwhile").get(timeout=10)
 
     assert findings(deployment) == []
