@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def key(key: str, nodes: LockNodes) -> Iterator[str]:
-    """Give the key; a lock that the test has stolen is given back afterwards."""
+    """Give the key; undo the theft of its lock afterwards."""
     yield key
     nodes.undo_steal(key)
 
