@@ -1,20 +1,18 @@
-"""A project, and locks of a worker."""
+"""A project on nodes of its own."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import Holder
 from tests.cli.project import Project
-from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from celery_redlock.core.lease import Lease
     from celery_redlock.devnodes import DevNodes
 
 
@@ -24,31 +22,22 @@ def _own_tasks(own_tasks: None) -> None:
 
 
 @pytest.fixture
-def project_on(tmp_path: Path) -> Callable[..., Project]:
-    """Give a function that sets up a project with these nodes."""
+def start_project(
+    start_nodes: Callable[..., DevNodes], tmp_path: Path
+) -> Iterator[Callable[..., Project]]:
+    """Give a function that starts nodes, and a project that uses them."""
+    with contextlib.ExitStack() as stack:
 
-    def set_up(nodes: DevNodes, **settings: Any) -> Project:
-        patient = {"redlock_nodes": nodes.urls, "redlock_node_timeout": PATIENT}
-        return Project(tmp_path, {**patient, **settings})
+        def start(
+            count: int = 3, settings: Mapping[str, Any] | None = None, **options: Any
+        ) -> Project:
+            nodes = start_nodes(count, **options)
+            return stack.enter_context(Project(tmp_path, nodes, **(settings or {})))
 
-    return set_up
+        yield start
 
 
 @pytest.fixture
-def project(three_nodes: DevNodes, project_on: Callable[..., Project]) -> Project:
-    """Give a project that uses the test's three nodes."""
-    return project_on(three_nodes)
-
-
-@pytest.fixture
-def hold(three_nodes: DevNodes) -> Iterator[Callable[..., Lease]]:
-    """Give a function that takes a lock on all nodes, as a task in a worker does."""
-    with client(three_nodes) as redlock:
-        redlock.check()  # connects to all of them
-
-        def take(key: str, **fields: Any) -> Lease:
-            task = {"task": "proj.send_invoice", "task_id": f"id-of-{key}"}
-            holder = Holder("", host="worker-1", pid=4711, **{**task, **fields})
-            return redlock.acquire(key, ttl=60.0, holder=holder)
-
-        yield take
+def project(start_project: Callable[..., Project]) -> Project:
+    """Give a project on three nodes."""
+    return start_project()

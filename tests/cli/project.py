@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pty
@@ -20,13 +21,19 @@ from click.testing import CliRunner
 import celery_redlock
 from celery_redlock import ConfigurationError, runtime_of, singleton_task
 from celery_redlock.cli import redlock
+from celery_redlock.core.lease import Holder
+from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from typing_extensions import Self
 
-__all__ = ["Project", "Run", "Running"]
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+__all__ = ["FOREIGN", "Project", "Run", "Running"]
 
 _SOURCE = """
 import json, os
@@ -35,16 +42,13 @@ from tests.cli.project import new_app
 app = new_app(json.loads(os.environ["PROJ_SETTINGS"]))
 """
 _DEADLINE = 60.0  # seconds
+FOREIGN = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
 
 
 def new_app(settings: Mapping[str, Any]) -> Celery:
     """Return the project's app, with one task."""
-    app = Celery(
-        "proj",
-        broker="memory://",
-        backend="cache+memory://",
-        set_as_current=False,
-    )
+    app = Celery("proj", set_as_current=False)
+    app.conf.update(broker_url="memory://", result_backend="cache+memory://")
     app.conf.update(settings)
 
     @singleton_task(
@@ -119,12 +123,63 @@ class Running:
 
 
 class Project:
-    """A project in a folder, whose app has these settings."""
+    """A project on lock nodes: a context manager.
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    Args:
+        folder: The folder of its code.
+        nodes: The lock nodes.
+        **settings: More of ``app.conf``.
+
+    Attributes:
+        nodes: The servers.
+    """
+
+    def __init__(self, folder: Path, nodes: DevNodes, **settings: Any) -> None:
         (folder / "proj.py").write_text(_SOURCE)
+        self.nodes = nodes.nodes
         self._folder = folder
-        self._settings = dict(settings)
+        patient = {"redlock_nodes": nodes.urls, "redlock_node_timeout": PATIENT}
+        self._settings = {**patient, **settings}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of the nodes."""
+        return [node.url for node in self.nodes]
+
+    def label(self, index: int) -> str:
+        """Return the name of a node."""
+        return f"127.0.0.1:{self.nodes[index].port}/0"
+
+    def kill(self, *indexes: int) -> None:
+        """Kill these nodes."""
+        for index in indexes:
+            self.nodes[index].kill()
+
+    @functools.cached_property
+    def service(self) -> Redlock:
+        """The lock service of a worker or a publisher, connected to all nodes."""
+        redlock = self._stack.enter_context(client(self.urls))
+        redlock.check()
+        return redlock
+
+    def hold(self, key: str, **fields: Any) -> Lease:
+        """Take a lock on all nodes, as a task in a worker does."""
+        task = {"task": "proj.send_invoice", "task_id": f"id-of-{key}"}
+        holder = Holder("", host="worker-1", pid=4711, **{**task, **fields})
+        return self.service.acquire(key, ttl=60.0, holder=holder)
+
+    def steal(self, key: str, *indexes: int) -> None:
+        """Let another client hold this lock on these nodes."""
+        for index in indexes:
+            words = (f"redlock:lock:{key}", FOREIGN, "PX", 60_000)
+            self.nodes[index].command("SET", *words)
 
     def redlock(self, *words: str, typed: str = "", **settings: Any) -> Run:
         """Run ``celery redlock ...`` in this process.

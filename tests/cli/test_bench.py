@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 from tests.nodes.support import until_nothing_is_left
 
 if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
     from tests.cli.project import Project
 
 
-def test_bench_measures_a_majority_and_each_node(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_bench_measures_a_majority_and_each_node(project: Project) -> None:
     """It prints percentiles and a histogram, and leaves no lock behind."""
     run = project.redlock("bench", "--count", "20", "--json")
 
@@ -23,27 +20,22 @@ def test_bench_measures_a_majority_and_each_node(
         assert 0 < times["p50"] <= times["p95"] <= times["p99"] <= times["max"]
     assert len(run.document["nodes"]) == 3
     assert sum(bar["count"] for bar in run.document["histogram"]) == 20
-    until_nothing_is_left(three_nodes, "bench")
+    until_nothing_is_left(project.nodes, "bench")
 
 
-def test_bench_works_with_a_minority_down(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_bench_works_with_a_minority_down(project: Project) -> None:
     """It names the node that cannot be measured."""
-    three_nodes.nodes[0].kill()
+    project.kill(0)
 
     run = project.redlock("bench", "--count", "5")
 
     assert run.code == 0
-    assert f"127.0.0.1:{three_nodes.nodes[0].port}/0 refused the connection" in run.out
+    assert f"{project.label(0)} refused the connection" in run.out
 
 
-def test_bench_without_a_quorum_exits_with_3(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_bench_without_a_quorum_exits_with_3(project: Project) -> None:
     """Without a lock there is nothing to measure."""
-    for node in three_nodes.nodes[:2]:
-        node.kill()
+    project.kill(0, 1)
 
     run = project.redlock("bench")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,12 @@ import pytest
 
 from celery_redlock import cli
 from celery_redlock.cli import redlock
+from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from celery_redlock.devnodes import DevNodes
     from tests.cli.project import Project
 
 CONTEXT = click.Context(redlock)
@@ -103,9 +102,9 @@ def test_command_without_nodes_names_the_setting(
     assert "redlock_nodes is not set" in run.err
 
 
-def test_passwords_are_never_shown(project: Project, three_nodes: DevNodes) -> None:
+def test_passwords_are_never_shown(project: Project) -> None:
     """Commands call nodes by their names, also if their URLs contain secrets."""
-    urls = [url.replace("://", "://:hush@") for url in three_nodes.urls]
+    urls = [url.replace("://", "://:hush@") for url in project.urls]
 
     for command in ("ls", "doctor", "doctor --json"):
         run = project.redlock(*command.split(), redlock_nodes=urls)
@@ -115,7 +114,7 @@ def test_passwords_are_never_shown(project: Project, three_nodes: DevNodes) -> N
 
 def test_celery_help_imports_no_command() -> None:
     """Users of other ``celery`` commands do not wait for the import of ours."""
-    program = (
+    printed = run_python(
         "import sys\n"
         "from celery.bin import celery\n"
         "celery.celery.get_command(None, 'redlock').get_short_help_str()\n"
@@ -123,8 +122,4 @@ def test_celery_help_imports_no_command() -> None:
         " or name == 'rich'])"
     )
 
-    done = subprocess.run(  # noqa: S603  (the program above)
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout == "[]\n"
+    assert printed == ["[]"]

@@ -30,18 +30,16 @@ LIMITED = ServerOptions(
 # -- The command -------------------------------------------------------------------
 
 
-def test_doctor_prints_facts_and_remedies(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_doctor_prints_facts_and_remedies(project: Project) -> None:
     """Each finding has a severity, code, fact and remedy; the worst come first."""
-    three_nodes.nodes[0].kill()
-    three_nodes.nodes[1].command("CONFIG", "SET", "maxmemory", "50mb")
-    three_nodes.nodes[1].command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    project.kill(0)
+    project.nodes[1].command("CONFIG", "SET", "maxmemory", "50mb")
+    project.nodes[1].command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 
     run = project.run("doctor")
 
     text = " ".join(run.out.split())
-    label = f"127.0.0.1:{three_nodes.nodes[1].port}/0"
+    label = project.label(1)
     assert run.code == 3
     assert f"error eviction Node {label} evicts keys (allkeys-lru)" in text
     assert "Set maxmemory-policy to noeviction." in text
@@ -50,15 +48,13 @@ def test_doctor_prints_facts_and_remedies(
     assert "1 error, 2 warnings, 1 note." in text
 
 
-def test_doctor_in_json_has_every_finding(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_doctor_in_json_has_every_finding(project: Project) -> None:
     """A program gets code, severity, fact, remedy, and the node or task."""
-    three_nodes.nodes[0].kill()
+    project.kill(0)
 
     run = project.run("doctor", "--json")
 
-    label = f"127.0.0.1:{three_nodes.nodes[0].port}/0"
+    label = project.label(0)
     found = {finding["code"]: finding for finding in run.document["findings"]}
     assert run.code == 1
     assert run.document["worst"] == "warning"
@@ -119,6 +115,11 @@ def recovers(redlock: Redlock) -> bool:
     return not redlock.check().problems
 
 
+def denied(redlock: Redlock) -> list[tuple[str, ...]]:
+    """Return what an inspection of each node finds to be denied."""
+    return [report.denied for report in inspect_nodes(redlock, span=0.01)]
+
+
 @pytest.mark.every_server
 def test_acl_is_enough_for_all_operations(
     start_nodes: Callable[..., DevNodes], key: str
@@ -148,12 +149,8 @@ def test_acl_is_enough_for_all_operations(
 
         nodes.nodes[1].restart()
         until(lambda: recovers(redlock), what="the node to vote again")
-        assert [report.denied for report in inspect_nodes(redlock, span=0.05)] == [
-            ()
-        ] * 3
-        denied = [refused(node) for node in nodes.nodes]
-
-    assert denied == [[], [], []]
+        assert denied(redlock) == [()] * 3
+        assert [refused(node) for node in nodes.nodes] == [[]] * 3
 
 
 @pytest.mark.every_server
@@ -162,26 +159,22 @@ def test_each_missing_command_is_named(start_nodes: Callable[..., DevNodes]) -> 
     nodes = start_nodes(1, options=LIMITED)
     (node,) = nodes.nodes
     with client(nodes) as redlock:
-        assert inspect_nodes(redlock, span=0.01)[0].denied == ()
+        assert denied(redlock)[0] == ()
         for command in COMMANDS:
             verb = command.partition("|")[0]
             node.command("ACL", "SETUSER", "redlock", f"-{verb}")
-            assert inspect_nodes(redlock, span=0.01)[0].denied == (command,)
+            assert denied(redlock)[0] == (command,)
             node.command("ACL", "SETUSER", "redlock", f"+{command}")
 
 
-def test_denied_keys_are_named(
-    start_nodes: Callable[..., DevNodes],
-) -> None:
+def test_denied_keys_are_named(start_nodes: Callable[..., DevNodes]) -> None:
     """An ACL for another prefix differs from one without some commands."""
     nodes = start_nodes(1, options=LIMITED, initialize=False)
     with client(nodes, prefix="other") as redlock:
-        assert inspect_nodes(redlock, span=0.01)[0].denied == (OUR_KEYS,)
+        assert denied(redlock)[0] == (OUR_KEYS,)
 
 
-def test_examination_leaves_no_key_behind(
-    start_nodes: Callable[..., DevNodes],
-) -> None:
+def test_examination_leaves_no_key_behind(start_nodes: Callable[..., DevNodes]) -> None:
     """The keys of a node stay as they were, also with some commands denied."""
     nodes = start_nodes(1, options=LIMITED)
     (node,) = nodes.nodes
@@ -189,7 +182,7 @@ def test_examination_leaves_no_key_behind(
     with client(nodes) as redlock:
         for without in ("set", "del", "pexpire", "eval"):
             node.command("ACL", "SETUSER", "redlock", f"-{without}")
-            inspect_nodes(redlock, span=0.01)
+            denied(redlock)
             node.command("ACL", "SETUSER", "redlock", f"+{without}")
 
     until(lambda: sorted(node.command("KEYS", "*")) == before)

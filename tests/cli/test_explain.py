@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
     from tests.cli.project import Project
-
-Hold = Any
 
 
 def test_explain_of_a_free_call_exits_with_0(project: Project) -> None:
@@ -23,9 +20,9 @@ def test_explain_of_a_free_call_exits_with_0(project: Project) -> None:
     ]
 
 
-def test_explain_names_the_call_in_the_way(project: Project, hold: Hold) -> None:
+def test_explain_names_the_call_in_the_way(project: Project) -> None:
     """It says what the policy decides, and exits with 1."""
-    hold("invoice:42")
+    project.hold("invoice:42")
 
     run = project.redlock("explain", "proj.send_invoice", "--kwargs", '{"number": 42}')
 
@@ -34,32 +31,26 @@ def test_explain_names_the_call_in_the_way(project: Project, hold: Hold) -> None
     assert "worker-1 (pid 4711)" in run.out
 
 
-def test_explain_in_json_has_everything(project: Project, hold: Hold) -> None:
+def test_explain_in_json_has_everything(project: Project) -> None:
     """A program gets the decisions, and the calls that they are about."""
-    hold("invoice:42")
+    project.hold("invoice:42")
 
     run = project.redlock("explain", "proj.send_invoice", "--args", "[42]", "--json")
 
     document = run.document
     assert document["key"] == "invoice:42"
     assert (document["would_run"], document["known"]) == (False, True)
-    assert document["publish"] == {
-        "decision": "publish",
-        "goes_on": True,
-        "reason": None,
-    }
+    publish = {"decision": "publish", "goes_on": True, "reason": None}
+    assert document["publish"] == publish
     assert document["execute"]["decision"] == "skip"
     assert document["running"]["task_id"] == "id-of-invoice:42"
     assert 0 < document["running"]["ttl_left"] <= 60
     assert document["waiting"] is None
 
 
-def test_explain_with_too_few_nodes_exits_with_3(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_explain_with_too_few_nodes_exits_with_3(project: Project) -> None:
     """It says what ``on_backend_error`` decides."""
-    three_nodes.nodes[0].kill()
-    three_nodes.nodes[1].kill()
+    project.kill(0, 1)
 
     run = project.redlock("explain", "proj.send_invoice", "--args", "[42]")
 

@@ -16,25 +16,33 @@ from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.operations.doctor import Case, Severity, diagnose
 from celery_redlock.operations.doctor.placement import hosts, tls
 from tests.nodes.clocks import clock_environment
-from tests.nodes.support import PATIENT, client, until
+from tests.nodes.support import client, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from celery_redlock.operations.doctor import Finding
     from celery_redlock.operations.doctor.rule import Rule
+    from tests.cli.project import Project
 
-Hold = Any
+    Start = Callable[..., DevNodes]
+    Clock = Callable[[str], DevNode]
+
 NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
 ALWAYS = {"one-host"}  # all nodes of a test are on this machine
 
 
 def found_on(
-    nodes: DevNodes | Sequence[Any], app: Celery | None = None, **options: Any
+    nodes: DevNodes | Sequence[DevNode | str],
+    app: Celery | None = None,
+    span: float = 0.05,
+    **options: Any,
 ) -> list[Finding]:
-    """Return the findings of a diagnosis of these nodes."""
-    with client(nodes, **options) as redlock:
-        return diagnose(redlock, app, span=0.05)
+    """Return the findings of a diagnosis of these nodes, or URLs."""
+    servers = nodes.nodes if isinstance(nodes, DevNodes) else nodes
+    urls = [node.url if isinstance(node, DevNode) else node for node in servers]
+    with client(urls, **options) as redlock:
+        return diagnose(redlock, app, span=span)
 
 
 def the(code: str, findings: Sequence[Finding]) -> Finding:
@@ -59,9 +67,7 @@ def label(node: DevNode) -> str:
 
 
 @pytest.mark.every_server
-def test_healthy_deployment_has_no_findings(
-    start_nodes: Callable[..., DevNodes],
-) -> None:
+def test_healthy_deployment_has_no_findings(start_nodes: Start) -> None:
     """Three or five nodes that are set up well and in use have no findings."""
     for count in (3, 5):
         nodes = start_nodes(count)
@@ -91,7 +97,7 @@ def test_node_that_hangs_is_unreachable(five_nodes: DevNodes) -> None:
     assert "within 0.3 s" in the("unreachable", found).fact
 
 
-def test_wrong_password_is_named_as_such(start_nodes: Callable[..., DevNodes]) -> None:
+def test_wrong_password_is_named_as_such(start_nodes: Start) -> None:
     """The remedy differs from that for a node that is down."""
     options = ServerOptions(password="right")
     nodes = start_nodes(1, options=options, initialize=False)
@@ -125,9 +131,7 @@ def test_no_quorum_is_an_error(three_nodes: DevNodes) -> None:
     assert "Only 1 of 3 nodes vote" in found[0].fact
 
 
-def test_new_node_has_its_quarantine_ahead(
-    start_nodes: Callable[..., DevNodes],
-) -> None:
+def test_new_node_has_its_quarantine_ahead(start_nodes: Start) -> None:
     """The quarantine begins with the first request, which has not come yet."""
     nodes = start_nodes(3, initialize=False)
 
@@ -149,9 +153,7 @@ def test_node_that_restarted_empty_is_in_quarantine(five_nodes: DevNodes) -> Non
     assert "does not vote for 6" in the("quarantine", found).fact
 
 
-def test_node_after_its_quarantine_waits_for_fences(
-    start_nodes: Callable[..., DevNodes],
-) -> None:
+def test_node_after_its_quarantine_waits_for_fences(start_nodes: Start) -> None:
     """Its quarantine has ended, and it has not recovered its fences yet."""
     nodes = start_nodes(5, max_ttl=0.5)
     short = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.1}
@@ -165,9 +167,7 @@ def test_node_after_its_quarantine_waits_for_fences(
     assert codes(found) == {"unsynced", "ttl"}
 
 
-def test_other_settings_are_compared(
-    three_nodes: DevNodes,
-) -> None:
+def test_other_settings_are_compared(three_nodes: DevNodes) -> None:
     """Another max_ttl, or another list of nodes, is named with both values."""
     other_ttl = found_on(three_nodes, max_ttl=120.0)
     other_list = found_on(three_nodes.urls[:2])
@@ -238,7 +238,7 @@ def test_promoted_replica_is_found(three_nodes: DevNodes) -> None:
 
 
 @pytest.mark.every_server
-def test_redis_cluster_is_found(start_nodes: Callable[..., DevNodes]) -> None:
+def test_redis_cluster_is_found(start_nodes: Start) -> None:
     """Members of a cluster have no vote."""
     options = ServerOptions(config={"cluster-enabled": "yes"})
     nodes = start_nodes(3, options=options, initialize=False)
@@ -268,7 +268,7 @@ def test_eviction_is_found(
     assert (finding.severity, finding.about) == (severity, label(node))
 
 
-def test_persistence_is_noted(start_nodes: Callable[..., DevNodes]) -> None:
+def test_persistence_is_noted(start_nodes: Start) -> None:
     """Writing to disk does no harm, and does not replace the restart guard."""
     append_only = start_nodes(3, options=ServerOptions(config={"appendonly": "yes"}))
     snapshots = start_nodes(3, options=ServerOptions(config={"save": "3600 1"}))
@@ -281,7 +281,7 @@ def test_persistence_is_noted(start_nodes: Callable[..., DevNodes]) -> None:
     assert {finding.severity for finding in by_file + by_snapshot} == {NOTE}
 
 
-def test_guard_that_is_off_is_found(start_nodes: Callable[..., DevNodes]) -> None:
+def test_guard_that_is_off_is_found(start_nodes: Start) -> None:
     """Nodes without persistence are an error then, those with it a warning."""
     nodes = start_nodes(3)
     nodes.nodes[0].command("CONFIG", "SET", "appendonly", "yes")
@@ -295,7 +295,7 @@ def test_guard_that_is_off_is_found(start_nodes: Callable[..., DevNodes]) -> Non
     assert kept[label(nodes.nodes[1])] is ERROR
 
 
-def test_missing_permissions_are_found(start_nodes: Callable[..., DevNodes]) -> None:
+def test_missing_permissions_are_found(start_nodes: Start) -> None:
     """The denied commands are named, and not what follows from them."""
     acl = "~redlock:* &redlock:* +@all -hset"
     options = ServerOptions(username="u", password="p", acl=acl)
@@ -316,24 +316,21 @@ def test_missing_permissions_are_found(start_nodes: Callable[..., DevNodes]) -> 
 def test_foreign_keys_are_found(three_nodes: DevNodes) -> None:
     """Keys of a cache or broker are found in our database and in others."""
     three_nodes.nodes[0].command("SET", ":1:views.cache", "page")
-    with contextlib.closing(_database_1_of(three_nodes.nodes[1])) as other:
+    with redis.Redis.from_url(three_nodes.urls[1].replace("/0", "/1")) as other:
         other.set("session", "1")
 
     found = [f for f in found_on(three_nodes) if f.code == "shared"]
 
-    assert [finding.about for finding in found] == [
-        label(node) for node in three_nodes.nodes[:2]
-    ]
+    assert [f.about for f in found] == [label(node) for node in three_nodes.nodes[:2]]
     assert "the key ':1:views.cache'" in found[0].fact
     assert "database 1" in found[1].fact
 
 
-def _database_1_of(node: DevNode) -> Any:
-    return redis.Redis.from_url(node.url.replace("/0", "/1"))
-
-
 def found_with(
-    nodes: DevNodes, code: str, settings: dict[str, Any] | None = None, **options: Any
+    nodes: DevNodes | list[str],
+    code: str,
+    settings: dict[str, Any] | None = None,
+    **options: Any,
 ) -> list[Finding]:
     """Return the findings with this code, for an app with one lock task."""
     app = Celery("proj", set_as_current=False)
@@ -347,7 +344,7 @@ def found_with(
 
 
 def test_node_that_is_the_broker_is_found(
-    three_nodes: DevNodes, start_nodes: Callable[..., DevNodes]
+    three_nodes: DevNodes, start_nodes: Start
 ) -> None:
     """The server is compared, so another name or database does not hide it."""
     apart = start_nodes(1, initialize=False).urls[0]
@@ -361,10 +358,7 @@ def test_node_that_is_the_broker_is_found(
     )
 
     (finding,) = shared
-    assert (finding.severity, finding.about) == (
-        WARNING,
-        f"127.0.0.1:{port}/0",
-    )
+    assert (finding.severity, finding.about) == (WARNING, label(three_nodes.nodes[1]))
     assert "is Celery's broker as well" in finding.fact
     assert "result backend" in as_backend[0].fact
     assert separate == []
@@ -383,12 +377,10 @@ def test_password_of_the_broker_is_not_shown(three_nodes: DevNodes) -> None:
     three_nodes.nodes[0].command("CONFIG", "SET", "requirepass", "hush")
 
     app = Celery("proj", broker=url, set_as_current=False)
-    urls = [url, *three_nodes.urls[1:]]
-    findings = found_on(urls, app, restart_guard=False)
+    found = found_on([url, *three_nodes.urls[1:]], app, restart_guard=False)
 
-    (finding,) = [finding for finding in findings if finding.code == "shared"]
-    assert "***@127.0.0.1" in finding.fact
-    assert "hush" not in str(findings)
+    assert "***@127.0.0.1" in the("shared", found).fact
+    assert "hush" not in str(found)
 
 
 # -- placement ---------------------------------------------------------------------
@@ -406,10 +398,7 @@ def test_password_of_the_broker_is_not_shown(three_nodes: DevNodes) -> None:
     ],
 )
 def test_number_of_nodes_is_judged(
-    start_nodes: Callable[..., DevNodes],
-    count: int,
-    code: str | None,
-    severity: Severity | None,
+    start_nodes: Start, count: int, code: str | None, severity: Severity | None
 ) -> None:
     """Fewer than three nodes, or an even number, are not recommended."""
     found = found_on(start_nodes(count))
@@ -452,7 +441,7 @@ def test_public_address_without_tls_is_found() -> None:
 
 
 @pytest.fixture
-def start_with_clock(redis_server: str) -> Iterator[Callable[[str], DevNode]]:
+def start_with_clock(redis_server: str) -> Iterator[Clock]:
     """Give a function that starts a server with a clock set by ``FAKETIME``."""
     faked = clock_environment(redis_server)
     with contextlib.ExitStack() as stack:
@@ -468,51 +457,38 @@ def start_with_clock(redis_server: str) -> Iterator[Callable[[str], DevNode]]:
         yield start
 
 
-def with_clocks(
-    start: Callable[[str], DevNode], *settings: str
-) -> tuple[list[DevNode], list[str]]:
+def with_clocks(start: Clock, *settings: str) -> list[DevNode]:
     """Start a deployment of nodes with these clocks."""
     nodes = [start(setting) for setting in settings]
-    urls = [node.url for node in nodes]
-    redlock = Redlock(urls, node_timeout=PATIENT)
-    redlock.initialize()
-    redlock.close()
-    return nodes, urls
+    with client([node.url for node in nodes]) as redlock:
+        redlock.initialize()
+    return nodes
 
 
-def test_clock_that_differs_is_found(
-    start_with_clock: Callable[[str], DevNode],
-) -> None:
+def test_clock_that_differs_is_found(start_with_clock: Clock) -> None:
     """One node of three is ten seconds ahead of the others."""
-    nodes, urls = with_clocks(start_with_clock, "+0", "+10", "+0")
+    nodes = with_clocks(start_with_clock, "+0", "+10", "+0")
 
-    found = found_on(urls)
+    found = found_on(nodes)
 
     assert codes(found) == {"node-clock"}
     fact = "has a clock that is 10.0 s ahead of those of most nodes."
     assert the("node-clock", found).fact == f"Node {label(nodes[1])} {fact}"
 
 
-def test_clock_that_drifts_is_found(
-    start_with_clock: Callable[[str], DevNode],
-) -> None:
+def test_clock_that_drifts_is_found(start_with_clock: Clock) -> None:
     """One node of three runs 5 % fast. Locks allow for 1 %."""
-    nodes, urls = with_clocks(start_with_clock, "+0", "+0 x1.05", "+0")
+    nodes = with_clocks(start_with_clock, "+0", "+0 x1.05", "+0")
 
-    with client(urls) as redlock:
-        finding = the("clock-drift", diagnose(redlock, span=1.0))
+    finding = the("clock-drift", found_on(nodes, span=1.0))
 
     assert (finding.severity, finding.about) == (ERROR, label(nodes[1]))
     assert "too fast" in finding.fact
 
 
-def test_clock_of_this_machine_is_found_to_differ(
-    start_with_clock: Callable[[str], DevNode],
-) -> None:
+def test_clock_of_this_machine_is_found_to_differ(start_with_clock: Clock) -> None:
     """All nodes differ from this machine by more than a quarter of max_ttl."""
-    _, urls = with_clocks(start_with_clock, "+20", "+20", "+20")
-
-    found = found_on(urls)
+    found = found_on(with_clocks(start_with_clock, "+20", "+20", "+20"))
 
     assert codes(found) == {"client-clock"}
     finding = the("client-clock", found)
@@ -531,15 +507,13 @@ def test_slow_node_is_named(five_nodes: DevNodes) -> None:
 # -- tasks -------------------------------------------------------------------------
 
 
-def test_task_that_outlives_its_unrenewed_lock_is_found(
-    three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_task_that_outlives_its_unrenewed_lock_is_found(project: Project) -> None:
     """The lock on the nodes says when the task started."""
-    hold("young", started=time.time() - 5)
-    quick = found_with(three_nodes, "runtime", renew=False)
-    hold("old", started=time.time() - 20)
-    slow = found_with(three_nodes, "runtime", renew=False)
-    renewed = found_with(three_nodes, "runtime")
+    project.hold("young", started=time.time() - 5)
+    quick = found_with(project.urls, "runtime", renew=False)
+    project.hold("old", started=time.time() - 20)
+    slow = found_with(project.urls, "runtime", renew=False)
+    renewed = found_with(project.urls, "runtime")
 
     assert (quick, renewed) == ([], [])
     (finding,) = slow
@@ -547,14 +521,12 @@ def test_task_that_outlives_its_unrenewed_lock_is_found(
     assert "running for 20 s, and its lock of 30 s is not renewed" in finding.fact
 
 
-def test_task_that_runs_past_the_visibility_timeout_is_found(
-    three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_task_that_runs_past_the_visibility_timeout_is_found(project: Project) -> None:
     """The broker redelivers its message while it runs."""
     redis_broker = {"broker_url": "redis://127.0.0.1:1"}
-    hold("k", started=time.time() - 4000)
+    project.hold("k", started=time.time() - 4000)
 
-    (finding,) = found_with(three_nodes, "runtime", redis_broker, acks_late=True)
+    (finding,) = found_with(project.urls, "runtime", redis_broker, acks_late=True)
 
     assert "after 3600 s (visibility_timeout)" in finding.fact
-    assert found_with(three_nodes, "runtime", redis_broker) == []
+    assert found_with(project.urls, "runtime", redis_broker) == []

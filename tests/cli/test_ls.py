@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.cli.project import FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.devnodes import DevNode
     from tests.cli.project import Project
 
-Hold = Any
-FOREIGN = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
 
-
-def test_ls_lists_the_holder_of_each_lock(project: Project, hold: Hold) -> None:
+def test_ls_lists_the_holder_of_each_lock(project: Project) -> None:
     """Each lock has a line with its key, task, id, host, pid, fence and votes."""
-    lease = hold("invoice:42")
+    lease = project.hold("invoice:42")
 
     run = project.redlock("ls")
 
@@ -30,9 +29,9 @@ def test_ls_lists_the_holder_of_each_lock(project: Project, hold: Hold) -> None:
     assert "1 lock held, as seen on 3 of 3 nodes." in run.out
 
 
-def test_ls_in_json_is_one_document(project: Project, hold: Hold) -> None:
+def test_ls_in_json_is_one_document(project: Project) -> None:
     """A program gets all fields, in seconds, but no token: that proves ownership."""
-    lease = hold("invoice:42", started=1_700_000_000.0)
+    lease = project.hold("invoice:42", started=1_700_000_000.0)
 
     run = project.redlock("ls", "--json")
 
@@ -53,10 +52,10 @@ def test_ls_in_json_is_one_document(project: Project, hold: Hold) -> None:
     assert lease.token not in run.out
 
 
-def test_ls_filters_by_pattern(project: Project, hold: Hold) -> None:
+def test_ls_filters_by_pattern(project: Project) -> None:
     """The pattern is one of Redis."""
     for key in ("invoice:1", "invoice:2", "report:1"):
-        hold(key)
+        project.hold(key)
 
     run = project.redlock("ls", "invoice:*", "--json")
 
@@ -64,40 +63,35 @@ def test_ls_filters_by_pattern(project: Project, hold: Hold) -> None:
 
 
 def test_ls_does_not_read_the_prefix_as_a_pattern(
-    start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
+    start_project: Callable[..., Project],
 ) -> None:
     """A prefix with wildcard characters selects its own keys only."""
-    nodes = start_nodes(1)
+    project = start_project(1, {"redlock_prefix": "a*[x]"})
     for name in ("a*[x]:lock:mine", "abx:lock:theirs"):
-        nodes.nodes[0].command("SET", name, FOREIGN, "PX", 60_000)
+        project.nodes[0].command("SET", name, FOREIGN, "PX", 60_000)
 
-    run = project_on(nodes, redlock_prefix="a*[x]").redlock("ls", "--json")
+    run = project.redlock("ls", "--json")
 
     assert [lock["key"] for lock in run.document["locks"]] == ["mine"]
 
 
-def test_ls_works_with_a_minority_down(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_ls_works_with_a_minority_down(project: Project) -> None:
     """Two of three nodes are enough. It says why the third is missing."""
-    hold("invoice:42")
-    three_nodes.nodes[0].kill()
+    project.hold("invoice:42")
+    project.kill(0)
 
     run = project.redlock("ls")
 
     assert run.code == 0
     assert "invoice:42" in run.out
     assert "2/3" in run.out
-    port = three_nodes.nodes[0].port
-    assert f"Node 127.0.0.1:{port}/0 refused the connection." in run.out
+    assert f"Node {project.label(0)} refused the connection." in run.out
 
 
-def test_ls_with_a_hung_node_does_not_hang(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_ls_with_a_hung_node_does_not_hang(project: Project) -> None:
     """It stops waiting for a node that accepts connections and does not answer."""
-    hold("invoice:42")
-    three_nodes.nodes[0].pause()
+    project.hold("invoice:42")
+    project.nodes[0].pause()
 
     run = project.redlock("ls", redlock_connect_timeout=0.3)
 
@@ -106,13 +100,10 @@ def test_ls_with_a_hung_node_does_not_hang(
     assert "within 0.3 s" in run.out
 
 
-def test_ls_with_a_majority_down_exits_with_3(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_ls_with_a_majority_down_exits_with_3(project: Project) -> None:
     """One of three nodes is not enough to call a lock held."""
-    hold("invoice:42")
-    for node in three_nodes.nodes[:2]:
-        node.kill()
+    project.hold("invoice:42")
+    project.kill(0, 1)
 
     run = project.redlock("ls")
 
@@ -121,12 +112,10 @@ def test_ls_with_a_majority_down_exits_with_3(
     assert "Too few nodes" in run.out
 
 
-def test_ls_all_lists_keys_without_a_majority(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_ls_all_lists_keys_without_a_majority(project: Project) -> None:
     """A key on one node is not held; ``--all`` lists it."""
-    hold("held")
-    three_nodes.nodes[0].command("SET", "redlock:lock:left", FOREIGN, "PX", 60_000)
+    project.hold("held")
+    project.steal("left", 0)
 
     usual, everything = project.redlock("ls"), project.redlock("ls", "--all")
 
@@ -136,12 +125,10 @@ def test_ls_all_lists_keys_without_a_majority(
     assert "1/3" in everything.out
 
 
-def test_ls_all_lists_two_holders_of_one_key(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_ls_all_lists_two_holders_of_one_key(project: Project) -> None:
     """A key has two lines if a minority names another holder."""
-    hold("k")
-    three_nodes.nodes[0].command("SET", "redlock:lock:k", FOREIGN, "PX", 60_000)
+    project.hold("k")
+    project.steal("k", 0)
 
     locks = project.redlock("ls", "--all", "--json").document["locks"]
 
@@ -159,35 +146,27 @@ def scans(node: DevNode) -> list[list[str]]:
 
 
 @pytest.mark.every_server
-def test_ls_scans_in_small_steps(
-    start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
-) -> None:
+def test_ls_scans_in_small_steps(project: Project) -> None:
     """No command makes a node look at more than five hundred keys."""
-    nodes = start_nodes(3)
-    locks = 2000
-    for node in nodes.nodes:
-        pairs = (
-            word
-            for number in range(locks)
-            for word in (f"redlock:lock:{number:04}", FOREIGN)
-        )
-        node.command("MSET", *pairs)
+    names = [f"redlock:lock:{number:04}" for number in range(2000)]
+    for node in project.nodes:
+        node.command("MSET", *(word for name in names for word in (name, FOREIGN)))
         node.command("CONFIG", "SET", "slowlog-max-len", "100000")
         node.command("CONFIG", "SET", "slowlog-log-slower-than", "0")
 
-    run = project_on(nodes).redlock("ls", "--json")
+    run = project.redlock("ls", "--json")
 
-    assert len(run.document["locks"]) == locks
-    for node in nodes.nodes:
+    assert len(run.document["locks"]) == 2000
+    for node in project.nodes:
         commands = scans(node)
-        assert len(commands) >= locks / 500
+        assert len(commands) >= 2000 / 500
         for verb, *_, count_word, count in commands:
             assert (verb, count_word, int(count) <= 500) == ("SCAN", "COUNT", True)
 
 
-def test_ls_fits_the_terminal(project: Project, hold: Hold) -> None:
+def test_ls_fits_the_terminal(project: Project) -> None:
     """Lines are cut to its width, and keys cannot send control characters to it."""
-    hold(f"{'long' * 30}\x1b[2J", task_id="i" * 36)
+    project.hold(f"{'long' * 30}\x1b[2J", task_id="i" * 36)
 
     shown = project.on_a_terminal("ls", columns=80)
 
@@ -197,11 +176,11 @@ def test_ls_fits_the_terminal(project: Project, hold: Hold) -> None:
     assert max(map(len, plain.splitlines())) <= 80
 
 
-def test_ls_watches_until_it_is_interrupted(project: Project, hold: Hold) -> None:
+def test_ls_watches_until_it_is_interrupted(project: Project) -> None:
     """``--watch`` lists the locks again and again, and Ctrl-C is no error."""
     with project.start("ls", "--watch", "--every", "0.05", "--json") as watching:
         assert watching.document()["locks"] == []
-        hold("invoice:42")
+        project.hold("invoice:42")
         while not watching.document()["locks"]:
             pass
         run = watching.interrupt()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.errors import QuorumUnreachable
-from tests.nodes.support import PATIENT, client
+from tests.nodes.support import client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from tests.cli.project import Project
 
 MAX_TTL = 0.5  # seconds, which makes the quarantine 1.5 s
-SHORT = {"redlock_ttl": 0.4, "redlock_max_ttl": MAX_TTL, "redlock_node_timeout": 0.1}
+SHORT = {"ttl": 0.4, "max_ttl": MAX_TTL, "node_timeout": 0.1}
+SETTINGS = {f"redlock_{name}": value for name, value in SHORT.items()}
 
 
 def lock(urls: Sequence[Any], max_ttl: float = MAX_TTL) -> int:
     """Acquire a lock on these nodes with a short max_ttl, and return its fence."""
-    with client(urls, ttl=0.4, max_ttl=max_ttl, node_timeout=0.1) as redlock:
+    with client(urls, **{**SHORT, "max_ttl": max_ttl}) as redlock:
         return redlock.acquire("k").fence
 
 
 def test_reconfigure_moves_to_more_nodes(
+    start_project: Callable[..., Project],
     start_nodes: Callable[..., DevNodes],
-    project_on: Callable[..., Project],
     tmp_path: Path,
 ) -> None:
     """Three nodes become five, read from a file. Fences go on growing."""
-    old = start_nodes(3, max_ttl=MAX_TTL)
+    project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
     more = start_nodes(2, max_ttl=MAX_TTL, initialize=False)
-    urls = [*old.urls, *more.urls]
+    urls = [*project.urls, *more.urls]
     five = tmp_path / "five"
     five.write_text("\n".join(urls))
-    before = lock(old.urls)
-    project = project_on(old, **SHORT)
+    before = lock(project.urls)
 
     run = project.redlock("reconfigure", "--to", f"@{five}", typed="y\n")
 
@@ -47,56 +47,46 @@ def test_reconfigure_moves_to_more_nodes(
     assert "All 5 nodes vote for the new configuration" in run.out
     assert lock(urls) > before
     with pytest.raises(QuorumUnreachable, match="set up"):
-        lock(old.urls)
+        lock(project.urls)
 
 
 def test_reconfigure_replaces_a_named_node(
-    start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
+    start_project: Callable[..., Project],
 ) -> None:
     """Nodes can have names. The command names the removed node."""
-    nodes = start_nodes(4, initialize=False)
-    first, second, third, fourth = nodes.urls
+    project = start_project(4, SETTINGS, initialize=False)
+    first, second, third, fourth = project.urls
     kept = [{"name": "a", "url": first}, {"name": "b", "url": second}]
-    short = {"ttl": 0.4, "max_ttl": MAX_TTL, "node_timeout": 0.1}
-    with client([*kept, third], **short) as redlock:
+    with client([*kept, third], **SHORT) as redlock:
         redlock.initialize()
-    project = project_on(nodes, **SHORT)
+    before = f"a={first},b={second},{third}"
+    after = f"a={first},b={second},c={fourth}"
 
-    run = project.redlock(
-        "reconfigure",
-        "--from",
-        f"a={first},b={second},{third}",
-        "--to",
-        f"a={first},b={second},c={fourth}",
-        "--yes",
-        "--json",
-    )
+    words = ("--from", before, "--to", after, "--yes", "--json")
+    run = project.redlock("reconfigure", *words)
 
     assert run.code == 0, run.err
-    assert run.document["gone"] == [f"127.0.0.1:{nodes.nodes[2].port}/0"]
+    assert run.document["gone"] == [project.label(2)]
     assert run.document["config"].endswith("nodes a, b, c")
     assert lock([*kept, {"name": "c", "url": fourth}])
 
 
-def test_reconfigure_changes_max_ttl(
-    start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
-) -> None:
+def test_reconfigure_changes_max_ttl(start_project: Callable[..., Project]) -> None:
     """The nodes stay, and serve only clients with the new max_ttl."""
-    nodes = start_nodes(3, max_ttl=MAX_TTL)
+    project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
 
-    run = project_on(nodes, **SHORT).redlock("reconfigure", "--max-ttl", "1", "--yes")
+    run = project.redlock("reconfigure", "--max-ttl", "1", "--yes")
 
     assert run.code == 0, run.err
     assert "redlock_max_ttl is 0.5 s, and 1 s afterwards." in run.out
-    assert lock(nodes.urls, max_ttl=1)
+    assert lock(project.urls, max_ttl=1)
 
 
 def test_reconfigure_resumes_after_an_interrupt(
-    start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
+    start_project: Callable[..., Project],
 ) -> None:
     """Ctrl-C during the wait leaves the nodes closed; the same command finishes."""
-    nodes = start_nodes(3, max_ttl=MAX_TTL)
-    project = project_on(nodes, **SHORT)
+    project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
     words = ("reconfigure", "--max-ttl", "2", "--yes")
 
     with project.start(*words) as moving:
@@ -104,13 +94,13 @@ def test_reconfigure_resumes_after_an_interrupt(
             pass
         interrupted = moving.interrupt()
     with pytest.raises(QuorumUnreachable):
-        lock(nodes.urls)
+        lock(project.urls)
     again = project.redlock(*words)
 
     assert interrupted.code == 3
     assert "run it again, with the same arguments" in interrupted.err
     assert again.code == 0, again.err
-    assert lock(nodes.urls, max_ttl=2)
+    assert lock(project.urls, max_ttl=2)
 
 
 def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:
@@ -125,13 +115,10 @@ def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:
     assert "nowhere cannot be read" in no_file.err
 
 
-def test_reconfigure_without_a_yes_does_nothing(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_reconfigure_without_a_yes_does_nothing(project: Project) -> None:
     """The command shows the change and does not make it."""
     run = project.redlock("reconfigure", "--max-ttl", "120", typed="n\n")
 
     assert run.code == 1
     assert "No lock is granted or renewed for about 2 m 03 s" in run.out
-    with client(three_nodes, node_timeout=PATIENT) as redlock:
-        assert redlock.acquire("k").is_valid()
+    assert project.service.acquire("k").is_valid()

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.records.claims import Claims
-from tests.nodes.support import client, locks
+from tests.cli.project import FOREIGN
+from tests.nodes.support import locks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from celery_redlock.devnodes import DevNodes
     from tests.cli.project import Project
 
-Hold = Any
 KEY = "redlock:lock:k"
 HOUR = 3600.0
 
 # -- a lock ----------------------------------------------------------------------
 
 
-def test_release_asks_and_releases_after_a_yes(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_release_asks_and_releases_after_a_yes(project: Project) -> None:
     """The holder and the risk are shown before anything is done."""
-    hold("k")
+    project.hold("k")
 
     run = project.redlock("release", "k", typed="y\n")
 
@@ -36,68 +31,64 @@ def test_release_asks_and_releases_after_a_yes(
     assert "two can run" in run.out
     assert "Release this lock?" in run.err
     assert "Released on 3 of 3 nodes." in run.out
-    assert not locks(three_nodes, "k")
+    assert not locks(project.nodes, "k")
 
 
 @pytest.mark.parametrize("typed", ["n\n", "\n", ""], ids=["no", "enter", "closed"])
-def test_release_without_a_yes_does_nothing(
-    project: Project, three_nodes: DevNodes, hold: Hold, typed: str
-) -> None:
+def test_release_without_a_yes_does_nothing(project: Project, typed: str) -> None:
     """After no, a bare Enter or closed stdin the lock stays."""
-    hold("k")
+    project.hold("k")
 
     run = project.redlock("release", "k", typed=typed)
 
     assert run.code == 1
     assert "Nothing was done." in run.err
-    assert len(locks(three_nodes, "k")) == 3
+    assert len(locks(project.nodes, "k")) == 3
 
 
-def test_release_dry_run_shows_and_does_nothing(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_release_dry_run_shows_and_does_nothing(project: Project) -> None:
     """It shows the lock, and neither asks nor releases."""
-    hold("k")
+    project.hold("k")
 
     run = project.redlock("release", "k", "--dry-run", "--json")
 
     assert run.code == 0
     assert run.document["holders"][0]["task_id"] == "id-of-k"
     assert run.document["released"] == {}
-    assert len(locks(three_nodes, "k")) == 3
+    assert len(locks(project.nodes, "k")) == 3
 
 
-def test_release_of_a_free_key_exits_with_1(project: Project) -> None:
-    """There is nothing to release, and nothing is asked."""
-    run = project.redlock("release", "free", "--yes")
-
-    assert (run.code, run.out) == (1, "free is not held.\n")
-
-
-def test_release_leaves_a_successor_alone(
-    project: Project, three_nodes: DevNodes, hold: Hold
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--yes",), "free is not held."), (("--claims",), "There is no claim for free.")],
+)
+def test_release_of_a_free_key_exits_with_1(
+    project: Project, words: tuple[str, ...], said: str
 ) -> None:
+    """There is nothing to release, and nothing is asked."""
+    run = project.redlock("release", "free", *words)
+
+    assert (run.code, run.out) == (1, f"{said}\n")
+
+
+def test_release_leaves_a_successor_alone(project: Project) -> None:
     """A lock that another client acquires during the question is not released."""
-    hold("k")
-    successor = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nid\nhost\n1\n0"
+    project.hold("k")
 
     with project.start("release", "k") as asking:
         asking.wait_for("Release this lock?")
-        for node in three_nodes.nodes:
-            node.command("SET", KEY, successor, "PX", 60_000)
+        project.steal("k", 0, 1, 2)
         run = asking.type("y\n")
 
     assert run.code == 1
     assert "expired or has another holder" in run.out
-    assert [node.command("GET", KEY) for node in three_nodes.nodes] == [successor] * 3
+    assert [node.command("GET", KEY) for node in project.nodes] == [FOREIGN] * 3
 
 
-def test_release_names_nodes_that_it_could_not_reach(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_release_names_nodes_that_it_could_not_reach(project: Project) -> None:
     """A node that is down keeps the lock until its ttl ends."""
-    hold("k")
-    three_nodes.nodes[0].kill()
+    project.hold("k")
+    project.kill(0)
 
     run = project.redlock("release", "k", "--yes")
 
@@ -107,158 +98,123 @@ def test_release_names_nodes_that_it_could_not_reach(
     assert "until its ttl has ended" in run.out
 
 
-def test_release_deletes_a_lock_on_a_minority(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_release_deletes_a_lock_on_a_minority(project: Project) -> None:
     """A lock that is left on one node can be released."""
-    value = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nid\nhost\n1\n0"
-    three_nodes.nodes[0].command("SET", KEY, value)
+    project.steal("k", 0)
 
     run = project.redlock("release", "k", "--yes")
 
-    assert "held by proj.other[id] on host (pid 1), on 1 of 3 nodes" in run.out
+    assert (
+        "held by proj.other[other-id] on worker-9 (pid 99), on 1 of 3 nodes" in run.out
+    )
     assert "Released on 1 of 3 nodes." in run.out
-    assert not locks(three_nodes, "k")
+    assert not locks(project.nodes, "k")
 
 
-def test_release_says_that_a_value_is_not_ours(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_release_says_that_a_value_is_not_ours(project: Project) -> None:
     """A value that another program wrote is named as such before it is deleted."""
-    for node in three_nodes.nodes:
+    for node in project.nodes:
         node.command("SET", KEY, "by hand")
 
     run = project.redlock("release", "k", "--yes")
 
     assert "k has a value of another program, on 3 of 3 nodes." in run.out
-    assert not locks(three_nodes, "k")
+    assert not locks(project.nodes, "k")
 
 
 # -- claims and cool-downs ---------------------------------------------------------
 
 
-@pytest.fixture
-def claims(three_nodes: DevNodes) -> Iterator[Claims]:
-    """Give the claims of a publisher on the test's three nodes."""
-    with client(three_nodes) as redlock:
-        redlock.check()  # connects to all of them
-        yield Claims(redlock)
+def claim(project: Project, key: str = "invoice:1", job: str = "job") -> None:
+    """Claim a call, as a publisher does."""
+    claims = Claims(project.service)
+    holder = Holder("", task="proj.send_invoice", task_id=job, host="web")
+    assert claims.take(key, holder, at_lock=False, at_cooldown=False) is None
+    claims.keep(key, job, HOUR)
 
 
-@pytest.fixture
-def claim(claims: Claims) -> Callable[[str], None]:
-    """Give a function that claims a call, as a publisher does."""
-
-    def take(key: str) -> None:
-        job = Holder("", task="proj.send_invoice", task_id=f"job-of-{key}", host="web")
-        taken = claims.take(key, job, at_lock=False, at_cooldown=False)
-        assert taken is None
-        claims.keep(key, job.task_id, HOUR)
-
-    return take
+def claimed(project: Project) -> set[str]:
+    """Return the calls with a claim on any node."""
+    head = "redlock:claim:"
+    names = [node.command("KEYS", f"{head}*") for node in project.nodes]
+    return {name.removeprefix(head) for found in names for name in found}
 
 
-def left(nodes: DevNodes, kind: str = "claim") -> set[str]:
-    """Return the calls with a claim, or cool-down, on any node."""
-    head = f"redlock:{kind}:"
-    names = [name for node in nodes.nodes for name in node.command("KEYS", f"{head}*")]
-    return {name.removeprefix(head) for name in names}
-
-
-def test_release_claims_shows_asks_and_releases_all(
-    project: Project, three_nodes: DevNodes, claim: Callable[[str], None]
-) -> None:
+def test_release_claims_shows_asks_and_releases_all(project: Project) -> None:
     """After ``celery purge`` the deleted jobs keep no call from being published."""
-    claim("invoice:1")
-    claim("invoice:2")
+    claim(project, job="the-first")
+    claim(project, "invoice:2")
 
     run = project.redlock("release", "--claims", typed="y\n")
 
     assert run.code == 0
-    assert "job-of-invoice:1" in run.out
+    assert "the-first" in run.out
     assert "3/3" in run.out
     assert "runs all the same" in run.out
     assert "Release 2 claims?" in run.err
     assert "Released 2 claims." in run.out
-    assert left(three_nodes) == set()
+    assert claimed(project) == set()
 
 
-def test_release_claims_of_a_pattern_leaves_the_others(
-    project: Project, three_nodes: DevNodes, claim: Callable[[str], None]
-) -> None:
+def test_release_claims_of_a_pattern_leaves_the_others(project: Project) -> None:
     """With ``--claims``, KEY is a pattern."""
-    claim("invoice:1")
-    claim("report:1")
+    claim(project)
+    claim(project, "report:1")
 
     run = project.redlock("release", "invoice:*", "--claims", "--yes")
 
     assert (run.code, run.err) == (0, "")
-    assert left(three_nodes) == {"report:1"}
+    assert claimed(project) == {"report:1"}
 
 
+@pytest.mark.parametrize("typed", ["n\n", ""], ids=["no", "closed"])
 def test_release_claims_without_a_yes_does_nothing(
-    project: Project, three_nodes: DevNodes, claim: Callable[[str], None]
+    project: Project, typed: str
 ) -> None:
     """After no, or with stdin closed, the claim stays."""
-    claim("invoice:1")
+    claim(project)
 
-    for typed in ("n\n", ""):
-        run = project.redlock("release", "--claims", typed=typed)
-        assert run.code == 1
-        assert "Nothing was done." in run.err
-    assert left(three_nodes) == {"invoice:1"}
+    run = project.redlock("release", "--claims", typed=typed)
+
+    assert run.code == 1
+    assert "Nothing was done." in run.err
+    assert claimed(project) == {"invoice:1"}
 
 
-def test_release_claims_dry_run_shows_and_does_nothing(
-    project: Project, three_nodes: DevNodes, claim: Callable[[str], None]
-) -> None:
+def test_release_claims_dry_run_shows_and_does_nothing(project: Project) -> None:
     """A program gets the job of each claim, and no token."""
-    claim("invoice:1")
+    claim(project)
 
     run = project.redlock("release", "--claims", "--dry-run", "--json")
 
     assert run.code == 0
-    document = run.document
-    (found,) = document["found"]
-    assert (found["key"], found["task_id"]) == ("invoice:1", "job-of-invoice:1")
+    (found,) = run.document["found"]
+    assert (found["key"], found["task_id"]) == ("invoice:1", "job")
     assert 3500 < found["left"] <= HOUR
-    assert (found["nodes"], document["released"]) == (3, 0)
+    assert (found["nodes"], run.document["released"]) == (3, 0)
     assert "token" not in found
-    assert left(three_nodes) == {"invoice:1"}
+    assert claimed(project) == {"invoice:1"}
 
 
-def test_release_claims_leaves_a_successor_alone(
-    project: Project, three_nodes: DevNodes, claims: Claims, claim: Callable[..., None]
-) -> None:
+def test_release_claims_leaves_a_successor_alone(project: Project) -> None:
     """A claim that another job takes during the question is not released."""
-    claim("invoice:1")
+    claim(project)
 
     with project.start("release", "--claims") as asking:
         asking.wait_for("Release 1 claim?")
-        claims.release("invoice:1", "job-of-invoice:1")
-        job = Holder("", task="proj.send_invoice", task_id="successor")
-        taken = claims.take("invoice:1", job, at_lock=False, at_cooldown=False)
-        assert taken is None
+        Claims(project.service).release("invoice:1", "job")
+        claim(project, job="successor")
         run = asking.type("y\n")
 
     assert run.code == 1
     assert "Released 0 claims." in run.out
-    assert left(three_nodes) == {"invoice:1"}
+    assert claimed(project) == {"invoice:1"}
 
 
-def test_release_claims_of_nothing_exits_with_1(project: Project) -> None:
-    """It does not ask if there is nothing to release."""
-    run = project.redlock("release", "free", "--claims")
-
-    assert (run.code, run.out) == (1, "There is no claim for free.\n")
-
-
-def test_release_claims_names_nodes_that_it_could_not_reach(
-    project: Project, three_nodes: DevNodes, claim: Callable[[str], None]
-) -> None:
+def test_release_claims_names_nodes_that_it_could_not_reach(project: Project) -> None:
     """It releases the claim on the other nodes."""
-    claim("invoice:1")
-    three_nodes.nodes[0].kill()
+    claim(project)
+    project.kill(0)
 
     run = project.redlock("release", "--claims", "--yes")
 
@@ -268,12 +224,9 @@ def test_release_claims_names_nodes_that_it_could_not_reach(
     assert "Released 1 claim." in run.out
 
 
-def test_release_claims_without_any_node_is_an_error(
-    project: Project, three_nodes: DevNodes
-) -> None:
+def test_release_claims_without_any_node_is_an_error(project: Project) -> None:
     """Unreachable nodes may have claims: it exits with 3."""
-    for node in three_nodes.nodes:
-        node.kill()
+    project.kill(0, 1, 2)
 
     run = project.redlock("release", "--claims", "--yes")
 
@@ -281,11 +234,10 @@ def test_release_claims_without_any_node_is_an_error(
     assert "refused the connection" in run.err
 
 
-def test_release_cool_downs_lets_calls_run_again(
-    project: Project, three_nodes: DevNodes, claims: Claims, claim: Callable[..., None]
-) -> None:
+def test_release_cool_downs_lets_calls_run_again(project: Project) -> None:
     """It ends the ``unique_for`` of a call. Claims stay."""
-    claim("invoice:1")
+    claim(project)
+    claims = Claims(project.service)
     done = Holder("", task="proj.send_invoice", task_id="done")
     claims.cool_down("invoice:1", done, HOUR)
     assert claims.succeeded("invoice:1", "another") is not None
@@ -295,7 +247,7 @@ def test_release_cool_downs_lets_calls_run_again(
     assert run.code == 0
     assert "Released 1 cool-down." in run.out
     assert claims.succeeded("invoice:1", "another") is None
-    assert left(three_nodes) == {"invoice:1"}
+    assert claimed(project) == {"invoice:1"}
 
 
 @pytest.mark.parametrize("words", [(), ("k", "--claims", "--cool-downs")])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_redlock.devnodes import DevNodes
     from tests.cli.project import Project
 
-Hold = Any
 
-
-def test_show_names_the_holder(project: Project, hold: Hold) -> None:
+def test_show_names_the_holder(project: Project) -> None:
     """It shows the holder, fence, votes, and the answer of each node."""
-    lease = hold("invoice:42", started=1_700_000_000.0)
+    lease = project.hold("invoice:42", started=1_700_000_000.0)
 
     run = project.redlock("show", "invoice:42")
 
@@ -32,15 +29,13 @@ def test_show_of_a_free_key_exits_with_1(project: Project) -> None:
     assert (run.document["held"], run.document["holder"]) == (False, None)
 
 
-def test_show_names_nodes_that_did_not_answer(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_show_names_nodes_that_did_not_answer(project: Project) -> None:
     """With one of three nodes down it can tell the holder; with two it cannot."""
-    hold("invoice:42")
+    project.hold("invoice:42")
 
-    three_nodes.nodes[0].kill()
+    project.kill(0)
     with_two = project.redlock("show", "invoice:42")
-    three_nodes.nodes[1].kill()
+    project.kill(1)
     with_one = project.redlock("show", "invoice:42")
 
     assert with_two.code == 0
@@ -49,13 +44,10 @@ def test_show_names_nodes_that_did_not_answer(
     assert "Only 1 of 3 nodes answered." in with_one.out
 
 
-def test_show_names_another_holder_on_one_node(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_show_names_another_holder_on_one_node(project: Project) -> None:
     """The line of the node names the other holder."""
-    hold("k")
-    value = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
-    three_nodes.nodes[0].command("SET", "redlock:lock:k", value, "PX", 60_000)
+    project.hold("k")
+    project.steal("k", 0)
 
     run = project.redlock("show", "k")
 

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from celery_redlock.devnodes import DevNodes
     from tests.cli.project import Project, Running
-
-Hold = Any
 
 
 def until_held(locks: int, top: Running) -> dict[str, Any]:
@@ -21,15 +18,13 @@ def until_held(locks: int, top: Running) -> dict[str, Any]:
             return document
 
 
-def test_top_counts_acquired_and_released_locks(
-    project: Project, three_nodes: DevNodes, hold: Hold
-) -> None:
+def test_top_counts_acquired_and_released_locks(project: Project) -> None:
     """The rates count changes since the last refresh. Each node has a state."""
     with project.start("top", "--every", "0.05", "--json") as top:
         assert until_held(0, top)["taken_per_second"] == 0
-        lease = hold("invoice:42")
+        lease = project.hold("invoice:42")
         taken = until_held(1, top)
-        for node in three_nodes.nodes:
+        for node in project.nodes:
             node.command("DEL", f"redlock:lock:{lease.key}")
         freed = until_held(0, top)
         run = top.interrupt()
@@ -40,11 +35,11 @@ def test_top_counts_acquired_and_released_locks(
     assert (run.code, run.err) == (0, "")
 
 
-def test_top_shows_that_a_node_died(project: Project, three_nodes: DevNodes) -> None:
+def test_top_shows_that_a_node_died(project: Project) -> None:
     """A node that dies meanwhile is shown with the reason."""
     with project.start("top", "--every", "0.05", "--json") as top:
         until_held(0, top)
-        three_nodes.nodes[0].kill()
+        project.kill(0)
         while top.document()["nodes"][0]["votes"]:
             pass
         state = top.document()["nodes"][0]["state"]
@@ -53,9 +48,9 @@ def test_top_shows_that_a_node_died(project: Project, three_nodes: DevNodes) -> 
     assert state == "refused the connection"
 
 
-def test_top_draws_on_a_screen_of_its_own(project: Project, hold: Hold) -> None:
+def test_top_draws_on_a_screen_of_its_own(project: Project) -> None:
     """On a terminal, it switches to another screen and back at the end."""
-    hold("invoice:42")
+    project.hold("invoice:42")
 
     shown = project.on_a_terminal("top", "--every", "0.1", until="invoice:42")
 
