@@ -21,23 +21,3 @@ def test_bench_measures_a_majority_and_each_node(project: Project) -> None:
     assert len(run.document["nodes"]) == 3
     assert sum(bar["count"] for bar in run.document["histogram"]) == 20
     until_nothing_is_left(project.nodes, "bench")
-
-
-def test_bench_works_with_a_minority_down(project: Project) -> None:
-    """It names the node that cannot be measured."""
-    project.kill(0)
-
-    run = project.redlock("bench", "--count", "5")
-
-    assert run.code == 0
-    assert f"{project.label(0)} refused the connection" in run.out
-
-
-def test_bench_without_a_quorum_exits_with_3(project: Project) -> None:
-    """Without a lock there is nothing to measure."""
-    project.kill(0, 1)
-
-    run = project.redlock("bench")
-
-    assert run.code == 3
-    assert "(need 2)" in run.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 CONTEXT = click.Context(redlock)
 COMMANDS = redlock.list_commands(CONTEXT)
 ON_NODES = ["ls", "show k", "release k", "leaked", "doctor", "bench", "init"]
+EXPLAIN = "explain proj.send_invoice --args [42]"
 COMMAND = """
 import click
 
@@ -100,6 +102,34 @@ def test_command_without_nodes_names_the_setting(
 
     assert (run.code, run.out) == (2, "")
     assert "redlock_nodes is not set" in run.err
+
+
+@pytest.mark.parametrize(
+    ("command", "on_two", "on_one"),
+    [
+        ("bench --count 5", "Node {0} refused the connection", r"\(need 2\)"),
+        (EXPLAIN, "it would run", r"republished, to run after .*\(need 2\)"),
+        ("leaked", "Node {0} refused the connection", "refused the connection"),
+        ("ls", "k .* 2/3\n\n.*\nNode {0} refused the connection", "Too few nodes"),
+        ("show k", "{0}  refused the connection", "Only 1 of 3 nodes answered."),
+    ],
+)
+def test_command_needs_a_majority_of_the_nodes(
+    project: Project, command: str, on_two: str, on_one: str
+) -> None:
+    """With one of three nodes down it says so; with two it exits with 3."""
+    project.hold("k")
+
+    project.kill(0)
+    two = project.redlock(*command.split())
+    project.kill(1)
+    one = project.redlock(*command.split())
+
+    assert two.code == 0
+    assert re.search(on_two.format(project.label(0)), two.out)
+    assert one.code == 3
+    assert re.search(on_one, one.out + one.err)
+    assert "id-of-k" not in one.out  # one node cannot name the holder
 
 
 def test_passwords_are_never_shown(project: Project) -> None:

@@ -48,17 +48,6 @@ def test_explain_in_json_has_everything(project: Project) -> None:
     assert document["waiting"] is None
 
 
-def test_explain_with_too_few_nodes_exits_with_3(project: Project) -> None:
-    """It says what ``on_backend_error`` decides."""
-    project.kill(0, 1)
-
-    run = project.redlock("explain", "proj.send_invoice", "--args", "[42]")
-
-    assert run.code == 3
-    assert "it would be republished, to run after " in run.out
-    assert "(need 2)" in run.out
-
-
 def test_explain_of_a_wrong_call_is_wrong_usage(project: Project) -> None:
     """Unknown tasks and wrong JSON end with exit code 2, wrong arguments with 1."""
     wrong_name = project.redlock("explain", "proj.send_invoise")

@@ -29,21 +29,6 @@ def test_show_of_a_free_key_exits_with_1(project: Project) -> None:
     assert (run.document["held"], run.document["holder"]) == (False, None)
 
 
-def test_show_names_nodes_that_did_not_answer(project: Project) -> None:
-    """With one of three nodes down it can tell the holder; with two it cannot."""
-    project.hold("invoice:42")
-
-    project.kill(0)
-    with_two = project.redlock("show", "invoice:42")
-    project.kill(1)
-    with_one = project.redlock("show", "invoice:42")
-
-    assert with_two.code == 0
-    assert "refused the connection" in with_two.out
-    assert with_one.code == 3
-    assert "Only 1 of 3 nodes answered." in with_one.out
-
-
 def test_show_names_another_holder_on_one_node(project: Project) -> None:
     """The line of the node names the other holder."""
     project.hold("k")
