@@ -8,18 +8,11 @@ import pytest
 from sqlalchemy.orm import Session
 
 from tests.conftest import missing
-from tests.contrib.storages import (
-    SqlAlchemyStorage,
-    Storage,
-    make_tables,
-    open_storage,
-    use_django,
-)
+from tests.contrib.storages import Shop, SqlAlchemyStorage, Storage, open_storage
 from tests.harness.servers import PostgreSQL, find_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
     from sqlalchemy import Engine
 
@@ -70,22 +63,11 @@ def storage(orm: str, database: str) -> Storage:
 
 
 @pytest.fixture
-def alias(database: str) -> Iterator[str]:
-    """Give Django's name of each database in turn, with tables of all models."""
-    from django.db import connections  # noqa: PLC0415  (only tests of Django)
-
-    name = use_django(database)
-    make_tables(name)
-    yield name
-    connections[name].close()
-
-
-@pytest.fixture
-def shop(alias: str) -> ModuleType:
-    """Give the models of the shop, with tables in Django's database."""
-    from tests.contrib.shop import models  # noqa: PLC0415  (Django is set up now)
-
-    return models
+def shop(database: str) -> Iterator[Shop]:
+    """Give the models of the shop, in Django's database of each kind in turn."""
+    shop = Shop(database)
+    yield shop
+    shop.close()
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ __all__ = [
     "SOON",
     "DjangoStorage",
     "Row",
+    "Shop",
     "SqlAlchemyStorage",
     "Storage",
     "default_database",
@@ -92,22 +93,37 @@ def default_database(alias: str) -> Iterator[None]:
         connections["default"] = connections.create_connection("default")
 
 
+class Shop:
+    """The managers of the shop's models in one database: ``shop.Invoice.create()``.
+
+    Attributes:
+        alias: Django's name of the database.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.alias = use_django(url)
+        make_tables(self.alias)
+
+    def __getattr__(self, name: str) -> Any:
+        from tests.contrib.shop import models  # noqa: PLC0415  (Django is set up now)
+
+        return getattr(models, name).objects.using(self.alias)
+
+    def close(self) -> None:
+        """Close the connection of this thread."""
+        connections[self.alias].close()
+
+
 class DjangoStorage:
     """Invoices as Django models. Each operation uses a connection of its own."""
 
     def __init__(self, url: str) -> None:
-        self._alias = use_django(url)
-        make_tables(self._alias)
-        from tests.contrib.shop.models import Invoice  # noqa: PLC0415  (set up now)
-
-        self._invoices = Invoice.objects.using(self._alias)
+        self._shop = Shop(url)
 
     @contextlib.contextmanager
     def _rows(self) -> Iterator[Any]:
-        try:
-            yield self._invoices
-        finally:
-            connections[self._alias].close()
+        with contextlib.closing(self._shop):
+            yield self._shop.Invoice
 
     def add(self, text: str = "", fence: int = 0) -> int:
         """Insert a row and return its key."""

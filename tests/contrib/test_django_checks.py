@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNodes
 
+    Project = Callable[..., Any]
+
 NOWHERE = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
 
 
 @pytest.fixture
-def project(sqlite: str) -> Iterator[Callable[..., Any]]:
+def project(sqlite: str) -> Iterator[Project]:
     """Give a function that makes the site's Celery app, with a lock task."""
     use_django(sqlite)
     from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
@@ -57,55 +59,43 @@ def run_checks(**options: Any) -> dict[str, Any]:
     return by_id(run(tags=[TAG], **options))
 
 
-def test_settings_that_work_give_no_message(project: Callable[..., Any]) -> None:
+def test_settings_that_work_give_no_message(project: Project) -> None:
     """Without `--deploy`, the checks do not connect to nodes."""
     project({}, redlock_nodes=NOWHERE)
 
     assert run_checks() == {}
 
 
-def test_wrong_setting_is_an_error_with_its_name(project: Callable[..., Any]) -> None:
-    """The check finds what would end a worker at its start."""
-    project({}, redlock_nodes=NOWHERE, redlock_tll=5)
+@pytest.mark.parametrize(
+    ("options", "settings", "code", "said"),
+    [
+        ({}, {"redlock_tll": 5}, "settings", "There is no setting redlock_tll"),
+        ({}, {"redlock_nodes": None}, "settings", "redlock_nodes is not set"),
+        ({"ttl": 90}, {}, "option", "office.work"),
+        ({}, {"imports": ["no_such_module"]}, "tasks", "no_such_module"),
+    ],
+    ids=["wrong setting", "no nodes", "option against a setting", "no import"],
+)
+def test_error_of_the_project_is_an_error_with_its_name(
+    project: Project, options: Any, settings: Any, code: str, said: str
+) -> None:
+    """The check finds what would end a worker at its start, and raises nothing."""
+    project(options, **{"redlock_nodes": NOWHERE, **settings})
 
-    found = run_checks()["settings"]
+    found = run_checks()[code]
 
     assert found.is_serious()
-    assert "There is no setting redlock_tll" in found.msg
+    assert said in f"{found.msg} {found.obj}"
 
 
-def test_task_that_locks_without_nodes_is_an_error(project: Callable[..., Any]) -> None:
-    """The message names the missing setting."""
-    project({})
-
-    found = run_checks()["settings"]
-
-    assert found.is_serious()
-    assert "redlock_nodes is not set" in found.msg
-
-
-def test_site_without_locks_is_no_error(project: Callable[..., Any]) -> None:
+def test_site_without_locks_is_no_error(project: Project) -> None:
     """A site that uses no locks yet has a note only."""
     project()
 
     assert not run_checks()["settings"].is_serious()
 
 
-def test_option_that_conflicts_with_a_setting_is_an_error(
-    project: Callable[..., Any],
-) -> None:
-    """The message names the task."""
-    project({"ttl": 90}, redlock_nodes=NOWHERE)
-
-    found = run_checks()["option"]
-
-    assert found.is_serious()
-    assert "office.work" in str(found)
-
-
-def test_findings_about_tasks_have_doctors_code_and_remedy(
-    project: Callable[..., Any],
-) -> None:
+def test_findings_about_tasks_have_doctors_code_and_remedy(project: Project) -> None:
     """The id is doctor's code, the hint its remedy, the object the task."""
     project({"acks_late": True}, redlock_nodes=NOWHERE)
 
@@ -116,19 +106,7 @@ def test_findings_about_tasks_have_doctors_code_and_remedy(
     assert found.obj == "office.work"
 
 
-def test_tasks_that_cannot_be_imported_are_an_error(
-    project: Callable[..., Any],
-) -> None:
-    """The message has the error, and the check does not raise it."""
-    project({}, redlock_nodes=NOWHERE, imports=["no_such_module_of_tasks"])
-
-    found = run_checks()["tasks"]
-
-    assert found.is_serious()
-    assert "no_such_module_of_tasks" in found.msg
-
-
-def test_app_that_does_not_exist_is_an_error(project: Callable[..., Any]) -> None:
+def test_app_that_does_not_exist_is_an_error(project: Project) -> None:
     """The message names REDLOCK_CELERY_APP; the checks of nodes return nothing."""
     project()
     from django.test import override_settings  # noqa: PLC0415
@@ -142,7 +120,7 @@ def test_app_that_does_not_exist_is_an_error(project: Callable[..., Any]) -> Non
 
 
 def test_nodes_are_inspected_by_deployment_checks_only(
-    project: Callable[..., Any], three_nodes: DevNodes
+    project: Project, three_nodes: DevNodes
 ) -> None:
     """`check --deploy` has the findings about nodes; `check` does not."""
     project({}, redlock_nodes=three_nodes.urls, redlock_node_timeout=PATIENT)
@@ -151,16 +129,13 @@ def test_nodes_are_inspected_by_deployment_checks_only(
     usual, deployed = run_checks(), run_checks(include_deployment_checks=True)
 
     assert usual == {}
-    label = f"127.0.0.1:{three_nodes.nodes[0].port}/0"
-    assert deployed["unreachable"].obj == label
-    assert (
-        deployed["unreachable"].hint
-        == "Start it, or check the network and the firewall."
-    )
+    found = deployed["unreachable"]
+    assert found.obj == f"127.0.0.1:{three_nodes.nodes[0].port}/0"
+    assert found.hint == "Start it, or check the network and the firewall."
     assert "quorum-edge" in deployed
 
 
-def test_lost_quorum_fails_a_deployment_check(project: Callable[..., Any]) -> None:
+def test_lost_quorum_fails_a_deployment_check(project: Project) -> None:
     """Doctor's errors are errors: `manage.py check --deploy` ends with exit code 1."""
     from django.core.checks import ERROR  # noqa: PLC0415
 
@@ -172,14 +147,11 @@ def test_lost_quorum_fails_a_deployment_check(project: Callable[..., Any]) -> No
 
 
 def test_deployment_checks_report_nothing_twice(
-    project: Callable[..., Any], three_nodes: DevNodes
+    project: Project, three_nodes: DevNodes
 ) -> None:
     """A finding of both kinds of check is reported by one of them."""
-    project(
-        {"acks_late": True},
-        redlock_nodes=three_nodes.urls,
-        redlock_node_timeout=PATIENT,
-    )
+    nodes = {"redlock_nodes": three_nodes.urls, "redlock_node_timeout": PATIENT}
+    project({"acks_late": True}, **nodes)
 
     ids = [one.id for one in [*check_project(), *check_nodes()]]
 
@@ -187,7 +159,7 @@ def test_deployment_checks_report_nothing_twice(
     assert len(ids) == len(set(ids))
 
 
-def test_checks_do_not_call_themselves(project: Callable[..., Any]) -> None:
+def test_checks_do_not_call_themselves(project: Project) -> None:
     """Celery runs all checks when it imports tasks, as these checks make it do."""
     app = project({"acks_late": True}, redlock_nodes=NOWHERE)
     from celery.signals import import_modules  # noqa: PLC0415

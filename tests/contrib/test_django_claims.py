@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery
 from django.db import transaction
 
-from celery_redlock import DuplicateTask, singleton_task
-from celery_redlock.app.runtime import runtime_of
+from celery_redlock import DuplicateTask
 from celery_redlock.core.records.claims import Claims
 from celery_redlock.testing import FakeNodes, SignalRecorder
 from tests.contrib.storages import default_database, use_django
+from tests.unit.tasks.support import Worker, open_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,139 +38,114 @@ def default(sqlite: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def app() -> Iterator[Celery]:
-    """Give the Celery app of a Django project, with a broker in memory."""
+def worker() -> Iterator[Worker]:
+    """Give a worker of a Django project, with a broker in memory."""
     nodes = FakeNodes(3)
-    app = Celery(
-        "site", set_as_current=False, task_cls="celery.contrib.django.task:DjangoTask"
-    )
-    app.conf.update(
-        broker_url="memory://",
-        result_backend="cache+memory://",
-        task_default_queue=f"site-{secrets.token_hex(4)}",
-        redlock_nodes=nodes.urls,
-    )
-    runtime_of(app).use(nodes.redlock())
-    yield app
-    runtime_of(app).stop()
-    app.close()
+    with open_app(nodes, task_cls="celery.contrib.django.task:DjangoTask") as app:
+        yield Worker(app, nodes)
 
 
-def shipping(app: Celery, **options: Any) -> Any:
+def shipping(worker: Worker, **options: Any) -> Any:
     """Return a task that is unique while it is queued."""
 
-    @singleton_task(
-        app=app, shared=False, name="ship", unique_while="queued", **options
-    )
+    @worker.task(name="ship", key="{order}", **{"unique_while": "queued", **options})
     def ship(order: int) -> None: ...
 
     return ship
 
 
-def sent(app: Celery) -> int:
-    """Return how many messages are in the queue."""
-    with app.connection_for_read() as connection:
-        queue = connection.SimpleQueue(app.conf.task_default_queue)
-        count: int = queue.qsize()
-        queue.close()
-    return count
-
-
-def is_claimed(app: Celery, task: Any, order: int = 1) -> bool:
+def is_claimed(worker: Worker, order: int = 1) -> bool:
     """Tell whether the call has a claim."""
-    key = task.lock_key(order)
-    return Claims(runtime_of(app).redlock).queued(key) is not None
+    return Claims(worker.rival).queued(str(order)) is not None
 
 
-def test_claim_is_released_with_its_transaction(app: Celery) -> None:
+def test_claim_is_released_with_its_transaction(worker: Worker) -> None:
     """After a rollback, the next call is no duplicate."""
-    ship = shipping(app)
+    ship = shipping(worker)
     with rolled_back():
         first = ship.delay(1)
         assert ship.delay(1).id == first.id
 
-    assert not is_claimed(app, ship)
+    assert not is_claimed(worker)
     assert ship.delay(1).id != first.id
 
 
-def test_claim_is_kept_if_the_transaction_commits(app: Celery) -> None:
+def test_claim_is_kept_if_the_transaction_commits(worker: Worker) -> None:
     """After a commit, the next call is a duplicate."""
-    ship = shipping(app)
+    ship = shipping(worker)
     with transaction.atomic():
         first = ship.delay(1)
 
-    assert is_claimed(app, ship)
+    assert is_claimed(worker)
     assert ship.delay(1).id == first.id
 
 
-def test_claim_is_released_with_its_savepoint(app: Celery) -> None:
+def test_claim_is_released_with_its_savepoint(worker: Worker) -> None:
     """A claim from outside of the savepoint is kept."""
-    ship = shipping(app)
+    ship = shipping(worker)
     with transaction.atomic():
         ship.delay(1)
         with rolled_back():
             ship.delay(2)
-        assert not is_claimed(app, ship, 2)
+        assert not is_claimed(worker, 2)
 
-    assert is_claimed(app, ship, 1)
+    assert is_claimed(worker)
 
 
-def test_claim_of_a_savepoint_is_released_with_the_transaction(app: Celery) -> None:
+def test_claim_of_a_savepoint_is_released_with_the_transaction(worker: Worker) -> None:
     """A rollback of the transaction includes its savepoints."""
-    ship = shipping(app)
+    ship = shipping(worker)
     with rolled_back():
         with transaction.atomic():
             ship.delay(1)
-        assert is_claimed(app, ship)
+        assert is_claimed(worker)
 
-    assert not is_claimed(app, ship)
+    assert not is_claimed(worker)
 
 
-def test_claim_of_another_job_is_kept(app: Celery) -> None:
+def test_claim_of_another_job_is_kept(worker: Worker) -> None:
     """A rollback releases only claims that this transaction took."""
-    ship = shipping(app)
+    ship = shipping(worker)
     ship.delay(1)
     with rolled_back():
         ship.delay(1)
 
-    assert is_claimed(app, ship)
+    assert is_claimed(worker)
 
 
-def test_claim_without_a_transaction_is_kept(app: Celery) -> None:
+def test_claim_without_a_transaction_is_kept(worker: Worker) -> None:
     """Most calls are made outside of a transaction."""
-    ship = shipping(app)
+    shipping(worker).delay(1)
 
-    ship.delay(1)
-
-    assert is_claimed(app, ship)
+    assert is_claimed(worker)
 
 
-def test_delay_on_commit_claims_when_it_commits(app: Celery) -> None:
+def test_delay_on_commit_claims_when_it_commits(worker: Worker) -> None:
     """There is no claim before the commit, because the call may never be sent."""
-    ship = shipping(app)
+    ship = shipping(worker)
     with transaction.atomic():
         ship.delay_on_commit(1)
         ship.apply_async_on_commit((1,), countdown=5)
-        assert not is_claimed(app, ship)
-        assert sent(app) == 0
+        assert not is_claimed(worker)
+        assert len(worker.messages()) == 0
 
-    assert is_claimed(app, ship)
-    assert sent(app) == 1
+    assert is_claimed(worker)
+    assert len(worker.messages()) == 1
 
 
-def test_delay_on_commit_does_nothing_after_a_rollback(app: Celery) -> None:
+def test_delay_on_commit_does_nothing_after_a_rollback(worker: Worker) -> None:
     """There is neither a job nor a claim."""
-    ship = shipping(app)
+    ship = shipping(worker)
     with rolled_back():
         ship.delay_on_commit(1)
 
-    assert not is_claimed(app, ship)
-    assert sent(app) == 0
+    assert not is_claimed(worker)
+    assert len(worker.messages()) == 0
 
 
-def test_duplicate_on_commit_does_not_stop_other_callbacks(app: Celery) -> None:
+def test_duplicate_on_commit_does_not_stop_other_callbacks(worker: Worker) -> None:
     """A duplicate raises no error there: Django would skip the later callbacks."""
-    ship = shipping(app, on_conflict="raise")
+    ship = shipping(worker, on_conflict="raise")
     ship.delay(1)
     with SignalRecorder("publish_deduplicated") as events, transaction.atomic():
         ship.delay_on_commit(1)
@@ -180,19 +153,16 @@ def test_duplicate_on_commit_does_not_stop_other_callbacks(app: Celery) -> None:
         with pytest.raises(DuplicateTask):
             ship.delay(1)
 
-    assert is_claimed(app, ship, 2)
+    assert is_claimed(worker, 2)
     assert len(events.seen) == 2
-    assert sent(app) == 2
+    assert len(worker.messages()) == 2
 
 
-def test_delay_on_commit_of_a_task_that_is_unique_while_it_runs(app: Celery) -> None:
+def test_delay_on_commit_of_a_task_that_is_unique_while_it_runs(worker: Worker) -> None:
     """It is published without a claim."""
-
-    @singleton_task(app=app, shared=False, name="plain")
-    def plain(order: int) -> None: ...
-
+    ship = shipping(worker, unique_while="running")
     with transaction.atomic():
-        plain.delay_on_commit(1)
-        plain.delay_on_commit(order=1)
+        ship.delay_on_commit(1)
+        ship.delay_on_commit(order=1)
 
-    assert sent(app) == 2
+    assert len(worker.messages()) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,18 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from celery_redlock.errors import ConfigurationError, StaleFence
-from tests.contrib.storages import SOON, Row, make_tables, use_django
+from tests.contrib.storages import SOON, Row, Shop
 from tests.nodes.support import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
 KINDS = ["Invoice", "DraftInvoice", "CreditNote", "Reminder", "Receipt", "Ledger"]
+
+
+def updates(queries: CaptureQueriesContext) -> list[str]:
+    """Return the UPDATE statements."""
+    return [query["sql"] for query in queries if query["sql"].startswith("UPDATE")]
 
 
 def stored(row: Any) -> Row:
@@ -30,17 +35,16 @@ def stored(row: Any) -> Row:
 
 
 @pytest.fixture(params=KINDS)
-def model(request: pytest.FixtureRequest, shop: ModuleType) -> Any:
-    """Give each kind of model that Django saves differently."""
+def rows(request: pytest.FixtureRequest, shop: Shop) -> Any:
+    """Give the manager of each kind of model that Django saves differently."""
     return getattr(shop, request.param)
 
 
 # -- every kind of model -----------------------------------------------------------
 
 
-def test_each_kind_of_model_keeps_the_contract(model: Any, alias: str) -> None:
+def test_each_kind_of_model_keeps_the_contract(rows: Any) -> None:
     """A late write is refused, a second one is not: with two tables, keys, proxies."""
-    rows = model.objects.using(alias)
     row = rows.create(text="new", fence=5)
     late = rows.get(pk=row.pk)
 
@@ -55,9 +59,8 @@ def test_each_kind_of_model_keeps_the_contract(model: Any, alias: str) -> None:
     assert stored(row) == ("second", 7)
 
 
-def test_each_kind_of_model_refuses_a_row_that_is_gone(model: Any, alias: str) -> None:
+def test_each_kind_of_model_refuses_a_row_that_is_gone(rows: Any) -> None:
     """A loaded row is not inserted again after it was deleted."""
-    rows = model.objects.using(alias)
     row = rows.create(text="new")
     rows.filter(pk=row.pk).delete()
 
@@ -67,25 +70,23 @@ def test_each_kind_of_model_refuses_a_row_that_is_gone(model: Any, alias: str) -
     assert not rows.filter(pk=row.pk).exists()
 
 
-def test_save_is_one_conditional_update(model: Any, alias: str) -> None:
+def test_save_is_one_conditional_update(rows: Any) -> None:
     """The UPDATE that writes compares the fence, and no other UPDATE writes it."""
-    row = model.objects.using(alias).create(text="new")
+    row = rows.create(text="new")
 
-    with CaptureQueriesContext(connections[alias]) as queries:
+    with CaptureQueriesContext(connections[rows.db]) as queries:
         row.save(fence=7)
 
-    updates = [query["sql"] for query in queries if query["sql"].startswith("UPDATE")]
-    with_fence = [sql for sql in updates if '"fence" = 7' in sql]
-    assert len(with_fence) == 1
-    assert '"fence" <= 7' in with_fence[0].partition("WHERE")[2]
+    (with_fence,) = [sql for sql in updates(queries) if '"fence" = 7' in sql]
+    assert '"fence" <= 7' in with_fence.partition("WHERE")[2]
 
 
 # -- arguments of save() -----------------------------------------------------------
 
 
-def test_update_fields_write_the_fence_too(shop: ModuleType, alias: str) -> None:
+def test_update_fields_write_the_fence_too(shop: Shop) -> None:
     """A save of some fields compares and stores the fence, and nothing else."""
-    rows = shop.Invoice.objects.using(alias)
+    rows = shop.Invoice
     row = rows.create(text="new", note="new")
     row.text, row.note = "first", "not saved"
 
@@ -97,51 +98,40 @@ def test_update_fields_write_the_fence_too(shop: ModuleType, alias: str) -> None
         again.save(fence=6, update_fields=["text"])
 
 
-def test_update_fields_of_the_child_compare_the_fence_of_the_parent(
-    shop: ModuleType, alias: str
+@pytest.mark.parametrize(
+    ("kind", "column", "options"),
+    [("CreditNote", "reason", {"update_fields": ["reason"]}), ("Reminder", "name", {})],
+    ids=["child's column, fence in the parent's", "parent's column, fence in its own"],
+)
+def test_one_table_alone_compares_the_fence_in_the_other(
+    shop: Shop, kind: str, column: str, options: dict[str, Any]
 ) -> None:
-    """A save that changes only the child's table is refused too."""
-    rows = shop.CreditNote.objects.using(alias)
-    row = rows.create(reason="new", fence=7)
-    row.reason = "late"
+    """If the table without the fence is written first, its write is rolled back."""
+    rows = getattr(shop, kind)
+    row = rows.create(**{column: "new"}, fence=7)
+    setattr(row, column, "late")
 
     with pytest.raises(StaleFence):
-        row.save(fence=6, update_fields=["reason"])
-    assert rows.get(pk=row.pk).reason == "new"
+        row.save(fence=6, **options)
+    assert getattr(rows.get(pk=row.pk), column) == "new"
 
-    row.save(fence=7, update_fields=["reason"])
-    assert rows.get(pk=row.pk).reason == "late"
-
-
-def test_refused_child_leaves_the_parent_as_it_was(
-    shop: ModuleType, alias: str
-) -> None:
-    """If the parent is written first, its write is rolled back too."""
-    rows = shop.Reminder.objects.using(alias)
-    row = rows.create(name="new", fence=7)
-    row.name = "late"
-
-    with pytest.raises(StaleFence):
-        row.save(fence=6)
-
-    assert rows.get(pk=row.pk).name == "new"
+    row.save(fence=7, **options)
+    assert getattr(rows.get(pk=row.pk), column) == "late"
 
 
-def test_no_update_fields_write_nothing(shop: ModuleType, alias: str) -> None:
+def test_no_update_fields_write_nothing(shop: Shop) -> None:
     """An empty list of fields saves nothing, as in Django."""
-    row = shop.Invoice.objects.using(alias).create(text="new")
+    row = shop.Invoice.create(text="new")
 
     row.save(fence=7, update_fields=[])
 
     assert stored(row) == ("new", 0)
 
 
-def test_force_update_and_force_insert_are_under_the_fence(
-    shop: ModuleType, alias: str
-) -> None:
+def test_force_update_and_force_insert_are_under_the_fence(shop: Shop) -> None:
     """Both work as in Django, under the fence."""
-    row = shop.Receipt(text="new")
-    row.save(using=alias, fence=5, force_insert=True)
+    row = shop.Receipt.model(text="new")
+    row.save(using=shop.alias, fence=5, force_insert=True)
     row.save(fence=7, force_update=True)
 
     with pytest.raises(StaleFence):
@@ -150,22 +140,20 @@ def test_force_update_and_force_insert_are_under_the_fence(
     assert stored(row) == ("new", 7)
 
 
-def test_new_instance_of_a_stored_row_is_compared(shop: ModuleType, alias: str) -> None:
+def test_new_instance_of_a_stored_row_is_compared(shop: Shop) -> None:
     """An instance that was not loaded cannot overwrite the row without a fence."""
-    row = shop.Invoice.objects.using(alias).create(text="new", fence=7)
+    row = shop.Invoice.create(text="new", fence=7)
 
     with pytest.raises(StaleFence):
-        shop.Invoice(pk=row.pk, text="blind").save(using=alias)
-    shop.Invoice(pk=row.pk, text="fenced").save(using=alias, fence=8)
+        shop.Invoice.model(pk=row.pk, text="blind").save(using=shop.alias)
+    shop.Invoice.model(pk=row.pk, text="fenced").save(using=shop.alias, fence=8)
 
     assert stored(row) == ("fenced", 8)
 
 
-def test_refused_save_keeps_the_fence_of_the_instance(
-    shop: ModuleType, alias: str
-) -> None:
+def test_refused_save_keeps_the_fence_of_the_instance(shop: Shop) -> None:
     """After a refusal the instance is as it was loaded."""
-    row = shop.Invoice.objects.using(alias).create(text="new", fence=7)
+    row = shop.Invoice.create(text="new", fence=7)
 
     with pytest.raises(StaleFence):
         row.save(fence=6)
@@ -173,10 +161,10 @@ def test_refused_save_keeps_the_fence_of_the_instance(
     assert row.fence == 7
 
 
-def test_row_loaded_without_its_fence_needs_one(shop: ModuleType, alias: str) -> None:
+def test_row_loaded_without_its_fence_needs_one(shop: Shop) -> None:
     """A row that was loaded without its fence is saved with a fence only."""
-    pk = shop.Invoice.objects.using(alias).create(text="new", fence=7).pk
-    row = shop.Invoice.objects.using(alias).only("text").get(pk=pk)
+    pk = shop.Invoice.create(text="new", fence=7).pk
+    row = shop.Invoice.only("text").get(pk=pk)
     row.text = "first"
 
     with pytest.raises(ConfigurationError, match="loaded without its fence"):
@@ -193,30 +181,30 @@ def test_row_loaded_without_its_fence_needs_one(shop: ModuleType, alias: str) ->
 # -- saved by others ---------------------------------------------------------------
 
 
-def test_fixture_does_not_lower_a_fence(shop: ModuleType, alias: str) -> None:
+def test_fixture_does_not_lower_a_fence(shop: Shop) -> None:
     """An old dump is refused if the rows were written since."""
-    row = shop.Invoice.objects.using(alias).create(text="old", fence=5)
+    row = shop.Invoice.create(text="old", fence=5)
     dump = serializers.serialize("json", [row])
     row.text = "newer"
     row.save(fence=7)
 
-    (old,) = serializers.deserialize("json", dump, using=alias)
+    (old,) = serializers.deserialize("json", dump, using=shop.alias)
     with pytest.raises(StaleFence):
-        old.save(using=alias)
+        old.save(using=shop.alias)
 
     assert stored(row) == ("newer", 7)
 
 
-def test_asave_and_aupdate_compare(shop: ModuleType, alias: str) -> None:
+def test_asave_and_aupdate_compare(shop: Shop) -> None:
     """The async methods keep the contract."""
 
     async def story() -> Any:
-        row = await shop.Invoice.objects.using(alias).acreate(text="new", fence=5)
+        row = await shop.Invoice.acreate(text="new", fence=5)
         row.text = "first"
         await row.asave(fence=7)
         with pytest.raises(StaleFence):
             await row.asave(fence=6)
-        chosen = shop.Invoice.objects.using(alias).filter(pk=row.pk)
+        chosen = shop.Invoice.filter(pk=row.pk)
         assert await chosen.fenced(8).aupdate(text="second") == 1
         with pytest.raises(StaleFence):
             await chosen.fenced(7).aupdate(text="late")
@@ -226,14 +214,11 @@ def test_asave_and_aupdate_compare(shop: ModuleType, alias: str) -> None:
     assert asyncio.run(story()) == ("second", 8)
 
 
-def test_update_or_create_does_not_overwrite_blindly(
-    shop: ModuleType, alias: str
-) -> None:
+def test_update_or_create_does_not_overwrite_blindly(shop: Shop) -> None:
     """``update_or_create`` keeps the fence of the row."""
-    rows = shop.Invoice.objects.using(alias)
-    row = rows.create(text="new", fence=7)
+    row = shop.Invoice.create(text="new", fence=7)
 
-    rows.update_or_create(pk=row.pk, defaults={"text": "edited"})
+    shop.Invoice.update_or_create(pk=row.pk, defaults={"text": "edited"})
 
     assert stored(row) == ("edited", 7)
 
@@ -255,12 +240,12 @@ def test_model_is_abstract_and_its_column_plain() -> None:
 # -- transactions ------------------------------------------------------------------
 
 
-def test_refused_save_breaks_the_transaction(shop: ModuleType, alias: str) -> None:
+def test_refused_save_breaks_the_transaction(shop: Shop) -> None:
     """The other changes in the transaction are rolled back too."""
-    rows = shop.Invoice.objects.using(alias)
+    rows = shop.Invoice
     row, other = rows.create(text="new", fence=7), rows.create(text="new")
 
-    with transaction.atomic(using=alias):
+    with transaction.atomic(using=shop.alias):
         other.text = "late"
         other.save(fence=6)
         with pytest.raises(StaleFence):
@@ -271,18 +256,16 @@ def test_refused_save_breaks_the_transaction(shop: ModuleType, alias: str) -> No
     assert stored(other) == ("new", 0)
 
 
-def test_raised_fence_protects_the_rest_of_the_transaction(
-    shop: ModuleType, alias: str
-) -> None:
+def test_raised_fence_protects_the_rest_of_the_transaction(shop: Shop) -> None:
     """After `update()` without values, all statements are under the fence."""
-    rows = shop.Invoice.objects.using(alias)
+    rows = shop.Invoice
     pks = [rows.create(text="new", fence=fence).pk for fence in (3, 5)]
     invoices = list(rows.filter(pk__in=pks))
     for invoice in invoices:
         invoice.text = "bulk"
 
     def write_all(fence: int) -> None:
-        with transaction.atomic(using=alias):
+        with transaction.atomic(using=shop.alias):
             assert rows.filter(pk__in=pks).fenced(fence).update() == 2
             rows.bulk_update(invoices, ["text"])
 
@@ -298,71 +281,65 @@ def test_raised_fence_protects_the_rest_of_the_transaction(
 # -- many rows ---------------------------------------------------------------------
 
 
-def test_update_of_many_rows_is_one_conditional_update(
-    shop: ModuleType, alias: str
-) -> None:
+def test_update_of_many_rows_is_one_conditional_update(shop: Shop) -> None:
     """The UPDATE that writes compares the fence."""
-    rows = shop.Invoice.objects.using(alias).filter(text="no row")
+    rows = shop.Invoice.filter(text="no row")
 
-    with CaptureQueriesContext(connections[alias]) as queries:
+    with CaptureQueriesContext(connections[shop.alias]) as queries:
         rows.fenced(7).update(note="x")
 
-    (sql,) = [query["sql"] for query in queries if query["sql"].startswith("UPDATE")]
+    (sql,) = updates(queries)
     assert '"fence" <= 7' in sql.partition("WHERE")[2]
 
 
-def test_update_of_rows_selected_by_another_table(shop: ModuleType, alias: str) -> None:
+def test_update_of_rows_selected_by_another_table(shop: Shop) -> None:
     """Rows may be selected by a join; the fence stays in the outermost WHERE."""
-    customer = shop.Customer.objects.using(alias).create(name=f"joined on {alias}")
-    rows = shop.Invoice.objects.using(alias)
+    customer = shop.Customer.create(name=f"joined on {shop.alias}")
+    rows = shop.Invoice
     mine = rows.create(text="new", fence=5, customer=customer)
     other = rows.create(text="new", fence=9)
     chosen = rows.filter(customer__name=customer.name)
 
-    with CaptureQueriesContext(connections[alias]) as queries:
+    with CaptureQueriesContext(connections[shop.alias]) as queries:
         assert chosen.fenced(7).update(text="first") == 1
     with pytest.raises(StaleFence):
         chosen.fenced(6).update(text="late")
 
-    (sql,) = [query["sql"] for query in queries if query["sql"].startswith("UPDATE")]
+    (sql,) = updates(queries)
     assert '"shop_invoice"."fence" <= 7' in sql  # in the subquery it is "U0"
     assert (stored(mine), stored(other)) == (("first", 7), ("new", 9))
 
 
 @pytest.mark.parametrize("values", [{"text": "x"}, {"reason": "x"}, {}])
-def test_update_of_two_tables_is_refused(
-    shop: ModuleType, alias: str, values: dict[str, str]
-) -> None:
+def test_update_of_two_tables_is_refused(shop: Shop, values: dict[str, str]) -> None:
     """If it cannot be one statement, the error says what to do."""
-    rows = shop.CreditNote.objects.using(alias)
+    rows = shop.CreditNote
     row = rows.create(text="new", reason="new")
 
     with pytest.raises(ConfigurationError, match="on the model that has the fence"):
         rows.filter(pk=row.pk).fenced(7).update(**values)
 
-    with transaction.atomic(using=alias):
-        shop.Invoice.objects.using(alias).filter(pk=row.pk).fenced(7).update()
+    with transaction.atomic(using=shop.alias):
+        shop.Invoice.filter(pk=row.pk).fenced(7).update()
         rows.filter(pk=row.pk).update(text="x", reason="x")
     assert stored(row) == ("x", 7)
 
 
-def test_update_of_the_parents_fields_is_refused(shop: ModuleType, alias: str) -> None:
+def test_update_of_the_parents_fields_is_refused(shop: Shop) -> None:
     """Fields of a parent without a fence cannot be written under one."""
-    rows = shop.Reminder.objects.using(alias)
-
     with pytest.raises(ConfigurationError, match="name of Reminder belongs to"):
-        rows.fenced(7).update(name="x")
+        shop.Reminder.fenced(7).update(name="x")
 
 
-def test_sliced_rows_are_refused(shop: ModuleType, alias: str) -> None:
+def test_sliced_rows_are_refused(shop: Shop) -> None:
     """A slice cannot be updated, with or without a fence."""
     with pytest.raises(TypeError, match="slice"):
-        shop.Invoice.objects.using(alias)[:3].fenced(7).update(text="x")
+        shop.Invoice[:3].fenced(7).update(text="x")
 
 
-def test_fence_is_not_set_like_other_columns(shop: ModuleType, alias: str) -> None:
+def test_fence_is_not_set_like_other_columns(shop: Shop) -> None:
     """No bulk operation can lower a fence."""
-    rows = shop.Invoice.objects.using(alias)
+    rows = shop.Invoice
     row = rows.create(text="new", fence=7)
     row.fence = 3
     upsert = {"update_conflicts": True, "unique_fields": ["id"]}
@@ -379,11 +356,9 @@ def test_fence_is_not_set_like_other_columns(shop: ModuleType, alias: str) -> No
     assert stored(row) == ("new", 7)
 
 
-def test_unfenced_bulk_operations_leave_the_fence_alone(
-    shop: ModuleType, alias: str
-) -> None:
+def test_unfenced_bulk_operations_leave_the_fence_alone(shop: Shop) -> None:
     """update() and bulk_update() work as in Django for other columns."""
-    rows = shop.Invoice.objects.using(alias)
+    rows = shop.Invoice
     row = rows.create(text="new", fence=7)
 
     rows.filter(pk=row.pk).update(text="plain")
@@ -400,12 +375,8 @@ def test_unfenced_bulk_operations_leave_the_fence_alone(
 @pytest.fixture
 def busy(postgres: str) -> Iterator[Any]:
     """Give a manager of invoices in PostgreSQL, for two connections at once."""
-    alias = use_django(postgres)
-    make_tables(alias)
-    from tests.contrib.shop.models import Invoice  # noqa: PLC0415  (set up now)
-
-    yield Invoice.objects.using(alias)
-    connections[alias].close()
+    with contextlib.closing(Shop(postgres)) as shop:
+        yield shop.Invoice
 
 
 def is_waiting(alias: str) -> bool:

@@ -15,13 +15,7 @@ from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.locking import watchdog_of
 from tests.contrib import declared
-from tests.contrib.storages import (
-    SOON,
-    SqlAlchemyStorage,
-    default_database,
-    make_tables,
-    use_django,
-)
+from tests.contrib.storages import SOON, Shop, SqlAlchemyStorage, default_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +24,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "safety.md"
 TTL = 0.5
+SETTLE = "settle(redlock, bank, invoice_id)"
 
 
 def example(signature: str, **names: Any) -> Callable[..., Any]:
@@ -46,12 +41,9 @@ def example(signature: str, **names: Any) -> Callable[..., Any]:
 @pytest.fixture
 def invoices(postgres: str) -> Iterator[Any]:
     """Give Django's invoices, in the default database."""
-    alias = use_django(postgres)
-    make_tables(alias)
-    from tests.contrib.shop.models import Invoice  # noqa: PLC0415  (set up now)
-
-    with default_database(alias):
-        yield Invoice
+    shop = Shop(postgres)
+    with default_database(shop.alias):
+        yield shop.Invoice.model
 
 
 @pytest.fixture
@@ -59,6 +51,15 @@ def session(postgres: str) -> Iterator[Session]:
     """Give a session in PostgreSQL."""
     with Session(SqlAlchemyStorage(postgres).engine) as session:
         yield session
+
+
+@pytest.fixture
+def row(session: Session) -> declared.Invoice:
+    """Give a row in PostgreSQL."""
+    row = declared.Invoice()
+    session.add(row)
+    session.commit()
+    return row
 
 
 @pytest.fixture
@@ -96,9 +97,7 @@ class Bank:
 def test_settle_charges_and_writes(invoices: Any, redlock: Redlock) -> None:
     """The example charges, writes the row, and stores its fence."""
     row, bank = invoices.objects.create(), Bank()
-    settle = example(
-        "settle(redlock, bank, invoice_id)", Invoice=invoices, add_up=lambda _: 1
-    )
+    settle = example(SETTLE, Invoice=invoices, add_up=lambda _: 1)
 
     settle(redlock, bank, row.pk)
 
@@ -119,9 +118,7 @@ def test_settle_charges_nothing_without_the_lock(
         next_holder.acquire(f"invoice:{row.pk}", wait=SOON)
         return 1
 
-    settle = example(
-        "settle(redlock, bank, invoice_id)", Invoice=invoices, add_up=add_up
-    )
+    settle = example(SETTLE, Invoice=invoices, add_up=add_up)
     with pytest.raises(LockLost):
         settle(redlock, bank, row.pk)
 
@@ -143,9 +140,7 @@ def test_settle_writes_nothing_when_paused_after_the_check(
             lease = next_holder.acquire(f"invoice:{row.pk}", wait=SOON)
             invoices.objects.get(pk=row.pk).save(fence=lease)
 
-    settle = example(
-        "settle(redlock, bank, invoice_id)", Invoice=invoices, add_up=lambda _: 1
-    )
+    settle = example(SETTLE, Invoice=invoices, add_up=lambda _: 1)
     with pytest.raises(StaleFence):
         settle(redlock, SlowBank(), row.pk)
 
@@ -171,12 +166,9 @@ def test_django_row_lock_is_refused_at_once(invoices: Any, postgres: str) -> Non
 
 
 def test_sqlalchemy_row_lock_is_refused_at_once(
-    session: Session, postgres: str
+    session: Session, row: declared.Invoice, postgres: str
 ) -> None:
     """A locked row is refused without waiting; a free row is granted."""
-    row = declared.Invoice()
-    session.add(row)
-    session.commit()
     pay = example("pay(session, invoice_id)", Invoice=declared.Invoice)
 
     with Session(SqlAlchemyStorage(postgres).engine) as other:
@@ -188,12 +180,9 @@ def test_sqlalchemy_row_lock_is_refused_at_once(
 
 
 def test_row_lock_ends_with_the_connection_of_its_holder(
-    session: Session, postgres: str
+    session: Session, row: declared.Invoice, postgres: str
 ) -> None:
     """A dead holder leaves no row lock behind."""
-    row = declared.Invoice()
-    session.add(row)
-    session.commit()
     pay = example("pay(session, invoice_id)", Invoice=declared.Invoice)
 
     other = SqlAlchemyStorage(postgres).engine.connect()

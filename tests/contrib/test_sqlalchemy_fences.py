@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def add(session: Session, row: Any) -> Any:
-    """Store a row."""
-    session.add(row)
+def add(session: Session, row: Any, *more: Any) -> Any:
+    """Store rows, and return the first."""
+    session.add_all([row, *more])
     session.commit()
     return row
 
@@ -132,8 +132,7 @@ def test_flush_claims_and_compares(session: Session, statements: list[str]) -> N
 def test_block_writes_what_changed_in_it(session: Session) -> None:
     """New and changed rows are under the fence; unchanged rows are not."""
     changed, untouched = Invoice(text="new"), Invoice(text="new")
-    add(session, changed)
-    add(session, untouched)
+    add(session, changed, untouched)
 
     with fenced(session, 7):
         changed.text = "first"
@@ -148,8 +147,7 @@ def test_block_writes_what_changed_in_it(session: Session) -> None:
 def test_block_leaves_out_what_changed_before_it(session: Session) -> None:
     """Pending changes are flushed without the fence, and so are later ones."""
     before, after = Invoice(text="new"), Invoice(text="new")
-    add(session, before)
-    add(session, after)
+    add(session, before, after)
 
     before.text = "before"
     with fenced(session, 7):
@@ -221,8 +219,7 @@ def test_delete_compares_too(session: Session) -> None:
 def test_refused_flush_writes_nothing_else(session: Session) -> None:
     """The other changes of a late writer are rolled back too."""
     row, other = Invoice(text="new", fence=7), Invoice(text="new")
-    add(session, other)
-    add(session, row)
+    add(session, other, row)
 
     with pytest.raises(StaleFence), fenced(session, 6):
         other.text = row.text = "late"
@@ -263,8 +260,7 @@ def test_write_compares_where_there_is_no_transaction(database: str) -> None:
 def test_refused_update_rolls_back(session: Session) -> None:
     """A refusal rolls the transaction back, as an error in a flush does."""
     low, high = Invoice(text="new"), Invoice(text="new", fence=9)
-    add(session, low)
-    add(session, high)
+    add(session, low, high)
     pks = [low.id, high.id]
 
     low.text = "late"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import states
+from celery import Celery, states
 from celery.app.trace import build_tracer
 from kombu.utils.uuid import uuid
 
@@ -22,11 +22,18 @@ from celery_redlock.testing import FakeNodes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery import Celery
-
     from celery_redlock.core.redlock import Redlock
 
-__all__ = ["HOUR", "JUST_NOW", "KEY", "LONG", "Run", "Worker", "run_until_stopped"]
+__all__ = [
+    "HOUR",
+    "JUST_NOW",
+    "KEY",
+    "LONG",
+    "Run",
+    "Worker",
+    "open_app",
+    "run_until_stopped",
+]
 
 HOUR = 3600.0
 JUST_NOW = 2.0  # seconds that a slow machine may take for a few lines
@@ -175,6 +182,23 @@ class Worker:
         """Use nodes in real time, so that the watchdog renews as in production."""
         self.ttl, self.nodes = ttl, FakeNodes(3, clock=SYSTEM_CLOCK)
         runtime_of(self.app).use(self.nodes.redlock(ttl=ttl))
+
+
+@contextmanager
+def open_app(nodes: FakeNodes, **options: Any) -> Iterator[Celery]:
+    """Give an app in memory whose locks are on these nodes."""
+    app = Celery("unit", set_as_current=False, **options)
+    app.conf.update(
+        broker_url="memory://",
+        result_backend="cache+memory://",
+        task_default_queue=f"unit-{secrets.token_hex(4)}",
+        redlock_nodes=nodes.urls,
+        redlock_ttl=10,
+    )
+    runtime_of(app).use(nodes.redlock(ttl=10.0))
+    yield app
+    runtime_of(app).stop()
+    app.close()
 
 
 def run_until_stopped(seconds: float = LONG) -> None:
