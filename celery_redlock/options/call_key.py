@@ -76,17 +76,6 @@ class KeyRule:
             or the default of an argument that counts cannot be part of a key.
     """
 
-    __slots__ = (
-        "_form",
-        "_names",
-        "_needed",
-        "_plain",
-        "_rest",
-        "key",
-        "signature",
-        "task",
-    )
-
     def __init__(
         self,
         task: str,
@@ -128,10 +117,7 @@ class KeyRule:
         """
         arguments = self._bound(args or (), kwargs or {})
         names = arguments if self._names is None else self._names
-        values = {}
-        for name in names:
-            if name in arguments:
-                values[name] = self._reduced(name, arguments[name])
+        values = {n: self._reduced(n, arguments[n]) for n in names if n in arguments}
         if self.key is None:
             key = f"{self.task}:{_hash(_canonical(values))}"
         else:
@@ -250,13 +236,9 @@ class KeyTemplate:
     The fields are those of ``str.format``, filled with values as a worker sees them.
     A step (``.id``, ``[id]``, ``[0]``) looks into a dict or a list and never at an
     attribute; a dict or a list itself is written as JSON. Only the text counts: ``1``
-    and ``"1"`` share a lock, and so do all tasks that make the same text.
-
-    Raises:
-        ConfigurationError: The template cannot be parsed, or is no text for a key.
+    and ``"1"`` share a lock, and so do all tasks that make the same text. A template
+    that cannot be parsed, or is no text for a key, is refused.
     """
-
-    __slots__ = ("names", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -269,11 +251,7 @@ class KeyTemplate:
             ) from None
 
     def __call__(self, /, **arguments: Any) -> str:
-        """Return the text with these arguments filled in, as a worker sees them.
-
-        Raises:
-            FingerprintError: A step or a format does not fit the argument.
-        """
+        """Return the text with these arguments filled in, as a worker sees them."""
         try:
             return _Formatter().vformat(self.text, (), arguments)
         except (LookupError, *_NOT_REDUCIBLE) as error:

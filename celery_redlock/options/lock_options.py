@@ -238,11 +238,7 @@ class LockOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> LockOptions:
-        """Read the ``redlock={...}`` of a task.
-
-        Raises:
-            ConfigurationError: A name does not exist, or a value cannot be used.
-        """
+        """Read the ``redlock={...}`` of a task; refuse names that do not exist."""
         known = _names(cls)
         for name in sorted(options.keys() - set(known)):
             hint = did_you_mean(name, known)
@@ -255,11 +251,8 @@ class LockOptions:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a decorator's arguments into lock options and all others.
 
-        Args:
-            arguments: The arguments of the decorator.
-            foreign: Names that are not lock options. Any other name that is nearly
-                one counts as one, for ``of`` to refuse: Celery would accept it as an
-                attribute of the task.
+        A name that is nearly a lock option, and not in ``foreign``, counts as one, for
+        ``of`` to refuse: Celery would accept it as an attribute of the task.
         """
         known = _names(cls)
         near = {n for n in arguments if get_close_matches(n, known, 1, _NEARLY)}
@@ -267,23 +260,17 @@ class LockOptions:
         return ours, {n: value for n, value in arguments.items() if n not in ours}
 
     def key_rule(self, task: str, signature: inspect.Signature) -> KeyRule:
-        """Return the rule by which a call gets its key, checked against the task.
-
-        Raises:
-            ConfigurationError: It names an argument that the task does not have.
-        """
+        """Return the rule by which a call gets its key, checked against the task."""
         return KeyRule(task, signature, key=self.key, unique_on=self.unique_on)
 
     def resolve(self, settings: Any, task: str = "this task") -> ResolvedOptions:
         """Fill in an app's `Settings` and the defaults. An app does this once per task.
 
-        Raises:
-            ConfigurationError: The ttl or hold_at_least does not go with the settings.
+        A ttl or a hold_at_least that does not go with the settings is refused.
         """
         with naming(task):
-            ttl = settings.timing.checked(
-                settings.ttl if self.ttl is None else self.ttl
-            )
+            given = settings.ttl if self.ttl is None else self.ttl
+            ttl = settings.timing.checked(given)
             hold: Any = self.hold_at_least  # in seconds by now
             if hold > settings.max_ttl:
                 raise ConfigurationError(

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from celery_redlock.policies.base import (
-    DecidedCall,
-    LossDecision,
-    policy,
-)
+from celery_redlock.policies.base import DecidedCall, LossDecision, policy
 
 __all__ = ["Abort"]
 

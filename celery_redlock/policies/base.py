@@ -59,9 +59,6 @@ __all__ = [
     "Situation",
     "in_seconds",
     "policy",
-    "read_seconds",
-    "refuse_with_cool_down",
-    "refuse_without_queue",
 ]
 
 _DecisionT = TypeVar("_DecisionT", bound="type[Decision]")
@@ -236,6 +233,29 @@ class Decision:
             ConfigurationError: The error names the reason and the remedy.
         """
 
+    @classmethod
+    def refuse_with_cool_down(cls, options: Any, reason: str) -> None:
+        """Refuse a policy that needs a running call, for a task with ``unique_for``."""
+        if options.unique_for:
+            raise ConfigurationError(
+                f"on_conflict={cls.name!r} makes no sense with unique_for, a cool-down "
+                f"after success: {reason}. Use 'retry' to run after it, or 'skip'."
+            )
+
+    @classmethod
+    def refuse_without_queue(cls, options: Any, remedy: str) -> None:
+        """Refuse a policy that needs duplicates in the queue, if none get there."""
+        if options.keeps_duplicates_out:
+            raise ConfigurationError(
+                f"on_conflict={cls.name!r} needs the duplicate in the queue, and "
+                f"unique_while={options.unique_while!r} keeps it out. {remedy}"
+            )
+
+    def read_seconds(self, name: str) -> None:
+        """Replace a duration of this decision by float seconds, if it is given."""
+        if (value := getattr(self, name)) is not None:
+            object.__setattr__(self, name, seconds_of(name, value))
+
     def fill(self, situation: Any, options: Any) -> Decision:  # noqa: ARG002  (most have no gap)
         """Return the decision with its gaps filled in from the `LockOptions`.
 
@@ -344,39 +364,3 @@ def in_seconds(duration: Duration) -> float:
     if duration is None or isinstance(duration, (int, float)):
         return duration or 0.0
     return duration.total_seconds()
-
-
-def read_seconds(decision: Decision, name: str) -> None:
-    """Replace the duration of a frozen decision by float seconds, if it is given.
-
-    Raises:
-        ConfigurationError: It is no duration.
-    """
-    if (value := getattr(decision, name)) is not None:
-        object.__setattr__(decision, name, seconds_of(name, value))
-
-
-def refuse_with_cool_down(word: str, options: Any, reason: str) -> None:
-    """Refuse a policy that needs a running call, for a task with ``unique_for``.
-
-    Raises:
-        ConfigurationError: The task has a cool-down.
-    """
-    if options.unique_for:
-        raise ConfigurationError(
-            f"on_conflict={word!r} makes no sense with unique_for, a cool-down "
-            f"after success: {reason}. Use 'retry' to run after it, or 'skip'."
-        )
-
-
-def refuse_without_queue(word: str, options: Any, remedy: str) -> None:
-    """Refuse a policy that needs duplicates in the queue.
-
-    Raises:
-        ConfigurationError: Duplicates of the task are not published.
-    """
-    if options.keeps_duplicates_out:
-        raise ConfigurationError(
-            f"on_conflict={word!r} needs the duplicate in the queue, and unique_while="
-            f"{options.unique_while!r} keeps it out. {remedy}"
-        )

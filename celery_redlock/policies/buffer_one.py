@@ -16,9 +16,6 @@ from celery_redlock.policies.base import (
     Situation,
     in_seconds,
     policy,
-    read_seconds,
-    refuse_with_cool_down,
-    refuse_without_queue,
 )
 from celery_redlock.policies.retry import Retry
 
@@ -58,19 +55,18 @@ class BufferOne(ConflictDecision):
     def __post_init__(self) -> None:
         if self.keep is not None:
             _keep("keep", self.keep)
-        read_seconds(self, "countdown")
+        self.read_seconds("countdown")
 
     @classmethod
     def check(cls, options: Any) -> None:
         """Refuse it where duplicates are not in the queue, or no call runs."""
-        refuse_without_queue(
-            cls.name,
+        cls.refuse_without_queue(
             options,
             "Leave unique_while out: 'queued' alone lets one more run follow, with the "
             "first arguments.",
         )
         reason = "the run that follows would come within it"
-        refuse_with_cool_down(cls.name, options, reason)
+        cls.refuse_with_cool_down(options, reason)
 
     def fill(self, situation: Situation, options: Any) -> BufferOne | Retry:
         """Return it in full. In a cool-down no call runs: it is a retry."""

@@ -21,9 +21,6 @@ from celery_redlock.policies.base import (
     RefusedCall,
     in_seconds,
     policy,
-    read_seconds,
-    refuse_with_cool_down,
-    refuse_without_queue,
 )
 
 __all__ = ["CancelRunning"]
@@ -49,7 +46,7 @@ class CancelRunning(ConflictDecision):
     grace: Duration = None
 
     def __post_init__(self) -> None:
-        read_seconds(self, "grace")
+        self.read_seconds("grace")
 
     @classmethod
     def check(cls, options: Any) -> None:
@@ -61,13 +58,11 @@ class CancelRunning(ConflictDecision):
             )
         if options.unique_while == "queued_or_running":
             remedy = f"{{'publish': 'allow', 'execute': {cls.name!r}}}"
-            refuse_without_queue(
-                cls.name,
-                options,
-                f"Leave unique_while out, or write on_conflict={remedy}.",
+            cls.refuse_without_queue(
+                options, f"Leave unique_while out, or write on_conflict={remedy}."
             )
         reason = "there is nothing left to cancel in it"
-        refuse_with_cool_down(cls.name, options, reason)
+        cls.refuse_with_cool_down(options, reason)
 
     def fill(self, situation: Conflict, options: Any) -> CancelRunning | Run:
         """Return it in full. In a cool-down there is nothing to cancel: it runs."""

@@ -1,17 +1,9 @@
 """Task options that take a policy: what may be given, and what it decides.
 
-===========  ====================  ======================================
-situation    option                words
-===========  ====================  ======================================
-`Conflict`   ``on_conflict``       of every `ConflictDecision`
-             ``["publish"]``       of every `PublishDecision`
-`Loss`       ``on_lock_lost``      of every `LossDecision`
-`Outage`     ``on_backend_error``  of every `OutageDecision`
-===========  ====================  ======================================
-
-An option takes a *word*, a *decision*, or a *callable* that gets the situation and
-returns either. A word that a callable returns is asked in its turn: ``"wait"`` waits
-once and then fails, while ``Wait()`` returned every time waits for ever.
+An option takes the words of all decisions with its base class: ``on_conflict`` those of
+every `ConflictDecision`, and so on; see ``ON_CONFLICT`` and the others below. A word
+that a callable returns is asked in its turn: ``"wait"`` waits once and then fails,
+while ``Wait()`` returned every time waits for ever.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from celery_redlock.policies.base import (
     Situation,
     in_seconds,
     policy,
-    read_seconds,
 )
 
 __all__ = ["Retry"]
@@ -41,7 +40,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
     countdown: Duration = None
 
     def __post_init__(self) -> None:
-        read_seconds(self, "countdown")
+        self.read_seconds("countdown")
 
     @classmethod
     def answer(cls, situation: Any) -> Retry:

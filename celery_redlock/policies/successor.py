@@ -42,13 +42,9 @@ _RETURN_WITHIN = 300.0  # seconds in which superseded calls return to a worker
 
 
 class Successor:
-    """The part of one execution of a call in the successor register.
+    """The part of one execution of a call in the successor register."""
 
-    Args:
-        call: The call: a ``task.call.Call``.
-    """
-
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any) -> None:  # a ``task.call.Call``
         self._call = call
         self._keep = call.header.next
         self._is_entered = bool(self._keep)  # by a majority of the nodes
@@ -87,17 +83,8 @@ class Successor:
     def replace_holder(self, refused: Any, grace: float) -> float:
         """Ask the running call to end, unless it is the newer of the two.
 
-        Args:
-            refused: The refused call: a `policies.RefusedCall`.
-            grace: Seconds for which to wait in the worker process; 0: the call
-                returns to its queue at once.
-
-        Returns:
-            Seconds for which to try for the lock.
-
-        Raises:
-            celery.exceptions.Ignore, celery.exceptions.Retry: This copy has ended.
-            DuplicateTask: The call runs eagerly: it has no queue.
+        The call then waits in the worker process for ``grace`` seconds, or, if that is
+        0, in its queue. Returns and raises what ``wait_in_queue`` does.
         """
         call, held, holder = self._call, refused.held, refused.held.holder
         self._policy = "cancel_running"
@@ -115,11 +102,7 @@ class Successor:
     # -- for the admission ---------------------------------------------------
 
     def start(self) -> None:
-        """Note that the call runs, now that it has its lock.
-
-        Raises:
-            celery.exceptions.Ignore: Another call is named, and runs instead.
-        """
+        """Note that the call runs, now that it has its lock; or end as superseded."""
         keep, self._keep = self._keep, ""
         if not keep:
             return

@@ -15,8 +15,6 @@ from celery_redlock.policies.base import (
     Situation,
     in_seconds,
     policy,
-    read_seconds,
-    refuse_with_cool_down,
 )
 from celery_redlock.policies.raise_ import Raise
 
@@ -41,7 +39,7 @@ class Wait(ConflictDecision):
     timeout: Duration = None
 
     def __post_init__(self) -> None:
-        read_seconds(self, "timeout")
+        self.read_seconds("timeout")
 
     @classmethod
     def answer(cls, situation: Any) -> Wait | Raise:
@@ -52,7 +50,7 @@ class Wait(ConflictDecision):
     def check(cls, options: Any) -> None:
         """Refuse it for a task with a cool-down."""
         reason = "it would keep a worker process busy until that is over"
-        refuse_with_cool_down(cls.name, options, reason)
+        cls.refuse_with_cool_down(options, reason)
 
     def fill(self, situation: Situation, options: Any) -> Wait:  # noqa: ARG002  (its base's)
         """Return the wait with a timeout."""
