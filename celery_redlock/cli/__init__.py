@@ -37,20 +37,14 @@ __all__ = ["redlock"]
 
 
 class _Commands(DYMGroup):
-    """Finds each command in the file of its name, and imports it on first use.
-
-    Proposes the nearest name for a misspelt one.
-    """
+    """Finds each command in the file of its name; imports it on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands."""
-        files = {
-            found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg
-        }
+        found = pkgutil.iter_modules(__path__)
+        files = {module.name for module in found if not module.ispkg}
         return sorted(files.union(super().list_commands(ctx)))
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Return a command, or None if there is none of this name."""
         if name not in self.list_commands(ctx):
             return None
         command: click.Command = getattr(import_module(f"{__name__}.{name}"), name)

@@ -18,9 +18,9 @@ from celery_redlock.cli.output.format import (
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import new_base, new_token
-from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.quorum import Vote, VoteKind
 from celery_redlock.core.transport.client import NodeUnreachable, each_node
-from celery_redlock.core.transport.requests import vote_of
+from celery_redlock.core.transport.requests import ScriptRequest, vote_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,11 +36,7 @@ _BARS, _WIDEST = 10, 40
 
 
 class Series:
-    """The durations of many equal operations.
-
-    Attributes:
-        seconds: The durations, the shortest first.
-    """
+    """The durations of many equal operations, the shortest first."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
         self.seconds = sorted(seconds)
@@ -51,10 +47,8 @@ class Series:
 
     def times(self) -> dict[str, float]:
         """Return percentiles and the longest duration, in milliseconds."""
-        return {
-            **{f"p{share * 100:.0f}": self.within(share) * _MS for share in _SHARES},
-            "max": self.seconds[-1] * _MS,
-        }
+        times = {f"p{share * 100:.0f}": self.within(share) * _MS for share in _SHARES}
+        return {**times, "max": self.seconds[-1] * _MS}
 
     def histogram(self) -> list[tuple[float, float, int]]:
         """Return bars from the least to the 99th percentile, and one for the rest.
@@ -89,11 +83,8 @@ def bench(session: Session, *, count: int) -> None:
     redlock.check()  # connects
     acquire, release = _on_majority(redlock, count)
     both = Series(map(sum, zip(acquire, release, strict=True)))
-    measured = {
-        "acquire": Series(acquire),
-        "release": Series(release),
-        "acquire and release": both,
-    }
+    measured = {"acquire": Series(acquire), "release": Series(release)}
+    measured["acquire and release"] = both
     alone: dict[str, Series] = {}
     unseen: dict[str, str] = {}
     for address in redlock.addresses:
@@ -102,16 +93,10 @@ def bench(session: Session, *, count: int) -> None:
         unseen |= node.unseen
     rate = count / sum(both.seconds)
     locks, nodes = plural(count, "lock"), plural(len(redlock.labels), "node")
-    lines = [
-        f"{locks} on {nodes}, one after the other: {rate:,.0f} per second.",
-        "",
-        *_table({**measured, **{f"{n} alone": one for n, one in alone.items()}}),
-        "",
-        *_bars(both),
-        *unseen_lines(unseen),
-    ]
+    each = {**measured, **{f"{name} alone": one for name, one in alone.items()}}
+    head = f"{locks} on {nodes}, one after the other: {rate:,.0f} per second."
     session.tell(
-        lines,
+        [head, "", *_table(each), "", *_bars(both), *unseen_lines(unseen)],
         lambda: {
             "count": count,
             "quorum": {name: series.times() for name, series in measured.items()},
@@ -143,17 +128,15 @@ def _on_one_node(redlock: Redlock, address: NodeAddress, count: int) -> PerNode[
 
     def cycle(client: NodeClient, *, by_source: bool = False) -> float:
         key, token = f"bench:{secrets.token_hex(8)}", new_token(new_base())
-        requests = (
-            redlock.acquire_request(key, ttl=_TTL, token=token, holder_info=""),
-            redlock.release_request(key, token),
-        )
+        acquire = redlock.acquire_request(key, ttl=_TTL, token=token, holder_info="")
+        release = redlock.release_request(key, token)
+
+        def ask(request: ScriptRequest) -> Vote:
+            packed = request.packed_source() if by_source else request.packed()
+            return vote_of(client.ask_packed(packed, 1)[0])
+
         asked_at = SYSTEM_CLOCK.monotonic()
-        vote, _ = [
-            vote_of(
-                client.ask_packed(r.packed_source() if by_source else r.packed(), 1)[0]
-            )
-            for r in requests
-        ]
+        vote, _ = ask(acquire), ask(release)
         if vote.kind is not VoteKind.GRANTED:
             raise NodeUnreachable(f"gave no vote: {vote.reason or vote.kind.value}")
         return SYSTEM_CLOCK.monotonic() - asked_at
@@ -181,13 +164,9 @@ def _table(measured: dict[str, Series]) -> list[str]:
 def _bars(series: Series) -> list[str]:
     bars = series.histogram()
     most = max(number for _, _, number in bars)
-    rows: list[Row] = [
-        [
-            f"{start:.2f} – {end:.2f}",
-            Cell("█" * -(-number * _WIDEST // most), "good"),
-            str(number),
-        ]
-        for start, end, number in bars
-    ]
+    rows: list[Row] = []
+    for start, end, number in bars:
+        bar = Cell("█" * -(-number * _WIDEST // most), "good")
+        rows.append([f"{start:.2f} – {end:.2f}", bar, str(number)])
     head = Column("ACQUIRE AND RELEASE", right=True), Column(""), Column("", right=True)
     return table(head, rows)

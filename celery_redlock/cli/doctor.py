@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -108,11 +109,9 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _summary(found: Sequence[Finding]) -> str:
-    counts = [
-        plural(number, severity.word)
-        for severity in reversed(Severity)
-        if (number := sum(finding.severity is severity for finding in found))
-    ]
+    numbers = Counter(finding.severity for finding in found)
+    worst_first = [severity for severity in reversed(Severity) if numbers[severity]]
+    counts = [plural(numbers[severity], severity.word) for severity in worst_first]
     return f"{', '.join(counts)}." if counts else "No findings."
 
 

@@ -17,7 +17,6 @@ from celery_redlock.cli.output.format import (
     table,
     unseen_lines,
 )
-from celery_redlock.cli.output.live import show_live
 from celery_redlock.cli.output.session import DONE, ERROR, Command, Session
 from celery_redlock.operations.scan import scan
 
@@ -46,23 +45,20 @@ def ls(
     small steps, so that tasks need not wait. A minority of the nodes may be down.
     """
 
-    def look() -> tuple[Iterator[str], Callable[[], Any], bool]:
-        seen = scan(session.redlock, pattern)
+    def frame(seen: Scan) -> tuple[Iterator[str], Callable[[], Any]]:
         shown = seen.found if everything else seen.held
-        return _lines(seen, shown), lambda: _document(seen, shown), seen.has_quorum
+        return _lines(seen, shown), lambda: _document(seen, shown)
 
     if watch:
-        show_live(
-            lambda: session.render(*look()[:2]), every=every, plain=session.as_json
-        )
+        session.watch(lambda: frame(scan(session.redlock, pattern)), every)
         return DONE
     gc.disable()  # saves a fifth of the time with very many locks: there is no garbage
     try:
-        lines, document, has_quorum = look()
-        session.tell(lines, document)
+        seen = scan(session.redlock, pattern)
+        session.tell(*frame(seen))
     finally:
         gc.enable()
-    return DONE if has_quorum else ERROR
+    return DONE if seen.has_quorum else ERROR
 
 
 def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:

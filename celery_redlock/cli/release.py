@@ -111,18 +111,14 @@ def _release_lock(session: Session, key: str, *, dry_run: bool, yes: bool) -> in
 
 
 def _explanation(seen: Inspection, values: dict[str, list[str]]) -> list[str]:
-    lines = []
-    nodes = plural(len(seen.ballot.labels), "node")
+    lines, nodes = [], plural(len(seen.ballot.labels), "node")
     for value, labels in values.items():
-        where = f"on {len(labels)} of {nodes}"
-        if is_ours(value):
-            lines.append(f"{seen.key} is held by {Holder.parse(value)}, {where}.")
-        else:
-            lines.append(f"{seen.key} has a value of another program, {where}.")
+        held = f"is held by {Holder.parse(value)}"
+        fact = held if is_ours(value) else "has a value of another program"
+        lines.append(f"{seen.key} {fact}, on {len(labels)} of {nodes}.")
     if seen.holder:
-        lines.append(
-            f"It expires in {duration(seen.ttl_left)}, unless its holder renews it."
-        )
+        left = duration(seen.ttl_left)
+        lines.append(f"It expires in {left}, unless its holder renews it.")
     return [
         *lines,
         "",
@@ -205,14 +201,9 @@ def _release_found(
 
 
 def _table(seen: Scan) -> list[str]:
-    rows: list[Row] = [
-        [
-            one.key,
-            one.holder.task or "–",
-            one.holder.task_id or "–",
-            duration(one.ttl_left),
-            f"{one.votes}/{len(seen.labels)}",
-        ]
-        for one in seen.found
-    ]
+    rows: list[Row] = []
+    for one in seen.found:
+        left, votes = duration(one.ttl_left), f"{one.votes}/{len(seen.labels)}"
+        holder = one.holder
+        rows.append([one.key, holder.task or "–", holder.task_id or "–", left, votes])
     return table(_COLUMNS, rows)

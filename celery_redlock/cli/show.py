@@ -71,10 +71,8 @@ def _holder(seen: Inspection) -> Holder | None:
     if seen.holder is None:
         return None
     named = (Holder.parse(vote.value) for vote in seen.ballot.votes if vote)
-    return max(
-        (holder for holder in named if holder.token == seen.holder.token),
-        key=lambda holder: holder.fence,
-    )
+    same = (holder for holder in named if holder.token == seen.holder.token)
+    return max(same, key=lambda holder: holder.fence)
 
 
 def _answers(ballot: Ballot) -> list[str]:

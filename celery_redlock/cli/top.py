@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -18,14 +19,13 @@ from celery_redlock.cli.output.format import (
     state_cell,
     table,
 )
-from celery_redlock.cli.output.live import show_live
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.operations.inspect import NodeState, node_status
 from celery_redlock.operations.scan import scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.operations.inspect import NodeStatus
@@ -51,13 +51,8 @@ def top(session: Session, *, every: float) -> None:
 
     Locks that live shorter than one refresh are not counted.
     """
-    frames = _frames(session.redlock)
-
-    def render() -> Iterable[str]:
-        frame = next(frames)
-        return session.render(_lines(frame), lambda: _document(frame))
-
-    show_live(render, every=every, plain=session.as_json)
+    frames = ((_lines(f), partial(_document, f)) for f in _frames(session.redlock))
+    session.watch(lambda: next(frames), every)
 
 
 class _Frame(NamedTuple):
@@ -85,11 +80,9 @@ def _lines(frame: _Frame) -> list[str]:
     seen, nodes = frame.seen, len(frame.nodes)
     voting = sum(node.state is NodeState.VOTES for node in frame.nodes)
     mood = "warning" if voting >= seen.quorum else "bad"
+    vote = f"{voting} of {plural(nodes, 'node')} vote"
     head = [
-        painted(
-            f"{voting} of {plural(nodes, 'node')} vote",
-            "good" if voting == nodes else mood,
-        ),
+        painted(vote, "good" if voting == nodes else mood),
         f"{plural(len(seen.held), 'lock')} held",
         f"{frame.taken:.1f} taken/s",
         f"{frame.released:.1f} released/s",
@@ -107,18 +100,13 @@ def _lines(frame: _Frame) -> list[str]:
 
 
 def _node_table(frame: _Frame) -> list[str]:
-    rows: list[Row] = [
-        [
-            node.label,
-            state_cell(node),
-            "–"
-            if node.state is NodeState.SILENT
-            else f"{frame.seen.counts[node.label]:,}",
-            node.info.get("instantaneous_ops_per_sec", "–"),
-            node.info.get("used_memory_human", "–"),
-        ]
-        for node in frame.nodes
-    ]
+    rows: list[Row] = []
+    for node in frame.nodes:
+        is_silent = node.state is NodeState.SILENT
+        locks = "–" if is_silent else f"{frame.seen.counts[node.label]:,}"
+        rate = node.info.get("instantaneous_ops_per_sec", "–")
+        memory = node.info.get("used_memory_human", "–")
+        rows.append([node.label, state_cell(node), locks, rate, memory])
     return table(_NODE_COLUMNS, rows)
 
 

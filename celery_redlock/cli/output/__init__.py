@@ -1,8 +1,7 @@
 """The parts that all commands share: running a command, and formatting results.
 
-``session`` runs a command and prints for operators or, with ``--json``, for programs;
-``format`` makes tables, and sentences about locks and nodes; ``live`` redraws a screen
-until Ctrl-C.
+``session`` runs a command and prints for operators or, with ``--json``, for programs,
+once or again and again; ``format`` makes tables, and sentences about locks and nodes.
 """
 
-__all__ = ["format", "live", "session"]
+__all__ = ["format", "session"]

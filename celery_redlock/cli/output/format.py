@@ -39,12 +39,7 @@ _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A text with a color.
-
-    Attributes:
-        text: The text.
-        mood: ``good``, ``warning``, ``bad`` or ``faint``.
-    """
+    """A text with a mood: ``good``, ``warning``, ``bad`` or ``faint``."""
 
     text: str
     mood: str
@@ -58,10 +53,9 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The look of a column.
+    """The header and the look of a column.
 
     Attributes:
-        name: Its header.
         right: Whether its texts are aligned to the right, as numbers are.
         cut: Where its texts may be cut: ``"start"``, ``"end"`` or ``""``, nowhere.
         spare: Whether it is left out on a narrow terminal.
@@ -74,16 +68,10 @@ class Column:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a table, with the header first, as wide as the terminal.
-
-    Args:
-        columns: How each column looks.
-        rows: A text for each column.
-    """
-    widths = [
-        max(map(len, (column.name, *(str(row[index]) for row in rows))))
-        for index, column in enumerate(columns)
-    ]
+    """Return the lines of a table, with the header first, as wide as the terminal."""
+    names = [column.name for column in columns]
+    cells = zip(names, *(map(str, row) for row in rows), strict=True)
+    widths = [max(map(len, texts)) for texts in cells]
     shown = list(range(len(columns)))
     if width := _terminal_width():
         shown = _worth_showing(columns, widths, width)

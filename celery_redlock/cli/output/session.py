@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from functools import cached_property
+import shutil
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.settings import Settings
 
 DONE, WARNING, USAGE, ERROR = range(4)
+_MAX_SHARE = 0.2  # of the time, for making frames
 
 
 class Failure(click.ClickException):
@@ -30,26 +35,20 @@ class Failure(click.ClickException):
         vars(self)["exit_code"] = code
 
 
+@dataclass(frozen=True)
 class Session:
-    """One run of one command.
+    """One run of one command: prints lines, in colors or not, or a JSON document."""
 
-    Attributes:
-        app: The Celery app.
-        as_json: Whether to print a JSON document instead of lines.
-        colors: Whether to print colors.
-    """
-
-    def __init__(self, app: Any, *, as_json: bool, colors: bool) -> None:
-        self.app = app
-        self.as_json = as_json
-        self.colors = colors
+    app: Any
+    as_json: bool
+    colors: bool
 
     @property
     def settings(self) -> Settings:
         """The app's settings."""
         return runtime_of(self.app).settings
 
-    @cached_property
+    @property
     def redlock(self) -> Redlock:
         """The lock service on the app's nodes."""
         return runtime_of(self.app).redlock
@@ -61,15 +60,39 @@ class Session:
 
     def tell(self, lines: Iterable[str], document: Callable[[], Any]) -> None:
         """Print lines; with ``--json``, print what ``document`` returns."""
-        self._print(self.render(lines, document))
+        self._print(self._rendered(lines, document))
 
-    def render(
+    def _rendered(
         self, lines: Iterable[str], document: Callable[[], Any]
     ) -> Iterable[str]:
-        """Return the lines that ``tell`` prints. Generators are read when needed."""
         if self.as_json:
             return [json.dumps(document())]
         return lines if self.colors else map(click.unstyle, lines)
+
+    def watch(
+        self, look: Callable[[], tuple[Iterable[str], Callable[[], Any]]], every: float
+    ) -> None:
+        """Show new results again and again, as ``tell`` does. Returns after Ctrl-C.
+
+        On a terminal with rich, frames replace each other on a screen of their own
+        without flicker. Without rich, the screen is cleared for each. Elsewhere, and
+        with ``--json``, they are printed one after the other.
+
+        Args:
+            look: Returns the arguments of ``tell``. Lines that do not fit are cut off.
+            every: Seconds from frame to frame; more if making one takes long.
+        """
+        clock = SYSTEM_CLOCK
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            _screen(plain=self.as_json) as show,
+        ):
+            while True:
+                began = clock.monotonic()
+                lines = list(self._rendered(*look()))
+                took = clock.monotonic() - began
+                show(lines)
+                clock.sleep(max(every - took, took / _MAX_SHARE - took))
 
     def _print(self, lines: Iterable[str]) -> None:
         click.echo("\n".join(lines), color=None if self.colors else False)
@@ -83,6 +106,33 @@ class Session:
             click.echo(err=True)
         click.echo("Nothing was done.", err=True)
         raise click.exceptions.Exit(WARNING)
+
+
+@contextlib.contextmanager
+def _screen(*, plain: bool) -> Iterator[Callable[[Sequence[str]], None]]:
+    if plain or not sys.stdout.isatty():
+        yield lambda lines: click.echo("\n".join(lines))
+        return
+    try:
+        from rich.live import Live  # noqa: PLC0415  (an extra, and slow to import)
+        from rich.text import Text  # noqa: PLC0415
+    except ImportError:
+        yield _clear_and_print
+        return
+    with Live(screen=True, auto_refresh=False) as live:
+        yield lambda lines: live.update(
+            Text.from_ansi("\n".join(_cut(lines)), no_wrap=True, overflow="crop"),
+            refresh=True,
+        )
+
+
+def _clear_and_print(lines: Sequence[str]) -> None:
+    click.clear()
+    click.echo("\n".join(_cut(lines)))
+
+
+def _cut(lines: Sequence[str]) -> Sequence[str]:
+    return lines[: shutil.get_terminal_size().lines - 1]
 
 
 class Command(CeleryCommand):
