@@ -60,27 +60,20 @@ __all__ = [
     "publish_deduplicated",
 ]
 
-lock_acquired = Signal(
-    name="lock_acquired", providing_args={"lease", "task_id", "waited"}
-)
-lock_conflict = Signal(
-    name="lock_conflict", providing_args={"conflict", "decision", "waited"}
-)
-lock_outage = Signal(
-    name="lock_outage", providing_args={"outage", "decision", "waited"}
-)
-lock_renewed = Signal(
-    name="lock_renewed", providing_args={"lease", "task_id", "lateness"}
-)
-lock_lost = Signal(name="lock_lost", providing_args={"lease", "task_id", "decision"})
-lock_cancelled = Signal(
-    name="lock_cancelled", providing_args={"lease", "task_id", "cancelled_by"}
-)
-lock_released = Signal(name="lock_released", providing_args={"lease", "task_id"})
-lock_heartbeat = Signal(name="lock_heartbeat", providing_args=set())
-publish_claimed = Signal(name="publish_claimed", providing_args={"claim"})
-publish_deduplicated = Signal(
-    name="publish_deduplicated", providing_args={"conflict", "decision"}
-)
-leader_elected = Signal(name="leader_elected", providing_args={"term"})
-leader_resigned = Signal(name="leader_resigned", providing_args={"term", "lost"})
+
+def _signal(name: str, *arguments: str) -> Signal:
+    return Signal(name=name, providing_args=set(arguments))
+
+
+lock_acquired = _signal("lock_acquired", "lease", "task_id", "waited")
+lock_conflict = _signal("lock_conflict", "conflict", "decision", "waited")
+lock_outage = _signal("lock_outage", "outage", "decision", "waited")
+lock_renewed = _signal("lock_renewed", "lease", "task_id", "lateness")
+lock_lost = _signal("lock_lost", "lease", "task_id", "decision")
+lock_cancelled = _signal("lock_cancelled", "lease", "task_id", "cancelled_by")
+lock_released = _signal("lock_released", "lease", "task_id")
+lock_heartbeat = _signal("lock_heartbeat")
+publish_claimed = _signal("publish_claimed", "claim")
+publish_deduplicated = _signal("publish_deduplicated", "conflict", "decision")
+leader_elected = _signal("leader_elected", "term")
+leader_resigned = _signal("leader_resigned", "term", "lost")

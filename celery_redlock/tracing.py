@@ -40,7 +40,7 @@ which its validity ended.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, propagate, trace
 from opentelemetry.propagators.textmap import Getter
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
     from celery_redlock.core.lease import Lease
-    from celery_redlock.policies import ConflictDecision, Decision
+    from celery_redlock.policies import Decision
 
 __all__ = ["Tracing", "install"]
 
@@ -74,20 +74,14 @@ def install(app: Any, *, tracer_provider: TracerProvider | None = None) -> Traci
     return install_once(app, Tracing, tracer_provider=tracer_provider)
 
 
-class _Hold(NamedTuple):
-    """A span that is current while a lock is held."""
-
-    span: Span
-    attached: Any
-
-
 class Tracing(Observer):
     """The spans of one app's locks, in this process and in its forked children."""
 
     def __init__(self, app: Any, *, tracer_provider: TracerProvider | None) -> None:
         super().__init__(app)
         self._tracer = trace.get_tracer("celery_redlock", None, tracer_provider)
-        self._holds: dict[str, _Hold] = {}  # by token
+        # By token: the span that is current while a lock is held, and what detaches it.
+        self._holds: dict[str, tuple[Span, Any]] = {}
         self.listen(signals.lock_acquired, self._on_acquired)
         self.listen(signals.lock_conflict, self._on_conflict)
         self.listen(signals.lock_outage, self._on_outage)
@@ -108,28 +102,23 @@ class Tracing(Observer):
         parent = _parent(sender)
         span = self._tracer.start_span("redlock.hold", parent, attributes=attributes)
         attached = context.attach(trace.set_span_in_context(span, parent))
-        self._holds[lease.token] = _Hold(span, attached)
+        self._holds[lease.token] = span, attached
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
-        hold = self._holds.pop(lease.token, None)
-        if hold is None:
+        if lease.token not in self._holds:
             return
-        hold.span.set_attribute("redlock.votes", lease.votes)
+        span, attached = self._holds.pop(lease.token)
+        span.set_attribute("redlock.votes", lease.votes)
         if lease.state is LeaseState.LOST:
             ago = runtime_of(sender.app).redlock.clock.monotonic() - lease.until
             lost_at = time.time_ns() - round(ago * _NS)
-            hold.span.add_event("redlock.lost", timestamp=lost_at)
-            hold.span.set_status(Status(StatusCode.ERROR, "the lock was lost"))
-        context.detach(hold.attached)
-        hold.span.end()
+            span.add_event("redlock.lost", timestamp=lost_at)
+            span.set_status(Status(StatusCode.ERROR, "the lock was lost"))
+        context.detach(attached)
+        span.end()
 
     def _on_conflict(
-        self,
-        sender: Any,
-        conflict: Any,
-        decision: ConflictDecision,
-        waited: float,
-        **_: Any,
+        self, sender: Any, conflict: Any, decision: Any, waited: float, **_: Any
     ) -> None:
         if decision.keeps_trying(conflict):
             return  # the wait goes on
@@ -173,12 +162,10 @@ class _OfRequest(Getter[Any]):
     """Reads the headers of a message, which are attributes of Celery's request."""
 
     def get(self, carrier: Any, key: str) -> list[str] | None:
-        """Return a header."""
         value = getattr(carrier, key, None)
         return [value] if isinstance(value, str) else None
 
     def keys(self, carrier: Any) -> list[str]:
-        """Return the names of all headers."""
         return list(vars(carrier))
 
 

@@ -19,11 +19,7 @@ _T = TypeVar("_T", bound="Observer")
 
 
 class Observer:
-    """A set of signal receivers for one app.
-
-    Args:
-        app: The Celery app.
-    """
+    """A set of signal receivers for one app."""
 
     def __init__(self, app: Any) -> None:
         self.app = app_itself(app)

@@ -58,9 +58,8 @@ _instead: list[Callable[[Any], Runtime]] = []  # filled only by tests
 class Runtime:
     """Settings, lock service, watchdog and resolved options of one app.
 
-    Args:
-        app: The Celery app. Its configuration is read now.
-        **defaults: Settings for an app that does not have them; for tests.
+    The app's configuration is read now. ``defaults`` are settings for an app that does
+    not have them, in tests.
 
     Attributes:
         settings: The app's ``redlock_*`` settings.
@@ -81,11 +80,7 @@ class Runtime:
 
     @property
     def redlock(self) -> Redlock:
-        """The lock service on the app's nodes.
-
-        Raises:
-            ConfigurationError: There are no nodes.
-        """
+        """The lock service on the app's nodes; without nodes a `ConfigurationError`."""
         service = self._service.get(_MADE)
         if service is None:
             # If two threads come here at once, both get the same service.
@@ -98,11 +93,7 @@ class Runtime:
         return watchdog_of(self.redlock)
 
     def options(self, task: str, options: LockOptions) -> ResolvedOptions:
-        """Return a task's options, completed by the app's settings.
-
-        Raises:
-            ConfigurationError: An option does not go with a setting.
-        """
+        """Return a task's options, completed by the app's settings and checked."""
         resolved = self._options.get(task)
         if resolved is None:
             resolved = self._options[task] = options.resolve(self.settings, task)
@@ -214,11 +205,8 @@ def app_itself(app: Any) -> Any:
 def instead(make: Callable[[Settings], Redlock], **defaults: Any) -> Iterator[None]:
     """Let all apps of this process use the lock services that ``make`` returns.
 
-    For tests. While the block runs, the apps have other runtimes.
-
-    Args:
-        make: Returns the lock service for an app's settings.
-        **defaults: Settings for apps that do not have them, such as ``nodes``.
+    For tests. While the block runs, the apps have other runtimes, and ``defaults`` for
+    settings that they do not have, such as ``nodes``.
     """
     made: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
     making = threading.Lock()

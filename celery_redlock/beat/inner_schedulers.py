@@ -50,8 +50,7 @@ def scheduler_class(wanted: Any, usual: Any, *, wrapper: type) -> Any:
     """Return the class of the scheduler to wrap, as the settings name it.
 
     Args:
-        wanted: ``redlock_beat_scheduler``: a class, a path, or a name for ``-S``; None
-            if it is not set.
+        wanted: ``redlock_beat_scheduler``: a class, a path, or a name for ``-S``.
         usual: Celery's ``beat_scheduler``, which applies if ``wanted`` is None. If it
             names the wrapper, Celery's default applies.
         wrapper: The class that is going to wrap the scheduler.
@@ -101,10 +100,8 @@ def disable_own_lock(scheduler: Scheduler) -> None:
 def entries_of(scheduler: Scheduler, names: Iterable[str]) -> Iterator[ScheduleEntry]:
     """Yield the entries whose last runs must be compared with the record.
 
-    Args:
-        scheduler: The project's scheduler.
-        names: The entries in the record. RedBeat is asked for these by name, because
-            its ``schedule`` has only the entries that are due soon.
+    RedBeat is asked for the names in the record, because its ``schedule`` has only the
+    entries that are due soon.
     """
     from_key = getattr(scheduler.Entry, "from_key", None)
     if from_key is None:

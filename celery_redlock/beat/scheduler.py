@@ -12,10 +12,7 @@
              campaign ...
 
 Only ``tick`` renews the term. So a beat whose loop hangs in its broker or its database
-loses the term. Settings: ``redlock_beat_scheduler``, or else Celery's
-``beat_scheduler``, names the project's scheduler; ``redlock_beat_ttl`` is the time
-after which a dead leader is replaced; ``redlock_beat_catchup`` is the age up to which
-a missed slot is still sent.
+loses the term. The settings ``redlock_beat_...`` are described in `Settings`.
 
 Beat makes a second, lazy instance for its banner, which asks no node and opens no
 file. Beat's handler of SIGTERM calls ``close``, possibly in the middle of a tick, and

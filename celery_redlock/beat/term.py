@@ -32,11 +32,8 @@ class BeatTerm(NamedTuple):
     """A term of this beat, with the record of sent slots and the catch-up window.
 
     Attributes:
-        term: The term.
-        record: Which slots were sent.
         catchup: Seconds for which a missed slot is still sent.
         since: When the term began, in microseconds since 1970.
-        clock: Reads time.
     """
 
     term: Term
@@ -79,12 +76,7 @@ class DeadlineProducer:
 
     Celery does much before it publishes, and may wait for a result backend that does
     not answer. So the deadline is checked here, at the last moment at which a message
-    can be held back.
-
-    Args:
-        producer: Publishes the messages.
-        term: The term whose end is the deadline.
-        until_recorded: Defers signals from the publishing on, until it is closed.
+    can be held back. From the publishing on, ``until_recorded`` defers signals.
     """
 
     def __init__(
@@ -98,11 +90,7 @@ class DeadlineProducer:
         return getattr(self._producer, name)
 
     def publish(self, *args: Any, **kwargs: Any) -> Any:
-        """Publish a message.
-
-        Raises:
-            TermEnding: The term ends. The message was not published.
-        """
+        """Publish a message; raise ``TermEnding`` if the term ends before that."""
         if not self._term.lasts():
             raise TermEnding
         self._until_recorded.enter_context(_signals_deferred())

@@ -80,15 +80,10 @@ _PATIENCE = 1.0  # seconds for which a copy waits before it is republished
 class Admission:
     """Tries for the lock until the call has it, runs without it, or has ended.
 
-    Args:
-        call: The call.
-        acquire: Acquires the lock; its argument is the number of seconds for which to
-            try.
-        release: Releases it.
-        interrupter: Lets time limits in during a wait.
+    ``acquire`` gets the seconds for which to try. The interrupter lets time limits in
+    during a wait.
 
     Attributes:
-        call: The call.
         waited: Seconds for which policies have let the call wait.
     """
 

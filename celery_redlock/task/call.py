@@ -52,16 +52,10 @@ class Call:
     """A call before its body runs.
 
     Attributes:
-        task: The task.
         request: Celery's context of this execution.
         id: Celery's id of the call, ``""`` without one.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
         key: The name that it locks.
-        header: The header of its message.
         is_redelivered: Whether another copy with this task id may run or have run.
-        runtime: The runtime of the task's app.
-        options: The task's lock options.
         began_at: Instant at which it began to want its lock.
     """
 

@@ -88,12 +88,10 @@ class TaskLock(Hold):
     """The lock of a task, with the task's options; sends the signals of its lifetime.
 
     Args:
-        task: The sender of the signals.
-        key: The name to lock.
         task_id: The execution; ``""`` outside of a task.
         base: First part of the token.
         since: Instant at which the call began to want the lock; now by default.
-        published: Microseconds since 1970 when the call was published, if known.
+        published: Microseconds since 1970 when the call was published; 0: not known.
     """
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
@@ -170,7 +168,6 @@ class Execution(TaskLock):
     """Runs the body of one call under its lock.
 
     Attributes:
-        call: The call.
         lease: The lease under which the body runs; None: without the lock.
     """
 
@@ -349,12 +346,8 @@ class Execution(TaskLock):
             self.release()
 
     def release_left(self) -> None:
-        """Release a lock that an interrupt at a bad moment left held.
-
-        As a rule there is none.
-        """
-        lease = self.own
-        if lease is not None:
+        """Release the lock if an interrupt at a bad moment left it held."""
+        if lease := self.own:
             fields = self.call.log_fields("lock-left", fence=lease.fence)
             text = "%s ended and left its lock %r; it is released now."
             log.error(text, self.call, lease.key, extra=fields)

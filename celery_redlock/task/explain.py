@@ -94,12 +94,7 @@ class Explanation:
 
 
 def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
-    """Return what would happen to this call of a task; change nothing.
-
-    Raises:
-        ConfigurationError: A setting or an option is wrong.
-        FingerprintError: The arguments cannot be reduced to a key.
-    """
+    """Return the fate of this call of a task; see ``SingletonTask.explain``."""
     runtime = runtime_of(task.app)
     redlock, options = runtime.redlock, runtime.options(task.name, task.lock_options)
     key = task.lock_key(*args, **kwargs)

@@ -69,11 +69,9 @@ class TaskHeader(NamedTuple):
 
 
 def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:
-    """Mint the base of an execution, in the main process, and note it in the header.
+    """Mint the base of an execution, in the main process, and note it in the headers.
 
-    Args:
-        request: The headers of the message.
-        events: Whether this worker sends events about tasks.
+    ``events`` says whether this worker sends events about tasks.
     """
     base, fields = new_base(), _fields(request)
     request[HEADER] = {
@@ -89,9 +87,7 @@ def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:
 def attach(headers: Mapping[str, Any] | None, published: int = 0) -> dict[str, Any]:
     """Return headers that say when the call was published, if they do not yet.
 
-    Args:
-        headers: The headers of the message that is about to be sent.
-        published: When the call was published before; now by default.
+    It was published now, unless ``published`` says when it was before.
     """
     headers = {**(headers or {})}
     known = {"published": published or round(SYSTEM_CLOCK.wall() * 1e6)}

@@ -68,12 +68,7 @@ _LEAST = 1.0  # seconds of a claim, however soon its job expires
 
 
 class Claim:
-    """The claim of a job that has been sent.
-
-    Attributes:
-        key: The key of the call.
-        task_id: The task id of the job.
-    """
+    """The claim of a job that was sent: its ``task_id``, and the call's ``key``."""
 
     def __init__(self, claims: Claims, key: str, task_id: str) -> None:
         self._claims = claims
@@ -99,13 +94,9 @@ def publish(  # noqa: PLR0913  (called in one place)
 ) -> Any:
     """Send a call of a task that is unique also before it runs.
 
-    Args:
-        task: The task.
-        key: The key of the call.
-        arguments: Its ``args`` and ``kwargs``.
-        options: The other arguments of ``apply_async``, by name.
-        send: Sends the call with these options.
-        can_raise: Whether a duplicate may raise an error; if not, it is skipped.
+    ``arguments`` are its args and kwargs, ``options`` the other arguments of
+    ``apply_async``, with which ``send`` sends it. Unless it ``can_raise``, a duplicate
+    that would raise an error is skipped.
 
     Returns:
         The result of the call, or of the job that is here already. Its

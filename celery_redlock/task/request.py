@@ -49,9 +49,7 @@ _LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
 class Skipped(Ignore):
     """Raised by a skipped call, so that its main process sends the event.
 
-    Args:
-        reason: The reason, in words.
-        facts: Further fields of the event ``task-revoked``.
+    Its arguments are the reason, in words, and the facts.
     """
 
     @property
