@@ -234,7 +234,7 @@ class Decision:
         """
 
     @classmethod
-    def refuse_with_cool_down(cls, options: Any, reason: str) -> None:
+    def _refuse_with_cool_down(cls, options: Any, reason: str) -> None:
         """Refuse a policy that needs a running call, for a task with ``unique_for``."""
         if options.unique_for:
             raise ConfigurationError(
@@ -243,7 +243,7 @@ class Decision:
             )
 
     @classmethod
-    def refuse_without_queue(cls, options: Any, remedy: str) -> None:
+    def _refuse_without_queue(cls, options: Any, remedy: str) -> None:
         """Refuse a policy that needs duplicates in the queue, if none get there."""
         if options.keeps_duplicates_out:
             raise ConfigurationError(
@@ -251,7 +251,7 @@ class Decision:
                 f"unique_while={options.unique_while!r} keeps it out. {remedy}"
             )
 
-    def read_seconds(self, name: str) -> None:
+    def _read_seconds(self, name: str) -> None:
         """Replace a duration of this decision by float seconds, if it is given."""
         if (value := getattr(self, name)) is not None:
             object.__setattr__(self, name, seconds_of(name, value))

@@ -55,18 +55,18 @@ class BufferOne(ConflictDecision):
     def __post_init__(self) -> None:
         if self.keep is not None:
             _keep("keep", self.keep)
-        self.read_seconds("countdown")
+        self._read_seconds("countdown")
 
     @classmethod
     def check(cls, options: Any) -> None:
         """Refuse it where duplicates are not in the queue, or no call runs."""
-        cls.refuse_without_queue(
+        cls._refuse_without_queue(
             options,
             "Leave unique_while out: 'queued' alone lets one more run follow, with the "
             "first arguments.",
         )
         reason = "the run that follows would come within it"
-        cls.refuse_with_cool_down(options, reason)
+        cls._refuse_with_cool_down(options, reason)
 
     def fill(self, situation: Situation, options: Any) -> BufferOne | Retry:
         """Return it in full. In a cool-down no call runs: it is a retry."""

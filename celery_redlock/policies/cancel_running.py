@@ -46,7 +46,7 @@ class CancelRunning(ConflictDecision):
     grace: Duration = None
 
     def __post_init__(self) -> None:
-        self.read_seconds("grace")
+        self._read_seconds("grace")
 
     @classmethod
     def check(cls, options: Any) -> None:
@@ -58,11 +58,11 @@ class CancelRunning(ConflictDecision):
             )
         if options.unique_while == "queued_or_running":
             remedy = f"{{'publish': 'allow', 'execute': {cls.name!r}}}"
-            cls.refuse_without_queue(
+            cls._refuse_without_queue(
                 options, f"Leave unique_while out, or write on_conflict={remedy}."
             )
         reason = "there is nothing left to cancel in it"
-        cls.refuse_with_cool_down(options, reason)
+        cls._refuse_with_cool_down(options, reason)
 
     def fill(self, situation: Conflict, options: Any) -> CancelRunning | Run:
         """Return it in full. In a cool-down there is nothing to cancel: it runs."""

@@ -40,7 +40,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
     countdown: Duration = None
 
     def __post_init__(self) -> None:
-        self.read_seconds("countdown")
+        self._read_seconds("countdown")
 
     @classmethod
     def answer(cls, situation: Any) -> Retry:

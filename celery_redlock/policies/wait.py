@@ -39,7 +39,7 @@ class Wait(ConflictDecision):
     timeout: Duration = None
 
     def __post_init__(self) -> None:
-        self.read_seconds("timeout")
+        self._read_seconds("timeout")
 
     @classmethod
     def answer(cls, situation: Any) -> Wait | Raise:
@@ -50,7 +50,7 @@ class Wait(ConflictDecision):
     def check(cls, options: Any) -> None:
         """Refuse it for a task with a cool-down."""
         reason = "it would keep a worker process busy until that is over"
-        cls.refuse_with_cool_down(options, reason)
+        cls._refuse_with_cool_down(options, reason)
 
     def fill(self, situation: Situation, options: Any) -> Wait:  # noqa: ARG002  (its base's)
         """Return the wait with a timeout."""
