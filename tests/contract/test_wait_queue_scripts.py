@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
-from celery_redlock.core.transport.resp import new_reader, pack
-from celery_redlock.core.transport.url import parse_node
 from celery_redlock.testing import MemoryNode
 from tests.contract.subjects import (
     NO_KEY,
@@ -26,64 +25,50 @@ from tests.contract.subjects import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LAST = "the last message"  # the end of what a channel can have carried
+LAST = b"the last message"  # the end of what a channel can have carried
 WAKING = pytest.mark.parametrize("how", ["release", "leave_wait_queue"])
 
 
 class Listener:
-    """Subscriptions to channels of a node, and their messages."""
+    """A subscription to a channel of a node, and its messages."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._messages: dict[bytes, list[bytes]] = defaultdict(list)
-        self._connections: dict[str, Any] = {}
-        if isinstance(subject, MemorySubject):
+    def __init__(self, subject: Subject, channel: str) -> None:
+        self.channel = channel
+        self._messages: list[bytes] = []
+        self._subscription: Any = None
+        if isinstance(subject, ServerSubject):
+            self._server = redis.Redis.from_url(subject.node.url, retry=None)
+            self._subscription = self._server.pubsub()
+            self._subscription.subscribe(channel)
+            assert self._subscription.get_message(timeout=SOON)
+        elif isinstance(subject, MemorySubject):
             subject.use(MemoryNode(subject.clock, publish=self._receive))
 
     def _receive(self, channel: bytes, message: bytes) -> int:
-        if channel not in self._messages:
-            return 0
-        self._messages[channel].append(message)
-        return 1
+        listens = channel == self.channel.encode()
+        self._messages += [message] * listens
+        return int(listens)
 
-    def subscribe(self, channel: str) -> None:
-        """Subscribe to a channel."""
-        if not isinstance(self._subject, ServerSubject):
-            self._messages[channel.encode()] = []
-            return
-        connection: Any = parse_node(self._subject.node.url).connection(SOON)
-        connection.connect()
-        self._connections[channel] = connection, new_reader()
-        connection._sock.sendall(pack(("SUBSCRIBE", channel)))  # noqa: SLF001
-        assert self._next(channel)[:2] == [b"subscribe", channel.encode()]
-
-    def _next(self, channel: str) -> list[Any]:
-        connection, reader = self._connections[channel]
-        while (message := reader.gets()) is False:
-            data = connection._sock.recv(65536)  # noqa: SLF001  (the bytes are it)
-            assert data, "the server has closed the connection"
-            reader.feed(data)
-        return list(message)
-
-    def messages(self, channel: str) -> list[bytes]:
-        """Return the messages on a channel so far, each once."""
-        if not isinstance(self._subject, ServerSubject):
-            messages = self._messages[channel.encode()]
-            self._messages[channel.encode()] = []
-            return messages
-        self._subject.command("PUBLISH", channel, LAST)
-        return list(iter(lambda: self._next(channel)[2], LAST.encode()))
+    def messages(self) -> list[bytes]:
+        """Return the messages so far, each once."""
+        if self._subscription:
+            self._server.publish(self.channel, LAST)
+            data = (message["data"] for message in self._subscription.listen())
+            return list(itertools.takewhile(lambda each: each != LAST, data))
+        messages, self._messages = self._messages, []
+        return messages
 
     def close(self) -> None:
-        """End all subscriptions."""
-        for connection, _ in self._connections.values():
-            connection.disconnect()
+        """End the subscription."""
+        if self._subscription:
+            self._subscription.close()
+            self._server.close()
 
 
 @pytest.fixture
-def listener(subject: Subject) -> Iterator[Listener]:
-    """Return a listener on the node."""
-    listener = Listener(subject)
+def listener(subject: Subject, request: pytest.FixtureRequest) -> Iterator[Listener]:
+    """Return a listener on a channel of the node."""
+    listener = Listener(subject, subject.key(getattr(request, "param", "w")))
     yield listener
     listener.close()
 
@@ -150,30 +135,26 @@ def test_leave_keeps_the_others_in_the_queue(subject: Subject) -> None:
 
 def test_release_wakes_the_first_alone(subject: Subject, listener: Listener) -> None:
     """The message is the waiter's name and 0: the lock is free now."""
-    channel = subject.key("w")
-    listener.subscribe(channel)
     subject.acquire()
-    subject.join_wait_queue(f"{channel}/2", rank=2)
-    subject.join_wait_queue(f"{channel}/1", rank=1)
+    subject.join_wait_queue(f"{listener.channel}/2", rank=2)
+    subject.join_wait_queue(f"{listener.channel}/1", rank=1)
 
     assert subject.release() == 1
 
-    assert listener.messages(channel) == [b"1 0"]
-    assert subject.waiters() == [f"{channel}/2".encode()]
+    assert listener.messages() == [b"1 0"]
+    assert subject.waiters() == [f"{listener.channel}/2".encode()]
 
 
 def test_release_with_keep_tells_when_the_lock_is_free(
     subject: Subject, listener: Listener
 ) -> None:
     """In milliseconds."""
-    channel = subject.key("w")
-    listener.subscribe(channel)
     subject.acquire()
-    subject.join_wait_queue(f"{channel}/1")
+    subject.join_wait_queue(f"{listener.channel}/1")
 
     assert subject.release(keep_ms=TTL) == 1
 
-    assert listener.messages(channel) == [f"1 {TTL}".encode()]
+    assert listener.messages() == [f"1 {TTL}".encode()]
 
 
 @WAKING
@@ -181,14 +162,13 @@ def test_waiters_that_do_not_listen_are_passed_over(
     subject: Subject, listener: Listener, how: str
 ) -> None:
     """The first that listens is woken; the waiters after it keep their places."""
-    listener.subscribe(subject.key("w"))
     subject.acquire()
     for rank, waiter in enumerate(["gone/1", "gone/2", "w/7", "w/8"]):
         subject.join_wait_queue(subject.key(waiter), rank=rank)
 
     wake(subject, how)
 
-    assert listener.messages(subject.key("w")) == [b"7 0"]
+    assert listener.messages() == [b"7 0"]
     assert subject.waiters() == [subject.key("w/8").encode()]
 
 
@@ -218,44 +198,42 @@ def test_member_that_is_no_waiter_is_passed_over(subject: Subject, how: str) -> 
     assert subject.waiters() == []
 
 
+@pytest.mark.parametrize("listener", ["a/b:w"], indirect=True)
 def test_channel_ends_at_the_last_slash(subject: Subject, listener: Listener) -> None:
     """A prefix may contain slashes as well."""
-    channel = subject.key("a/b:w")
-    listener.subscribe(channel)
     subject.acquire()
-    subject.join_wait_queue(f"{channel}/12")
+    subject.join_wait_queue(f"{listener.channel}/12")
 
     subject.release()
 
-    assert listener.messages(channel) == [b"12 0"]
+    assert listener.messages() == [b"12 0"]
 
 
 def test_no_waiter_is_woken_while_the_lock_is_held(
     subject: Subject, listener: Listener
 ) -> None:
     """Neither by a waiter that leaves nor by a release of another token."""
-    channel = subject.key("w")
-    listener.subscribe(channel)
     subject.acquire(OTHER)
-    subject.join_wait_queue(f"{channel}/1")
+    subject.join_wait_queue(f"{listener.channel}/1")
 
     subject.leave_wait_queue("another/1")
     assert subject.release() == 0
 
-    assert listener.messages(channel) == []
-    assert subject.waiters() == [f"{channel}/1".encode()]
+    assert listener.messages() == []
+    assert subject.waiters() == [f"{listener.channel}/1".encode()]
 
 
 def test_waiter_that_got_the_lock_wakes_no_other(
     subject: Subject, listener: Listener
 ) -> None:
     """Also on a node that did not grant it and is free."""
-    channel = subject.key("w")
-    listener.subscribe(channel)
-    subject.join_wait_queue(f"{channel}/1")
-    subject.join_wait_queue(f"{channel}/2")
+    subject.join_wait_queue(f"{listener.channel}/1")
+    subject.join_wait_queue(f"{listener.channel}/2")
 
-    assert subject.leave_wait_queue(f"{channel}/1", free_in_ms="") == [GRANTED, 0]
+    assert subject.leave_wait_queue(f"{listener.channel}/1", free_in_ms="") == [
+        GRANTED,
+        0,
+    ]
 
-    assert listener.messages(channel) == []
-    assert subject.waiters() == [f"{channel}/2".encode()]
+    assert listener.messages() == []
+    assert subject.waiters() == [f"{listener.channel}/2".encode()]

@@ -33,7 +33,9 @@ __all__ = [
     "PATIENT",
     "QUARANTINE",
     "SHORT",
+    "Child",
     "StartNodes",
+    "children",
     "client",
     "counters",
     "delete_lock",
@@ -249,3 +251,42 @@ def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:
         raise AssertionError(f"it hung after\n{output}\n{errors}") from None
     assert process.returncode == 0, f"{output}\n{errors}"
     return output.splitlines()
+
+
+class Child:
+    """A Python program in its own process that reads and prints lines."""
+
+    def __init__(self, source: str, *args: str, **options: Any) -> None:
+        self.process: subprocess.Popen[str] = subprocess.Popen(  # noqa: S603  (a program of the tests)
+            [sys.executable, "-c", source, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def read(self) -> str:
+        """Return the next line that it prints."""
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def write(self, line: str) -> None:
+        """Send it a line."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+
+@contextlib.contextmanager
+def children(count: int, source: str, *args: str) -> Iterator[list[Child]]:
+    """Give this many processes that have printed "ready"; end them afterwards."""
+    made = [Child(source, *args) for _ in range(count)]
+    try:
+        assert [child.read() for child in made] == ["ready"] * count
+        yield made
+    finally:
+        for child in made:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.communicate(timeout=10)
+            child.process.kill()
+            child.process.communicate()

@@ -25,7 +25,6 @@ from tests.nodes.support import (
     until,
     until_all_vote,
     until_nothing_is_left,
-    use,
     values,
 )
 
@@ -44,18 +43,6 @@ def until_released(redlock: Redlock, nodes: DevNodes, key: str) -> None:
 
 
 # -- Connecting again --------------------------------------------------------------
-
-
-@pytest.mark.every_server
-def test_restarted_node_is_connected_to_again(three_nodes: DevNodes, key: str) -> None:
-    """A node that was restarted votes again without an operator's help."""
-    with client(three_nodes, restart_guard=False) as redlock:
-        for node in three_nodes.nodes:
-            use(redlock, key)
-            with failing([node], "dead"):
-                use(redlock, key)
-            until_all_vote(redlock)
-    until_nothing_is_left(three_nodes)
 
 
 def test_connecting_imports_no_module(shared_nodes: DevNodes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -23,7 +22,7 @@ from celery_redlock.devnodes import (
     redis_servers,
 )
 from celery_redlock.errors import ConfigurationError, RedlockError
-from tests.nodes.support import StartNodes, client, plain_client, until
+from tests.nodes.support import Child, StartNodes, client, plain_client, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -443,25 +442,15 @@ def owner(redis_server: str, tmp_path: Path) -> Iterator[Callable[[str], Owner]]
         owner.process.communicate()
 
 
-class Owner:
+class Owner(Child):
     """A process that has started two servers, with what it does then."""
 
     def __init__(self, then: str, redis_server: str, folder: str) -> None:
-        self.process = subprocess.Popen(  # noqa: S603  (the program above)
-            [sys.executable, "-c", OWNER + then, redis_server],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": folder},
-            start_new_session=True,
-        )
-        assert self.process.stdin
-        assert self.process.stdout
-        pids = self.process.stdout.readline().split()
-        self.servers = [psutil.Process(int(pid)) for pid in pids]
+        env = {**os.environ, "TMPDIR": folder}
+        super().__init__(OWNER + then, redis_server, env=env, start_new_session=True)
+        self.servers = [psutil.Process(int(pid)) for pid in self.read().split()]
         assert len(self.servers) == 2
-        self.process.stdin.write("they have been looked at\n")
-        self.process.stdin.flush()
+        self.write("they have been looked at")
 
     def until_servers_end(self) -> None:
         """Wait until none of its servers does anything any more."""

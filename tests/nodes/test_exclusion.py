@@ -5,26 +5,33 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import subprocess
-import sys
-import threading
+import signal
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from celery_redlock.errors import LockUnavailable
 from celery_redlock.locking import lock
-from tests.harness.tcp import proxies
 from tests.nodes.support import (
     MAX_TTL,
     SHORT,
+    Child,
+    StartNodes,
+    children,
     client,
+    failing,
+    meanwhile,
+    proxied,
     run_python,
     run_threads,
+    scripts_run,
     until,
     until_nothing_is_left,
+    values,
 )
 
 if TYPE_CHECKING:
@@ -49,106 +56,92 @@ def assert_apart(stays: list[Stay]) -> None:
 # -- While nodes fail --------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def contention(
+    nodes: DevNodes | Sequence[str],
+    count: int,
+    work: Callable[[Redlock], None],
+    **options: Any,
+) -> Iterator[None]:
+    """Let this many clients, each in a thread, do this again and again."""
+
+    def try_to(work: Callable[[], None]) -> None:
+        with contextlib.suppress(LockUnavailable):
+            work()
+
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(client(nodes, **options)) for _ in range(count)]
+        with meanwhile(*[partial(try_to, partial(work, redlock)) for redlock in made]):
+            yield
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_valid_leases_never_overlap_in_any_history(
-    start_nodes: Callable[..., DevNodes], key: str, seed: int
+    start_nodes: StartNodes, key: str, seed: int
 ) -> None:
     """While nodes hang, die and come back empty, there is one holder at a time."""
     nodes = start_nodes(5, max_ttl=1.0)
     chance = random.Random(seed)  # noqa: S311  (no secret)
-    over = threading.Event()
     stays: list[Stay] = []
 
-    def work() -> None:
-        short = {"ttl": 1.0, "max_ttl": 1.0, "node_timeout": 0.1}
-        with client(nodes, **short) as redlock:
-            while not over.is_set():
-                with contextlib.suppress(LockUnavailable):
-                    stays.extend(hold_for_a_while(redlock, key, chance, over))
+    def hold_for_a_while(redlock: Redlock) -> None:
+        lease = redlock.acquire(key, wait=0.5)
+        began = time.monotonic()
+        while lease.remaining() > 0.2 and chance.random() > 0.05:
+            time.sleep(0.001)  # the work of a body
+            if chance.random() < 0.05:
+                redlock.extend(lease)
+        ended = time.monotonic()  # before the look at the validity
+        if lease.is_valid():
+            stays.append((began, ended, lease.fence))
+        redlock.release(lease)
 
-    def disturb() -> None:
-        try:
-            for _ in range(25):
-                node = chance.choice(nodes.nodes)
-                if chance.random() < 0.3:
-                    node.kill()
-                    over.wait(chance.uniform(0, 0.1))
-                    node.restart()
-                else:
-                    node.pause()
-                    over.wait(chance.uniform(0, 0.3))
-                    node.resume()
-        finally:
-            over.set()
-
-    run_threads(disturb, *[work] * 5)
+    short = {"ttl": 1.0, "max_ttl": 1.0, "node_timeout": 0.1}
+    with contention(nodes, 5, hold_for_a_while, **short):
+        for _ in range(25):
+            way, longest = ("dead", 0.1) if chance.random() < 0.3 else ("hung", 0.3)
+            with failing([chance.choice(nodes.nodes)], way):
+                time.sleep(chance.uniform(0, longest))  # the length of the fault
 
     assert len(stays) > 5
     assert_apart(stays)
     until_nothing_is_left(nodes)
 
 
-def hold_for_a_while(
-    redlock: Redlock, key: str, chance: random.Random, over: threading.Event
-) -> list[Stay]:
-    """Hold the lock for some milliseconds; return the stay if the lease is valid."""
-    lease = redlock.acquire(key, wait=0.5)
-    began = time.monotonic()
-    while lease.remaining() > 0.2 and not over.wait(0.001):
-        if chance.random() < 0.05:
-            redlock.extend(lease)
-        if chance.random() < 0.05:
-            break
-    ended = time.monotonic()  # before the look at the validity
-    was_valid = lease.is_valid()
-    redlock.release(lease)
-    return [(began, ended, lease.fence)] if was_valid else []
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_fences_grow_while_one_node_at_a_time_fails(
-    start_nodes: Callable[..., DevNodes], key: str, seed: int
+    start_nodes: StartNodes, key: str, seed: int
 ) -> None:
     """Under kills, restarts and partitions no fence repeats or is out of order."""
     nodes = start_nodes(5, initialize=False)
     chance = random.Random(seed)  # noqa: S311  (no secret)
-    over = threading.Event()
     grants: list[Stay] = []
-    with proxies(nodes) as lines:
+
+    def note_grant(redlock: Redlock) -> None:
+        lease = redlock.acquire(key, wait=0.3)
+        granted_at = redlock.clock.monotonic()
+        grants.append((lease.started_at, granted_at, lease.fence))
+        redlock.release(lease)
+
+    with proxied(nodes, **SHORT) as (lines, _):
         urls = [line.url for line in lines]
-        with client(urls, **SHORT) as redlock:
-            redlock.initialize()
-
-        def work() -> None:
-            with client(urls, **SHORT) as redlock:
-                while not over.is_set():
-                    with contextlib.suppress(LockUnavailable):
-                        lease = redlock.acquire(key, wait=0.3)
-                        granted_at = redlock.clock.monotonic()
-                        grants.append((lease.started_at, granted_at, lease.fence))
-                        redlock.release(lease)
-
-        def disturb() -> None:
-            try:
-                for _ in range(30):
-                    line = chance.choice(lines)
-                    node = line.target
-                    faults: list[tuple[Callable[[], None], Callable[[], None]]] = [
+        with contention(urls, 4, note_grant, **SHORT):
+            for _ in range(30):
+                line = chance.choice(lines)
+                node = line.target
+                begin, end = chance.choice(
+                    [
                         (line.hold, line.resume),
                         (line.hold_replies, line.resume),
                         (line.cut, line.mend),
                         (node.pause, node.resume),
                         (node.kill, node.restart),
                     ]
-                    begin, end = chance.choice(faults)
-                    begin()
-                    over.wait(chance.uniform(0, 0.2))
-                    end()
-                    over.wait(chance.uniform(0, 0.1))
-            finally:
-                over.set()
-
-        run_threads(disturb, *[work] * 4)
+                )
+                begin()
+                time.sleep(chance.uniform(0, 0.2))  # the length of the fault
+                end()
+                time.sleep(chance.uniform(0, 0.1))
 
     assert len(grants) > 30
     fences = [fence for _, _, fence in grants]
@@ -169,38 +162,28 @@ def assert_ordered(grants: list[Stay]) -> None:
 
 @pytest.mark.parametrize("victims", [1, 3], ids=["one", "all"])
 def test_node_wiped_over_and_over_admits_no_second_holder(
-    start_nodes: Callable[..., DevNodes], key: str, victims: int
+    start_nodes: StartNodes, key: str, victims: int
 ) -> None:
     """While a lock is contended, nodes are flushed again and again: one holder only."""
     nodes = start_nodes(3, max_ttl=MAX_TTL)
-    over = threading.Event()
     stays: list[Stay] = []
 
-    def work() -> None:
-        with client(nodes, **SHORT) as redlock:
-            while not over.is_set():
-                with contextlib.suppress(LockUnavailable):
-                    lease = redlock.acquire(key, wait=0.2)
-                    began = time.monotonic()
-                    over.wait(0.005)
-                    ended = time.monotonic()
-                    if lease.is_valid():
-                        stays.append((began, ended, lease.fence))
-                    redlock.release(lease)
+    def hold(redlock: Redlock) -> None:
+        lease = redlock.acquire(key, wait=0.2)
+        began = time.monotonic()
+        time.sleep(0.005)  # the work of a body
+        ended = time.monotonic()
+        if lease.is_valid():
+            stays.append((began, ended, lease.fence))
+        redlock.release(lease)
 
-    def wipe() -> None:
-        try:
-            until(lambda: len(stays) > 5)
-            wipes = itertools.cycle(nodes.nodes[:victims])
-            for _ in range(60):
-                next(wipes).command("FLUSHALL")
-                assert not over.wait(0.02)
-            wiped_until = time.monotonic()
-            until(lambda: stays[-1][0] > wiped_until + 0.1, seconds=20)
-        finally:
-            over.set()
-
-    run_threads(wipe, *[work] * 4)
+    with contention(nodes, 4, hold, **SHORT):
+        until(lambda: len(stays) > 5)
+        for number in range(60):
+            nodes.nodes[number % victims].command("FLUSHALL")
+            time.sleep(0.02)  # so that some recover in between
+        wiped_until = time.monotonic()
+        until(lambda: stays[-1][0] > wiped_until + 0.1, seconds=20)
 
     assert_apart(stays)
     until_nothing_is_left(nodes)
@@ -236,50 +219,7 @@ if lease:
 """
 
 
-class Contender:
-    """A process that tries for a lock on request."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.process = subprocess.Popen(  # noqa: S603  (the program above)
-            [sys.executable, "-c", CONTENDER, *urls],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def read(self) -> str:
-        """Return the next line that it prints."""
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
-
-    def write(self, line: str) -> None:
-        """Send it a line."""
-        assert self.process.stdin
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Let it end, or kill it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.communicate(timeout=10)
-        self.process.kill()
-        self.process.communicate()
-
-
-@contextlib.contextmanager
-def contenders(count: int, urls: Sequence[str]) -> Iterator[list[Contender]]:
-    """Give this many processes that are ready to contend."""
-    made = [Contender(urls) for _ in range(count)]
-    try:
-        for contender in made:
-            assert contender.read() == "ready"
-        yield made
-    finally:
-        for contender in made:
-            contender.end()
-
-
-def contend(made: Sequence[Contender], key: str, seconds: float) -> list[list[str]]:
+def contend(made: Sequence[Child], key: str, seconds: float) -> list[list[str]]:
     """Let all processes try for the lock at one instant; return their outcomes."""
     instant = time.monotonic() + seconds
     for contender in made:
@@ -294,7 +234,7 @@ def test_six_contenders_have_one_winner(three_nodes: DevNodes, key: str) -> None
     three_nodes.nodes[2].kill()
     outcomes: Counter[str] = Counter()
     fences = []
-    with contenders(6, three_nodes.urls) as made:
+    with children(6, CONTENDER, *three_nodes.urls) as made:
         for number in range(ROUNDS):
             round_ = contend(made, f"{key}:{number}", 0.005)
             assert [word for word, _ in round_].count("won") == 1, round_
@@ -303,19 +243,6 @@ def test_six_contenders_have_one_winner(three_nodes: DevNodes, key: str) -> None
     assert set(outcomes) <= {"won", "LockHeld", "LockContended"}
     assert len(fences) == ROUNDS
     until_nothing_is_left(three_nodes)
-
-
-def test_lock_goes_from_winner_to_winner(three_nodes: DevNodes, key: str) -> None:
-    """The fences of one key grow, round after round."""
-    fences = []
-    with contenders(4, three_nodes.urls) as made:
-        for _ in range(60):
-            round_ = contend(made, key, 0.01)  # the last winner releases before that
-            won = [int(fence) for word, fence in round_ if word == "won"]
-            assert len(won) <= 1, round_
-            fences += won
-    assert len(fences) > 30
-    assert fences == sorted(set(fences))
 
 
 def test_forked_children_exclude_each_other(three_nodes: DevNodes, key: str) -> None:
@@ -362,16 +289,63 @@ print(amount[0], overlaps[0])
 """
 
 
+# Prints the fence of a lock that it takes after it has read a line.
+PAUSED = """
+import sys
+from celery_redlock.core.redlock import Redlock
+key, *urls = sys.argv[1:]
+redlock = Redlock(urls, ttl=1.0, node_timeout=0.33)
+redlock.release(redlock.acquire(key + ":before", wait=20))
+print("ready", flush=True)
+sys.stdin.readline()
+lease = redlock.acquire(key, wait=40)
+print(lease.fence, flush=True)
+redlock.release(lease)
+"""
+
+
+def test_votes_that_are_read_after_the_ttl_are_no_lock(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A client that is stopped for longer than the ttl while it gets votes tries again.
+
+    Source: node-redlock #296, #299; Redisson #624.
+    """
+    with (
+        proxied(three_nodes) as (lines, rival),
+        children(1, PAUSED, key, *(line.url for line in lines)) as (child,),
+    ):
+        for line in lines:
+            line.hold_replies()
+        child.write("go on")
+        until(lambda: values(three_nodes, key).count(None) < 2)
+        child.process.send_signal(signal.SIGSTOP)
+        for line in lines:
+            line.resume()  # granted, granted, granted
+        until_nothing_is_left(three_nodes, key)
+        lease = rival.acquire(key)
+        before = scripts_run(three_nodes)
+
+        child.process.send_signal(signal.SIGCONT)
+
+        until(lambda: scripts_run(three_nodes) > before)
+        rival.confirm(lease)
+        assert child.process.poll() is None
+        rival.release(lease)
+        assert int(child.read()) > lease.fence
+    until_nothing_is_left(three_nodes, key)
+
+
 # -- Threads of one service --------------------------------------------------------
 
 
+@dataclass
 class Tally:
     """A counter that loses increments unless they are made one at a time."""
 
-    def __init__(self) -> None:
-        self.amount = 0
-        self.inside = 0
-        self.overlaps = 0
+    amount: int = 0
+    inside: int = 0
+    overlaps: int = 0
 
     def increment(self) -> None:
         """Read, work, write."""
@@ -383,34 +357,22 @@ class Tally:
         self.inside -= 1
 
 
-def test_threads_of_one_service_take_turns(three_nodes: DevNodes, key: str) -> None:
-    """Eight threads of one `Redlock` increment a counter and lose no increment."""
-    tally, each = Tally(), 25
-    with client(three_nodes, node_timeout=1.0) as redlock:
-
-        def work() -> None:
-            for _ in range(each):
-                with lock(redlock, key, wait=60):
-                    tally.increment()
-
-        run_threads(*[work] * 8)
-    assert tally.amount == 8 * each
-    assert tally.overlaps == 0
-    until_nothing_is_left(three_nodes)
-
-
-def test_threads_with_many_keys_get_their_own_replies(
-    three_nodes: DevNodes, key: str
+@pytest.mark.parametrize("keys", [1, 3])
+def test_threads_of_one_service_take_turns(
+    three_nodes: DevNodes, key: str, keys: int
 ) -> None:
-    """Interleaved replies on one connection reach the right threads."""
-    tallies = [Tally() for _ in range(3)]
+    """Eight threads of one `Redlock` increment counters and lose no increment.
+
+    Interleaved replies on one connection reach the right threads.
+    """
+    tallies = [Tally() for _ in range(keys)]
     made: Counter[int] = Counter()
     with client(three_nodes, node_timeout=1.0) as redlock:
 
         def work(seed: int) -> None:
             chance = random.Random(seed)  # noqa: S311  (no secret)
-            for _ in range(40):
-                number = chance.randrange(3)
+            for _ in range(30):
+                number = chance.randrange(keys)
                 with lock(redlock, f"{key}:{number}", wait=60) as lease:
                     assert lease.key == f"{key}:{number}"
                     holder = redlock.inspect(lease.key).holder
@@ -419,6 +381,8 @@ def test_threads_with_many_keys_get_their_own_replies(
                     tallies[number].increment()
                     made[number] += 1
 
-        run_threads(*[lambda seed=seed: work(seed) for seed in range(6)])
-    assert [tally.amount for tally in tallies] == [made[n] for n in range(3)]
+        run_threads(*[partial(work, seed) for seed in range(8)])
+    assert sum(made.values()) == 8 * 30
+    assert [tally.amount for tally in tallies] == [made[n] for n in range(keys)]
     assert not any(tally.overlaps for tally in tallies)
+    until_nothing_is_left(three_nodes)

@@ -31,19 +31,40 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
 
 pytestmark = pytest.mark.every_server
 
-FOREIGN = f"{'f' * 32}.{'0' * 16}"
-
-
+FOREIGN = f"{'f' * 32}.{'0' * 16}\n1"
 # The instant, in ms since 1970, at which a key expires on the node.
 EXPIRES_AT = """
 local now = redis.call('TIME')
 return now[1] * 1000 + math.floor(now[2] / 1000) + redis.call('PTTL', KEYS[1])
 """
+
+
+@pytest.fixture
+def lease(shared_nodes: DevNodes, redlock: Redlock, key: str) -> Iterator[Lease]:
+    """Give a lock of 20 s that all five nodes have, and release it afterwards."""
+    holder = Holder.here(task="send", task_id="id-1", started=12.5)
+    lease = held(redlock, shared_nodes, key, ttl=20, holder=holder)
+    yield lease
+    redlock.release(lease)
+    until_nothing_is_left(shared_nodes, key)
+
+
+def until_held(redlock: Redlock, key: str) -> None:
+    """Wait until all five nodes name the same holder."""
+    until(lambda: redlock.inspect(key).votes == 5)
+
+
+def ttls(nodes: DevNodes, key: str) -> list[int]:
+    """Return for how many ms each node will keep the lock; -1 means for ever."""
+    return [node.command("PTTL", f"redlock:lock:{key}") for node in nodes.nodes]
 
 
 def expiries(nodes: DevNodes, key: str) -> list[int]:
@@ -52,93 +73,68 @@ def expiries(nodes: DevNodes, key: str) -> list[int]:
     return [node.command("EVAL", EXPIRES_AT, 1, name) for node in nodes.nodes]
 
 
-def ttls(nodes: DevNodes, key: str) -> list[int]:
-    """Return for how many ms each node will keep the lock; -1 means for ever."""
-    return [node.command("PTTL", f"redlock:lock:{key}") for node in nodes.nodes]
-
-
-def until_held(redlock: Redlock, key: str) -> None:
-    """Wait until all five nodes name the same holder."""
-    until(lambda: redlock.inspect(key).votes == 5)
-
-
 # -- Acquire -----------------------------------------------------------------------
 
 
 def test_acquire_stores_the_lease_on_the_nodes(
-    shared_nodes: DevNodes, redlock: Redlock, key: str
+    shared_nodes: DevNodes, lease: Lease, key: str
 ) -> None:
     """Every node has the token, the fence and the holder, and a ttl."""
-    holder = Holder.here(task="send", task_id="id-1", started=12.5)
-    before = redlock.clock.monotonic()
-
-    lease = redlock.acquire(key, ttl=20, holder=holder)
-
-    latest = redlock.clock.monotonic() + 20 - drift_of(20)
-    assert before + 20 - drift_of(20) <= lease.until <= latest
-    assert lease.is_valid()
-    until(lambda: None not in values(shared_nodes, key))
     assert all(0 < ms <= 20_000 for ms in ttls(shared_nodes, key))
     for value in values(shared_nodes, key):
         found = Holder.parse(str(value))
         assert (found.token, found.task, found.task_id) == (lease.token, "send", "id-1")
         assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
         assert (found.started, found.fence) == (12.5, lease.fence)
-    redlock.release(lease)
 
 
-def test_refused_acquire_names_the_holder(
-    redlock: Redlock, rival: Redlock, key: str
-) -> None:
+def test_refused_acquire_names_the_holder(rival: Redlock, lease: Lease) -> None:
     """The error names the holder, and when its lock expires."""
-    lease = redlock.acquire(key, ttl=20, holder=Holder.here(task="send", task_id="1"))
+    says = r"send\[id-1\] on .* \(pid \d+\), as \d of 5"
+    with pytest.raises(LockHeld, match=says) as refused:
+        rival.acquire(lease.key)
 
-    with pytest.raises(LockHeld, match=r"send\[1\] on .* \(pid \d+\), as \d of 5") as e:
-        rival.acquire(key)
-
-    assert e.value.key == key
-    assert e.value.holder
-    assert e.value.holder.token == lease.token
-    assert e.value.retry_after
-    assert 0 < e.value.retry_after <= 20
-    redlock.release(lease)
+    assert refused.value.key == lease.key
+    assert refused.value.holder
+    assert refused.value.holder.token == lease.token
+    assert refused.value.retry_after
+    assert 0 < refused.value.retry_after <= 20
 
 
 def test_refused_acquire_changes_nothing_on_the_nodes(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+    shared_nodes: DevNodes, rival: Redlock, lease: Lease
 ) -> None:
     """The holder keeps its lock on all nodes, however often another client tries."""
-    lease = held(redlock, shared_nodes, key)
-    before = values(shared_nodes, key)
+    before = values(shared_nodes, lease.key)
 
     for _ in range(20):
         with pytest.raises(LockHeld):
-            rival.acquire(key)
+            rival.acquire(lease.key)
 
-    assert values(shared_nodes, key) == before
-    redlock.release(lease)
-    until_nothing_is_left(shared_nodes, key)
+    assert values(shared_nodes, lease.key) == before
 
 
-def test_same_base_does_not_lock_twice(redlock: Redlock, key: str) -> None:
+def test_same_base_does_not_lock_twice(redlock: Redlock, lease: Lease) -> None:
     """A second acquire of the same execution is refused: a base is no permission."""
-    base = new_base()
-    lease = redlock.acquire(key, base=base)
+    base = lease.token.partition(".")[0]
 
     with pytest.raises(LockHeld) as refused:
-        redlock.acquire(key, base=base)
+        redlock.acquire(lease.key, base=base)
 
     assert refused.value.holder
     assert refused.value.holder.base == base
-    until_held(redlock, key)
-    redlock.release(lease)
+    until_held(redlock, lease.key)
 
 
-def test_lock_that_is_not_renewed_expires(
+def test_validity_counts_from_the_start_and_then_the_lock_expires(
     redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """The next client gets the lock after the ttl, with a greater fence."""
+    before = redlock.clock.monotonic()
     lease = redlock.acquire(key, ttl=1)
+    latest = redlock.clock.monotonic() + 1 - drift_of(1)
+    assert before + 1 - drift_of(1) <= lease.until <= latest
+    assert lease.is_valid()
 
     successor = rival.acquire(key, wait=10)
 
@@ -150,11 +146,7 @@ def test_lock_that_is_not_renewed_expires(
 
 @pytest.mark.parametrize("ttl", [None, 1.5, 0.95])
 def test_nodes_keep_the_ttl_that_was_asked_for(
-    redlock: Redlock,
-    rival: Redlock,
-    key: str,
-    shared_nodes: DevNodes,
-    ttl: float | None,
+    shared_nodes: DevNodes, redlock: Redlock, key: str, ttl: float | None
 ) -> None:
     """No ttl means the default, and a fraction of a second is a ttl.
 
@@ -164,9 +156,9 @@ def test_nodes_keep_the_ttl_that_was_asked_for(
 
     whole = round((ttl or 30) * 1000)
     assert all(ms <= whole and ms != -1 for ms in ttls(shared_nodes, key))
-    if ttl is None:
+    if not ttl:
         with pytest.raises(LockHeld):
-            rival.acquire(key)
+            redlock.acquire(key)
         redlock.release(lease)
     until_nothing_is_left(shared_nodes, key)
 
@@ -181,19 +173,16 @@ def test_inspect_of_a_free_key(redlock: Redlock, key: str) -> None:
 
 
 def test_time_left_is_that_of_the_majority(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+    shared_nodes: DevNodes, rival: Redlock, lease: Lease
 ) -> None:
     """Of three nodes that name the holder, the first that expires ends the lock.
 
     Source: pottery, AIORedlock.locked().
     """
-    lease = held(redlock, shared_nodes, key)
-    delete_lock(shared_nodes.nodes[:2], key)
-    shared_nodes.nodes[3].command("PEXPIRE", f"redlock:lock:{key}", 9_000)
+    delete_lock(shared_nodes.nodes[:2], lease.key)
+    shared_nodes.nodes[3].command("PEXPIRE", f"redlock:lock:{lease.key}", 9_000)
 
-    assert until(lambda: rival.inspect(key).ttl_left) <= 9
-
-    redlock.release(lease)
+    assert until(lambda: rival.inspect(lease.key).ttl_left) <= 9
 
 
 def test_check_locks_nothing(shared_nodes: DevNodes, redlock: Redlock) -> None:
@@ -212,13 +201,12 @@ def test_check_locks_nothing(shared_nodes: DevNodes, redlock: Redlock) -> None:
 
 def test_keys_are_independent(redlock: Redlock, key: str) -> None:
     """One execution can hold two keys, and release one of them."""
-    one = redlock.acquire(f"{key}:1")
-    two = redlock.acquire(f"{key}:2")
+    one, two = redlock.acquire(f"{key}:1"), redlock.acquire(f"{key}:2")
 
     assert one.is_valid()
     assert two.is_valid()
     redlock.release(one)
-    assert redlock.inspect(f"{key}:2").holder
+    assert redlock.inspect(two.key).holder
     redlock.release(two)
 
 
@@ -259,8 +247,7 @@ def test_name_of_a_task_cannot_forge_a_field(redlock: Redlock, key: str) -> None
     found = redlock.inspect(key).holder
 
     assert found
-    assert found.task_id == "real"
-    assert found.pid == os.getpid()
+    assert (found.task_id, found.pid) == ("real", os.getpid())
     redlock.release(lease)
 
 
@@ -268,48 +255,42 @@ def test_name_of_a_task_cannot_forge_a_field(redlock: Redlock, key: str) -> None
 
 
 def test_extend_moves_the_validity_and_keeps_the_fence(
-    redlock: Redlock, key: str, shared_nodes: DevNodes
+    shared_nodes: DevNodes, redlock: Redlock, lease: Lease, key: str
 ) -> None:
     """The validity counts from the start of the renewal; the fence stays the same."""
-    lease = held(redlock, shared_nodes, key, ttl=20)
     fence, before, expired_at = lease.fence, lease.until, expiries(shared_nodes, key)
     until(lambda: lease.remaining() < 19.5)
 
     assert redlock.extend(lease)
 
-    assert lease.until > before
-    assert lease.until <= redlock.clock.monotonic() + 20 - drift_of(20)
+    assert before < lease.until <= redlock.clock.monotonic() + 20 - drift_of(20)
     assert lease.fence == fence
     until(lambda: all(map(operator.gt, expiries(shared_nodes, key), expired_at)))
-    redlock.release(lease)
 
 
 def test_extend_restores_a_minority(
-    shared_nodes: DevNodes, redlock: Redlock, key: str
+    shared_nodes: DevNodes, redlock: Redlock, lease: Lease, key: str
 ) -> None:
     """Nodes that lost the lock get it again from the holder, with all its fields."""
-    lease = held(redlock, shared_nodes, key)
     before = values(shared_nodes, key)
     delete_lock(shared_nodes.nodes[:2], key)
 
     # A majority may answer before these two; then the next extension restores them.
     until(lambda: redlock.extend(lease) and values(shared_nodes, key) == before)
-    redlock.release(lease)
 
 
 def test_extend_does_not_take_the_lock_of_another(
-    shared_nodes: DevNodes, redlock: Redlock, key: str
+    shared_nodes: DevNodes, redlock: Redlock, lease: Lease, key: str
 ) -> None:
     """Where a majority names another token, the renewal fails and changes nothing."""
-    lease = redlock.acquire(key)
     until_before = lease.until
     for node in shared_nodes.nodes[:3]:
-        node.command("SET", f"redlock:lock:{key}", f"{FOREIGN}\n1", "PX", 20_000)
+        node.command("SET", f"redlock:lock:{key}", FOREIGN, "PX", 20_000)
 
     assert not redlock.extend(lease)
 
     assert lease.until == until_before
-    assert values(shared_nodes, key)[:3] == [f"{FOREIGN}\n1"] * 3
+    assert values(shared_nodes, key)[:3] == [FOREIGN] * 3
     redlock.release(lease)
     until(lambda: len(locks(shared_nodes, key)) == 3)
     delete_lock(shared_nodes.nodes[:3], key)
@@ -333,7 +314,7 @@ def test_expired_lease_is_never_resurrected(
 
 
 def test_released_lock_is_free_on_all_nodes(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+    redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """Release returns how many nodes agreed; another client gets the lock at once."""
     lease = redlock.acquire(key)
@@ -345,14 +326,12 @@ def test_released_lock_is_free_on_all_nodes(
     other = rival.acquire(key)
     assert other.fence > lease.fence
     rival.release(other)
-    until_nothing_is_left(shared_nodes, key)
 
 
 def test_second_release_is_harmless(
-    redlock: Redlock, rival: Redlock, key: str, shared_nodes: DevNodes
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, lease: Lease, key: str
 ) -> None:
     """A second release finds no lock of its own, and keeps the successor's."""
-    lease = redlock.acquire(key)
     redlock.release(lease)
     until_nothing_is_left(shared_nodes, key)
     successor = rival.acquire(key)
@@ -387,11 +366,9 @@ def test_late_release_leaves_the_successor_alone(
 
 
 def test_release_can_keep_the_lock_for_a_while(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, lease: Lease, key: str
 ) -> None:
     """With `keep` the nodes shorten the ttl of the lock, and the holder loses it."""
-    lease = redlock.acquire(key, ttl=30)
-
     assert redlock.release(lease, keep=15.0) >= 3
 
     assert not lease.is_valid()
@@ -401,15 +378,13 @@ def test_release_can_keep_the_lock_for_a_while(
     assert 0 < refused.value.retry_after <= 15.0
     until(lambda: all(0 < ms <= 15_000 for ms in ttls(shared_nodes, key)))
     redlock.release_base(key, lease.token.partition(".")[0])
-    until_nothing_is_left(shared_nodes, key)
 
 
 def test_release_base_frees_any_attempt_of_one_execution(
-    shared_nodes: DevNodes, redlock: Redlock, rival: Redlock, key: str
+    shared_nodes: DevNodes, rival: Redlock, lease: Lease, key: str
 ) -> None:
     """A client that knows the whole base can release the lock of another client."""
-    base = new_base()
-    lease = held(redlock, shared_nodes, key, base=base)
+    base = lease.token.partition(".")[0]
 
     assert rival.release_base(key, new_base()) == 0
     assert rival.release_base(key, base[:-1]) == 0
@@ -426,29 +401,19 @@ def test_release_base_frees_any_attempt_of_one_execution(
 
 
 def test_ensure_notices_what_an_operator_deleted(
-    shared_nodes: DevNodes, redlock: Redlock, key: str
+    shared_nodes: DevNodes, lease: Lease
 ) -> None:
-    """Only the check that asks the nodes notices that a lock was deleted."""
-    lease = redlock.acquire(key)
+    """Only the check that asks the nodes notices it, and a majority is enough."""
     lease.ensure()
     lease.ensure(network=True)
-    delete_lock(shared_nodes.nodes[:3], key)
 
+    delete_lock(shared_nodes.nodes[:2], lease.key)
+    lease.ensure(network=True)
+
+    delete_lock(shared_nodes.nodes[2:3], lease.key)
     lease.ensure()
     with pytest.raises(LockLost, match="write nothing more"):
         lease.ensure(network=True)
-    redlock.release(lease)
-
-
-def test_ensure_needs_only_a_majority(
-    shared_nodes: DevNodes, redlock: Redlock, key: str
-) -> None:
-    """A lease is still held when two of five nodes have lost the lock."""
-    lease = held(redlock, shared_nodes, key)
-    delete_lock(shared_nodes.nodes[:2], key)
-
-    lease.ensure(network=True)
-    redlock.release(lease)
 
 
 def test_ensure_without_a_majority_proves_no_loss(

@@ -6,9 +6,9 @@ forbidden.
 
 from __future__ import annotations
 
-import functools
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +21,7 @@ from celery_redlock.errors import LockHeld, LockUnavailable
 from celery_redlock.locking import lock
 from celery_redlock.operations.acl import acl_rules
 from tests.nodes.support import (
+    StartNodes,
     client,
     plain_client,
     run_python,
@@ -126,28 +127,42 @@ def release_in_turn(made: Sequence[Waiter]) -> None:
         holder.redlock.release(holder.lease)
 
 
-class PassiveWaiter:
-    """A first waiter that hears its wake-up and does not try for the lock."""
+@dataclass
+class Queue:
+    """A lock that is held, and waiters in its queue."""
 
-    def __init__(self, redlock: Redlock, key: str) -> None:
-        self.listener = pubsub.WakeupListener(
-            redlock.addresses, redlock.keys, redlock.timing
-        )
-        self.queue = wait_queue.WaitQueue(
-            key, redlock.nodes, redlock.keys, self.listener
-        )
-        self.queue.pause(SYSTEM_CLOCK.monotonic() + 0.01)
-        until(lambda: self.listener.listening == len(redlock.labels))
+    redlock: Redlock
+    lease: Lease
+    waiters: list[Waiter]
+
+    def release(self, keep: float = 0.0) -> None:
+        """Release the lock."""
+        self.redlock.release(self.lease, keep=keep)
 
 
 @contextmanager
-def passive_waiter(redlock: Redlock, key: str) -> Iterator[PassiveWaiter]:
-    """Give a first waiter that does not try for the lock."""
-    waiter = PassiveWaiter(redlock, key)
+def queue(nodes: DevNodes, key: str, count: int) -> Iterator[Queue]:
+    """Give a lock and waiters; after the block, they all get the lock in turn."""
+    with client(nodes) as redlock:
+        lease = redlock.acquire(key)
+        with waiters(nodes, key, count) as made:
+            yield Queue(redlock, lease, made)
+            release_in_turn(made)
+
+
+@contextmanager
+def passive_waiter(
+    redlock: Redlock, key: str
+) -> Iterator[tuple[wait_queue.WaitQueue, pubsub.WakeupListener]]:
+    """Give a first waiter that hears its wake-up and does not try for the lock."""
+    listener = pubsub.WakeupListener(redlock.addresses, redlock.keys, redlock.timing)
+    place = wait_queue.WaitQueue(key, redlock.nodes, redlock.keys, listener)
     try:
-        yield waiter
+        place.pause(SYSTEM_CLOCK.monotonic() + 0.01)
+        until(lambda: listener.listening == len(redlock.labels))
+        yield place, listener
     finally:
-        waiter.listener.close()
+        listener.close()
 
 
 # -- Waking ------------------------------------------------------------------------
@@ -157,12 +172,8 @@ def passive_waiter(redlock: Redlock, key: str) -> Iterator[PassiveWaiter]:
 @pytest.mark.usefixtures("no_polling")
 def test_release_wakes_the_next_waiter(three_nodes: DevNodes, key: str) -> None:
     """The lock goes from waiter to waiter, and none of them polls."""
-    with client(three_nodes) as redlock:
-        lease = redlock.acquire(key)
-        with waiters(three_nodes, key, 3) as made:
-            redlock.release(lease)
-
-            release_in_turn(made)
+    with queue(three_nodes, key, 3) as line:
+        line.release()
     until_nothing_is_left(three_nodes)
     assert [in_queue(node, key) for node in three_nodes.nodes] == [[]] * 3
 
@@ -173,11 +184,11 @@ def test_release_wakes_one_waiter_alone(three_nodes: DevNodes, key: str) -> None
     with connected(three_nodes) as redlock:
         lease = redlock.acquire(key)
         with (
-            passive_waiter(redlock, key) as first,
+            passive_waiter(redlock, key) as (first, first_listener),
             waiters(three_nodes, key, 3, ahead=1) as others,
             ExitStack() as stack,
         ):
-            listeners = [first.listener, *(w.redlock.listener for w in others)]
+            listeners = [first_listener, *(w.redlock.listener for w in others)]
             channels = [listener.channel for listener in listeners if listener]
             taps = [stack.enter_context(tap(n, channels)) for n in three_nodes.nodes]
 
@@ -186,7 +197,7 @@ def test_release_wakes_one_waiter_alone(three_nodes: DevNodes, key: str) -> None
 
             for messages in taps:
                 assert messages() == [(channels[0], "1 0")]
-            first.queue.end(acquired=False)
+            first.end(acquired=False)
             release_in_turn(others)
 
 
@@ -237,34 +248,23 @@ def test_waiter_polls_no_more_than_once_a_second(
     three_nodes: DevNodes, key: str
 ) -> None:
     """A waiter in the queue asks each node at most once a second."""
-    with client(three_nodes) as redlock:
-        lease = redlock.acquire(key)
-        with waiters(three_nodes, key, 4) as made:
-            began, before = SYSTEM_CLOCK.monotonic(), scripts_run(three_nodes)
-            until(functools.partial(is_past, began + 3.0))
-            asked = scripts_run(three_nodes) - before
-            seconds = SYSTEM_CLOCK.monotonic() - began
+    with queue(three_nodes, key, 4) as line:
+        began, before = SYSTEM_CLOCK.monotonic(), scripts_run(three_nodes)
+        until(lambda: SYSTEM_CLOCK.monotonic() > began + 3.0)
+        asked = scripts_run(three_nodes) - before
+        seconds = SYSTEM_CLOCK.monotonic() - began
 
-            assert 0 < asked <= 3 * (seconds + 1) * len(made)
-            redlock.release(lease)
-            release_in_turn(made)
-
-
-def is_past(instant: float) -> bool:
-    """Tell whether it is later than this instant."""
-    return SYSTEM_CLOCK.monotonic() > instant
+        assert 0 < asked <= 3 * (seconds + 1) * len(line.waiters)
+        line.release()
 
 
 @pytest.mark.usefixtures("no_polling")
 def test_waiter_tries_when_the_ttl_ends(three_nodes: DevNodes, key: str) -> None:
     """The holder has died, and no node announces that its lock expires."""
-    with (
-        client(three_nodes) as redlock,
-        connected(three_nodes) as one,
-        connected(three_nodes) as two,
-    ):
+    with client(three_nodes) as redlock, ExitStack() as stack:
+        services = [stack.enter_context(connected(three_nodes)) for _ in range(2)]
         redlock.acquire(key, ttl=3.0)
-        made = [Waiter(one, key), Waiter(two, key)]
+        made = [Waiter(service, key) for service in services]
         for place, waiter in enumerate(made, 1):
             waiter.start(three_nodes, place)
         release_in_turn(made)
@@ -277,14 +277,12 @@ def test_release_tells_the_waiter_when_a_kept_lock_expires(
     three_nodes: DevNodes, key: str
 ) -> None:
     """With `keep` the first waiter learns when the lock expires, and tries then."""
-    with client(three_nodes) as redlock:
-        lease = redlock.acquire(key)
-        with waiters(three_nodes, key, 1) as made:
-            redlock.release(lease, keep=0.5)
+    with queue(three_nodes, key, 1) as line:
+        line.release(keep=0.5)
 
-            release_in_turn(made)
-            assert made[0].lease
-            assert made[0].lease.fence > lease.fence
+    (waiter,) = line.waiters
+    assert waiter.lease
+    assert waiter.lease.fence > line.lease.fence
 
 
 # -- Leaving the queue -------------------------------------------------------------
@@ -306,14 +304,14 @@ def test_waiter_that_times_out_passes_its_wake_up_on(
     three_nodes: DevNodes, key: str
 ) -> None:
     """A waiter that was woken, and leaves without the lock, wakes the next."""
-    with connected(three_nodes) as redlock, passive_waiter(redlock, key) as first:
+    with connected(three_nodes) as redlock, passive_waiter(redlock, key) as (first, _):
         lease = redlock.acquire(key)
         with waiters(three_nodes, key, 1, ahead=1) as made:
             redlock.release(lease)
             until_in_queue(three_nodes, key, 1)
             assert not made[0].lease
 
-            first.queue.end(acquired=False)
+            first.end(acquired=False)
 
             release_in_turn(made)
 
@@ -352,12 +350,8 @@ def test_lost_wake_up_delays_until_the_next_poll(
 ) -> None:
     """A waiter that no node wakes finds by polling that the lock is free."""
     monkeypatch.setattr(pubsub.Waiter, "wake", lambda *_: None)
-    with client(three_nodes) as redlock:
-        lease = redlock.acquire(key)
-        with waiters(three_nodes, key, 2) as made:
-            redlock.release(lease)
-
-            release_in_turn(made)
+    with queue(three_nodes, key, 2) as line:
+        line.release()
 
 
 def test_forked_child_listens_with_its_own_connections(
@@ -421,32 +415,26 @@ def test_wake_up_needs_only_a_majority(
     five_nodes: DevNodes, key: str, dead: int
 ) -> None:
     """Waiters are woken although a minority of the nodes has died."""
-    with client(five_nodes) as redlock:
-        lease = redlock.acquire(key)
-        with waiters(five_nodes, key, 2) as made:
-            for node in five_nodes.nodes[:dead]:
-                node.kill()
-            redlock.release(lease)
-
-            release_in_turn(made)
+    with queue(five_nodes, key, 2) as line:
+        for node in five_nodes.nodes[:dead]:
+            node.kill()
+        line.release()
 
 
 def test_restarted_node_is_subscribed_to_again(three_nodes: DevNodes, key: str) -> None:
     """A waiter makes a broken subscription again while it waits."""
-    with client(three_nodes) as redlock:
-        lease = redlock.acquire(key)
-        with waiters(three_nodes, key, 1) as made:
-            three_nodes.nodes[1].kill()
-            until(lambda: not made[0].hears())
-            three_nodes.nodes[1].start()
-            until(made[0].hears)
+    with queue(three_nodes, key, 1) as line:
+        (waiter,) = line.waiters
+        three_nodes.nodes[1].kill()
+        until(lambda: not waiter.hears())
+        three_nodes.nodes[1].start()
+        until(waiter.hears)
 
-            redlock.release(lease)
-            release_in_turn(made)
+        line.release()
 
 
 def test_waiter_without_permission_to_subscribe_polls(
-    start_nodes: Callable[..., DevNodes], key: str, caplog: pytest.LogCaptureFixture
+    start_nodes: StartNodes, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The waiter gets the lock by polling; the log gives the reason once per node."""
     rules = acl_rules("redlock").replace("&redlock:wake:*", "")
@@ -468,16 +456,12 @@ def test_waiter_without_permission_to_subscribe_polls(
 @pytest.mark.every_server
 @pytest.mark.usefixtures("no_polling")
 def test_acl_of_the_doctor_is_enough_to_be_woken(
-    start_nodes: Callable[..., DevNodes], key: str
+    start_nodes: StartNodes, key: str
 ) -> None:
     """A user with only the printed permissions waits without polling."""
     options = ServerOptions(username="u", password="p", acl=acl_rules("redlock"))
     nodes = start_nodes(3, options=options)
-    with client(nodes) as redlock:
-        lease = redlock.acquire(key)
-        with waiters(nodes, key, 2) as made:
-            redlock.release(lease)
-
-            release_in_turn(made)
+    with queue(nodes, key, 2) as line:
+        line.release()
     refused = [str(node.command("ACL", "LOG")) for node in nodes.nodes]
     assert not [log for log in refused if "publish" in log or "subscribe" in log]

@@ -1,0 +1,548 @@
+"""The scripts of the records beside locks, reply by reply.
+
+Claims and cool-downs of calls, the successor register, and what schedulers record: the
+slots that were sent, and the standbys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.scripts import (
+    CLAIM,
+    COOL_DOWN,
+    ENTER_SUCCESSOR,
+    FREE,
+    GRANTED,
+    KEEP_CLAIM,
+    LIST_STANDBYS,
+    MARK_SLOT,
+    MISCONFIGURED,
+    QUARANTINED,
+    READ_SLOTS,
+    RECORD_SLOTS,
+    RECORD_STANDBY,
+    RELEASE_CLAIM,
+    START_SUCCESSOR,
+    TAKEN,
+    UNSYNCED,
+    WITHDRAW_SUCCESSOR,
+)
+from tests.contract.subjects import CONFIG, NO_KEY, SHORT, TTL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.contract.subjects import Subject
+
+KINDS = ("claim", "lock", "cooldown")
+NOW = 1_795_246_614_184_112  # µs since 1970
+BOTH_ORDERS = pytest.mark.parametrize("keep", ["latest", "first"])
+
+
+def key(subject: Subject, kind: str = "claim") -> str:
+    """Return the key of a record about the call or schedule ``c``."""
+    return subject.key(f"{kind}:c")
+
+
+# -- Claims and cool-downs -----------------------------------------------------
+
+
+def holder_info(job: str, phase: str = "queued") -> str:
+    """Return the text that is stored with a job."""
+    return f"send_invoice\n{job}\nhost\n4711\n1.5\n{phase}"
+
+
+def claim(subject: Subject, job: str, *, at: str = "", ttl_ms: int = TTL) -> Any:
+    """Run CLAIM; ``at`` names which other keys it checks."""
+    keys = [key(subject, kind) for kind in KINDS]
+    checks = [int(kind in at) for kind in KINDS[1:]]
+    return subject.run(CLAIM, keys, [job, holder_info(job), ttl_ms, *checks])
+
+
+def keep(subject: Subject, job: str, ttl_ms: int = TTL) -> Any:
+    """Run KEEP_CLAIM."""
+    return subject.run(KEEP_CLAIM, [key(subject)], [job, ttl_ms])
+
+
+def release(subject: Subject, job: str) -> Any:
+    """Run RELEASE_CLAIM."""
+    return subject.run(RELEASE_CLAIM, [key(subject)], [job])
+
+
+def cool_down(subject: Subject, job: str, ttl_ms: int = TTL) -> Any:
+    """Run COOL_DOWN."""
+    args = [job, holder_info(job, "succeeded"), ttl_ms]
+    return subject.run(COOL_DOWN, [key(subject, "cooldown")], args)
+
+
+def lock(subject: Subject, job: str) -> None:
+    """Write a lock that this job holds."""
+    value = f"base.attempt\n7\nsend_invoice\n{job}\nhost\n4711\n1.5"
+    subject.set(key(subject, "lock"), value, px=TTL)
+
+
+def test_claim_is_for_the_first(subject: Subject) -> None:
+    """The reply to a second job has the first one, its holder_info and its ttl."""
+    assert claim(subject, "job-1") == [GRANTED, 0]
+
+    status, value, left = claim(subject, "job-2")
+
+    assert (status, value.decode()) == (TAKEN, f"job-1\n0\n{holder_info('job-1')}")
+    assert 0 < left <= TTL
+
+
+@pytest.mark.parametrize("job", ["job-1", "job", "job-12", "-", "%d", "a.b*c"])
+def test_claim_compares_whole_job_names(subject: Subject, job: str) -> None:
+    """Neither a part of a name nor a pattern matches another job."""
+    claim(subject, job)
+
+    assert claim(subject, "job-1x")[0] == TAKEN
+    assert claim(subject, job)[0] == GRANTED
+
+
+def test_claim_checks_the_lock_on_request(subject: Subject) -> None:
+    """The value of the running job begins with its id, as that of a claim does."""
+    lock(subject, "job-1")
+
+    status, value, left = claim(subject, "job-2", at="lock")
+
+    assert status == TAKEN
+    assert value.split(b"\n")[:4] == [b"job-1", b"7", b"send_invoice", b"job-1"]
+    assert 0 < left <= TTL
+    assert subject.pttl(key(subject)) == NO_KEY
+    assert claim(subject, "job-2") == [GRANTED, 0]
+
+
+def test_claim_checks_the_cooldown_on_request(subject: Subject) -> None:
+    """The reply has the job that has succeeded and the time left."""
+    cool_down(subject, "job-1")
+
+    status, value, left = claim(subject, "job-2", at="cooldown")
+
+    expected = f"job-1\n0\n{holder_info('job-1', 'succeeded')}"
+    assert (status, value.decode()) == (TAKEN, expected)
+    assert 0 < left <= TTL
+    assert claim(subject, "job-2", at="lock") == [GRANTED, 0]
+
+
+def test_claim_ignores_lock_and_cooldown_of_the_same_job(subject: Subject) -> None:
+    """A job that retries has a lock, and may have succeeded before."""
+    lock(subject, "job-1")
+    cool_down(subject, "job-1")
+
+    assert claim(subject, "job-1", at="lock cooldown") == [GRANTED, 0]
+
+
+@pytest.mark.parametrize(
+    "value", ["theirs", "", "a\nb\nc", "base.attempt\n7\n\n\nhost"]
+)
+def test_claim_ignores_a_lock_without_a_job(subject: Subject, value: str) -> None:
+    """A lock outside of a task, or of another program, is no job of the call."""
+    subject.set(key(subject, "lock"), value, px=TTL)
+
+    assert claim(subject, "job-1", at="lock") == [GRANTED, 0]
+
+
+def test_claim_names_the_queued_job_before_the_running_one(subject: Subject) -> None:
+    """All nodes name the same job, if one is queued and another runs."""
+    claim(subject, "queued")
+    lock(subject, "running")
+    cool_down(subject, "done")
+
+    assert claim(subject, "new", at="lock cooldown")[1].startswith(b"queued\n")
+    release(subject, "queued")
+    assert claim(subject, "new", at="lock cooldown")[1].startswith(b"running\n")
+    subject.delete(key(subject, "lock"))
+    assert claim(subject, "new", at="lock cooldown")[1].startswith(b"done\n")
+
+
+def test_keep_renews_a_claim(subject: Subject) -> None:
+    """The claim gets a long ttl once the job is in the queue."""
+    claim(subject, "job-1", ttl_ms=SHORT)
+
+    assert keep(subject, "job-1") == [GRANTED, 0]
+    assert subject.pttl(key(subject)) > SHORT
+
+
+def test_keep_never_creates_a_claim(subject: Subject) -> None:
+    """A job that has started meanwhile has released it."""
+    assert keep(subject, "job-1") == [FREE]
+
+    claim(subject, "job-2", ttl_ms=SHORT)
+
+    assert keep(subject, "job-1") == keep(subject, "job") == [FREE]
+    assert subject.pttl(key(subject)) <= SHORT
+
+
+def test_release_is_for_its_own_job(subject: Subject) -> None:
+    """The claim of another job stays, and twice is harmless."""
+    claim(subject, "job-1")
+
+    assert release(subject, "job") == release(subject, "job-12") == [FREE]
+    assert claim(subject, "job-2")[0] == TAKEN
+    assert release(subject, "job-1") == [GRANTED, 0]
+    assert release(subject, "job-1") == [FREE]
+    assert subject.pttl(key(subject)) == NO_KEY
+
+
+def test_cool_down_is_of_the_last_success(subject: Subject) -> None:
+    """Each success starts it anew."""
+    cool_down(subject, "job-1", SHORT)
+
+    assert cool_down(subject, "job-2") == [GRANTED, 0]
+    assert claim(subject, "job-3", at="cooldown")[1].startswith(b"job-2\n")
+    assert subject.pttl(key(subject, "cooldown")) > SHORT
+
+
+# -- The successor register ----------------------------------------------------
+
+
+def enter(  # noqa: PLR0913  (by name)
+    subject: Subject,
+    task_id: str,
+    published: int,
+    keep: str = "latest",
+    *,
+    ttl_ms: int = TTL,
+    entered: bool = False,
+    holder: str = "",
+) -> str | None:
+    """Run ENTER_SUCCESSOR; return None, or the call that comes before."""
+    args = [task_id, published, keep, "0.000", ttl_ms, "1" if entered else "", holder]
+    return _preceding(subject.run(ENTER_SUCCESSOR, [key(subject, "next")], args))
+
+
+def start(
+    subject: Subject,
+    task_id: str,
+    published: int,
+    keep: str = "latest",
+    *,
+    entered: bool = True,
+) -> str | None:
+    """Run START_SUCCESSOR; return None, or the call that comes before."""
+    args = [task_id, published, keep, "0.000", TTL, "1" if entered else ""]
+    return _preceding(subject.run(START_SUCCESSOR, [key(subject, "next")], args))
+
+
+def withdraw(subject: Subject, task_id: str) -> Any:
+    """Run WITHDRAW_SUCCESSOR."""
+    return subject.run(WITHDRAW_SUCCESSOR, [key(subject, "next")], [task_id])
+
+
+def _preceding(reply: Any) -> str | None:
+    if reply == [GRANTED, 0]:
+        return None
+    status, value, left = reply
+    assert (status, 0 <= left <= TTL) == (TAKEN, True)
+    return str(value.split(b"\n")[0].decode())
+
+
+def test_enter_writes_the_whole_entry(subject: Subject) -> None:
+    """The entry is the id, when it was published, when it expires, and "waits"."""
+    args = ["one", NOW, "latest", "1795246615.500", TTL, "", ""]
+
+    assert subject.run(ENTER_SUCCESSOR, [key(subject, "next")], args) == [GRANTED, 0]
+
+    entry = b"one\n%d\n1795246615.500\nwaits" % NOW
+    assert subject.get(key(subject, "next")) == entry
+    assert 0 < subject.pttl(key(subject, "next")) <= TTL
+
+
+@pytest.mark.parametrize(
+    ("keep", "replies", "last"),
+    [("latest", [None, None, "c", "c"], "c"), ("first", [None, "b", None, "a"], "a")],
+)
+def test_register_only_moves_on(
+    subject: Subject, keep: str, replies: list[str | None], last: str
+) -> None:
+    """To the call that was published later, or earlier, by one microsecond."""
+    calls = [("b", NOW), ("c", NOW + 1), ("a", NOW - 1), ("b", NOW)]
+
+    assert [enter(subject, *call, keep) for call in calls] == replies
+    entry = subject.get(key(subject, "next")) or b""
+    assert entry.startswith(f"{last}\n".encode())
+
+
+@BOTH_ORDERS
+def test_calls_of_one_instant_are_ordered_by_id(subject: Subject, keep: str) -> None:
+    """All nodes put the same one of them first."""
+    first, second = ("b", "a") if keep == "latest" else ("a", "b")
+    enter(subject, second, NOW, keep)
+
+    assert enter(subject, first, NOW, keep) is None
+    assert enter(subject, second, NOW, keep) == first
+
+
+def test_running_call_does_not_precede_a_new_one(subject: Subject) -> None:
+    """The holder counts as running, even if the register has it as waiting."""
+    enter(subject, "b", NOW)
+
+    assert enter(subject, "a", NOW - 1, holder="b") is None
+
+
+def test_running_call_precedes_those_entered_before(subject: Subject) -> None:
+    """They have been superseded: the holder runs for them as well."""
+    enter(subject, "a", NOW - 1)
+    enter(subject, "b", NOW)
+
+    assert enter(subject, "a", NOW - 1, entered=True, holder="b") == "b"
+
+
+@pytest.mark.parametrize("value", ["", "a", "a\nb\nc\nwaits", "a\n1\n0\n"])
+def test_register_with_another_text_is_empty(subject: Subject, value: str) -> None:
+    """A value that is no entry precedes no call."""
+    subject.set(key(subject, "next"), value)
+
+    assert enter(subject, "b", NOW) is None
+
+
+def test_start_is_for_the_registered_call(subject: Subject) -> None:
+    """Another call that got the lock first learns which call comes before it."""
+    enter(subject, "a", NOW - 1)
+    enter(subject, "b", NOW)
+
+    assert start(subject, "a", NOW - 1) == "b"
+    assert start(subject, "b", NOW) is None
+
+
+@BOTH_ORDERS
+def test_started_call_precedes_earlier_entries_only(
+    subject: Subject, keep: str
+) -> None:
+    """A call that was entered before ends; a call that comes later is entered."""
+    late, early = (NOW + 1, NOW - 1) if keep == "first" else (NOW - 1, NOW + 1)
+    enter(subject, "before", late, keep)
+    enter(subject, "runs", NOW, keep)
+    assert start(subject, "runs", NOW, keep) is None
+
+    assert enter(subject, "before", late, keep, entered=True) == "runs"
+    assert start(subject, "before", late, keep) == "runs"
+    assert enter(subject, "after", late, keep) is None
+    assert enter(subject, "better", early, keep) is None
+
+
+def test_start_without_an_entry_is_granted(subject: Subject) -> None:
+    """A node that has no register, or has forgotten it, stops no call."""
+    assert start(subject, "a", NOW) is None
+
+    assert subject.get(key(subject, "next")) == b"a\n%d\n0.000\nruns" % NOW
+
+
+def test_start_does_not_replace_a_later_call(subject: Subject) -> None:
+    """A call that waits and comes before stays registered."""
+    enter(subject, "b", NOW + 1)
+
+    assert start(subject, "a", NOW, entered=False) == "b"
+    assert enter(subject, "c", NOW) == "b"
+
+
+def test_withdraw_is_for_its_own_call(subject: Subject) -> None:
+    """The entry of another call stays, and twice is harmless."""
+    enter(subject, "b", NOW)
+
+    assert withdraw(subject, "a") == [FREE]
+    assert withdraw(subject, "b") == [GRANTED, 0]
+    assert withdraw(subject, "b") == [FREE]
+    assert subject.pttl(key(subject, "next")) == NO_KEY
+
+
+def test_withdraw_compares_whole_ids(subject: Subject) -> None:
+    """One id may be the start of another one, and may have any characters."""
+    enter(subject, "a.b+c%", NOW)
+
+    assert withdraw(subject, "a.b") == [FREE]
+    assert withdraw(subject, "a.b+c%") == [GRANTED, 0]
+
+
+# -- Slots and standbys of schedulers ------------------------------------------
+
+
+def record(subject: Subject, *pairs: Any, ttl_ms: int = TTL) -> Any:
+    """Run RECORD_SLOTS."""
+    return subject.run(RECORD_SLOTS, [key(subject, "slots")], [ttl_ms, *pairs])
+
+
+def read(subject: Subject, config: str = "") -> Any:
+    """Run READ_SLOTS; without the restart guard unless there is a config."""
+    keys = [key(subject, "slots"), subject.meta, subject.quarantine]
+    reply = subject.run(READ_SLOTS, keys, [config])
+    if reply[0] == GRANTED:
+        return dict(zip(reply[1::2], reply[2::2], strict=True))
+    return reply
+
+
+def test_record_is_read_again(subject: Subject) -> None:
+    """Each entry has one instant, to the microsecond."""
+    assert record(subject, "a", 1795246614184112, "b", 7) == [GRANTED, 0]
+
+    assert read(subject) == {b"a": b"1795246614184112", b"b": b"7"}
+
+
+def test_record_only_grows(subject: Subject) -> None:
+    """A late record of an earlier leader changes nothing."""
+    record(subject, "a", 5, "b", 5)
+    record(subject, "a", 4, "b", 6)
+
+    assert read(subject) == {b"a": b"5", b"b": b"6"}
+
+
+def test_record_without_an_instant_deletes_the_entry(subject: Subject) -> None:
+    """An entry that was never there is no error. The last one takes the key along."""
+    record(subject, "a", 5, "b", 5)
+
+    assert record(subject, "a", "", "never", "") == [GRANTED, 0]
+    assert read(subject) == {b"b": b"5"}
+    record(subject, "b", "")
+    assert subject.pttl(key(subject, "slots")) == NO_KEY
+
+
+def test_record_takes_any_name(subject: Subject) -> None:
+    """Names of schedule entries are free text."""
+    name = "Täglich: 3 Uhr\n(Import)@"
+
+    record(subject, name, 5)
+
+    assert read(subject) == {name.encode(): b"5"}
+
+
+def test_record_starts_its_ttl_anew(subject: Subject) -> None:
+    """The records expire when no scheduler writes any more."""
+    record(subject, "a", 5, ttl_ms=SHORT)
+    record(subject, "a", 4)
+    assert SHORT < subject.pttl(key(subject, "slots")) <= TTL
+
+    record(subject, "a", 6, ttl_ms=SHORT)
+    subject.wait_until(lambda: read(subject) == {})
+
+
+def test_read_of_a_voting_node_returns_its_records(subject: Subject) -> None:
+    """The node has not been restarted since it was admitted."""
+    subject.initialize()
+    assert read(subject, CONFIG) == {}
+
+    record(subject, "a", 5)
+
+    assert read(subject, CONFIG) == {b"a": b"5"}
+
+
+def test_read_of_a_node_that_may_have_forgotten_is_refused(subject: Subject) -> None:
+    """The node may have lost records before its start, in each of these states."""
+    record(subject, "a", 5)
+    assert read(subject, CONFIG) == [UNSYNCED, subject.run_id]
+
+    assert subject.acquire(config=CONFIG)[0] == QUARANTINED
+    status, left = read(subject, CONFIG)
+    assert (status, 0 < left <= 61_000) == (QUARANTINED, True)
+
+
+def test_read_after_quarantine_needs_no_fences(subject: Subject) -> None:
+    """The node has all records since its start, before its fences are recovered."""
+    subject.acquire(config=CONFIG)
+    subject.delete(subject.quarantine)
+    record(subject, "a", 5)
+
+    assert subject.acquire(config=CONFIG)[0] == UNSYNCED
+    assert read(subject, CONFIG) == {b"a": b"5"}
+
+
+def test_read_with_another_config_is_refused(subject: Subject) -> None:
+    """A node of another deployment belongs to another majority."""
+    subject.initialize("another")
+
+    assert read(subject, CONFIG) == [MISCONFIGURED, b"another"]
+
+
+def mark(subject: Subject, task_id: str, ttl_ms: int = TTL) -> Any:
+    """Run MARK_SLOT."""
+    return subject.run(MARK_SLOT, [key(subject, "ran")], [task_id, ttl_ms])
+
+
+def test_mark_is_for_the_first(subject: Subject) -> None:
+    """The reply to a second task has the id of the first one."""
+    assert mark(subject, "task-1") == [GRANTED, 0]
+
+    status, first, left = mark(subject, "task-2")
+
+    assert (status, first, 0 < left <= TTL) == (TAKEN, b"task-1", True)
+
+
+def stand_by(subject: Subject, name: str, ttl_ms: int = TTL) -> Any:
+    """Run RECORD_STANDBY."""
+    return subject.run(RECORD_STANDBY, [key(subject, "standby")], [name, ttl_ms])
+
+
+def standbys(subject: Subject) -> set[bytes]:
+    """Run LIST_STANDBYS."""
+    status, *names = subject.run(LIST_STANDBYS, [key(subject, "standby")], [])
+    assert status == GRANTED
+    return set(names)
+
+
+def test_standbys_are_those_that_were_recorded(subject: Subject) -> None:
+    """A standby that is recorded twice is listed once."""
+    assert standbys(subject) == set()
+
+    assert stand_by(subject, "a") == stand_by(subject, "b") == [GRANTED, 0]
+    stand_by(subject, "a")
+
+    assert standbys(subject) == {b"a", b"b"}
+
+
+def test_standby_can_leave_the_list(subject: Subject) -> None:
+    """A standby that was elected, or ends, is removed. The last one deletes the key."""
+    stand_by(subject, "a")
+    stand_by(subject, "b")
+
+    assert stand_by(subject, "a", 0) == [GRANTED, 0]
+    assert standbys(subject) == {b"b"}
+    stand_by(subject, "b", 0)
+    assert subject.pttl(key(subject, "standby")) == NO_KEY
+
+
+def test_standby_expires(subject: Subject) -> None:
+    """A standby that was killed is not listed for ever, beside one that lives."""
+    stand_by(subject, "lives")
+    stand_by(subject, "killed", SHORT)
+    assert standbys(subject) == {b"lives", b"killed"}
+
+    subject.wait_until(lambda: standbys(subject) == {b"lives"})
+
+    assert subject.pttl(key(subject, "standby")) > SHORT
+    stand_by(subject, "another")
+    assert set(subject.hgetall(key(subject, "standby"))) == {b"lives", b"another"}
+
+
+# -- All records of jobs -------------------------------------------------------
+
+
+# How a job writes a record with a ttl. Job 2 was published before job 1.
+WRITE: dict[str, Callable[[Subject, int, int], Any]] = {
+    "claim": lambda subject, job, ttl: claim(subject, f"job-{job}", ttl_ms=ttl),
+    "cooldown": lambda subject, job, ttl: cool_down(subject, f"job-{job}", ttl),
+    "next": lambda subject, job, ttl: (
+        enter(subject, f"job-{job}", NOW - job, ttl_ms=ttl) or [GRANTED, 0]
+    ),
+    "ran": lambda subject, job, ttl: mark(subject, f"job-{job}", ttl),
+}
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_repetition_starts_the_ttl_anew(subject: Subject, kind: str) -> None:
+    """A job that was redelivered, or retries, writes its record again."""
+    WRITE[kind](subject, 1, SHORT)
+
+    assert WRITE[kind](subject, 1, TTL) == [GRANTED, 0]
+    assert subject.pttl(key(subject, kind)) > SHORT
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_record_expires(subject: Subject, kind: str) -> None:
+    """A job that died does not precede or refuse others for ever."""
+    WRITE[kind](subject, 1, SHORT)
+    subject.wait_until(lambda: subject.pttl(key(subject, kind)) == NO_KEY)
+
+    assert WRITE[kind](subject, 2, TTL) == [GRANTED, 0]
