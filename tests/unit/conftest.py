@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.testing import FakeClock, FakeNodes
+from tests.unit.support import Site
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
@@ -40,3 +41,9 @@ def redlock(nodes: FakeNodes) -> Redlock:
 def rival(nodes: FakeNodes, redlock: Redlock) -> Redlock:
     """Give the service of another process on the same nodes."""
     return nodes.another_client().redlock(ttl=10.0)
+
+
+@pytest.fixture
+def site(nodes: FakeNodes, clock: FakeClock, redlock: Redlock, rival: Redlock) -> Site:
+    """Give the nodes, their clock, and both services."""
+    return Site(nodes, clock, redlock, rival)

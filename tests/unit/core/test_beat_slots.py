@@ -28,18 +28,6 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def nodes(clock: FakeClock) -> FakeNodes:
-    """Give five nodes."""
-    return FakeNodes(5, clock=clock)
-
-
-@pytest.fixture
-def redlock(nodes: FakeNodes) -> Redlock:
-    """Give the service of one leader."""
-    return nodes.redlock()
-
-
-@pytest.fixture
 def record(redlock: Redlock) -> SlotRecord:
     """Give the record of a leader that has read the notes."""
     return loaded(redlock)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
+    from tests.unit.support import Site
 
 AHEAD = 1_900_000_000_000_000  # µs, beyond the clock of these tests
 
@@ -36,10 +37,10 @@ def count(nodes: FakeNodes, *numbers: int) -> None:
         node.memory.redis.hset(b"redlock:fence", fields)
 
 
-def test_fences_grow(redlock: Redlock, rival: Redlock) -> None:
+def test_fences_grow(site: Site) -> None:
     """Each grant of a key has a greater fence than the one before."""
     fences = []
-    for service in (redlock, rival) * 3:
+    for service in (site.redlock, site.rival) * 3:
         lease = service.acquire("k")
         fences.append(lease.fence)
         service.release(lease)
@@ -47,84 +48,74 @@ def test_fences_grow(redlock: Redlock, rival: Redlock) -> None:
     assert fences == sorted(set(fences))
 
 
-def test_fence_is_the_wall_clock_if_that_is_right(
-    redlock: Redlock, clock: FakeClock
-) -> None:
+def test_fence_is_the_wall_clock_if_that_is_right(site: Site) -> None:
     """In microseconds: nodes agree on it, and operators can read it."""
-    clock.advance(10)
+    site.clock.advance(10)
 
-    assert redlock.acquire("k").fence == round(clock.wall() * 1e6)
+    assert site.redlock.acquire("k").fence == round(site.clock.wall() * 1e6)
 
 
-def test_fence_that_a_quorum_returned_costs_nothing(
-    nodes: FakeNodes, redlock: Redlock
+@pytest.mark.parametrize(
+    ("counted", "scripts"),
+    [
+        ((AHEAD, AHEAD, AHEAD, 5, 5), ["acquire"]),
+        ((AHEAD, 5, 5, 5, 5), ["acquire", "raise_fence"]),
+    ],
+)
+def test_fence_is_the_greatest_number_of_all_grants(
+    site: Site, counted: tuple[int, ...], scripts: list[str]
 ) -> None:
-    """Three of five nodes say the same and none says more: one round trip."""
-    count(nodes, AHEAD, AHEAD, AHEAD, 5, 5)
+    """It costs nothing if a quorum returned it. One node may have been in a quorum."""
+    count(site.nodes, *counted)
 
-    lease = redlock.acquire("k")
-
-    assert lease.fence == AHEAD + 1
-    assert asked(nodes) == ["acquire"]
+    assert site.redlock.acquire("k").fence == AHEAD + 1
+    assert asked(site.nodes) == scripts
 
 
-def test_fence_costs_a_second_round_if_nodes_differ(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_fence_costs_a_second_round_if_nodes_differ(site: Site) -> None:
     """The other nodes are raised to the greatest number while they hold the lock."""
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
 
-    lease = redlock.acquire("k")
+    lease = site.redlock.acquire("k")
 
     assert lease.fence == AHEAD + 1
-    assert asked(nodes) == ["acquire", "raise_fence"]
-    assert counters(nodes) == [AHEAD + 1] * 5
-    holder = redlock.inspect("k").holder
+    assert asked(site.nodes) == ["acquire", "raise_fence"]
+    assert counters(site.nodes) == [AHEAD + 1] * 5
+    holder = site.redlock.inspect("k").holder
     assert holder is not None
     assert holder.fence == AHEAD + 1
 
 
-def test_fence_is_the_greatest_number_of_all_grants(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
-    """Even if a quorum agrees on less: the one node may have been in a quorum."""
-    count(nodes, AHEAD, 5, 5, 5, 5)
-
-    assert redlock.acquire("k").fence == AHEAD + 1
-
-
-def test_fence_survives_a_wall_clock_that_is_set_back(
-    redlock: Redlock, clock: FakeClock
-) -> None:
+def test_fence_survives_a_wall_clock_that_is_set_back(site: Site) -> None:
     """Counters do not go back with the clock."""
-    lease = redlock.acquire("k")
-    redlock.release(lease)
-    clock.step_wall(-3600.0)
+    lease = site.redlock.acquire("k")
+    site.redlock.release(lease)
+    site.clock.step_wall(-3600.0)
 
-    assert redlock.acquire("k").fence == lease.fence + 1
+    assert site.redlock.acquire("k").fence == lease.fence + 1
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_hint_of_a_client_with_a_wrong_clock_is_ignored(
-    nodes: FakeNodes, step: float
+    site: Site, step: float
 ) -> None:
     """The client gets its lock all the same, and moves no counter far."""
-    before = nodes.redlock().acquire("k").fence
+    before = site.nodes.redlock().acquire("k").fence
 
     class Wrong:
         """A clock that differs from the nodes' by an hour."""
 
         def monotonic(self) -> float:
-            return nodes.clock.monotonic()
+            return site.nodes.clock.monotonic()
 
         def sleep(self, seconds: float) -> None:
-            nodes.clock.sleep(seconds)
+            site.nodes.clock.sleep(seconds)
 
         def wall(self) -> float:
-            return nodes.clock.wall() + step
+            return site.nodes.clock.wall() + step
 
-    nodes.clock.sleep(60.0)
-    lease = nodes.redlock(clock=Wrong()).acquire("k")
+    site.nodes.clock.sleep(60.0)
+    lease = site.nodes.redlock(clock=Wrong()).acquire("k")
 
     assert lease.fence == before + 1
 
@@ -151,36 +142,32 @@ class Grant:
         return raise_fence(self.request.ballot, self.redlock.nodes, keys, args)
 
 
-def test_raise_counts_only_on_nodes_that_still_hold_the_lock(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_raise_counts_only_on_nodes_that_still_hold_the_lock(site: Site) -> None:
     """A raise without the lock lets a later grant get the same number."""
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
-    grant = Grant(nodes, redlock)
-    forget(nodes, 2, 3, 4)
-    before = counters(nodes)
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
+    grant = Grant(site.nodes, site.redlock)
+    forget(site.nodes, 2, 3, 4)
+    before = counters(site.nodes)
 
     assert grant.fence() is None
-    assert counters(nodes) == before
+    assert counters(site.nodes) == before
 
 
-def test_raise_counts_only_on_nodes_whose_number_was_counted(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_raise_counts_only_on_nodes_whose_number_was_counted(site: Site) -> None:
     """A node that granted too late was not part of the maximum, so it does not count.
 
     Two nodes agree, the third has lost the lock, and two more hold it by the time of
     the raise. But the numbers that those two granted before are not known.
     """
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
-    nodes.latency(0.02, 3, 4)
-    grant = Grant(nodes, redlock)
-    forget(nodes, 2)
-    nodes.latency(0.0, 3, 4)
-    nodes.latency(0.03, 2)
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
+    site.nodes.latency(0.02, 3, 4)
+    grant = Grant(site.nodes, site.redlock)
+    forget(site.nodes, 2)
+    site.nodes.latency(0.0, 3, 4)
+    site.nodes.latency(0.03, 2)
 
     assert grant.fence() is None
-    assert counters(nodes)[3:] == [AHEAD + 1] * 2
+    assert counters(site.nodes)[3:] == [AHEAD + 1] * 2
 
 
 class VotesThatChange(list[Vote | None]):
@@ -223,73 +210,63 @@ def test_vote_that_comes_during_the_count_is_left_out_of_it(
     assert ballot.votes[3] is not None
 
 
-def test_raise_of_one_is_enough_beside_those_that_agreed(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_raise_of_one_is_enough_beside_those_that_agreed(site: Site) -> None:
     """A quorum is enough; a minority may hang, or be down."""
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
-    grant = Grant(nodes, redlock)
-    nodes.freeze(3, 4)
-    before = clock.monotonic()
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
+    grant = Grant(site.nodes, site.redlock)
+    site.nodes.freeze(3, 4)
+    before = site.clock.monotonic()
 
     assert grant.fence() == AHEAD + 1
-    assert clock.monotonic() == before
+    assert site.clock.monotonic() == before
 
 
-def test_raise_fails_as_soon_as_a_quorum_is_out_of_reach(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_raise_fails_as_soon_as_a_quorum_is_out_of_reach(site: Site) -> None:
     """The refusals decide; nodes that hang are not waited for."""
-    count(nodes, AHEAD, 5, 5, 5, 5)
-    grant = Grant(nodes, redlock)
-    forget(nodes, 1, 2, 3)
-    nodes.freeze(4)
-    before = clock.monotonic()
+    count(site.nodes, AHEAD, 5, 5, 5, 5)
+    grant = Grant(site.nodes, site.redlock)
+    forget(site.nodes, 1, 2, 3)
+    site.nodes.freeze(4)
+    before = site.clock.monotonic()
 
     assert grant.fence() is None
-    assert clock.monotonic() == before
+    assert site.clock.monotonic() == before
 
 
-def test_raise_that_is_not_confirmed_in_time_is_no_grant(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_raise_that_is_not_confirmed_in_time_is_no_grant(site: Site) -> None:
     """Without a fence there is no lease, and the grants are released."""
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
-    nodes.latency(0.01)
-    clock.at(0.005, lambda: nodes.freeze(2, 3, 4))
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
+    site.nodes.latency(0.01)
+    site.clock.at(0.005, lambda: site.nodes.freeze(2, 3, 4))
 
     with pytest.raises(QuorumUnreachable):
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
-    assert asked(nodes)[:3] == ["acquire", "raise_fence", "release"]
-    nodes.thaw()
-    assert holders(nodes) == [""] * 5
+    assert asked(site.nodes)[:3] == ["acquire", "raise_fence", "release"]
+    site.nodes.thaw()
+    assert holders(site.nodes) == [""] * 5
 
 
-def test_try_whose_fence_was_not_confirmed_is_followed_by_another(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_try_whose_fence_was_not_confirmed_is_followed_by_another(site: Site) -> None:
     """The next try, a moment later and with a new token, may be granted."""
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
-    nodes.latency(0.01)
-    clock.at(0.005, lambda: forget(nodes, 2, 3, 4))
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
+    site.nodes.latency(0.01)
+    site.clock.at(0.005, lambda: forget(site.nodes, 2, 3, 4))
 
-    lease = redlock.acquire("k")
+    lease = site.redlock.acquire("k")
 
     script_names = ["acquire", "raise_fence", "release"]
-    assert asked(nodes) == [*script_names, "acquire", "raise_fence"]
+    assert asked(site.nodes) == [*script_names, "acquire", "raise_fence"]
     assert lease.fence == AHEAD + 2
 
 
-def test_raise_sends_token_info_stripe_and_fence(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_raise_sends_token_info_stripe_and_fence(site: Site) -> None:
     """They are in the order of the script's table."""
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
 
-    lease = redlock.acquire("k")
+    lease = site.redlock.acquire("k")
 
-    assert args_of(nodes, "raise_fence") == [
+    assert args_of(site.nodes, "raise_fence") == [
         [lease.token, lease.holder_info, int(STRIPE_OF_K), lease.fence]
     ]
 

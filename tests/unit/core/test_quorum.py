@@ -159,24 +159,23 @@ def test_quorum_is_more_than_half(nodes: int, quorum: int) -> None:
     assert 2 * quorum_of(nodes) > nodes
 
 
-def test_split_vote_is_not_taken() -> None:
-    """If two rivals have two nodes each, neither has the lock."""
-    assert ballot_of((GRANTED, GRANTED, A, A)).verdict() is Verdict.CONTENDED
-    assert ballot_of((A, A, B, B)).verdict() is Verdict.CONTENDED
-
-
-def test_held_needs_one_and_the_same_holder() -> None:
-    """Five nodes that name different holders name no holder together."""
-    assert ballot_of((A, A, A, B, B)).verdict() is Verdict.HELD
-    assert ballot_of((A, A, B, B, C)).verdict() is Verdict.CONTENDED
-
-
-def test_dead_minority_does_not_matter() -> None:
-    """Two silent nodes of five decide nothing."""
-    assert ballot_of((GRANTED, GRANTED, GRANTED, SILENT, SILENT)).verdict() is (
-        Verdict.WON
-    )
-    assert ballot_of((A, A, A, SILENT, SILENT)).verdict() is Verdict.HELD
+@pytest.mark.parametrize(
+    ("votes", "verdict"),
+    [
+        # Two rivals have two nodes each: neither has the lock.
+        ((GRANTED, GRANTED, A, A), Verdict.CONTENDED),
+        ((A, A, B, B), Verdict.CONTENDED),
+        # Nodes that name different holders name no holder together.
+        ((A, A, A, B, B), Verdict.HELD),
+        ((A, A, B, B, C), Verdict.CONTENDED),
+        # A dead minority decides nothing.
+        ((GRANTED, GRANTED, GRANTED, SILENT, SILENT), Verdict.WON),
+        ((A, A, A, SILENT, SILENT), Verdict.HELD),
+    ],
+)
+def test_verdict_needs_a_majority(votes: tuple[Vote, ...], verdict: Verdict) -> None:
+    """The lock is taken, or held, if a majority of the nodes names one holder."""
+    assert ballot_of(votes).verdict() is verdict
 
 
 def test_same_holder_is_recognised_by_its_token_alone() -> None:

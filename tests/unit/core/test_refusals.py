@@ -24,21 +24,21 @@ from tests.unit.core.support import (
 )
 
 if TYPE_CHECKING:
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.errors import LockUnavailable
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
+    from tests.unit.support import Site
 
 
 # -- held ------------------------------------------------------------------------------
 
 
-def test_lock_held_names_the_holder(redlock: Redlock, rival: Redlock) -> None:
-    """The error names the holder, the votes for it, and when the lock expires."""
+def test_lock_held_names_the_holder(site: Site) -> None:
+    """The error names the holder, its votes and its end, after one round trip."""
     theirs = Holder("", task="report", task_id="42", host="h", pid=3)
-    lease = rival.acquire("k", holder=theirs)
+    lease = site.rival.acquire("k", holder=theirs)
 
     with pytest.raises(LockHeld) as caught:
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
     error = caught.value
     assert (error.key, error.retry_after) == ("k", TTL)
@@ -50,49 +50,26 @@ def test_lock_held_names_the_holder(redlock: Redlock, rival: Redlock) -> None:
         "The lock 'k' is held by report[42] on h (pid 3), as 5 of 5 nodes say, for "
         "10.0 s more unless renewed. You do not hold the lock."
     )
+    assert asked(site.nodes) == ["acquire"]
+    assert site.clock.slept == []
 
 
-def test_lock_held_costs_one_round_trip(
-    nodes: FakeNodes, redlock: Redlock, rival: Redlock, clock: FakeClock
-) -> None:
-    """No second request, no pause: a duplicate is refused at once."""
-    rival.acquire("k")
-
-    with pytest.raises(LockHeld):
-        redlock.acquire("k")
-
-    assert asked(nodes) == ["acquire"]
-    assert clock.slept == []
-
-
+@pytest.mark.parametrize("latency", [0.01, 0.04])
 def test_lock_held_by_a_majority_releases_what_was_granted(
-    nodes: FakeNodes, redlock: Redlock
+    site: Site, latency: float
 ) -> None:
-    """The votes of the loser are released, and those of the holder stay."""
-    hold(nodes, 0, 1, 2)
+    """The verdict is certain; nodes that granted, or may still grant, get a release."""
+    hold(site.nodes, 0, 1, 2)
+    site.nodes.latency(0.01)
+    site.nodes.latency(latency, 3, 4)
+    before = site.clock.monotonic()
 
     with pytest.raises(LockHeld):
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
-    assert asked(nodes) == ["acquire", "release"]
-    assert holders(nodes) == ["other.1"] * 3 + [""] * 2
-
-
-def test_lock_held_does_not_wait_for_the_slow(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
-    """The verdict is certain; nodes that may still grant get a release."""
-    hold(nodes, 0, 1, 2)
-    nodes.latency(0.01)
-    nodes.latency(0.04, 3, 4)
-    before = clock.monotonic()
-
-    with pytest.raises(LockHeld):
-        redlock.acquire("k")
-
-    assert clock.monotonic() == pytest.approx(before + 0.01)
-    assert asked(nodes) == ["acquire", "release"]
-    assert holders(nodes)[3:] == ["", ""]
+    assert site.clock.monotonic() == pytest.approx(before + 0.01)
+    assert asked(site.nodes) == ["acquire", "release"]
+    assert holders(site.nodes) == ["other.1"] * 3 + ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -100,27 +77,25 @@ def test_lock_held_does_not_wait_for_the_slow(
     [([5, 5, 5], 5.0), ([1, 4, 9], 1.0), ([1, 2, 3, 4, 5], 3.0), ([1, 2, 3, 4], 2.0)],
 )
 def test_retry_after_is_when_no_majority_names_the_holder(
-    nodes: FakeNodes, redlock: Redlock, left: list[int], retry_after: float
+    site: Site, left: list[int], retry_after: float
 ) -> None:
     """A lock expires on one node after the other, and needs a quorum."""
     for index, seconds in enumerate(left):
-        put(nodes, index, "other.1", ttl_ms=seconds * 1000)
+        put(site.nodes, index, "other.1", ttl_ms=seconds * 1000)
 
     with pytest.raises(LockHeld) as caught:
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
     assert caught.value.retry_after == retry_after
 
 
-def test_retry_after_of_a_lock_that_never_ends_is_not_negative(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_retry_after_of_a_lock_that_never_ends_is_not_negative(site: Site) -> None:
     """Nodes give -1 for a key without ttl, which another program made."""
-    for node in nodes.nodes:
+    for node in site.nodes.nodes:
         node.memory.redis.set(b"redlock:lock:k", b"theirs")
 
     with pytest.raises(LockHeld) as caught:
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
     assert caught.value.retry_after == 0
 
@@ -134,51 +109,47 @@ def split(nodes: FakeNodes) -> None:
         put(nodes, index, token, ttl_ms=1_000_000)
 
 
-def test_split_votes_are_tried_five_times(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_split_votes_are_tried_five_times(site: Site) -> None:
     """Split votes are never "held"; each try releases the votes that it got."""
-    split(nodes)
+    split(site.nodes)
 
     with pytest.raises(LockContended) as caught:
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
-    assert asked(nodes) == ["acquire", "release"] * 5
-    assert len(clock.slept) == 4
-    assert holders(nodes) == ["one.1"] * 2 + ["two.1"] * 2 + [""]
+    assert asked(site.nodes) == ["acquire", "release"] * 5
+    assert len(site.clock.slept) == 4
+    assert holders(site.nodes) == ["one.1"] * 2 + ["two.1"] * 2 + [""]
     assert str(caught.value) == (
         "The votes for 'k' were split: 1 of 5 nodes granted it (need 3), 4 named "
         "others. Nothing is held; try again."
     )
 
 
-def test_each_try_has_a_token_of_its_own(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_each_try_has_a_token_of_its_own(site: Site) -> None:
     """A delayed release of one try cannot delete the vote of the next."""
-    split(nodes)
+    split(site.nodes)
     base = new_base()
 
     with pytest.raises(LockContended):
-        redlock.acquire("k", base=base)
+        site.redlock.acquire("k", base=base)
 
-    tokens = [args[0] for args in args_of(nodes, "acquire")]
+    tokens = [args[0] for args in args_of(site.nodes, "acquire")]
     assert len(set(tokens)) == 5
     assert {token.partition(".")[0] for token in tokens} == {base}
-    assert [args[0] for args in args_of(nodes, "release")] == tokens
+    assert [args[0] for args in args_of(site.nodes, "release")] == tokens
 
 
-def test_pauses_between_tries_are_random_and_short(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_pauses_between_tries_are_random_and_short(site: Site) -> None:
     """Each pause is drawn from a range that doubles, up to ttl / 10."""
-    split(nodes)
-    nodes.latency(0.01)
+    split(site.nodes)
+    site.nodes.latency(0.01)
 
     pauses: list[list[float]] = [[] for _ in range(4)]
     for _ in range(50):
-        clock.slept.clear()
+        site.clock.slept.clear()
         with pytest.raises(LockContended):
-            redlock.acquire("k")
-        for index, pause in enumerate(clock.slept):
+            site.redlock.acquire("k")
+        for index, pause in enumerate(site.clock.slept):
             pauses[index].append(pause)
 
     for index, ceiling in enumerate([0.04, 0.08, 0.16, 0.25]):
@@ -187,40 +158,32 @@ def test_pauses_between_tries_are_random_and_short(
         assert len(set(pauses[index])) > 25
 
 
+@pytest.mark.parametrize(
+    ("released_at", "wait", "tries"),
+    [(0.004, 0.0, range(2, 6)), (2.0, 3.0, range(6, 500))],
+)
 def test_split_votes_are_won_once_the_others_release(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+    site: Site, released_at: float, wait: float, tries: range
 ) -> None:
-    """A try a moment later wins the lock."""
-    split(nodes)
-    clock.at(0.004, lambda: forget(nodes, 0, 1, 2, 3))
+    """A later try wins the lock. With ``wait`` there are as many tries as fit."""
+    split(site.nodes)
+    site.clock.at(released_at, lambda: forget(site.nodes, 0, 1, 2, 3))
 
-    assert redlock.acquire("k").votes == 5
-
-
-def test_split_votes_are_tried_for_the_whole_wait(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
-    """With ``wait`` there are as many tries as fit."""
-    split(nodes)
-    clock.at(2.0, lambda: forget(nodes, 0, 1, 2, 3))
-
-    assert redlock.acquire("k", wait=3.0).is_valid()
-    assert asked(nodes).count("acquire") > 5
+    assert site.redlock.acquire("k", wait=wait).votes == 5
+    assert asked(site.nodes).count("acquire") in tries
 
 
 # -- too few nodes ---------------------------------------------------------------------
 
 
-def test_quorum_unreachable_names_each_node_and_its_reason(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_quorum_unreachable_names_each_node_and_its_reason(site: Site) -> None:
     """Numbers, reasons, what holds now, and the remedy. The few grants are released."""
-    nodes.nodes[0].kill()
-    nodes.nodes[1].kill()
-    nodes.freeze(2)
+    site.nodes.nodes[0].kill()
+    site.nodes.nodes[1].kill()
+    site.nodes.freeze(2)
 
     with pytest.raises(QuorumUnreachable) as caught:
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
     assert str(caught.value) == (
         "Only 2 of 5 nodes gave a vote on 'k' within 0.05 s (need 3): node-1:6379/0 "
@@ -229,79 +192,60 @@ def test_quorum_unreachable_names_each_node_and_its_reason(
     )
     assert caught.value.retry_after is None
     assert caught.value.key == "k"
-    assert holders(nodes)[3:] == ["", ""]
+    assert holders(site.nodes)[3:] == ["", ""]
 
 
-def test_server_error_is_a_refusal_with_its_words(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_server_error_is_a_refusal_with_its_words(site: Site) -> None:
     """A foreign key of that name is no vote, and no exception of redis-py."""
-    for node in nodes.nodes[:3]:
+    for node in site.nodes.nodes[:3]:
         node.memory.redis.hset(b"redlock:lock:k", {b"field": b"theirs"})
 
     with pytest.raises(QuorumUnreachable, match="node-1:6379/0 answered WRONGTYPE"):
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
 
-def test_refusal_is_not_waited_for(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_refusal_is_not_waited_for(site: Site) -> None:
     """Three errors out of five decide at once."""
-    for node in nodes.nodes[:3]:
+    for node in site.nodes.nodes[:3]:
         node.kill()
 
     with pytest.raises(QuorumUnreachable):
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
-    assert clock.monotonic() == 1000.0
+    assert site.clock.monotonic() == 1000.0
 
 
-def test_silence_is_waited_for_one_node_timeout(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
-    """Nodes that hang cost one node time-out."""
-    nodes.freeze(0, 1, 2)
+def test_silence_is_waited_for_one_node_timeout(site: Site) -> None:
+    """A node that hung runs requests in order: the late grant, then its release."""
+    site.nodes.freeze(0, 1, 2)
 
     with pytest.raises(QuorumUnreachable):
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
-    assert clock.monotonic() == pytest.approx(1000.05)
-
-
-def test_late_grants_are_released(nodes: FakeNodes, redlock: Redlock) -> None:
-    """A node that hung runs requests in order: the grant, then the release."""
-    nodes.freeze(0, 1, 2)
-    with pytest.raises(QuorumUnreachable):
-        redlock.acquire("k")
-
-    nodes.thaw()
-
-    assert holders(nodes) == FREE
+    assert site.clock.monotonic() == pytest.approx(1000.05)
+    site.nodes.thaw()
+    assert holders(site.nodes) == FREE
 
 
-def test_grants_whose_reply_was_late_are_released(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_grants_whose_reply_was_late_are_released(site: Site) -> None:
     """A release goes to ALL nodes, also to those that seemed to fail."""
-    nodes.latency(0.2, 0, 1, 2)
+    site.nodes.latency(0.2, 0, 1, 2)
 
     with pytest.raises(QuorumUnreachable):
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
-    assert holders(nodes) == FREE
+    assert holders(site.nodes) == FREE
 
 
-def test_late_replies_are_entered_in_their_own_request(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_late_replies_are_entered_in_their_own_request(site: Site) -> None:
     """The reply to a request that was given up is not taken for the next one's."""
-    nodes.latency(0.2, 0, 1, 2)
+    site.nodes.latency(0.2, 0, 1, 2)
     with pytest.raises(QuorumUnreachable) as caught:
-        redlock.acquire("k")
-    nodes.latency(0.0)
-    clock.advance(0.2)
+        site.redlock.acquire("k")
+    site.nodes.latency(0.0)
+    site.clock.advance(0.2)
 
-    inspection = redlock.inspect("k")
+    inspection = site.redlock.inspect("k")
 
     assert inspection.holder is None
     assert kinds(inspection.ballot) == [VoteKind.FREE] * 5
@@ -309,26 +253,24 @@ def test_late_replies_are_entered_in_their_own_request(
     assert caught.value.ballot.granted == 5  # by now
 
 
-def test_node_that_was_late_is_not_waited_for_again(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_node_that_was_late_is_not_waited_for_again(site: Site) -> None:
     """A minority that hangs costs one time-out, not one per call."""
-    nodes.freeze(0)
-    redlock.check()
-    before = clock.monotonic()
+    site.nodes.freeze(0)
+    site.redlock.check()
+    before = site.clock.monotonic()
 
-    redlock.check()
-    redlock.acquire("k")
+    site.redlock.check()
+    site.redlock.acquire("k")
 
-    assert clock.monotonic() == before
+    assert site.clock.monotonic() == before
 
 
-def test_quarantine_is_named_with_its_wait(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_quarantine_is_named_with_its_wait(site: Site) -> None:
     """For a brand-new deployment the error says when it votes, and how not to wait."""
-    restart(nodes, 0, 1, 2)
+    restart(site.nodes, 0, 1, 2)
 
     with pytest.raises(QuorumUnreachable) as caught:
-        redlock.acquire("k")
+        site.redlock.acquire("k")
 
     assert caught.value.retry_after == pytest.approx(62.2)
     assert "node-1:6379/0 is in quarantine for 62.2 s" in str(caught.value)

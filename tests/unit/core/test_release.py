@@ -12,46 +12,42 @@ from tests.unit.core.support import FREE, TTL, asked, holders, ttls
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from tests.unit.support import Site
 
 
-def test_release_deletes_the_lock_everywhere(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_release_deletes_the_lock_everywhere(site: Site) -> None:
     """One round trip; the lease is released; the key can be taken again."""
-    lease = redlock.acquire("k")
-    nodes.asked.clear()
+    lease = site.redlock.acquire("k")
+    site.nodes.asked.clear()
 
-    assert redlock.release(lease) == 5
+    assert site.redlock.release(lease) == 5
 
-    assert asked(nodes) == ["release"]
+    assert asked(site.nodes) == ["release"]
     assert lease.state is LeaseState.RELEASED
     assert not lease.is_valid()
-    assert holders(nodes) == FREE
-    assert redlock.acquire("k").is_valid()
+    assert holders(site.nodes) == FREE
+    assert site.redlock.acquire("k").is_valid()
 
 
-def test_release_twice_is_harmless(redlock: Redlock, rival: Redlock) -> None:
+def test_release_twice_is_harmless(site: Site) -> None:
     """The second release finds nothing, and a successor's lock stays."""
-    lease = redlock.acquire("k")
-    redlock.release(lease)
-    successor = rival.acquire("k")
+    lease = site.redlock.acquire("k")
+    site.redlock.release(lease)
+    successor = site.rival.acquire("k")
 
-    assert redlock.release(lease) == 0
-    assert rival.inspect("k").votes == 5
+    assert site.redlock.release(lease) == 0
+    assert site.rival.inspect("k").votes == 5
     assert successor.is_valid()
 
 
-def test_release_after_the_end_never_touches_a_successor(
-    nodes: FakeNodes, redlock: Redlock, rival: Redlock, clock: FakeClock
-) -> None:
+def test_release_after_the_end_never_touches_a_successor(site: Site) -> None:
     """Nodes compare the token before they delete: the lock is another client's."""
-    lease = redlock.acquire("k")
-    clock.advance(TTL + 0.01)
-    successor = rival.acquire("k")
+    lease = site.redlock.acquire("k")
+    site.clock.advance(TTL + 0.01)
+    successor = site.rival.acquire("k")
 
-    assert redlock.release(lease) == 0
-    assert holders(nodes) == [successor.token] * 5
+    assert site.redlock.release(lease) == 0
+    assert holders(site.nodes) == [successor.token] * 5
 
 
 def test_release_of_a_lost_lease_keeps_it_lost(redlock: Redlock) -> None:
@@ -64,87 +60,75 @@ def test_release_of_a_lost_lease_keeps_it_lost(redlock: Redlock) -> None:
     assert lease.state is LeaseState.LOST
 
 
-def test_release_does_not_wait_for_slow_nodes(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_release_does_not_wait_for_slow_nodes(site: Site) -> None:
     """A majority is enough to go on; the other nodes get the release all the same."""
-    lease = redlock.acquire("k")
-    nodes.freeze(0, 1)
-    before = clock.monotonic()
+    lease = site.redlock.acquire("k")
+    site.nodes.freeze(0, 1)
+    before = site.clock.monotonic()
 
-    assert redlock.release(lease) == 3
+    assert site.redlock.release(lease) == 3
 
-    assert clock.monotonic() == before
-    nodes.thaw()
-    assert holders(nodes) == FREE
+    assert site.clock.monotonic() == before
+    site.nodes.thaw()
+    assert holders(site.nodes) == FREE
 
 
-def test_release_reaches_nodes_that_granted_too_late(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_release_reaches_nodes_that_granted_too_late(site: Site) -> None:
     """Grants that acquire did not wait for are released, too."""
-    nodes.freeze(0, 1)
-    lease = redlock.acquire("k")
+    site.nodes.freeze(0, 1)
+    lease = site.redlock.acquire("k")
     assert lease.votes == 3
-    redlock.release(lease)
+    site.redlock.release(lease)
 
-    nodes.thaw()
+    site.nodes.thaw()
 
-    assert holders(nodes) == FREE
+    assert holders(site.nodes) == FREE
 
 
-def test_release_is_resent_to_a_node_that_was_down(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_release_is_resent_to_a_node_that_was_down(site: Site) -> None:
     """A node that returns with its memory gets the release of its earlier grant."""
-    lease = redlock.acquire("k")
-    nodes.nodes[0].kill()
-    assert redlock.release(lease) == 4
-    assert nodes.has_pending
+    lease = site.redlock.acquire("k")
+    site.nodes.nodes[0].kill()
+    assert site.redlock.release(lease) == 4
+    assert site.nodes.has_pending
 
-    nodes.nodes[0].restart(keep_memory=True)
-    assert holders(nodes)[0] == lease.token
-    nodes.drain(clock.monotonic())
+    site.nodes.nodes[0].restart(keep_memory=True)
+    assert holders(site.nodes)[0] == lease.token
+    site.nodes.drain(site.clock.monotonic())
 
-    assert holders(nodes) == FREE
+    assert holders(site.nodes) == FREE
 
 
-def test_release_with_keep_lets_the_lock_expire(
-    nodes: FakeNodes, redlock: Redlock, rival: Redlock, clock: FakeClock
-) -> None:
+def test_release_with_keep_lets_the_lock_expire(site: Site) -> None:
     """``hold_at_least``: the lock is taken until then, and the lease is not valid."""
-    lease = redlock.acquire("k")
+    lease = site.redlock.acquire("k")
 
-    assert redlock.release(lease, keep=2.5) == 5
+    assert site.redlock.release(lease, keep=2.5) == 5
 
-    assert ttls(nodes) == [2500] * 5
+    assert ttls(site.nodes) == [2500] * 5
     assert not lease.is_valid()
     with pytest.raises(LockHeld):
-        rival.acquire("k")
-    clock.advance(2.501)
-    assert rival.acquire("k").is_valid()
+        site.rival.acquire("k")
+    site.clock.advance(2.501)
+    assert site.rival.acquire("k").is_valid()
 
 
 @pytest.mark.parametrize("keep", [0.0, -1.0, 0.0001])
-def test_release_with_nothing_to_keep_deletes(
-    nodes: FakeNodes, redlock: Redlock, keep: float
-) -> None:
+def test_release_with_nothing_to_keep_deletes(site: Site, keep: float) -> None:
     """A keep of less than a millisecond deletes at once."""
-    lease = redlock.acquire("k")
+    lease = site.redlock.acquire("k")
 
-    redlock.release(lease, keep=keep)
+    site.redlock.release(lease, keep=keep)
 
-    assert holders(nodes) == FREE
+    assert holders(site.nodes) == FREE
 
 
-def test_release_base_releases_any_attempt_of_an_execution(
-    nodes: FakeNodes, redlock: Redlock, rival: Redlock
-) -> None:
+def test_release_base_releases_any_attempt_of_an_execution(site: Site) -> None:
     """A process that outlives the holder knows the base and not the attempt."""
     base, another = new_base(), new_base()
-    rival.acquire("k", base=base)
+    site.rival.acquire("k", base=base)
 
-    assert redlock.release_base("k", another) == 0
-    assert redlock.release_base("k", base[:-1]) == 0
-    assert redlock.release_base("k", base) == 5
-    assert holders(nodes) == FREE
+    assert site.redlock.release_base("k", another) == 0
+    assert site.redlock.release_base("k", base[:-1]) == 0
+    assert site.redlock.release_base("k", base) == 5
+    assert holders(site.nodes) == FREE

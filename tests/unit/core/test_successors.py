@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 NOW = 1_795_246_614_184_112  # µs since 1970
 
 
-@pytest.fixture
-def nodes() -> FakeNodes:
-    """Give five nodes, and a clock that stands still."""
-    return FakeNodes(5)
-
-
-@pytest.fixture
-def redlock(nodes: FakeNodes) -> Redlock:
-    """Give the lock service on them."""
-    return nodes.redlock(ttl=10.0)
-
-
 def register_of(
     redlock: Redlock, task_id: str, published: int, **options: Any
 ) -> SuccessorRegister:
