@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from itertools import chain, count
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Celery
@@ -12,17 +14,18 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.beat import RedlockScheduler
+from celery_redlock.testing import FakeNodes
 from tests.unit.election.support import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import pytest
     from celery.beat import ScheduleEntry
 
-    from celery_redlock.testing import FakeNodes
+    from celery_redlock.testing import FakeClock
 
     Schedule = Callable[[], Mapping[str, Any]]
-    StartBeat = Callable[..., "Beat"]
 
 __all__ = [
     "Beat",
@@ -31,6 +34,7 @@ __all__ = [
     "RecordingPersistentScheduler",
     "RecordingScheduler",
     "Sent",
+    "Site",
     "at",
     "crontabs",
     "every",
@@ -100,11 +104,6 @@ class Broker:
         self.sent: list[Sent] = []
         self.is_down = False
         self.when_sent: Callable[[], None] = lambda: None
-
-    def dues(self, entry: str) -> list[str]:
-        """Return when each message of an entry was due, without the date."""
-        found = (sent for sent in self.sent if sent.entry == entry)
-        return [sent.due.strftime("%H:%M:%S") for sent in found]
 
 
 class Project(Celery):
@@ -232,3 +231,60 @@ class Beat:
     def kill(self) -> None:
         """End the process (SIGKILL)."""
         self.due_at = float("inf")
+
+
+class Site:
+    """Beats of one project, with their nodes and their broker.
+
+    Attributes:
+        clock: The clock of all.
+        log: The log lines of all.
+        nodes: Five nodes that vote.
+        broker: Records the messages that it gets.
+    """
+
+    def __init__(self, clock: FakeClock, log: pytest.LogCaptureFixture) -> None:
+        self.clock = clock
+        self.log = log
+        self.nodes = FakeNodes(5, clock=clock)
+        self.nodes.redlock()  # from now on they vote
+        self.broker = Broker()
+        self._names = chain(ascii_lowercase, map("beat-{}".format, count()))
+
+    def start(
+        self,
+        schedule: Schedule | None = None,
+        conf: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        on: FakeNodes | None = None,
+        **settings: Any,
+    ) -> Beat:
+        """Start a beat: the first is named "a", the next "b"."""
+        own = {f"redlock_{name}": value for name, value in settings.items()}
+        return Beat(
+            next(self._names),
+            (on or self.nodes).another_client(),
+            self.broker,
+            schedule or crontabs(),
+            conf={**(conf or {}), **own},
+            **(options or {}),
+        )
+
+    @property
+    def sent(self) -> list[Sent]:
+        """The messages that the broker accepted, oldest first."""
+        return self.broker.sent
+
+    def senders(self) -> list[str]:
+        """Return the name of the beat that sent each message."""
+        return [sent.by for sent in self.sent]
+
+    def dues(self) -> list[str]:
+        """Return when each message was due, without the date."""
+        return [sent.due.strftime("%H:%M:%S") for sent in self.sent]
+
+    def run_without_broker(self, seconds: float, *beats: Beat) -> None:
+        """Let beats tick for this long while the broker refuses every message."""
+        self.broker.is_down = True
+        run(seconds, *beats)
+        self.broker.is_down = False

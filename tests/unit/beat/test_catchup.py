@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.schedules import crontab
 
-from celery_redlock.testing import FakeClock, FakeNodes
+from celery_redlock.testing import FakeNodes
 from tests.unit.beat.support import (
     DAY,
     HOUR,
     MINUTE,
     NOON,
     Beat,
-    Broker,
     RecordingPersistentScheduler,
     RecordingScheduler,
     at,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tests.unit.beat.support import StartBeat
+    from tests.unit.beat.support import Site
 
     StartWithFile = Callable[..., Beat]
 
@@ -44,91 +43,79 @@ if TYPE_CHECKING:
     ],
 )
 def test_slots_that_were_missed_are_sent_within_the_window(
-    start: StartBeat,
-    clock: FakeClock,
-    broker: Broker,
-    catchup: Any,
-    expected: list[str],
+    site: Site, catchup: Any, expected: list[str]
 ) -> None:
     """The oldest slot is sent first; older slots are not sent at all."""
-    first = start(beat_catchup=catchup)
+    first = site.start(beat_catchup=catchup)
     run(MINUTE, first)
     first.stop()
-    clock.advance(9 * MINUTE)
+    site.clock.advance(9 * MINUTE)
 
-    second = start(beat_catchup=catchup)
+    second = site.start(beat_catchup=catchup)
     run(10, second)
-    assert broker.dues("job")[1:] == expected
+    assert site.dues()[1:] == expected
 
     second.stop()
-    run(10, start(beat_catchup=catchup))
-    assert broker.dues("job")[1:] == expected
+    run(10, site.start(beat_catchup=catchup))
+    assert site.dues()[1:] == expected
 
 
-def test_missed_slot_that_is_too_old_is_logged(
-    start: StartBeat, clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missed_slot_that_is_too_old_is_logged(site: Site) -> None:
     """The line names the slot and the setting that decides."""
-    first = start()
+    first = site.start()
     run(MINUTE, first)
     first.stop()
-    clock.advance(9 * MINUTE)
+    site.clock.advance(9 * MINUTE)
 
-    run(1, start())
+    run(1, site.start())
 
-    (line,) = caplog.messages
+    (line,) = site.log.messages
     assert "job@2026-11-21T12:02:00+00:00 is not sent: it was due while" in line
     assert "is older than redlock_beat_catchup (60 s)" in line
 
 
-def test_interval_is_sent_once_after_a_gap_of_several_steps(
-    start: StartBeat, broker: Broker
-) -> None:
+def test_interval_is_sent_once_after_a_gap_of_several_steps(site: Site) -> None:
     """An interval counts from its last run, so it misses one slot at most."""
-    first = start(every(10.0))
+    first = site.start(every(10.0))
     run(12, first)
     first.kill()
 
-    run(35, start(every(10.0)))
+    run(35, site.start(every(10.0)))
 
-    first_sent, overdue, following, *_ = broker.sent
-    assert broker.dues("job")[:2] == ["12:00:20", "12:00:30"]
+    first_sent, overdue, following, *_ = site.sent
+    assert site.dues()[:2] == ["12:00:20", "12:00:30"]
     assert overdue.at - first_sent.at > 12
     assert following.at - overdue.at == pytest.approx(10, abs=0.1)
 
 
-def test_interval_continues_where_the_last_leader_left_it(
-    start: StartBeat, broker: Broker
-) -> None:
+def test_interval_continues_where_the_last_leader_left_it(site: Site) -> None:
     """Once an hour stays once an hour, though no leader lives for an hour."""
     for _ in range(30):
-        beat = start(every(HOUR))
+        beat = site.start(every(HOUR))
         run(10 * MINUTE, beat)
         beat.stop()
 
-    sent_at = [sent.at - at(NOON) for sent in broker.sent]
+    sent_at = [sent.at - at(NOON) for sent in site.sent]
     gaps = [b - a for a, b in pairwise(sent_at)]
     assert [round(first) for first in sent_at[:1]] == [HOUR + 10]
     assert len(sent_at) == 5
     assert all(HOUR <= gap < HOUR + 1 for gap in gaps)
 
 
-def test_interval_that_was_missed_too_long_ago_keeps_its_step(
-    start: StartBeat, clock: FakeClock, broker: Broker
-) -> None:
+def test_interval_that_was_missed_too_long_ago_keeps_its_step(site: Site) -> None:
     """Ten seconds past the hour stays ten seconds past the hour."""
-    first = start(every(HOUR))
+    first = site.start(every(HOUR))
     run(HOUR + 1, first)
     first.stop()
-    clock.advance(2.5 * HOUR)
+    site.clock.advance(2.5 * HOUR)
 
-    run(HOUR, start(every(HOUR)))
+    run(HOUR, site.start(every(HOUR)))
 
-    assert broker.dues("job") == ["13:00:10", "16:00:10"]
+    assert site.dues() == ["13:00:10", "16:00:10"]
 
 
 def test_entry_that_never_ran_is_sent_at_once_if_its_scheduler_wants_that(
-    start: StartBeat, broker: Broker
+    site: Site,
 ) -> None:
     """The scheduler sets a last run that is decades ago."""
 
@@ -138,11 +125,11 @@ def test_entry_that_never_ran_is_sent_at_once_if_its_scheduler_wants_that(
             self.schedule["job"].last_run_at = datetime(1996, 1, 1, tzinfo=timezone.utc)
 
     for catchup in (0, 60):
-        beat = start(beat_scheduler=Never, beat_catchup=catchup)
+        beat = site.start(beat_scheduler=Never, beat_catchup=catchup)
         run(5, beat)
         beat.stop()
 
-    assert [(sent.by, sent.due.year) for sent in broker.sent] == [("a", 1996)]
+    assert [(sent.by, sent.due.year) for sent in site.sent] == [("a", 1996)]
 
 
 # -- schedule files ------------------------------------------------------------------
@@ -158,9 +145,9 @@ def entries() -> Mapping[str, Any]:
 
 
 @pytest.fixture
-def start_with_file(start: StartBeat, tmp_path: Path) -> StartWithFile:
+def start_with_file(site: Site, tmp_path: Path) -> StartWithFile:
     """Give a function that starts a beat with a schedule file of this name."""
-    return lambda name, **options: start(
+    return lambda name, **options: site.start(
         entries,
         beat_scheduler=RecordingPersistentScheduler,
         options={"schedule_filename": str(tmp_path / name)},
@@ -169,44 +156,44 @@ def start_with_file(start: StartBeat, tmp_path: Path) -> StartWithFile:
 
 
 def test_stale_schedule_file_does_not_fire_everything_again(
-    start_with_file: StartWithFile, clock: FakeClock, broker: Broker
+    site: Site, start_with_file: StartWithFile
 ) -> None:
     """A beat that led three days ago continues from today."""
     old = start_with_file("old")
     run(MINUTE, old)
     old.stop()
-    clock.advance(3 * DAY)
+    site.clock.advance(3 * DAY)
     new = start_with_file("new")
     run(10 * MINUTE, new)
     new.stop()
-    before = len(broker.sent)
+    before = len(site.sent)
 
     again = start_with_file("old")
     run(5, again)
-    assert len(broker.sent) == before
+    assert len(site.sent) == before
 
     run(2 * MINUTE, again)
-    assert [sent.entry for sent in broker.sent[before:]] == ["minutely"] * 2
+    assert [sent.entry for sent in site.sent[before:]] == ["minutely"] * 2
 
 
 def test_stale_schedule_file_without_any_record_sends_the_window_only(
-    start_with_file: StartWithFile, clock: FakeClock, broker: Broker
+    site: Site, start_with_file: StartWithFile
 ) -> None:
     """The first start with election, with a file of last week, sends no flood."""
     plain = start_with_file("file")
     run(1, plain)
     plain.stop()
-    nodes = FakeNodes(5, clock=clock)
+    nodes = FakeNodes(5, clock=site.clock)
     nodes.redlock()
-    clock.advance(7 * DAY + HOUR / 2)
+    site.clock.advance(7 * DAY + HOUR / 2)
 
     run(5, start_with_file("file", on=nodes))
 
-    assert [sent.entry for sent in broker.sent] == ["minutely"]  # 12:30, in the window
+    assert [sent.entry for sent in site.sent] == ["minutely"]  # 12:30, in the window
 
 
 def test_schedule_file_is_opened_by_the_leader_only(
-    start_with_file: StartWithFile, broker: Broker, tmp_path: Path
+    site: Site, start_with_file: StartWithFile, tmp_path: Path
 ) -> None:
     """Two beats in one folder use one file one after the other, without damage."""
     first, second = start_with_file("file"), start_with_file("file")
@@ -217,4 +204,7 @@ def test_schedule_file_is_opened_by_the_leader_only(
 
     with shelve.open(str(tmp_path / "file")) as stored:  # noqa: S301  (our own)
         assert set(stored["entries"]) > {"minutely", "daily", "hourly"}
-    assert [sent.by for sent in broker.sent if sent.entry == "minutely"] == ["a", "b"]
+    assert [sent.by for sent in site.sent if sent.entry == "minutely"] == [
+        "a",
+        "b",
+    ]

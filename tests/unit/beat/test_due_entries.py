@@ -26,7 +26,7 @@ from tests.unit.beat.support import (
 )
 
 if TYPE_CHECKING:
-    from tests.unit.beat.support import Schedule, StartBeat
+    from tests.unit.beat.support import Schedule, Site
 
 BERLIN = "Europe/Berlin"
 
@@ -177,10 +177,10 @@ def test_clocks_that_are_changed_at_night_change_nothing(
     assert expected
 
 
-def test_crontab_uses_the_zone_of_the_app(start: StartBeat, broker: Broker) -> None:
+def test_crontab_uses_the_zone_of_the_app(site: Site) -> None:
     """Noon in Tokyo is three in UTC."""
     noon = crontabs(hour=12, minute=0)
 
-    run(DAY, start(noon, conf={"timezone": "Asia/Tokyo"}, beat_ttl=60))
+    run(DAY, site.start(noon, conf={"timezone": "Asia/Tokyo"}, beat_ttl=60))
 
-    assert broker.dues("job") == ["03:00:00"]
+    assert site.dues() == ["03:00:00"]

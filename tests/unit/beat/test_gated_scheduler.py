@@ -15,7 +15,6 @@ from tests.unit.beat.support import (
     HOUR,
     MINUTE,
     TTL,
-    Broker,
     RecordingScheduler,
     crontabs,
     every,
@@ -28,40 +27,37 @@ if TYPE_CHECKING:
 
     from celery.beat import ScheduleEntry
 
-    from celery_redlock.testing import FakeClock, FakeNodes
-    from tests.unit.beat.support import StartBeat
+    from tests.unit.beat.support import Site
 
 NINE_JOBS = crontabs(*(f"job-{n}" for n in range(9)))
 
 
-def test_one_of_three_beats_sends(start: StartBeat, broker: Broker) -> None:
+def test_one_of_three_beats_sends(site: Site) -> None:
     """The same beat sends each slot, once and at its time."""
-    beats = [start() for _ in range(3)]
+    beats = [site.start() for _ in range(3)]
 
     run(5 * MINUTE, *beats)
 
-    assert broker.dues("job") == [f"12:0{n}:00" for n in range(1, 6)]
-    assert len({sent.by for sent in broker.sent}) == 1
-    assert all(0 <= sent.at - sent.due.timestamp() < 0.1 for sent in broker.sent)
+    assert site.dues() == [f"12:0{n}:00" for n in range(1, 6)]
+    assert len(set(site.senders())) == 1
+    assert all(0 <= sent.at - sent.due.timestamp() < 0.1 for sent in site.sent)
 
 
-def test_ticks_are_never_further_apart_than_a_third_of_the_ttl(
-    start: StartBeat, clock: FakeClock
-) -> None:
+def test_ticks_are_never_further_apart_than_a_third_of_the_ttl(site: Site) -> None:
     """Only ticks renew the term."""
-    beat = start(every(365 * DAY))
+    beat = site.start(every(365 * DAY))
 
     for _ in range(20):
         assert beat.tick() <= TTL / 3
-        clock.advance(beat.due_at - clock.monotonic())
+        site.clock.advance(beat.due_at - site.clock.monotonic())
 
     assert beat.leads
     assert beat.scheduler.max_interval == TTL / 3
 
 
-def test_schedule_is_visible_on_the_leader_only(start: StartBeat) -> None:
+def test_schedule_is_visible_on_the_leader_only(site: Site) -> None:
     """A standby has not opened its schedule."""
-    leader, standby = start(), start()
+    leader, standby = site.start(), site.start()
     leader.tick()
     standby.tick()
 
@@ -70,9 +66,7 @@ def test_schedule_is_visible_on_the_leader_only(start: StartBeat) -> None:
     assert not standby.scheduler.should_sync()
 
 
-def test_message_carries_its_slot_beside_the_headers_of_the_user(
-    start: StartBeat,
-) -> None:
+def test_message_carries_its_slot_beside_the_headers_of_the_user(site: Site) -> None:
     """The user's headers and options stay, on the message and in the schedule."""
     options = {"queue": "slow", "headers": {"mine": 1}}
     seen: list[ScheduleEntry] = []
@@ -84,7 +78,7 @@ def test_message_carries_its_slot_beside_the_headers_of_the_user(
     def schedule() -> Mapping[str, Any]:
         return {"job": {"task": "t", "schedule": crontab(), "options": options}}
 
-    beat = start(schedule, beat_scheduler=Looking)
+    beat = site.start(schedule, beat_scheduler=Looking)
 
     run(MINUTE, beat)
 
@@ -100,41 +94,39 @@ def test_message_carries_its_slot_beside_the_headers_of_the_user(
 
 @pytest.mark.parametrize("way", ["stop", "kill"])
 def test_standby_takes_over_and_no_slot_is_lost_or_sent_twice(
-    start: StartBeat, broker: Broker, way: str
+    site: Site, way: str
 ) -> None:
     """This holds also for a leader that ends just before a slot is due."""
-    beats = [start() for _ in range(6)]
+    beats = [site.start() for _ in range(6)]
     for _ in range(5):
         run(107, *beats)
         leader = next(beat for beat in beats if beat.leads)
         getattr(leader, way)()
     run(30, *beats)
 
-    assert broker.dues("job") == [f"12:{n:02}:00" for n in range(1, 10)]
-    assert len({sent.by for sent in broker.sent}) >= 4
+    assert site.dues() == [f"12:{n:02}:00" for n in range(1, 10)]
+    assert len(set(site.senders())) >= 4
 
 
 @pytest.mark.parametrize(
     "method", ["is_due", "reserve", "apply_entry", "populate_heap"]
 )
-def test_leader_that_hangs_within_a_tick_sends_nothing(
-    start: StartBeat, clock: FakeClock, broker: Broker, method: str
-) -> None:
+def test_leader_that_hangs_within_a_tick_sends_nothing(site: Site, method: str) -> None:
     """The deadline is checked after each method of the project's scheduler."""
     seconds = 0.0
 
     class Hanging(RecordingScheduler):
         def hang(self, *args: Any, **kwargs: Any) -> Any:
-            clock.advance(seconds)
+            site.clock.advance(seconds)
             return getattr(RecordingScheduler, method)(self, *args, **kwargs)
 
     setattr(Hanging, method, Hanging.hang)
-    first, second = start(beat_scheduler=Hanging), start()
+    first, second = site.start(beat_scheduler=Hanging), site.start()
     run(45, first)
     gated = first.scheduler._gated  # noqa: SLF001
     assert gated is not None
     gated._heap = None  # noqa: SLF001
-    clock.advance(5.5)
+    site.clock.advance(5.5)
     seconds = TTL + 1
     assert first.leads
 
@@ -142,12 +134,10 @@ def test_leader_that_hangs_within_a_tick_sends_nothing(
     seconds = 0.0
     run(3 * MINUTE, first, second)
 
-    assert broker.dues("job") == [f"12:0{n}:00" for n in range(1, 5)]
+    assert site.dues() == [f"12:0{n}:00" for n in range(1, 5)]
 
 
-def test_leader_that_hangs_while_it_sends_is_held_back(
-    start: StartBeat, clock: FakeClock, broker: Broker
-) -> None:
+def test_leader_that_hangs_while_it_sends_is_held_back(site: Site) -> None:
     """Celery may wait for a result backend while another beat sends the slot."""
 
     class Hanging(RecordingScheduler):
@@ -156,58 +146,57 @@ def test_leader_that_hangs_while_it_sends_is_held_back(
                 run(TTL + 5, second)
             super().apply_async(*args, **kwargs)
 
-    first, second = start(beat_scheduler=Hanging), start(beat_scheduler=Hanging)
+    first, second = (
+        site.start(beat_scheduler=Hanging),
+        site.start(beat_scheduler=Hanging),
+    )
     run(45, first)
     assert first.leads
 
-    first.due_at = clock.monotonic() + 5.1
+    first.due_at = site.clock.monotonic() + 5.1
     run(6, first)
     run(MINUTE, first, second)
 
-    assert [sent.by for sent in broker.sent] == ["b", "b"]
-    assert broker.dues("job") == ["12:01:00", "12:02:00"]
+    assert site.senders() == ["b", "b"]
+    assert site.dues() == ["12:01:00", "12:02:00"]
 
 
-def test_slot_that_was_sent_and_not_recorded_is_sent_again_under_its_name(
-    start: StartBeat, broker: Broker
-) -> None:
+def test_slot_that_was_sent_and_not_recorded_is_sent_again(site: Site) -> None:
     """A slot is sent twice in this case only: the leader dies between the two steps."""
-    first, second = start(every(30.0)), start(every(30.0))
+    first, second = site.start(every(30.0)), site.start(every(30.0))
     run(45, first, second)
 
     def die() -> None:
         first.nodes.partition()
         first.kill()
 
-    broker.when_sent = die
+    site.broker.when_sent = die
     run(20, first, second)
-    broker.when_sent = lambda: None
+    site.broker.when_sent = lambda: None
     run(60, first, second)
 
-    slots = [sent.slot for sent in broker.sent]
-    assert [sent.by for sent in broker.sent] == ["a", "a", "b", "b"]
+    slots = [sent.slot for sent in site.sent]
+    assert site.senders() == ["a", "a", "b", "b"]
     assert slots[1] == slots[2]
     assert len(set(slots)) == 3
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_slot_is_sent_once_however_beats_end(
-    start: StartBeat, clock: FakeClock, broker: Broker, seed: int
-) -> None:
+def test_each_slot_is_sent_once_however_beats_end(site: Site, seed: int) -> None:
     """Beats are killed, stopped and frozen for 15 minutes, and each is replaced."""
     chance = random.Random(seed)  # noqa: S311  (to be repeatable is the point)
-    beats = [start(), start()]
-    while round(clock.wall() * 1e6) < us("12:15:30"):
+    beats = [site.start(), site.start()]
+    while round(site.clock.wall() * 1e6) < us("12:15:30"):
         run(chance.uniform(5, 40), *beats)
         victim, fate = chance.choice(beats), chance.choice(["kill", "stop", "freeze"])
         if fate == "freeze":
             victim.freeze(30)
         else:
             getattr(victim, fate)()
-        alive = [beat for beat in beats if beat.due_at < clock.monotonic() + 50]
-        beats = [*alive[-3:], start()]
+        alive = [beat for beat in beats if beat.due_at < site.clock.monotonic() + 50]
+        beats = [*alive[-3:], site.start()]
 
-    assert broker.dues("job")[:15] == [f"12:{n:02}:00" for n in range(1, 16)]
+    assert site.dues()[:15] == [f"12:{n:02}:00" for n in range(1, 16)]
 
 
 # -- nodes are away ------------------------------------------------------------------
@@ -215,11 +204,11 @@ def test_each_slot_is_sent_once_however_beats_end(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_slot_is_sent_twice_only_after_its_sender_was_cut_off(
-    start: StartBeat, broker: Broker, seed: int
+    site: Site, seed: int
 ) -> None:
     """The first sender reached too few nodes to record the slot."""
     chance = random.Random(seed)  # noqa: S311
-    beats = [start(), start(), start()]
+    beats = [site.start(), site.start(), site.start()]
     cut: set[str] = set()
     for _ in range(20):
         run(chance.uniform(5, 40), *beats)
@@ -231,153 +220,130 @@ def test_slot_is_sent_twice_only_after_its_sender_was_cut_off(
         else:
             victim.freeze(chance.uniform(1, 30))
 
-    assert len(broker.sent) > 5
+    assert len(site.sent) > 5
     first: dict[str, str] = {}
-    for sent in broker.sent:
+    for sent in site.sent:
         assert first.setdefault(sent.slot, sent.by) in {sent.by, *cut}
-    assert len(first) >= len(broker.sent) - 3
+    assert len(first) >= len(site.sent) - 3
 
 
-def test_leader_that_is_cut_off_leaves_one_slot_that_is_sent_twice(
-    start: StartBeat, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_leader_that_is_cut_off_leaves_one_slot_that_is_sent_twice(site: Site) -> None:
     """It sends no other due slot before it has recorded the last one."""
-    first, second = start(NINE_JOBS), start(NINE_JOBS)
+    first, second = site.start(NINE_JOBS), site.start(NINE_JOBS)
     run(45, first, second)
     first.nodes.partition()
     run(30, first, second)
 
-    by = [sent.by for sent in broker.sent]
+    by = site.senders()
     assert (by.count("a"), by.count("b")) == (1, 9)
-    assert len({sent.slot for sent in broker.sent}) == 9
-    assert [line for line in caplog.messages if "Nothing is sent" in line] == [
+    assert len({sent.slot for sent in site.sent}) == 9
+    assert [line for line in site.log.messages if "Nothing is sent" in line] == [
         "Nothing is sent: the last slots are not recorded on a majority of the nodes."
     ]
 
 
-def test_leader_that_was_cut_off_for_a_moment_continues(
-    start: StartBeat, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_leader_that_was_cut_off_for_a_moment_continues(site: Site) -> None:
     """The same leader sends the slots that it held back, and none twice."""
-    caplog.set_level(logging.INFO, "celery_redlock.beat")
-    first, second = start(NINE_JOBS), start(NINE_JOBS)
+    site.log.set_level(logging.INFO, "celery_redlock.beat")
+    first, second = site.start(NINE_JOBS), site.start(NINE_JOBS)
     run(45, first, second)
     first.nodes.partition()
     run(6, first, second)
     first.nodes.heal()
     run(30, first, second)
 
-    assert [sent.by for sent in broker.sent] == ["a"] * 9
-    assert len({sent.slot for sent in broker.sent}) == 9
-    assert caplog.messages.count("Slots are sent again.") == 1
+    assert site.senders() == ["a"] * 9
+    assert len({sent.slot for sent in site.sent}) == 9
+    assert site.log.messages.count("Slots are sent again.") == 1
 
 
-def test_majority_of_nodes_away_stops_all_sending(
-    start: StartBeat,
-    nodes: FakeNodes,
-    broker: Broker,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_majority_of_nodes_away_stops_all_sending(site: Site) -> None:
     """Each beat logs it once. Afterwards the slots in the window are sent."""
-    beats = [start(), start(), start()]
+    beats = [site.start(), site.start(), site.start()]
     run(20, *beats)
-    nodes.freeze(0, 1, 2)
+    site.nodes.freeze(0, 1, 2)
     run(5 * MINUTE, *beats)
-    assert broker.sent == []
-    assert sum("can be elected" in line for line in caplog.messages) == 3
+    assert site.sent == []
+    assert sum("can be elected" in line for line in site.log.messages) == 3
 
-    nodes.thaw()
+    site.nodes.thaw()
     run(15, *beats)
 
-    assert broker.dues("job") == ["12:05:00"]
+    assert site.dues() == ["12:05:00"]
 
 
 # -- the broker is away --------------------------------------------------------------
 
 
 def test_slot_that_the_broker_did_not_accept_is_sent_when_it_is_back(
-    start: StartBeat, broker: Broker
+    site: Site,
 ) -> None:
     """Celery alone would log an error and forget the slot."""
-    beat = start(crontabs(minute=1))
+    beat = site.start(crontabs(minute=1))
     run(30, beat)
-    broker.is_down = True
-    run(40, beat)
-    assert broker.sent == []
-    broker.is_down = False
+    site.run_without_broker(40, beat)
+    assert site.sent == []
 
     run(HOUR - 80, beat)
 
-    assert broker.dues("job") == ["12:01:00"]
+    assert site.dues() == ["12:01:00"]
 
 
 def test_slot_that_the_broker_did_not_accept_in_time_is_lost_and_logged(
-    start: StartBeat, broker: Broker, caplog: pytest.LogCaptureFixture
+    site: Site,
 ) -> None:
     """After the catch-up window the slot is not sent, not even with the next one."""
-    beat = start(crontabs(minute=1))
+    beat = site.start(crontabs(minute=1))
     run(30, beat)
-    broker.is_down = True
-    run(3 * MINUTE, beat)
-    broker.is_down = False
+    site.run_without_broker(3 * MINUTE, beat)
     run(MINUTE, beat)
 
-    assert broker.sent == []
-    (line,) = (line for line in caplog.messages if "is lost" in line)
+    assert site.sent == []
+    (line,) = (line for line in site.log.messages if "is lost" in line)
     assert "job@2026-11-21T12:01:00+00:00 could not be sent within" in line
     run(HOUR, beat)
-    assert broker.dues("job") == ["13:01:00"]
+    assert site.dues() == ["13:01:00"]
 
 
-def test_broker_that_was_away_for_long_gets_the_slots_in_the_window(
-    start: StartBeat, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broker_that_was_away_for_long_gets_the_slots_in_the_window(site: Site) -> None:
     """It does not get older slots. The log names each of these."""
-    beat = start(beat_catchup=150)
+    beat = site.start(beat_catchup=150)
     run(30, beat)
-    broker.is_down = True
-    run(10 * MINUTE, beat)
-    broker.is_down = False
+    site.run_without_broker(10 * MINUTE, beat)
     run(MINUTE, beat)
 
-    assert broker.dues("job") == ["12:09:00", "12:10:00", "12:11:00"]
-    lost = [line for line in caplog.messages if "is lost" in line]
+    assert site.dues() == ["12:09:00", "12:10:00", "12:11:00"]
+    lost = [line for line in site.log.messages if "is lost" in line]
     assert len(lost) == len(set(lost)) == 8
 
 
 @pytest.mark.parametrize("step", [7.0, 240.0])
 def test_interval_is_late_and_not_lost_while_it_fits_in_the_window(
-    start: StartBeat, broker: Broker, caplog: pytest.LogCaptureFixture, step: float
+    site: Site, step: float
 ) -> None:
     """It counts from its last run; the broker was away from 12:04:09 to 12:06:30."""
-    beat, lost = start(every(step)), step > MINUTE
+    beat, lost = site.start(every(step)), step > MINUTE
     run(239, beat)
-    before = len(broker.sent)
-    broker.is_down = True
-    run(141, beat)
-    assert len(broker.sent) == before
-    broker.is_down = False
+    before = len(site.sent)
+    site.run_without_broker(141, beat)
+    assert len(site.sent) == before
     run(TTL / 3, beat)
 
-    assert len(broker.sent) == before + (not lost)
-    assert sum("is lost" in line for line in caplog.messages) == lost
+    assert len(site.sent) == before + (not lost)
+    assert sum("is lost" in line for line in site.log.messages) == lost
     run(240, beat)
-    at = [sent.at for sent in broker.sent[before:]]
+    at = [sent.at for sent in site.sent[before:]]
     assert all(b - a == pytest.approx(step, abs=0.1) for a, b in pairwise(at))
 
 
-def test_new_leader_sends_what_the_broker_did_not_accept_from_the_old_one(
-    start: StartBeat, broker: Broker
-) -> None:
+def test_new_leader_sends_what_the_broker_refused_before(site: Site) -> None:
     """No leader has recorded the slot as sent."""
-    first, second = start(), start()
+    first, second = site.start(), site.start()
     run(45, first, second)
-    broker.is_down = True
-    run(10, first, second)
+    site.run_without_broker(10, first, second)
     first.kill()
-    broker.is_down = False
 
     run(30, first, second)
 
-    assert [sent.by for sent in broker.sent] == ["b"]
-    assert broker.dues("job") == ["12:01:00"]
+    assert site.senders() == ["b"]
+    assert site.dues() == ["12:01:00"]

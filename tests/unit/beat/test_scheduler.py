@@ -10,11 +10,10 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import crontab
 
 from celery_redlock.beat import RedlockScheduler
-from celery_redlock.testing import FakeClock, SignalRecorder
+from celery_redlock.testing import SignalRecorder
 from tests.unit.beat.support import (
     MINUTE,
     TTL,
-    Broker,
     RecordingPersistentScheduler,
     RecordingScheduler,
     crontabs,
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from tests.unit.beat.support import StartBeat
+    from tests.unit.beat.support import Site
 
 
-def test_banner_asks_no_node_and_makes_no_file(
-    start: StartBeat, tmp_path: Path
-) -> None:
+def test_banner_asks_no_node_and_makes_no_file(site: Site, tmp_path: Path) -> None:
     """Beat makes a lazy scheduler only to show it."""
-    beat = start(
+    beat = site.start(
         beat_scheduler=RecordingPersistentScheduler,
         options={"schedule_filename": str(tmp_path / "schedule")},
     )
@@ -57,25 +54,23 @@ def test_banner_asks_no_node_and_makes_no_file(
     ],
 )
 def test_scheduler_of_the_project_is_wrapped_without_a_setting(
-    start: StartBeat, usual: Any, found: type
+    site: Site, usual: Any, found: type
 ) -> None:
     """``-S redlock`` wraps the scheduler that ``beat_scheduler`` names."""
     conf = {"beat_scheduler": usual} if usual else {}
 
-    beat = start(conf=conf, beat_scheduler=None)
+    beat = site.start(conf=conf, beat_scheduler=None)
 
     name = f"{found.__module__}.{found.__qualname__}"
     assert f"wraps -> {name}\n" in beat.scheduler.info
 
 
-def test_scheduler_of_the_project_that_does_not_exist_ends_beat(
-    start: StartBeat,
-) -> None:
+def test_scheduler_of_the_project_that_does_not_exist_ends_beat(site: Site) -> None:
     """The error names Celery's setting, because that one is wrong."""
     conf = {"beat_scheduler": "no.such:Scheduler"}
 
     with pytest.raises(SystemExit, match=r": beat_scheduler is 'no\.such"):
-        start(conf=conf, beat_scheduler=None)
+        site.start(conf=conf, beat_scheduler=None)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +85,11 @@ def test_scheduler_of_the_project_that_does_not_exist_ends_beat(
     ],
 )
 def test_scheduler_that_cannot_be_wrapped_ends_beat_with_the_remedy(
-    start: StartBeat, value: Any, fault: str
+    site: Site, value: Any, fault: str
 ) -> None:
     """Beat ends before it starts, with one line."""
     with pytest.raises(SystemExit, match=fault) as ended:
-        start(beat_scheduler=value)
+        site.start(beat_scheduler=value)
 
     assert str(ended.value).startswith("celery-redlock: redlock_beat_scheduler is ")
 
@@ -109,21 +104,19 @@ def test_scheduler_that_cannot_be_wrapped_ends_beat_with_the_remedy(
     ],
 )
 def test_setting_that_is_wrong_ends_beat_with_the_remedy(
-    start: StartBeat, name: str, value: Any, fault: str
+    site: Site, name: str, value: Any, fault: str
 ) -> None:
     """The error names the setting as the user wrote it."""
     with pytest.raises(Exception, match=fault):
-        start(**{name: value})
+        site.start(**{name: value})
 
 
 # -- the end of a beat ---------------------------------------------------------------
 
 
-def test_close_within_a_tick_takes_effect_after_the_tick(
-    start: StartBeat, broker: Broker
-) -> None:
+def test_close_within_a_tick_takes_effect_after_the_tick(site: Site) -> None:
     """SIGTERM may come anywhere; the beat resigns when no other request is open."""
-    beat, other = start(), start()
+    beat, other = site.start(), site.start()
     run(45, beat)
 
     def terminate() -> None:
@@ -131,10 +124,10 @@ def test_close_within_a_tick_takes_effect_after_the_tick(
         assert beat.leads
         raise SystemExit
 
-    broker.when_sent = terminate
+    site.broker.when_sent = terminate
     with pytest.raises(SystemExit):
         run(10, beat)
-    broker.when_sent = lambda: None
+    site.broker.when_sent = lambda: None
     beat.stop()
 
     assert not beat.leads
@@ -155,25 +148,25 @@ def _terminated_as_by_celery() -> Iterator[None]:
 @pytest.mark.usefixtures("_terminated_as_by_celery")
 @pytest.mark.parametrize("times", [1, 2])
 def test_slot_that_is_sent_when_sigterm_comes_is_recorded(
-    start: StartBeat, broker: Broker, times: int
+    site: Site, times: int
 ) -> None:
     """A clean stop sends no slot twice. A second signal ends the beat at once."""
-    first, second = start(), start()
+    first, second = site.start(), site.start()
     run(45, first, second)
 
     def terminate() -> None:
         for _ in range(times):
             signal.raise_signal(signal.SIGTERM)
 
-    broker.when_sent = terminate
+    site.broker.when_sent = terminate
     with pytest.raises(SystemExit):
         run(10, first)
-    broker.when_sent = lambda: None
+    site.broker.when_sent = lambda: None
     first.stop()
     run(MINUTE, second)
 
-    assert [sent.by for sent in broker.sent] == ["a", *["b"] * times]
-    assert broker.dues("job") == [*["12:01:00"] * times, "12:02:00"]
+    assert site.senders() == ["a", *["b"] * times]
+    assert site.dues() == [*["12:01:00"] * times, "12:02:00"]
     handler = signal.getsignal(signal.SIGTERM)
     assert callable(handler)
     assert handler.__name__ == "terminate"
@@ -182,16 +175,14 @@ def test_slot_that_is_sent_when_sigterm_comes_is_recorded(
 # -- a scheduler of the project that fails -------------------------------------------
 
 
-def test_scheduler_that_fails_ends_beat_and_another_one_leads(
-    start: StartBeat,
-) -> None:
+def test_scheduler_that_fails_ends_beat_and_another_one_leads(site: Site) -> None:
     """An error of the project's scheduler ends beat, as without election."""
 
     class Failing(RecordingScheduler):
         def setup_schedule(self) -> None:
             raise RuntimeError("no database")
 
-    first, second = start(beat_scheduler=Failing), start()
+    first, second = site.start(beat_scheduler=Failing), site.start()
     with pytest.raises(RuntimeError, match="no database"):
         first.tick()
     first.stop()
@@ -201,9 +192,7 @@ def test_scheduler_that_fails_ends_beat_and_another_one_leads(
     assert second.leads
 
 
-def test_entry_whose_next_run_cannot_be_computed_stops_no_other(
-    start: StartBeat, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_entry_whose_next_run_cannot_be_computed_stops_no_other(site: Site) -> None:
     """The error is logged, as by Celery."""
 
     class Broken(crontab):
@@ -213,14 +202,14 @@ def test_entry_whose_next_run_cannot_be_computed_stops_no_other(
     def schedule() -> Mapping[str, Any]:
         return {"broken": {"task": "t", "schedule": Broken()}, **crontabs()()}
 
-    run(2 * MINUTE, start(schedule))
+    run(2 * MINUTE, site.start(schedule))
 
-    assert broker.dues("job") == ["12:01:00", "12:02:00"]
-    assert "The next run of 'broken' cannot be computed" in caplog.text
+    assert site.dues() == ["12:01:00", "12:02:00"]
+    assert "The next run of 'broken' cannot be computed" in site.log.text
 
 
 def test_losing_a_term_with_a_scheduler_that_cannot_be_closed_is_standby(
-    start: StartBeat, caplog: pytest.LogCaptureFixture
+    site: Site,
 ) -> None:
     """The error of the scheduler is logged, and beat goes on."""
 
@@ -228,30 +217,28 @@ def test_losing_a_term_with_a_scheduler_that_cannot_be_closed_is_standby(
         def close(self) -> None:
             raise RuntimeError("no database")
 
-    first, second = start(beat_scheduler=Unclosable), start()
+    first, second = site.start(beat_scheduler=Unclosable), site.start()
     run(1, first, second)
     first.freeze(20)
 
     run(30, first, second)
 
     assert second.leads
-    assert "RuntimeError: no database" in caplog.text
+    assert "RuntimeError: no database" in site.log.text
 
 
 # -- saving, signals -----------------------------------------------------------------
 
 
-def test_scheduler_of_the_project_saves_while_it_leads(
-    start: StartBeat, clock: FakeClock
-) -> None:
+def test_scheduler_of_the_project_saves_while_it_leads(site: Site) -> None:
     """It saves every three minutes, as with Celery alone, and at its end."""
     saved: list[float] = []
 
     class Saving(RecordingScheduler):
         def sync(self) -> None:
-            saved.append(clock.monotonic())
+            saved.append(site.clock.monotonic())
 
-    beat = start(beat_scheduler=Saving)
+    beat = site.start(beat_scheduler=Saving)
 
     run(30, beat)
     first = len(saved)
@@ -263,9 +250,7 @@ def test_scheduler_of_the_project_saves_while_it_leads(
     assert len(saved) == first + 1
 
 
-def test_scheduler_of_the_project_does_not_save_after_its_term(
-    start: StartBeat, clock: FakeClock, broker: Broker
-) -> None:
+def test_scheduler_of_the_project_does_not_save_after_its_term(site: Site) -> None:
     """Celery saves after sending. If sending took too long, another beat leads."""
     saved: list[bool] = []
 
@@ -279,24 +264,24 @@ def test_scheduler_of_the_project_does_not_save_after_its_term(
         def apply_async(self, *args: Any, **kwargs: Any) -> None:
             try:
                 super().apply_async(*args, **kwargs)
-                clock.advance(TTL + 1)
+                site.clock.advance(TTL + 1)
             finally:
                 if self.should_sync():
                     self._do_sync()
 
-    beat = start(beat_scheduler=Saving)
+    beat = site.start(beat_scheduler=Saving)
 
     run(2 * MINUTE, beat)
 
-    assert len(broker.sent) >= 1
+    assert len(site.sent) >= 1
     assert saved
     assert all(saved)
 
 
-def test_signals_report_terms(start: StartBeat) -> None:
+def test_signals_report_terms(site: Site) -> None:
     """They name the scheduler and the term, and say whether the term was lost."""
     with SignalRecorder("leader_elected", "leader_resigned") as events:
-        first, second = start(), start()
+        first, second = site.start(), site.start()
         run(1, first, second)
         first.freeze(20)
         run(25, first, second)
@@ -310,7 +295,7 @@ def test_signals_report_terms(start: StartBeat) -> None:
     assert (resigned.term, resigned.lost) == (taken_over.term, False)
 
 
-def test_scheduler_has_no_lock_for_redbeat_to_wait_for(start: StartBeat) -> None:
+def test_scheduler_has_no_lock_for_redbeat_to_wait_for(site: Site) -> None:
     """RedBeat's receiver of ``beat_init`` looks for a lock on any scheduler."""
-    assert start().scheduler.lock_key is None
-    assert isinstance(start().scheduler, Scheduler)
+    assert site.start().scheduler.lock_key is None
+    assert isinstance(site.start().scheduler, Scheduler)

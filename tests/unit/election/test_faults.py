@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 # -- nodes that are away -------------------------------------------------------------
 
 
-def test_minority_of_nodes_away_changes_nothing(
-    candidates: list[Candidate], nodes: FakeNodes
-) -> None:
+def test_minority_of_nodes_away_changes_nothing(candidates: list[Candidate]) -> None:
     """The leader keeps its term, and is replaced when it resigns."""
     first, second, third = candidates
     term = first.campaign()
-    nodes.freeze(0)
-    nodes.nodes[1].kill()
+    first.nodes.freeze(0)
+    first.nodes.nodes[1].kill()
 
     run(100, *candidates)
     assert first.term is term
@@ -37,10 +35,9 @@ def test_minority_of_nodes_away_changes_nothing(
     assert second.leads or third.leads
 
 
-def test_majority_of_nodes_away_ends_the_term(
-    candidates: list[Candidate], nodes: FakeNodes
-) -> None:
+def test_majority_of_nodes_away_ends_the_term(candidates: list[Candidate]) -> None:
     """No candidate leads until the nodes are back."""
+    nodes = candidates[0].nodes
     run(1, *candidates)
     nodes.freeze(0, 1, 2)
 
@@ -52,36 +49,32 @@ def test_majority_of_nodes_away_ends_the_term(
     assert [candidate.leads for candidate in candidates].count(True) == 1
 
 
-def test_leader_that_is_cut_off_is_replaced(
-    candidates: list[Candidate], nodes: FakeNodes
-) -> None:
+def test_leader_that_is_cut_off_is_replaced(candidates: list[Candidate]) -> None:
     """The others reach a majority. The old leader never leads beside the new one."""
     first, second, third = candidates
     first.campaign()
-    nodes.partition(0, 1, 2)
+    first.nodes.partition(0, 1, 2)
 
     run(TTL + 0.1, first, second, third)
 
     assert not first.leads
     assert second.leads or third.leads
-    nodes.heal()
+    first.nodes.heal()
     run(60, first, second, third)
     assert not first.leads
 
 
-def test_renewal_that_fails_once_ends_no_term(
-    candidates: list[Candidate], clock: FakeClock, nodes: FakeNodes
-) -> None:
+def test_renewal_that_fails_once_ends_no_term(candidates: list[Candidate]) -> None:
     """The leader tries again soon, and the term goes on."""
     first, *_ = candidates
     term = first.campaign()
-    clock.sleep(TTL / 3)
-    nodes.freeze()
+    first.clock.sleep(TTL / 3)
+    first.nodes.freeze()
     assert first.campaign() is term
     assert first.pause < TTL / 3
 
-    nodes.thaw()
-    clock.sleep(first.pause)
+    first.nodes.thaw()
+    first.clock.sleep(first.pause)
 
     assert first.campaign() is term
     assert first.pause == TTL / 3

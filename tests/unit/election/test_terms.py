@@ -11,7 +11,7 @@ from celery_redlock.errors import ConfigurationError
 from tests.unit.election.support import KEY, TTL, Candidate, run
 
 if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
 
 
 def test_first_candidate_is_elected(candidates: list[Candidate]) -> None:
@@ -25,22 +25,22 @@ def test_first_candidate_is_elected(candidates: list[Candidate]) -> None:
     assert term.is_valid()
     assert TTL - 1 < term.remaining() <= TTL
     assert first.events == [("elected", term.number)]
+    assert first.pause == TTL / 3  # in time to renew
 
 
 def test_later_candidates_stand_by(candidates: list[Candidate]) -> None:
-    """They have no term, and their callbacks are not called."""
+    """They have no term, no callback is called, and they look every half second."""
     first, *others = candidates
     first.campaign()
 
     assert [other.campaign() for other in others] == [None, None]
     assert [other.events for other in others] == [[], []]
+    assert [other.pause for other in others] == [0.5, 0.5]
 
 
-def test_many_candidates_elect_one(
-    candidates: list[Candidate], nodes: FakeNodes
-) -> None:
+def test_many_candidates_elect_one(candidates: list[Candidate]) -> None:
     """Of nine candidates, never two lead at a time, and soon one leads."""
-    more = [Candidate(nodes.another_client()) for _ in range(6)]
+    more = [Candidate(candidates[0].nodes.another_client()) for _ in range(6)]
 
     run(3, *candidates, *more)
 
@@ -59,22 +59,7 @@ def test_leader_goes_on_leading(candidates: list[Candidate]) -> None:
     assert [candidate.events for candidate in candidates[1:]] == [[], []]
 
 
-def test_pause_is_a_third_of_the_ttl_or_half_a_second(
-    candidates: list[Candidate],
-) -> None:
-    """A leader campaigns in time to renew, a standby in time to see the term end."""
-    first, second, _ = candidates
-
-    first.campaign()
-    second.campaign()
-
-    assert first.pause == TTL / 3
-    assert second.pause == 0.5
-
-
-def test_busy_leader_does_not_renew_too_often(
-    candidates: list[Candidate], clock: FakeClock
-) -> None:
+def test_busy_leader_does_not_renew_too_often(candidates: list[Candidate]) -> None:
     """A loop that campaigns a thousand times a second costs the nodes little."""
     first, *_ = candidates
     first.campaign()
@@ -82,21 +67,19 @@ def test_busy_leader_does_not_renew_too_often(
 
     for _ in range(15_000):
         first.campaign()
-        clock.sleep(0.001)
+        first.clock.sleep(0.001)
 
     assert len(first.nodes.asked) - before <= 6
     assert first.leads
 
 
-def test_term_has_a_number_that_grows(
-    candidates: list[Candidate], clock: FakeClock
-) -> None:
+def test_term_has_a_number_that_grows(candidates: list[Candidate]) -> None:
     """Storage can refuse an earlier leader by the number."""
     numbers = []
     for candidate in candidates * 2:
         term = candidate.campaign()
         assert term is not None
-        assert term.since == pytest.approx(clock.wall())
+        assert term.since == pytest.approx(candidate.clock.wall())
         numbers.append(term.number)
         candidate.resign()
 
@@ -121,10 +104,8 @@ def test_ttl_above_max_ttl_is_refused(nodes: FakeNodes) -> None:
 # -- the end of a term -----------------------------------------------------------
 
 
-def test_resigned_leader_is_replaced_within_half_a_second(
-    candidates: list[Candidate],
-) -> None:
-    """Half a second is the pause between two attempts of a standby."""
+def test_resigned_leader_is_replaced_soon(candidates: list[Candidate]) -> None:
+    """Within half a second: the pause between two attempts of a standby."""
     first, second, third = candidates
     term = first.campaign()
     run(1, second, third)
@@ -168,9 +149,7 @@ def test_killed_leader_is_replaced_within_a_ttl(candidates: list[Candidate]) -> 
         dead.campaign()
 
 
-def test_frozen_leader_knows_that_its_term_has_ended(
-    candidates: list[Candidate],
-) -> None:
+def test_frozen_leader_knows_that_its_term_ended(candidates: list[Candidate]) -> None:
     """Its own clock says so, before any message reaches it."""
     first, second, _ = candidates
     term = first.campaign()
@@ -185,13 +164,11 @@ def test_frozen_leader_knows_that_its_term_has_ended(
     assert second.leads
 
 
-def test_frozen_leader_leads_again_if_no_other_candidate_does(
-    candidates: list[Candidate], clock: FakeClock
-) -> None:
-    """It begins a new term."""
+def test_frozen_leader_leads_again_in_a_new_term(candidates: list[Candidate]) -> None:
+    """No other candidate was elected in the meantime."""
     first, *_ = candidates
     old = first.campaign()
-    clock.sleep(TTL + 1)
+    first.clock.sleep(TTL + 1)
 
     new = first.campaign()
 
@@ -201,9 +178,7 @@ def test_frozen_leader_leads_again_if_no_other_candidate_does(
     assert [what for what, _ in first.events] == ["elected", "lost", "elected"]
 
 
-def test_leader_whose_lock_another_candidate_holds_stops_at_once(
-    candidates: list[Candidate], clock: FakeClock
-) -> None:
+def test_leader_that_lost_its_lock_stops_at_once(candidates: list[Candidate]) -> None:
     """An operator can release the lock; the leader notices at its next renewal."""
     first, second, _ = candidates
     term = first.campaign()
@@ -211,7 +186,7 @@ def test_leader_whose_lock_another_candidate_holds_stops_at_once(
     second._redlock.release_base(KEY, term.lease.token.partition(".")[0])  # noqa: SLF001
     assert second.campaign()
 
-    clock.sleep(TTL / 3)
+    first.clock.sleep(TTL / 3)
 
     assert first.campaign() is None
     assert not term.is_valid()

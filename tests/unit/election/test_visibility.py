@@ -13,24 +13,29 @@ from celery_redlock.core.records.standbys import leadership_of
 from tests.unit.election.support import KEY, TTL, Candidate, run
 
 if TYPE_CHECKING:
-    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.testing import FakeNodes
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Capture all log lines about elections."""
+    caplog.set_level(logging.INFO, "celery_redlock.election")
 
 
 # -- the log --------------------------------------------------------------------------
 
 
 def test_outage_is_logged_once_by_each_candidate(
-    candidates: list[Candidate], nodes: FakeNodes, caplog: pytest.LogCaptureFixture
+    candidates: list[Candidate], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each logs that no leader can be elected; the leader logs its lost term, too."""
-    caplog.set_level(logging.INFO, "celery_redlock.election")
     run(1, *candidates)
     caplog.clear()
-    nodes.freeze(0, 1, 2)
+    candidates[0].nodes.freeze(0, 1, 2)
 
     run(120, *candidates)
 
-    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    said = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
     assert sum("could not be renewed" in line for line in said) == 1
     assert sum("is lost after" in line for line in said) == 1
     assert sum("can be elected" in line for line in said) == 3
@@ -38,24 +43,20 @@ def test_outage_is_logged_once_by_each_candidate(
 
 
 def test_failed_renewal_is_logged_once_in_each_term(
-    candidates: list[Candidate],
-    clock: FakeClock,
-    nodes: FakeNodes,
-    caplog: pytest.LogCaptureFixture,
+    candidates: list[Candidate], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A leader that resigned after a failed renewal logs the next failure, too."""
-    caplog.set_level(logging.INFO, "celery_redlock.election")
     first, *_ = candidates
     for _ in range(2):
         first.campaign()
-        nodes.freeze()
+        first.nodes.freeze()
         for _ in range(2):
-            clock.sleep(TTL / 3)
+            first.clock.sleep(TTL / 3)
             first.campaign()
-        nodes.thaw()
+        first.nodes.thaw()
         first.resign()
 
-    said = [record.getMessage() for record in caplog.records]
+    said = caplog.messages
     assert sum("could not be renewed" in line for line in said) == 2
     assert sum("is renewed again" in line for line in said) == 0
 
@@ -64,7 +65,6 @@ def test_standby_logs_each_leader_once(
     candidates: list[Candidate], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A standby logs the leader when the leader changes."""
-    caplog.set_level(logging.INFO, "celery_redlock.election")
     first, second, third = candidates
     first.campaign()
     run(60, second)
@@ -72,7 +72,7 @@ def test_standby_logs_each_leader_once(
     third.campaign()
     run(60, second, third)
 
-    lines = [r.getMessage() for r in caplog.records]
+    lines = caplog.messages
     assert sum("Standing by" in line for line in lines) == 2
     assert all("a candidate on " in line for line in lines if "Standing" in line)
 
@@ -80,16 +80,14 @@ def test_standby_logs_each_leader_once(
 # -- the list on the nodes ------------------------------------------------------------
 
 
-def test_leader_and_standbys_are_listed(
-    candidates: list[Candidate], clock: FakeClock, nodes: FakeNodes
-) -> None:
+def test_leader_and_standbys_are_listed(candidates: list[Candidate]) -> None:
     """The nodes name the leader and the standbys, the longest standby first."""
     first, second, third = candidates
-    began = clock.wall()
+    began = first.clock.wall()
     first.campaign()
-    clock.sleep(10)
+    first.clock.sleep(10)
     run(1, first, second, third)
-    onlooker = nodes.another_client().redlock()
+    onlooker = first.nodes.another_client().redlock()
 
     seen = leadership_of(onlooker, KEY)
 
@@ -103,13 +101,11 @@ def test_leader_and_standbys_are_listed(
     assert [standby.task for standby in seen.standbys] == ["a candidate"] * 2
 
 
-def test_former_standby_is_not_listed(
-    candidates: list[Candidate], nodes: FakeNodes
-) -> None:
+def test_former_standby_is_not_listed(candidates: list[Candidate]) -> None:
     """It was elected, or it resigned, or it was killed."""
     first, second, third = candidates
     run(1, first, second, third)
-    onlooker = nodes.another_client().redlock()
+    onlooker = first.nodes.another_client().redlock()
     leader = next(one for one in candidates if one.leads)
     standby, killed = (one for one in candidates if one is not leader)
 
