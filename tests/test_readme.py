@@ -1,4 +1,4 @@
-"""The commands of the README run, and each of its promises has a test."""
+"""The commands of the README run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pytest
 
 if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
@@ -97,25 +95,3 @@ def test_readme_sql_refuses_the_late_writer() -> None:
 
     assert matched == [1, 1, 0]
     database.close()
-
-
-def promises() -> list[str]:
-    """Return the tests that the README's table names."""
-    table = README.partition("## What happens when")[2].partition("\n## ")[0]
-    return re.findall(r"`(test_\w+)` \|$", table, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", promises())
-def test_readme_promise_has_its_test(name: str) -> None:
-    """Each row of "What happens when…" names a test that exists."""
-    sources = (path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-
-    assert any(re.search(rf"^def {name}\(", source, re.MULTILINE) for source in sources)
-
-
-def test_readme_promises_are_counted() -> None:
-    """Every row of the table ends in the name of a test."""
-    table = README.partition("## What happens when")[2].partition("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ")]
-
-    assert len(promises()) == len(rows) - 1  # the head

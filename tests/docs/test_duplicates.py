@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 
-from celery_redlock import LockOptions, singleton_task
-from celery_redlock.errors import ConfigurationError
+from celery_redlock import singleton_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,28 +74,3 @@ def test_decorators_of_migrations_are_accepted(
 def test_every_migration_names_a_decorator() -> None:
     """No page is without the one line that the reader needs."""
     assert {page for page, _ in NAMED} == {page.name for page in MIGRATIONS}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"on_conflict": "buffer_one", "unique_while": "queued"},
-        {"on_conflict": "buffer_one", "unique_while": "queued_or_running"},
-        {"on_conflict": "cancel_running", "unique_while": "queued_or_running"},
-        {"on_conflict": "wait", "unique_for": 1},
-        {"on_conflict": "buffer_one", "unique_for": 1},
-        {"on_conflict": "cancel_running", "unique_for": 1},
-        {"on_conflict": "cancel_running", "renew": False},
-        {"on_conflict": {"publish": "raise"}},
-        {"claim_ttl": 1},
-        {"wait_timeout": 1},
-        {"retry_countdown": 1},
-        {"buffer_keep": "first"},
-        {"cancel_grace": 1},
-    ],
-    ids=str,
-)
-def test_what_the_reference_calls_refused_is_refused(given: dict[str, Any]) -> None:
-    """The table of combinations in ``reference/policies.md``, row by row."""
-    with pytest.raises(ConfigurationError):
-        LockOptions(**given)

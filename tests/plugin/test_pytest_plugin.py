@@ -1,16 +1,16 @@
-"""The plugin in a user's project: with a worker, with other plugins, and unused."""
+"""The plugin in projects: with a worker, with other plugins, unused, as documented."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import celery_redlock
 
 pytest_plugins = ["pytester"]
 
@@ -148,7 +148,11 @@ def test_plugin_loads_nothing_before_its_use(tmp_path: Path) -> None:
     done = subprocess.run(  # noqa: S603  (a program of this file)
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "", **pythonpath()},
+        env={
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PATH": "",
+            "PYTHONPATH": str(Path(celery_redlock.__path__[0]).parent),
+        },
         capture_output=True,
         text=True,
         check=True,
@@ -160,9 +164,27 @@ def test_plugin_loads_nothing_before_its_use(tmp_path: Path) -> None:
     assert loaded.split()[1:] == ["celery_redlock", "celery_redlock.pytest_plugin"]
 
 
-def pythonpath() -> dict[str, str]:
-    """Return a variable by which another interpreter finds the tested package."""
-    import celery_redlock  # noqa: PLC0415  (the package, not its names)
+# -- docs/how-to/testing.md --------------------------------------------------------
 
-    (folder,) = celery_redlock.__path__
-    return {"PYTHONPATH": folder.removesuffix("celery_redlock")}
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
+BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILES = dict(BLOCK.findall(PAGE.read_text("utf-8")))
+TESTS = sorted(name for name in FILES if name.startswith("test_"))
+
+
+def test_page_has_six_files() -> None:
+    """It has one test file for each level, and one more for a worker in a thread."""
+    assert sorted(FILES) == ["conftest.py", "shop.py", *TESTS]
+    assert len(TESTS) == 4
+    assert "one project of six files" in PAGE.read_text("utf-8")
+
+
+@pytest.mark.usefixtures("redis_server")
+@pytest.mark.parametrize("name", TESTS)
+def test_page_runs(pytester: pytest.Pytester, name: str) -> None:
+    """All tests of the page pass, in a project without any other configuration."""
+    for other in ("conftest.py", "shop.py", name):
+        (pytester.path / other).write_text(FILES[other])
+
+    tests = len(re.findall(r"^def test_", FILES[name], re.MULTILINE))
+    pytest_passes(pytester, passed=tests)

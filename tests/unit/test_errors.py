@@ -34,10 +34,6 @@ from celery_redlock.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TRY_LATER = (LockHeld, DuplicateTask, LockContended, QuorumUnreachable)
-STOP_WRITING = (LockLost, LockCancelled, NotHolder)
-OTHERS = (ConfigurationError, FingerprintError, StaleFence)
-
 
 def drawn_tree() -> dict[str, str]:
     """Return each error that the module's docstring draws, with its parent."""
@@ -57,25 +53,31 @@ def test_tree_is_as_it_is_drawn() -> None:
     assert drawn_tree() == real
 
 
-@pytest.mark.parametrize("kind", TRY_LATER)
-def test_nothing_is_held_is_one_family(kind: type[LockUnavailable]) -> None:
-    """A caller that wants to try later catches LockUnavailable, and nothing else."""
-    assert issubclass(kind, LockUnavailable)
-    assert not issubclass(kind, LeaseError)
-
-
-@pytest.mark.parametrize("kind", STOP_WRITING)
-def test_lost_lease_is_one_family(kind: type[LeaseError]) -> None:
-    """A caller that must stop writing catches LeaseError, and nothing else."""
-    assert issubclass(kind, LeaseError)
-    assert not issubclass(kind, LockUnavailable)
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_mistake_is_no_refusal(kind: type[RedlockError]) -> None:
-    """Code that handles a busy lock does not catch a mistake of the programmer."""
-    assert issubclass(kind, RedlockError)
-    assert not issubclass(kind, (LockUnavailable, LeaseError))
+@pytest.mark.parametrize(
+    ("family", "others", "kinds"),
+    [
+        # Nothing is held: try later.
+        (
+            LockUnavailable,
+            LeaseError,
+            (LockHeld, DuplicateTask, LockContended, QuorumUnreachable),
+        ),
+        # The lease is lost: stop writing.
+        (LeaseError, LockUnavailable, (LockLost, LockCancelled, NotHolder)),
+        # A mistake of the programmer.
+        (
+            RedlockError,
+            (LockUnavailable, LeaseError),
+            (ConfigurationError, FingerprintError, StaleFence),
+        ),
+    ],
+)
+def test_errors_with_one_remedy_are_one_family(
+    family: type, others: Any, kinds: tuple[type, ...]
+) -> None:
+    """A caller catches the errors that it can handle, and no others."""
+    assert all(issubclass(kind, family) for kind in kinds)
+    assert not any(issubclass(kind, others) for kind in kinds)
 
 
 @pytest.mark.parametrize("name", errors.__all__)

@@ -243,31 +243,25 @@ def test_error_of_no_nodes_has_an_example(nodes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "nodes",
+    ("nodes", "fault"),
     [
-        ["redis://a", "redis://b", "redis://a"],
-        ["redis://a", f"redis://:{SECRET}@a:6379/0"],
-        ["redis://a", "rediss://a"],
-        [{"url": "redis://a", "name": "x"}, {"url": "redis://b", "name": "x"}],
+        # It would vote twice.
+        (["redis://a", "redis://b", "redis://a"], "is listed 2 times"),
+        (["redis://a", f"redis://:{SECRET}@a:6379/0"], "is listed 2 times"),
+        (["redis://a", "rediss://a"], "is listed 2 times"),
+        (
+            [{"url": "redis://a", "name": "x"}, {"url": "redis://b", "name": "x"}],
+            "is listed 2 times",
+        ),
+        # Two databases, or two names, of one server fail together.
+        (["redis://a/0", "redis://a/1"], "are one server"),
+        (["redis://a/0", {"url": "redis://a/0", "name": "x"}], "are one server"),
+        (["unix:///s?db=0", "unix:///s?db=1"], "are one server"),
     ],
 )
-def test_node_that_is_listed_twice_is_refused(nodes: Any) -> None:
-    """It would vote twice."""
-    with pytest.raises(ConfigurationError, match="is listed 2 times") as caught:
+def test_node_that_is_listed_twice_is_refused(nodes: Any, fault: str) -> None:
+    """A node is one failure: each server has one vote."""
+    with pytest.raises(ConfigurationError, match=fault) as caught:
         parse_nodes(nodes)
 
     assert SECRET not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        ["redis://a/0", "redis://a/1"],
-        ["redis://a/0", {"url": "redis://a/0", "name": "x"}],
-        ["unix:///s?db=0", "unix:///s?db=1"],
-    ],
-)
-def test_one_server_under_two_names_is_refused(nodes: Any) -> None:
-    """Two databases, or two names, of one server fail together."""
-    with pytest.raises(ConfigurationError, match="are one server"):
-        parse_nodes(nodes)

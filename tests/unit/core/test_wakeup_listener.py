@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,8 +70,8 @@ def crier() -> Iterator[Crier]:
     crier.stop()
 
 
-@contextmanager
-def listening_to(crier: Crier) -> Iterator[WakeupListener]:
+@pytest.fixture
+def listener(crier: Crier) -> Iterator[WakeupListener]:
     """Give a listener on this server."""
     listener = WakeupListener(parse_nodes([crier.url]), Keys("redlock"), TIMING)
     yield listener
@@ -80,56 +79,65 @@ def listening_to(crier: Crier) -> Iterator[WakeupListener]:
     until(lambda: not listener.listening)
 
 
+def waiter_of(listener: WakeupListener) -> Waiter:
+    """Return a new waiter whose listener listens to the server."""
+    waiter = listener.add_waiter()
+    until(lambda: listener.listening == 1)
+    return waiter
+
+
 def name_in_process(waiter: Waiter) -> bytes:
     """Return the name of a waiter in a message."""
     return waiter.name.rpartition("/")[2].encode()
 
 
-def test_listener_opens_no_connection_before_the_first_waiter(crier: Crier) -> None:
+def test_listener_opens_no_connection_before_the_first_waiter(
+    crier: Crier, listener: WakeupListener
+) -> None:
     """Making a listener opens nothing."""
-    with listening_to(crier) as listener:
-        assert listener.listening == 0
-        assert crier.channels == []
+    assert listener.listening == 0
+    assert crier.channels == []
 
 
-def test_message_wakes_the_waiter_that_it_names(crier: Crier) -> None:
+def test_message_wakes_the_waiter_that_it_names(
+    crier: Crier, listener: WakeupListener
+) -> None:
     """Other waiters of the process are not woken."""
-    with listening_to(crier) as listener:
-        first, second = listener.add_waiter(), listener.add_waiter()
-        until(lambda: listener.listening == 1)
-        (channel,) = crier.channels
+    first, second = listener.add_waiter(), listener.add_waiter()
+    until(lambda: listener.listening == 1)
+    (channel,) = crier.channels
 
-        crier.say(message(channel, name_in_process(second) + b" 0"))
+    crier.say(message(channel, name_in_process(second) + b" 0"))
 
-        until(lambda: second.wakeups)
-        assert not first.wakeups
-        assert second.name.startswith(channel.decode())
+    until(lambda: second.wakeups)
+    assert not first.wakeups
+    assert second.name.startswith(channel.decode())
 
 
-def test_new_subscription_requests_a_look(crier: Crier) -> None:
+def test_new_subscription_requests_a_look(listener: WakeupListener) -> None:
     """A waiter may have missed a wake-up before."""
-    with listening_to(crier) as listener:
-        waiter = listener.add_waiter()
+    waiter = listener.add_waiter()
 
-        until(lambda: waiter.must_look)
+    until(lambda: waiter.must_look)
 
-        assert listener.listening == 1
+    assert listener.listening == 1
 
 
-def test_message_for_a_removed_waiter_is_ignored(crier: Crier) -> None:
+def test_message_for_a_removed_waiter_is_ignored(
+    crier: Crier, listener: WakeupListener
+) -> None:
     """A late or unreadable message does no harm."""
-    with listening_to(crier) as listener:
-        gone, waiter = listener.add_waiter(), listener.add_waiter()
-        until(lambda: listener.listening == 1)
-        listener.remove_waiter(gone)
-        (channel,) = crier.channels
-        for text in (name_in_process(gone) + b" 0", b"", b"x", b"1 2 3", b"\xff 0"):
-            crier.say(message(channel, text))
+    gone, waiter = listener.add_waiter(), listener.add_waiter()
+    until(lambda: listener.listening == 1)
+    listener.remove_waiter(gone)
+    (channel,) = crier.channels
+    for text in (name_in_process(gone) + b" 0", b"", b"x", b"1 2 3", b"\xff 0"):
+        crier.say(message(channel, text))
 
-        crier.say(message(channel, name_in_process(waiter) + b" 0"))
+    crier.say(message(channel, name_in_process(waiter) + b" 0"))
 
-        until(lambda: waiter.wakeups)
-        assert not gone.wakeups
+    until(lambda: waiter.wakeups)
+    assert not gone.wakeups
 
 
 def hang_up(crier: Crier) -> None:
@@ -144,99 +152,93 @@ def talk_nonsense(crier: Crier) -> None:
 
 @pytest.mark.parametrize("spoil", [hang_up, talk_nonsense])
 def test_broken_subscription_is_made_anew(
-    crier: Crier, spoil: Callable[[Crier], None]
+    crier: Crier, listener: WakeupListener, spoil: Callable[[Crier], None]
 ) -> None:
     """While there is a waiter, which then looks again."""
-    with listening_to(crier) as listener:
-        waiter = listener.add_waiter()
-        until(lambda: waiter.must_look)
-        waiter.reset()
+    waiter = listener.add_waiter()
+    until(lambda: waiter.must_look)
+    waiter.reset()
 
-        spoil(crier)
+    spoil(crier)
 
-        until(lambda: waiter.must_look)
-        assert len(crier.channels) == 2
-        assert crier.channels[0] == crier.channels[1]
+    until(lambda: waiter.must_look)
+    assert len(crier.channels) == 2
+    assert crier.channels[0] == crier.channels[1]
 
 
 def test_refused_subscription_is_logged_once(
-    crier: Crier, caplog: pytest.LogCaptureFixture
+    crier: Crier, listener: WakeupListener, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A user without the permission has no wake-ups, and no other problem."""
     crier.answer = b"-NOPERM No permissions to access a channel\r\n"
-    with listening_to(crier) as listener:
-        listener.add_waiter()
-        until(lambda: "cannot be listened to" in caplog.text)
-        crier.hang_up()
-        until(lambda: len(crier.channels) == 2)
+    listener.add_waiter()
+    until(lambda: "cannot be listened to" in caplog.text)
+    crier.hang_up()
+    until(lambda: len(crier.channels) == 2)
 
-        assert listener.listening == 0
+    assert listener.listening == 0
+    listener.close()
     assert caplog.text.count("cannot be listened to") == 1
 
 
 def test_listener_closes_after_a_while_without_waiters(
-    crier: Crier, monkeypatch: pytest.MonkeyPatch
+    listener: WakeupListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It opens again for the next one."""
     monkeypatch.setattr(pubsub, "_IDLE", 0.0)
-    with listening_to(crier) as listener:
-        waiter = listener.add_waiter()
-        until(lambda: listener.listening == 1)
+    waiter = waiter_of(listener)
 
-        listener.remove_waiter(waiter)
+    listener.remove_waiter(waiter)
 
-        until(lambda: listener.listening == 0)
-        waiter = listener.add_waiter()
-        until(lambda: listener.listening == 1)
+    until(lambda: listener.listening == 0)
+    waiter = waiter_of(listener)
 
 
 def test_listener_closes_after_its_waiter_was_interrupted(
-    crier: Crier, monkeypatch: pytest.MonkeyPatch
+    listener: WakeupListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit may interrupt a wait before it can remove its waiter."""
     monkeypatch.setattr(pubsub, "_IDLE", 0.0)
-    with listening_to(crier) as listener:
-        waiter = listener.add_waiter()
-        until(lambda: listener.listening == 1)
+    waiter = waiter_of(listener)
 
-        del waiter
+    del waiter
 
-        until(lambda: listener.listening == 0)
+    until(lambda: listener.listening == 0)
 
 
 def test_thread_that_died_is_replaced(
-    crier: Crier, monkeypatch: pytest.MonkeyPatch
+    listener: WakeupListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exception of a time limit can hit a thread that is just starting."""
     monkeypatch.setattr(pubsub, "_PRESUMED_DEAD", 0.0)
-    with listening_to(crier) as listener:
-        with monkeypatch.context() as dying:
-            dying.setattr(listener, "_run", lambda _: None)
-            listener.add_waiter()
-
+    with monkeypatch.context() as dying:
+        dying.setattr(listener, "_run", lambda _: None)
         listener.add_waiter()
 
-        until(lambda: listener.listening == 1)
+    listener.add_waiter()
+
+    until(lambda: listener.listening == 1)
 
 
-def test_waiters_come_and_go_while_all_are_asked_to_look(crier: Crier) -> None:
+def test_waiters_come_and_go_while_all_are_asked_to_look(
+    listener: WakeupListener,
+) -> None:
     """The listening thread goes through the waiters while others change them."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     enough = threading.Event()
-    with listening_to(crier) as listener:
 
-        def come_and_go() -> None:
-            while not enough.is_set():
-                for waiter in [listener.add_waiter() for _ in range(50)]:
-                    listener.remove_waiter(waiter)
+    def come_and_go() -> None:
+        while not enough.is_set():
+            for waiter in [listener.add_waiter() for _ in range(50)]:
+                listener.remove_waiter(waiter)
 
-        thread = threading.Thread(target=come_and_go)
-        thread.start()
-        try:
-            for _ in range(30_000):
-                listener._handle(listener._subscriptions[0], [b"subscribe", b"", 1])  # noqa: SLF001
-        finally:
-            enough.set()
-            thread.join()
-            sys.setswitchinterval(interval)
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(30_000):
+            listener._handle(listener._subscriptions[0], [b"subscribe", b"", 1])  # noqa: SLF001
+    finally:
+        enough.set()
+        thread.join()
+        sys.setswitchinterval(interval)

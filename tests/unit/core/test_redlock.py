@@ -1,4 +1,4 @@
-"""Acquire: its lease, its validity, its waits, and what a failed try leaves behind."""
+"""Acquire, release and inspect: leases, and what is left on the nodes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from celery_redlock.errors import (
     ConfigurationError,
     LockContended,
     LockHeld,
+    LockLost,
     QuorumUnreachable,
 )
 from celery_redlock.testing import FakeNodes
@@ -30,6 +31,7 @@ from tests.unit.core.support import (
 
 if TYPE_CHECKING:
     from tests.unit.support import Site
+
 
 AGAIN = ["release", "acquire"]  # the requests of a second try
 
@@ -285,3 +287,218 @@ def test_validity_is_checked_after_the_last_round_trip(
     assert asked(site.nodes) == ["acquire", *again]
     assert lease.is_valid()
     assert (lease.started_at == 1000.0) == (not again)
+
+
+# -- release -----------------------------------------------------------------------
+
+
+def test_release_deletes_the_lock_everywhere(site: Site) -> None:
+    """One round trip; the lease is released; the key can be taken again."""
+    lease = site.redlock.acquire("k")
+    site.nodes.asked.clear()
+
+    assert site.redlock.release(lease) == 5
+
+    assert asked(site.nodes) == ["release"]
+    assert lease.state is LeaseState.RELEASED
+    assert not lease.is_valid()
+    assert holders(site.nodes) == FREE
+    assert site.redlock.acquire("k").is_valid()
+
+
+def test_release_twice_is_harmless(site: Site) -> None:
+    """The second release finds nothing, and a successor's lock stays."""
+    lease = site.redlock.acquire("k")
+    site.redlock.release(lease)
+    successor = site.rival.acquire("k")
+
+    assert site.redlock.release(lease) == 0
+    assert site.rival.inspect("k").votes == 5
+    assert successor.is_valid()
+
+
+def test_release_after_the_end_never_touches_a_successor(site: Site) -> None:
+    """Nodes compare the token before they delete: the lock is another client's."""
+    lease = site.redlock.acquire("k")
+    site.clock.advance(TTL + 0.01)
+    successor = site.rival.acquire("k")
+
+    assert site.redlock.release(lease) == 0
+    assert holders(site.nodes) == [successor.token] * 5
+
+
+def test_release_of_a_lost_lease_keeps_it_lost(redlock: Redlock) -> None:
+    """A release does not hide that the lease was lost."""
+    lease = redlock.acquire("k")
+    lease.state = LeaseState.LOST
+
+    redlock.release(lease)
+
+    assert lease.state is LeaseState.LOST
+
+
+def test_release_does_not_wait_for_slow_nodes(site: Site) -> None:
+    """A majority is enough to go on; the other nodes get the release all the same."""
+    lease = site.redlock.acquire("k")
+    site.nodes.freeze(0, 1)
+    before = site.clock.monotonic()
+
+    assert site.redlock.release(lease) == 3
+
+    assert site.clock.monotonic() == before
+    site.nodes.thaw()
+    assert holders(site.nodes) == FREE
+
+
+def test_release_reaches_nodes_that_granted_too_late(site: Site) -> None:
+    """Grants that acquire did not wait for are released, too."""
+    site.nodes.freeze(0, 1)
+    lease = site.redlock.acquire("k")
+    assert lease.votes == 3
+    site.redlock.release(lease)
+
+    site.nodes.thaw()
+
+    assert holders(site.nodes) == FREE
+
+
+def test_release_is_resent_to_a_node_that_was_down(site: Site) -> None:
+    """A node that returns with its memory gets the release of its earlier grant."""
+    lease = site.redlock.acquire("k")
+    site.nodes.nodes[0].kill()
+    assert site.redlock.release(lease) == 4
+    assert site.nodes.has_pending
+
+    site.nodes.nodes[0].restart(keep_memory=True)
+    assert holders(site.nodes)[0] == lease.token
+    site.nodes.drain(site.clock.monotonic())
+
+    assert holders(site.nodes) == FREE
+
+
+def test_release_with_keep_lets_the_lock_expire(site: Site) -> None:
+    """``hold_at_least``: the lock is taken until then, and the lease is not valid."""
+    lease = site.redlock.acquire("k")
+
+    assert site.redlock.release(lease, keep=2.5) == 5
+
+    assert ttls(site.nodes) == [2500] * 5
+    assert not lease.is_valid()
+    with pytest.raises(LockHeld):
+        site.rival.acquire("k")
+    site.clock.advance(2.501)
+    assert site.rival.acquire("k").is_valid()
+
+
+@pytest.mark.parametrize("keep", [0.0, -1.0, 0.0001])
+def test_release_with_nothing_to_keep_deletes(site: Site, keep: float) -> None:
+    """A keep of less than a millisecond deletes at once."""
+    lease = site.redlock.acquire("k")
+
+    site.redlock.release(lease, keep=keep)
+
+    assert holders(site.nodes) == FREE
+
+
+def test_release_base_releases_any_attempt_of_an_execution(site: Site) -> None:
+    """A process that outlives the holder knows the base and not the attempt."""
+    base, another = new_base(), new_base()
+    site.rival.acquire("k", base=base)
+
+    assert site.redlock.release_base("k", another) == 0
+    assert site.redlock.release_base("k", base[:-1]) == 0
+    assert site.redlock.release_base("k", base) == 5
+    assert holders(site.nodes) == FREE
+
+
+# -- inspect -----------------------------------------------------------------------
+
+
+def test_inspect_of_a_free_key(redlock: Redlock) -> None:
+    """No holder, no votes, no time."""
+    inspection = redlock.inspect("k")
+
+    assert (inspection.key, inspection.holder) == ("k", None)
+    assert (inspection.votes, inspection.ttl_left) == (0, 0.0)
+    assert inspection.ballot.answered == 5
+
+
+def test_inspect_names_the_holder(site: Site) -> None:
+    """Holder, votes and time, without changing anything."""
+    lease = site.rival.acquire("k")
+    site.clock.advance(4.0)
+
+    inspection = site.redlock.inspect("k")
+
+    assert inspection.holder is not None
+    assert inspection.holder.token == lease.token
+    assert (inspection.votes, inspection.ttl_left) == (5, 6.0)
+    assert ttls(site.nodes) == [6000] * 5
+
+
+def test_inspect_takes_a_minority_for_no_holder(site: Site) -> None:
+    """Two of five nodes are no holder; their votes are counted."""
+    hold(site.nodes, 0, 1)
+
+    inspection = site.redlock.inspect("k")
+
+    assert (inspection.holder, inspection.votes) == (None, 2)
+    assert inspection.ttl_left == 0.0
+
+
+def test_inspect_waits_for_all_nodes(site: Site) -> None:
+    """Inspect does not stop at a majority."""
+    site.redlock.acquire("k")
+    site.nodes.latency(0.04, 4)
+
+    assert site.redlock.inspect("k").votes == 5
+
+
+# -- ensure(network=True) --------------------------------------------------------------
+
+
+def test_confirm_trusts_a_majority(site: Site) -> None:
+    """Three of five nodes name the lease: it is valid."""
+    lease = site.redlock.acquire("k")
+    forget(site.nodes, 0)
+    site.nodes.nodes[1].kill()
+
+    lease.ensure(network=True)
+
+
+@pytest.mark.parametrize("successor", ["", "other.1"])
+def test_confirm_notices_that_nodes_lost_the_lock(site: Site, successor: str) -> None:
+    """After a forced release, or a wipe, the clock says valid and the nodes say no."""
+    lease = site.redlock.acquire("k")
+    forget(site.nodes, 0, 1, 2)
+    if successor:
+        hold(site.nodes, 0, 1, 2, by=successor)
+
+    lease.ensure()
+    with pytest.raises(LockLost) as caught:
+        lease.ensure(network=True)
+
+    assert (caught.value.key, caught.value.fence) == ("k", lease.fence)
+
+
+def test_confirm_without_enough_answers_cannot_tell(site: Site) -> None:
+    """Silence is neither yes nor no: the error says how long the lease is valid."""
+    lease = site.redlock.acquire("k")
+    site.nodes.freeze(0, 1, 2)
+
+    with pytest.raises(QuorumUnreachable, match=r"lease is valid for \d+\.\d s more\."):
+        lease.ensure(network=True)
+
+
+def test_confirm_counts_whether_silence_could_make_a_majority(site: Site) -> None:
+    """Two yes, two no, one silent: unknown. One yes, three no: lost."""
+    lease = site.redlock.acquire("k")
+    site.nodes.freeze(0)
+    forget(site.nodes, 3, 4)
+
+    with pytest.raises(QuorumUnreachable):
+        lease.ensure(network=True)
+
+    forget(site.nodes, 2)
+    with pytest.raises(LockLost):
+        lease.ensure(network=True)
