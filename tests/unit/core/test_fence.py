@@ -183,30 +183,28 @@ class VotesThatChange(list[Vote | None]):
         return iter(seen)
 
 
-def test_vote_that_comes_during_the_count_is_left_out_of_it(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_vote_that_comes_during_the_count_is_left_out_of_it(site: Site) -> None:
     """Another thread may enter a late vote between any two looks at the ballot.
 
     Two nodes agree, and the fourth confirms the raise. But its vote was too late to be
     part of the maximum.
     """
-    count(nodes, AHEAD, AHEAD, 5, 5, 5)
-    nodes.latency(0.02, 3, 4)
-    grant = Grant(nodes, redlock)
-    forget(nodes, 2)
-    nodes.latency(0.0, 3)
-    nodes.freeze(4)
+    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
+    site.nodes.latency(0.02, 3, 4)
+    grant = Grant(site.nodes, site.redlock)
+    forget(site.nodes, 2)
+    site.nodes.latency(0.0, 3)
+    site.nodes.freeze(4)
 
     def enter_late_vote() -> None:
-        clock.advance(0.02)
-        nodes.drain(clock.monotonic())
+        site.clock.advance(0.02)
+        site.nodes.drain(site.clock.monotonic())
 
     ballot = grant.request.ballot
     ballot.votes = VotesThatChange(ballot.votes, enter_late_vote)
     keys, args = ("redlock:lock:k", "redlock:fence"), ("t.1", "f", int(STRIPE_OF_K))
 
-    assert raise_fence(ballot, redlock.nodes, keys, args) is None
+    assert raise_fence(ballot, site.redlock.nodes, keys, args) is None
     assert ballot.votes[3] is not None
 
 

@@ -121,38 +121,34 @@ def test_threads_share_a_service(site: Site) -> None:
 # -- asyncio -----------------------------------------------------------------------
 
 
-async def attempt(redlock: Redlock, watchdog: Stepped, key: str = "k") -> str:
+async def attempt(site: Site, key: str = "k") -> str:
     """Take the lock and give way to other tasks; return the outcome."""
     try:
-        with lock(redlock, key, watchdog=watchdog):
+        with site.lock(key):
             await asyncio.sleep(0)
             return "ran"
     except LockHeld:
         return "refused"
 
 
-def test_asyncio_task_does_not_inherit_leases(
-    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
-) -> None:
+def test_asyncio_task_does_not_inherit_leases(site: Site) -> None:
     """A task that is started in the block copies the context, but is not the holder."""
 
     async def current() -> Lease | None:
         return current_lease()
 
     async def hold() -> None:
-        with lock(redlock, "k", watchdog=watchdog) as lease:
+        with site.lock() as lease:
             assert await asyncio.create_task(current()) is None
-            assert await asyncio.create_task(attempt(redlock, watchdog)) == "refused"
+            assert await asyncio.create_task(attempt(site)) == "refused"
             assert current_lease() is lease
-            assert holders(nodes) == [lease.token] * 3
+            assert holders(site.nodes) == [lease.token] * 3
 
     asyncio.run(hold())
-    assert holders(nodes) == FREE
+    assert not any(holders(site.nodes))
 
 
-def test_asyncio_task_that_outlives_the_block_takes_the_lock_itself(
-    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
-) -> None:
+def test_asyncio_task_that_outlives_the_block_takes_the_lock_itself(site: Site) -> None:
     """It is a contender like any other, before the end of the block and after it."""
 
     async def hold() -> list[str]:
@@ -160,11 +156,11 @@ def test_asyncio_task_that_outlives_the_block_takes_the_lock_itself(
         left = asyncio.Event()
 
         async def outlive() -> None:
-            outcomes.append(await attempt(redlock, watchdog))
+            outcomes.append(await attempt(site))
             await left.wait()
-            outcomes.append(await attempt(redlock, watchdog))
+            outcomes.append(await attempt(site))
 
-        with lock(redlock, "k", watchdog=watchdog):
+        with site.lock():
             task = asyncio.create_task(outlive())
             await asyncio.sleep(0)
         left.set()
@@ -172,31 +168,27 @@ def test_asyncio_task_that_outlives_the_block_takes_the_lock_itself(
         return outcomes
 
     assert asyncio.run(hold()) == ["refused", "ran"]
-    assert holders(nodes) == FREE
+    assert not any(holders(site.nodes))
 
 
-def test_awaited_coroutine_takes_the_lock_of_its_task_again(
-    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
-) -> None:
+def test_awaited_coroutine_takes_the_lock_of_its_task_again(site: Site) -> None:
     """A coroutine that is awaited without a task of its own is the same execution."""
 
     async def inner() -> Lease:
-        with lock(redlock, "k", watchdog=watchdog) as lease:
+        with site.lock() as lease:
             await asyncio.sleep(0)
             assert current_lease() is lease
             return lease
 
     async def hold() -> None:
-        with lock(redlock, "k", watchdog=watchdog) as outer:
+        with site.lock() as outer:
             assert await inner() is outer
 
     asyncio.run(hold())
-    assert asked(nodes) == ["acquire", "release"]
+    assert asked(site.nodes) == ["acquire", "release"]
 
 
-def test_tasks_in_a_block_of_their_thread_exclude_each_other(
-    redlock: Redlock, watchdog: Stepped
-) -> None:
+def test_tasks_in_a_block_of_their_thread_exclude_each_other(site: Site) -> None:
     """A block that runs an event loop holds the lock; the loop's tasks do not.
 
     They run under its lease, so that is their current one.
@@ -204,22 +196,20 @@ def test_tasks_in_a_block_of_their_thread_exclude_each_other(
 
     async def both() -> list[str]:
         assert current_lease("k") is lease
-        tries = [attempt(redlock, watchdog) for _ in range(2)]
+        tries = [attempt(site) for _ in range(2)]
         return await asyncio.gather(*tries)
 
-    with lock(redlock, "k", watchdog=watchdog) as lease:
+    with site.lock() as lease:
         assert asyncio.run(both()) == ["refused", "refused"]
 
 
-def test_tasks_of_a_thread_hold_locks_of_their_own(
-    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
-) -> None:
+def test_tasks_of_a_thread_hold_locks_of_their_own(site: Site) -> None:
     """Their blocks may overlap and end in any order."""
 
     async def hold(key: str, other: str, leave: asyncio.Event) -> str:
-        with lock(redlock, key, watchdog=watchdog) as lease:
+        with site.lock(key) as lease:
             await leave.wait()
-            outcome = await attempt(redlock, watchdog, other)
+            outcome = await attempt(site, other)
             assert current_lease() is lease
         assert current_lease() is None
         return outcome
@@ -235,21 +225,19 @@ def test_tasks_of_a_thread_hold_locks_of_their_own(
         assert await b == "ran"
 
     asyncio.run(story())
-    assert holders(nodes, "a") == holders(nodes, "b") == FREE
+    assert not any(holders(site.nodes, "a") + holders(site.nodes, "b"))
 
 
-def test_thread_of_asyncio_does_not_inherit_leases(
-    redlock: Redlock, watchdog: Stepped
-) -> None:
+def test_thread_of_asyncio_does_not_inherit_leases(site: Site) -> None:
     """``asyncio.to_thread`` copies the context, but its thread is not the holder."""
 
     def enter() -> None:
         assert current_lease() is None
-        with lock(redlock, "k", watchdog=watchdog):
+        with site.lock():
             pytest.fail("the body ran beside its parent")
 
     async def hold() -> None:
-        with lock(redlock, "k", watchdog=watchdog) as lease:
+        with site.lock() as lease:
             with pytest.raises(LockHeld):
                 await asyncio.to_thread(enter)
             assert current_lease() is lease
@@ -257,22 +245,20 @@ def test_thread_of_asyncio_does_not_inherit_leases(
     asyncio.run(hold())
 
 
-def test_copied_context_is_not_the_holder_elsewhere(
-    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped
-) -> None:
+def test_copied_context_is_not_the_holder_elsewhere(site: Site) -> None:
     """A copy of the context takes the lock again in the block, and not after it."""
 
     def enter() -> Lease:
-        with lock(redlock, "k", watchdog=watchdog) as lease:
+        with site.lock() as lease:
             return lease
 
-    with lock(redlock, "k", watchdog=watchdog) as outer:
+    with site.lock() as outer:
         context = contextvars.copy_context()
         assert context.run(enter) is outer
         assert contextvars.Context().run(enter) is outer
     assert context.run(current_lease) is None
     assert context.run(enter) is not outer
-    assert holders(nodes) == FREE
+    assert not any(holders(site.nodes))
 
 
 # -- forks -------------------------------------------------------------------------
@@ -318,52 +304,48 @@ def test_forked_child_that_leaves_the_block_releases_nothing(
 
 
 def test_forked_child_does_not_trust_the_lease(
-    nodes: FakeNodes,
-    redlock: Redlock,
-    rival: Redlock,
-    watchdog: Stepped,
-    fork: Callable[[], None],
+    site: Site, fork: Callable[[], None]
 ) -> None:
     """The lease is its parent's, which may have released it long ago."""
-    lease = redlock.acquire("k")
+    lease = site.redlock.acquire("k")
     fork()
-    rival.release_base("k", Holder(lease.token).base)  # as the parent does
-    theirs = rival.acquire("k")
+    site.rival.release_base("k", Holder(lease.token).base)  # as the parent does
+    theirs = site.rival.acquire("k")
 
     assert not lease.is_valid()
     assert lease.remaining() == 0.0
     for network in (False, True):
         with pytest.raises(LockLost, match=r"'k' is held by process \d+, or was"):
             lease.ensure(network=network)
-    assert holders(nodes) == [theirs.token] * 3
+    assert holders(site.nodes) == [theirs.token] * 3
 
 
 def test_forked_child_cannot_change_the_lock_of_its_parent(
-    nodes: FakeNodes, redlock: Redlock, fork: Callable[[], None]
+    site: Site, fork: Callable[[], None]
 ) -> None:
     """It neither releases nor renews: it asks no node, and leaves the lease alone."""
-    lease = redlock.acquire("k")
+    lease = site.redlock.acquire("k")
     until = lease.until
     fork()
 
-    assert redlock.release(lease) == 0
-    assert redlock.release(lease, keep=5.0) == 0
-    assert not redlock.extend(lease)
+    assert site.redlock.release(lease) == 0
+    assert site.redlock.release(lease, keep=5.0) == 0
+    assert not site.redlock.extend(lease)
 
-    assert asked(nodes) == ["acquire"]
-    assert holders(nodes) == [lease.token] * 3
+    assert asked(site.nodes) == ["acquire"]
+    assert holders(site.nodes) == [lease.token] * 3
     assert (lease.state, lease.until) == (LeaseState.HELD, until)
 
 
 def test_forked_child_has_leases_of_its_own(
-    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, fork: Callable[[], None]
+    site: Site, fork: Callable[[], None]
 ) -> None:
     """A lock that the child takes is the child's."""
     fork()
-    with lock(redlock, "k", watchdog=watchdog) as lease:
+    with site.lock() as lease:
         lease.ensure(network=True)
         assert current_lease() is lease
-    assert holders(nodes) == FREE
+    assert not any(holders(site.nodes))
 
 
 # -- current_lease -----------------------------------------------------------------
