@@ -76,7 +76,7 @@ class Wait:
 
     @property
     def looks(self) -> int:
-        """How often the queue was joined."""
+        """The number of times that the queue was joined."""
         return asked(self.nodes).count("join_wait_queue")
 
 
