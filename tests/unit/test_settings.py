@@ -114,12 +114,9 @@ def test_value_that_is_no_duration_is_refused(name: str, value: Any) -> None:
     assert said == (
         f"redlock_{name} is {value!r}; it must be a number of seconds above 0."
     )
-
-
-def test_zero_is_no_duration() -> None:
-    """A timedelta is checked like a number."""
-    assert "redlock_ttl is 0.0; it must be" in refusal(ttl=timedelta(0))
-    assert "redlock_ttl is -1.0; it must be" in refusal(ttl=timedelta(seconds=-1))
+    for negative in (timedelta(0), timedelta(seconds=-1)):
+        shown = negative.total_seconds()
+        assert f"redlock_{name} is {shown}; it must be" in refusal(**{name: negative})
 
 
 def test_ttl_above_max_ttl_is_refused() -> None:

@@ -14,6 +14,7 @@ from celery_redlock.testing import FakeClock, FakeNodes
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
+    from tests.unit.support import Site
 
 KEY = "beat:project"
 NOON = 1_795_262_400_000_000
@@ -72,13 +73,11 @@ def test_record_only_grows(record: SlotRecord, nodes: FakeNodes) -> None:
     assert successor(nodes).upto("e") == NOON + SECOND
 
 
-def test_schedules_have_records_of_their_own(
-    record: SlotRecord, nodes: FakeNodes
-) -> None:
+def test_schedules_have_records_of_their_own(site: Site, record: SlotRecord) -> None:
     """Two projects on the same nodes may both call an entry "cleanup"."""
     record.note({"cleanup": NOON})
 
-    other = SlotRecord(nodes.another_client().redlock(), "beat:other")
+    other = SlotRecord(site.nodes.another_client().redlock(), "beat:other")
     other.load()
 
     assert other.upto("cleanup") is None
@@ -87,15 +86,12 @@ def test_schedules_have_records_of_their_own(
 @pytest.mark.parametrize("away", list(itertools.combinations(range(5), 2)))
 @pytest.mark.parametrize("later", [(0, 1), (1, 4), (2, 3)])
 def test_note_survives_any_minority(
-    nodes: FakeNodes,
-    record: SlotRecord,
-    away: tuple[int, int],
-    later: tuple[int, int],
+    site: Site, record: SlotRecord, away: tuple[int, int], later: tuple[int, int]
 ) -> None:
     """Any two nodes may be away during the note, and any other two during the read."""
-    other = nodes.another_client()
+    other = site.nodes.another_client()
     redlock = other.redlock()
-    nodes.partition(*away)
+    site.nodes.partition(*away)
     record.note({"e": NOON})
 
     other.partition(*later)
@@ -113,39 +109,39 @@ def test_reading_needs_a_majority(record: SlotRecord, nodes: FakeNodes) -> None:
 
 
 def test_node_that_may_have_forgotten_is_not_read(
-    nodes: FakeNodes, redlock: Redlock, record: SlotRecord
+    site: Site, record: SlotRecord
 ) -> None:
     """Three nodes know the note; two of them restart empty, and are not read."""
-    nodes.partition(0, 1)
+    site.nodes.partition(0, 1)
     record.note({"e": NOON})
-    nodes.heal()
+    site.nodes.heal()
     for index in (2, 3):
-        nodes.nodes[index].restart()
-    other = nodes.another_client().redlock()
+        site.nodes.nodes[index].restart()
+    other = site.nodes.another_client().redlock()
 
     other.check()  # nodes notice that they have forgotten
     assert loaded(other).upto("e") == NOON
-    nodes.nodes[4].kill()
+    site.nodes.nodes[4].kill()
     with pytest.raises(QuorumUnreachable, match="quarantine"):
         loaded(other)
 
 
 def test_note_that_is_not_confirmed_is_sent_again(
-    nodes: FakeNodes, record: SlotRecord
+    site: Site, record: SlotRecord
 ) -> None:
     """A majority that was away for a moment gets it with the next flush."""
-    for node in nodes.nodes[:3]:
+    for node in site.nodes.nodes[:3]:
         node.kill()
     record.note({"e": NOON})
     record.note({"f": NOON})
     assert not record.flush()
     assert record.upto("e") == NOON
 
-    for node in nodes.nodes[:3]:
+    for node in site.nodes.nodes[:3]:
         node.restart()
 
     assert record.flush()
-    for node in nodes.nodes:
+    for node in site.nodes.nodes:
         noted = node.memory.redis.hgetall(b"redlock:slots:beat:project")
         assert noted.keys() == {b"e", b"f"}
 
@@ -163,17 +159,17 @@ def test_load_keeps_own_notes(nodes: FakeNodes, record: SlotRecord) -> None:
 
 
 def test_node_that_was_away_learns_from_the_next_leader(
-    nodes: FakeNodes, record: SlotRecord
+    site: Site, record: SlotRecord
 ) -> None:
     """So that more than a bare majority knows the slot."""
-    nodes.partition(0, 1)
+    site.nodes.partition(0, 1)
     record.note({"e": NOON})
-    nodes.heal()
-    nodes.nodes[4].kill()
+    site.nodes.heal()
+    site.nodes.nodes[4].kill()
 
-    successor(nodes).flush()
+    successor(site.nodes).flush()
 
-    for node in nodes.nodes[:2]:
+    for node in site.nodes.nodes[:2]:
         noted = node.memory.redis.hgetall(b"redlock:slots:beat:project")
         assert noted == {b"e": str(NOON).encode()}
 
@@ -192,20 +188,17 @@ def test_record_is_bounded(nodes: FakeNodes, record: SlotRecord) -> None:
 
 
 def test_clock_that_was_far_ahead_silences_no_entry(
-    nodes: FakeNodes,
-    clock: FakeClock,
-    record: SlotRecord,
-    caplog: pytest.LogCaptureFixture,
+    site: Site, record: SlotRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A note that is a year ahead leads to a warning; one a little ahead does not."""
     record.note({"year": NOON + 365 * 86_400 * SECOND})
-    record.note({"seconds": round(clock.wall() * 1e6) + 30 * SECOND})
+    record.note({"seconds": round(site.clock.wall() * 1e6) + 30 * SECOND})
 
     with caplog.at_level(logging.WARNING, "celery_redlock.core.records.beat_slots"):
-        learnt = successor(nodes)
+        learnt = successor(site.nodes)
 
-    assert learnt.upto("year") == round(clock.wall() * 1e6)
-    assert learnt.upto("seconds") == round(clock.wall() * 1e6) + 30 * SECOND
+    assert learnt.upto("year") == round(site.clock.wall() * 1e6)
+    assert learnt.upto("seconds") == round(site.clock.wall() * 1e6) + 30 * SECOND
     (warning,) = caplog.messages
     assert "'year'" in warning
     assert "Check the clocks" in warning
@@ -221,38 +214,36 @@ def test_slot_has_the_same_name_in_every_beat() -> None:
     )
 
 
-def test_first_task_marks_the_slot(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_first_task_marks_the_slot(site: Site) -> None:
     """A second task learns its id; a redelivery of the first is no second task."""
-    other = nodes.another_client().redlock()
+    other = site.nodes.another_client().redlock()
 
-    assert mark_slot(redlock, "s", "task-1") is None
+    assert mark_slot(site.redlock, "s", "task-1") is None
     assert mark_slot(other, "s", "task-2") == "task-1"
     assert mark_slot(other, "s", "task-1") is None
     assert mark_slot(other, "another", "task-2") is None
 
 
-def test_mark_is_known_to_any_majority(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_mark_is_known_to_any_majority(site: Site) -> None:
     """Nodes without the mark are a minority."""
-    nodes.partition(0, 1)
-    mark_slot(redlock, "s", "task-1")
-    nodes.heal()
+    site.nodes.partition(0, 1)
+    mark_slot(site.redlock, "s", "task-1")
+    site.nodes.heal()
 
-    assert mark_slot(nodes.another_client().redlock(), "s", "task-2") == "task-1"
+    assert mark_slot(site.nodes.another_client().redlock(), "s", "task-2") == "task-1"
 
 
-def test_task_runs_if_nodes_cannot_tell(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_task_runs_if_nodes_cannot_tell(site: Site) -> None:
     """Only a known duplicate is dropped; the lock decides otherwise."""
-    mark_slot(redlock, "s", "task-1")
-    nodes.freeze(0, 1, 2)
+    mark_slot(site.redlock, "s", "task-1")
+    site.nodes.freeze(0, 1, 2)
 
-    assert mark_slot(redlock, "s", "task-2") is None
+    assert mark_slot(site.redlock, "s", "task-2") is None
 
 
-def test_mark_is_forgotten_after_an_hour(
-    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
-) -> None:
+def test_mark_is_forgotten_after_an_hour(site: Site) -> None:
     """By then no message for the slot is on its way."""
-    mark_slot(redlock, "s", "task-1")
-    clock.sleep(3601)
+    mark_slot(site.redlock, "s", "task-1")
+    site.clock.sleep(3601)
 
-    assert mark_slot(redlock, "s", "task-2") is None
+    assert mark_slot(site.redlock, "s", "task-2") is None

@@ -14,6 +14,7 @@ from celery_redlock.testing import FakeNodes
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
+    from tests.unit.support import Site
 
 NOW = 1_795_246_614_184_112  # µs since 1970
 
@@ -47,13 +48,11 @@ def test_first_call_supersedes_later_ones(redlock: Redlock) -> None:
     assert later.enter(ttl=10, entered=True).by == "first"
 
 
-def test_call_that_has_started_supersedes_only_earlier_entries(
-    redlock: Redlock,
-) -> None:
+def test_call_that_has_started_supersedes_only_earlier_entries(site: Site) -> None:
     """Calls that were entered before it are superseded; later ones are not."""
     before, runs = (
-        register_of(redlock, "before", NOW),
-        register_of(redlock, "runs", NOW + 1),
+        register_of(site.redlock, "before", NOW),
+        register_of(site.redlock, "runs", NOW + 1),
     )
     before.enter(ttl=10)
     runs.enter(ttl=10)
@@ -61,7 +60,7 @@ def test_call_that_has_started_supersedes_only_earlier_entries(
     assert runs.start(ttl=10, entered=True).by is None
 
     assert before.start(ttl=10, entered=True) == ("runs", False, False)
-    assert register_of(redlock, "after", NOW).enter(ttl=10).by is None
+    assert register_of(site.redlock, "after", NOW).enter(ttl=10).by is None
 
 
 def test_calls_of_other_tasks_and_keys_are_apart(redlock: Redlock) -> None:
@@ -73,62 +72,61 @@ def test_calls_of_other_tasks_and_keys_are_apart(redlock: Redlock) -> None:
 
 
 @pytest.mark.parametrize("minority", [(0,), (0, 1), (3, 4)])
-def test_minority_supersedes_no_call(
-    nodes: FakeNodes, redlock: Redlock, minority: tuple[int, ...]
-) -> None:
+def test_minority_supersedes_no_call(site: Site, minority: tuple[int, ...]) -> None:
     """An entry on too few nodes ends no call."""
     others = [index for index in range(5) if index not in minority]
-    far = nodes.another_client()
+    far = site.nodes.another_client()
     far.partition(*others)
     new = register_of(far.redlock(ttl=10.0), "new", NOW + 1)
     assert new.enter(ttl=10) == (None, False, False)
 
-    assert register_of(redlock, "old", NOW).enter(ttl=10).by is None
+    assert register_of(site.redlock, "old", NOW).enter(ttl=10).by is None
 
 
-def test_majority_suffices(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_majority_suffices(site: Site) -> None:
     """Two of five nodes may be away."""
-    nodes.partition(0, 1)
-    register_of(redlock, "new", NOW + 1).enter(ttl=10)
+    site.nodes.partition(0, 1)
+    register_of(site.redlock, "new", NOW + 1).enter(ttl=10)
 
-    assert register_of(redlock, "old", NOW).enter(ttl=10).by == "new"
+    assert register_of(site.redlock, "old", NOW).enter(ttl=10).by == "new"
 
 
-def test_too_few_answers_supersede_no_call(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_too_few_answers_supersede_no_call(site: Site) -> None:
     """Without a majority a call waits, or runs, itself."""
-    register_of(redlock, "new", NOW + 1).enter(ttl=10)
-    nodes.partition(0, 1, 2)
+    register_of(site.redlock, "new", NOW + 1).enter(ttl=10)
+    site.nodes.partition(0, 1, 2)
 
-    old = register_of(redlock, "old", NOW)
+    old = register_of(site.redlock, "old", NOW)
 
     assert old.enter(ttl=10) == (None, False, False)
     assert old.start(ttl=10, entered=True).by is None
 
 
-def test_forgotten_register_is_entered_again(
-    nodes: FakeNodes, redlock: Redlock
-) -> None:
+def test_forgotten_register_is_entered_again(site: Site) -> None:
     """Nodes that restart empty end no call."""
-    old, new = register_of(redlock, "old", NOW), register_of(redlock, "new", NOW + 1)
+    old, new = (
+        register_of(site.redlock, "old", NOW),
+        register_of(site.redlock, "new", NOW + 1),
+    )
     old.enter(ttl=10)
     new.enter(ttl=10)
-    nodes.clock.sleep(10.1)
+    site.nodes.clock.sleep(10.1)
 
     assert old.enter(ttl=10, entered=True).by is None
     assert new.enter(ttl=10, entered=True).by is None
 
 
-def test_superseded_call_is_withdrawn(nodes: FakeNodes, redlock: Redlock) -> None:
+def test_superseded_call_is_withdrawn(site: Site) -> None:
     """A node that did not know the better candidate forgets the superseded call."""
-    far = nodes.another_client()
+    far = site.nodes.another_client()
     far.partition(0, 1)
     register_of(far.redlock(ttl=10.0), "new", NOW + 1).enter(ttl=10)
 
-    assert register_of(redlock, "old", NOW).enter(ttl=10).by == "new"
+    assert register_of(site.redlock, "old", NOW).enter(ttl=10).by == "new"
 
-    assert register_of(redlock, "oldest", NOW - 1).enter(ttl=10).by == "new"
-    withdraw(redlock, "k", "proj.f", "new")
-    assert register_of(redlock, "oldest", NOW - 1).enter(ttl=10).by is None
+    assert register_of(site.redlock, "oldest", NOW - 1).enter(ttl=10).by == "new"
+    withdraw(site.redlock, "k", "proj.f", "new")
+    assert register_of(site.redlock, "oldest", NOW - 1).enter(ttl=10).by is None
 
 
 @pytest.mark.parametrize(
@@ -142,12 +140,12 @@ def test_superseded_call_is_withdrawn(nodes: FakeNodes, redlock: Redlock) -> Non
     ],
 )
 def test_call_that_expires_supersedes_none_that_lives_longer(
-    redlock: Redlock, mine: float, its: float, by: str | None
+    site: Site, mine: float, its: float, by: str | None
 ) -> None:
     """A call that expires may never run."""
-    register_of(redlock, "new", NOW + 1, expires=its).enter(ttl=10)
+    register_of(site.redlock, "new", NOW + 1, expires=its).enter(ttl=10)
 
-    assert register_of(redlock, "old", NOW, expires=mine).enter(ttl=10).by == by
+    assert register_of(site.redlock, "old", NOW, expires=mine).enter(ttl=10).by == by
 
 
 # -- any course of events ----------------------------------------------------------

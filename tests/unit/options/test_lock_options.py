@@ -25,6 +25,8 @@ from celery_redlock.policies import (
 )
 from tests.unit.support import CONFLICT, LOSS, OUTAGE, delay, settings
 
+QUEUED = {"unique_while": "queued"}
+CLAIMED = {"unique_while": "queued_or_running"}
 COOLING = Conflict(key="k", task="t", phase="succeeded", retry_after=40.0)
 
 
@@ -172,22 +174,19 @@ def test_options_make_the_key_rule() -> None:
         {"retry_countdown": 5, "on_lock_lost": "retry"},
         {"retry_countdown": 5, "on_lock_lost": lambda _: "retry"},
         {"buffer_keep": "first", "on_conflict": {"execute": "buffer_one"}},
-        {"unique_while": "queued", "on_conflict": "retry"},
-        {"unique_while": "queued", "on_conflict": "wait", "wait_timeout": 5},
-        {"unique_while": "queued", "on_conflict": "cancel_running"},
-        {"unique_while": "queued_or_running", "on_conflict": "raise", "claim_ttl": 60},
-        {"unique_while": "queued", "unique_for": 60, "on_conflict": "retry"},
+        {**QUEUED, "on_conflict": "retry"},
+        {**QUEUED, "on_conflict": "wait", "wait_timeout": 5},
+        {**QUEUED, "on_conflict": "cancel_running"},
+        {**CLAIMED, "on_conflict": "raise", "claim_ttl": 60},
+        {**QUEUED, "unique_for": 60, "on_conflict": "retry"},
         {"unique_for": 60, "on_conflict": {"publish": "raise", "execute": "retry"}},
+        {**CLAIMED, "on_conflict": {"publish": "allow", "execute": "buffer_one"}},
         {
-            "unique_while": "queued_or_running",
-            "on_conflict": {"publish": "allow", "execute": "buffer_one"},
-        },
-        {
-            "unique_while": "queued_or_running",
+            **CLAIMED,
             "on_conflict": {"publish": lambda _: "allow", "execute": "cancel_running"},
         },
-        {"unique_while": "queued", "on_conflict": {"execute": "wait"}},
-        {"unique_while": "queued", "on_conflict": lambda _: Wait()},
+        {**QUEUED, "on_conflict": {"execute": "wait"}},
+        {**QUEUED, "on_conflict": lambda _: Wait()},
     ],
 )
 def test_options_that_go_together_are_accepted(options: dict[str, Any]) -> None:
@@ -287,20 +286,14 @@ def test_hold_at_least_may_be_zero_and_nothing_less(value: Any) -> None:
         ({"on_conflict": "cancel_running", "cancel_grace": 0}, "above 0"),
         ({"unique_while": "queud"}, "Did you mean 'queued'"),
         ({"unique_while": True}, "does not exist"),
-        ({"unique_while": "queued", "claim_ttl": 0}, "claim_ttl"),
+        ({**QUEUED, "claim_ttl": 0}, "claim_ttl"),
         ({"unique_for": -1}, "unique_for"),
         ({"unique_for": "5"}, "unique_for"),
         (
-            {"unique_while": "queued", "on_conflict": {"publish": "wait"}},
+            {**QUEUED, "on_conflict": {"publish": "wait"}},
             r"on_conflict['publish']='wait' does not exist",
         ),
-        (
-            {
-                "unique_while": "queued",
-                "on_conflict": {"publish": "skip", "run": "skip"},
-            },
-            "is no policy",
-        ),
+        ({**QUEUED, "on_conflict": {"publish": "skip", "run": "skip"}}, "is no policy"),
     ],
 )
 def test_option_that_is_wrong_is_refused(options: dict[str, Any], fault: str) -> None:
@@ -347,20 +340,17 @@ def test_option_without_effect_is_refused(options: dict[str, Any], remedy: str) 
         ({"on_conflict": "cancel_running", "renew": False}, "needs renew=True"),
         ({"on_conflict": CancelRunning(), "renew": False}, "needs renew=True"),
         (
-            {"unique_while": "queued", "on_conflict": "buffer_one"},
+            {**QUEUED, "on_conflict": "buffer_one"},
             "'queued' alone lets one more run follow",
         ),
+        ({**CLAIMED, "on_conflict": BufferOne()}, "needs the duplicate in the queue"),
         (
-            {"unique_while": "queued_or_running", "on_conflict": BufferOne()},
-            "needs the duplicate in the queue",
-        ),
-        (
-            {"unique_while": "queued_or_running", "on_conflict": "cancel_running"},
+            {**CLAIMED, "on_conflict": "cancel_running"},
             "{'publish': 'allow', 'execute': 'cancel_running'}",
         ),
         (
             {
-                "unique_while": "queued_or_running",
+                **CLAIMED,
                 "on_conflict": {"publish": "raise", "execute": CancelRunning()},
             },
             "keeps it out",
