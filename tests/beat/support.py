@@ -41,17 +41,11 @@ def often(seconds: float = 0.5) -> dict[str, Any]:
 
 
 class Sent(NamedTuple):
-    """One message in the broker.
+    """One message in the broker."""
 
-    Attributes:
-        slot: The name of its slot; ``""`` without one.
-        task: The name of the task.
-        pid: The process that sent it.
-    """
-
-    slot: str
+    slot: str  # "": without one
     task: str
-    pid: int
+    pid: int  # the process that sent it
 
     @property
     def entry(self) -> str:

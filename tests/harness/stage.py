@@ -27,26 +27,15 @@ _runs = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a body.
-
-    Attributes:
-        task_id: Celery's id of the job.
-        pid: The process.
-        thread: The thread or greenlet.
-        began: The begin of the body in monotonic seconds.
-        ended: Its end; None while it runs, or if it was killed without a record.
-        outcome: ``"done"``, the name of the exception that ended it, or
-            ``"killed"``; None while it runs.
-        host: The machine or container.
-    """
+    """One run of a body; times are in monotonic seconds."""
 
     task_id: str
     pid: int
-    thread: int
+    thread: int  # or the greenlet
     began: float
-    ended: float | None = None
-    outcome: str | None = None
-    host: str = ""
+    ended: float | None = None  # None: it runs, or was killed without a record
+    outcome: str | None = None  # "done", "killed", or the name of an exception
+    host: str = ""  # the machine or container
 
     def overlaps(self, other: Run) -> bool:
         """Tell whether both bodies were running at one instant."""

@@ -11,7 +11,6 @@ in it. At the end, the verdicts come from this journal::
                   └────► histories ──► verdicts ──► report
 
 ``session``    one torture from begin to end
-``names``      the names that all processes share
 ``broker``     Redis or RabbitMQ, which keep their messages over a crash
 ``ledger``     SQLite: fenced cells, and every write that was accepted
 ``project``    the app and its jobs; runs in the workers
@@ -26,3 +25,26 @@ The seed chooses the jobs and the faults, their targets and their durations. The
 of the machine differs from run to run, so a seed does not repeat a failure.
 ``--keep FOLDER`` keeps the journal and all logs.
 """
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tests.harness.journal import Journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["CELLS", "COUNTERS", "FOLDER", "SETS", "SETTINGS", "journal_in"]
+
+FOLDER = "TORTURE_FOLDER"  # the variable with the folder of the torture
+SETTINGS = "TORTURE_SETTINGS"  # the variable with the settings of the app
+COUNTERS = [f"counter-{number}" for number in range(4)]
+CELLS = [f"cell-{number}" for number in range(3)]
+SETS = [f"set-{number}" for number in range(3)]
+
+
+def journal_in(folder: Path | str) -> Journal:
+    """Return the journal of the torture in this folder."""
+    return Journal(os.path.join(folder, "journal.jsonl"))  # noqa: PTH118  (str or Path)

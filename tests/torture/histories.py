@@ -23,35 +23,20 @@ __all__ = ["Histories", "Run"]
 
 @dataclass
 class Run:
-    """One run of a body.
-
-    Attributes:
-        id: A unique name.
-        task_id: The job.
-        task: The name of the task.
-        key: The key of the lock.
-        pid: The process.
-        fence: The fence of the lease.
-        asked: The begin of the attempt that won the lease, in monotonic seconds.
-        began: The time of its first line.
-        last: The time of its last line.
-        proven: Until when its lease was valid while it was present.
-        outcome: ``"done"``, the name of an error, or None if it was killed.
-        lines: Its lines, without the steps.
-    """
+    """One run of a body; times are in monotonic seconds."""
 
     id: str
     task_id: str
-    task: str
+    task: str  # its name
     key: str
     pid: int
     fence: int
-    asked: float
-    began: float
-    last: float
-    proven: float
-    outcome: str | None = None
-    lines: list[dict[str, Any]] = field(default_factory=list)
+    asked: float  # the begin of the attempt that won the lease
+    began: float  # the first line
+    last: float  # the last line
+    proven: float  # until when its lease was valid while it was present
+    outcome: str | None = None  # "done" or the name of an error; None: it was killed
+    lines: list[dict[str, Any]] = field(default_factory=list)  # without the steps
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line."""

@@ -16,7 +16,7 @@ from typing import Any
 from celery import chord
 from kombu.exceptions import ChannelError
 
-from tests.torture.names import CELLS, COUNTERS, SETS
+from tests.torture import CELLS, COUNTERS, SETS
 
 READY = "jobs are being published"
 _CROWD = 40  # it waits while the queue has more messages
@@ -47,10 +47,10 @@ class Producer:
     def publish(self) -> None:
         """Publish one job, or one chord of them."""
         kind = self._random.choices([*KINDS], [*KINDS.values()])[0]
-        call, options = self._choose(kind)
+        call = self._calls()[kind]
         self._jobs.journal.note("sending", kind=kind)
         try:
-            result = call.apply_async(**options)
+            result = call.apply_async()
         except Exception as error:  # noqa: BLE001  (each transport has its own)
             self._jobs.journal.note("unsent", kind=kind, error=repr(error))
             return
@@ -60,39 +60,25 @@ class Producer:
                 "sent", kind="chord part", task_id=part.id, chord=result.id
             )
 
-    def _choose(self, kind: str) -> tuple[Any, dict[str, Any]]:
-        dice, seconds = self._random, round(self._random.uniform(0.05, 0.6), 3)
-        counter = dice.choice(COUNTERS)
-        options: dict[str, Any] = {}
-        match kind:
-            case "wait":
-                call = self._jobs.count_wait.s(counter, seconds)
-            case "skip":
-                call = self._jobs.count_skip.s(counter, seconds)
-            case "soft limit":
-                call = self._jobs.count.s(counter, 2.0)
-                options = {"soft_time_limit": 0.7}
-            case "hard limit":
-                call = self._jobs.count.s(counter, 2.0)
-                options = {"time_limit": 1.0}
-            case "retries":
-                call = self._jobs.count.s(counter, seconds, dice.randint(1, 3))
-            case "write":
-                call = self._jobs.write.s(dice.choice(CELLS), seconds)
-            case "add":
-                call = self._jobs.add.s(dice.choice(SETS), seconds)
-            case "chord":
-                parts = [
-                    self._jobs.count.s(counter, seconds),
-                    self._jobs.write.s(dice.choice(CELLS), seconds),
-                    self._jobs.add.s(dice.choice(SETS), seconds),
-                ]
-                call = chord(parts, self._jobs.tail.s())
-            case _:
-                # Some are long enough for a few renewals.
-                longer = seconds * dice.choice([1, 1, 1, 8])
-                call = self._jobs.count.s(counter, longer)
-        return call, options
+    def _calls(self) -> dict[str, Any]:
+        """Return a call of each kind, with arguments at random."""
+        jobs, dice = self._jobs, self._random
+        seconds, counter = round(dice.uniform(0.05, 0.6), 3), dice.choice(COUNTERS)
+        count = jobs.count.s(counter, seconds)
+        write = jobs.write.s(dice.choice(CELLS), seconds)
+        add = jobs.add.s(dice.choice(SETS), seconds)
+        return {
+            # Some are long enough for a few renewals.
+            "count": jobs.count.s(counter, seconds * dice.choice([1, 1, 1, 8])),
+            "wait": jobs.count_wait.s(counter, seconds),
+            "skip": jobs.count_skip.s(counter, seconds),
+            "soft limit": jobs.count.s(counter, 2.0).set(soft_time_limit=0.7),
+            "hard limit": jobs.count.s(counter, 2.0).set(time_limit=1.0),
+            "retries": jobs.count.s(counter, seconds, dice.randint(1, 3)),
+            "write": write,
+            "add": add,
+            "chord": chord([count, write, add], jobs.tail.s()),
+        }
 
     def pause(self, end: threading.Event) -> None:
         """Wait for a while, longer while the queue is crowded."""

@@ -21,8 +21,8 @@ from celery.exceptions import Reject
 from celery_redlock import current_lease, signals, singleton_task
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.policies import Retry, Wait
+from tests.torture import FOLDER, SETTINGS, journal_in
 from tests.torture.ledger import Ledger
-from tests.torture.names import FOLDER, SETTINGS, journal_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

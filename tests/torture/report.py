@@ -13,31 +13,18 @@ _EVIDENCE = 5  # lines for each verdict
 
 @dataclasses.dataclass
 class Report:
-    """The outcome of one torture.
-
-    Attributes:
-        broker: The broker of the workers.
-        seed: The seed of the faults and the jobs.
-        seconds: The duration of the faults.
-        finished_after: The seconds from the last fault until all jobs had ended.
-        jobs: The number of sent jobs, by kind.
-        runs: The number of runs of bodies.
-        faults: The number of faults, by kind.
-        zero: The counts that must be zero.
-        apart: The counts that may be more.
-        evidence: The events that were counted for `zero`.
-    """
+    """The outcome of one torture."""
 
     broker: str
     seed: int
-    seconds: float
-    finished_after: float
-    jobs: dict[str, int]
+    seconds: float  # of faults
+    finished_after: float  # seconds from the last fault until all jobs had ended
+    jobs: dict[str, int]  # sent ones, by kind
     runs: int
-    faults: dict[str, int]
-    zero: dict[str, int]
-    apart: dict[str, int]
-    evidence: dict[str, list[str]]
+    faults: dict[str, int]  # by kind
+    zero: dict[str, int]  # the counts that must be zero
+    apart: dict[str, int]  # the counts that may be more
+    evidence: dict[str, list[str]]  # what was counted for `zero`
 
     @property
     def is_clean(self) -> bool:

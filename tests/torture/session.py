@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from celery import states
 
+from tests.torture import journal_in
 from tests.torture.faults import Faults
 from tests.torture.histories import Histories
-from tests.torture.names import journal_in
 from tests.torture.report import Report
 from tests.torture.site import MAX_TTL, Site
 from tests.torture.verdicts import Verdicts

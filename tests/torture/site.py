@@ -21,10 +21,9 @@ from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import RedisServer
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
-from tests.torture import producer
+from tests.torture import CELLS, COUNTERS, FOLDER, SETS, SETTINGS, journal_in, producer
 from tests.torture.broker import BROKERS
 from tests.torture.ledger import Ledger
-from tests.torture.names import CELLS, COUNTERS, FOLDER, SETS, SETTINGS, journal_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states
 
+from tests.torture import journal_in
 from tests.torture.histories import Histories
-from tests.torture.names import journal_in
 from tests.torture.verdicts import Verdicts
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -120,10 +118,8 @@ def stage(site: Site) -> Stage:
 
 
 @pytest.fixture
-def key(request: pytest.FixtureRequest, site: Site, nodes: LockNodes) -> Iterator[str]:
+def key(key: str, site: Site, nodes: LockNodes) -> Iterator[str]:
     """Give an argument that no other test uses; its locks must be gone afterwards."""
-    name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60]
-    key = f"{name}-{secrets.token_hex(4)}"
     yield key
     site.stage.open_all(key)
     nodes.until_free(key)

@@ -28,15 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Monitor:
-    """A monitor of workers, like Flower and ``celery events``.
-
-    Attributes:
-        state: Celery's own summary of the events.
-        events: Each event of a task.
-    """
+    """A monitor of workers, like Flower and ``celery events``."""
 
     connection: Any = None
-    state: State = field(default_factory=State)
+    state: State = field(default_factory=State)  # Celery's summary of the events
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def see(self, event: dict[str, Any]) -> None:
@@ -98,23 +93,14 @@ def names_all(text: str, key: str, holder_id: str, policy: str) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """The visible effects of one policy on a duplicate.
-
-    Attributes:
-        task: The name of the task.
-        policy: Its policy for a conflict.
-        decision: The decision that the signal names.
-        events: The types of the events about the duplicate.
-        shown: The state in which monitors show the duplicate.
-        state: The state of the duplicate's result meanwhile.
-    """
+    """The visible effects of one policy on a duplicate."""
 
     task: str
     policy: str
-    decision: str
-    events: tuple[str, ...]
-    shown: str
-    state: str
+    decision: str  # as the signal names it
+    events: tuple[str, ...]  # their types
+    shown: str  # its state in monitors
+    state: str  # of its result meanwhile
 
 
 OURS, RETRIED = "task-conflict", "task-retried"
