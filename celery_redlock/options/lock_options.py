@@ -25,27 +25,11 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock import policies
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
-from celery_redlock.policies import (
-    ON_BACKEND_ERROR,
-    ON_CONFLICT,
-    ON_LOCK_LOST,
-    CancelRunning,
-    Conflict,
-    ConflictDecision,
-    Decision,
-    Loss,
-    LossDecision,
-    Outage,
-    OutageDecision,
-    Policy,
-    PublishDecision,
-    given_at,
-    publish_policy,
-)
 
 if TYPE_CHECKING:
     import inspect
@@ -74,10 +58,10 @@ class ResolvedOptions:
         needs_arguments: Whether the arguments are needed again after the body.
     """
 
-    on_publish: Policy[Conflict, PublishDecision]
-    on_conflict: Policy[Conflict, ConflictDecision]
-    on_lock_lost: Policy[Loss, LossDecision]
-    on_backend_error: Policy[Outage, OutageDecision]
+    on_publish: policies.Policy[policies.Conflict, policies.PublishDecision]
+    on_conflict: policies.Policy[policies.Conflict, policies.ConflictDecision]
+    on_lock_lost: policies.Policy[policies.Loss, policies.LossDecision]
+    on_backend_error: policies.Policy[policies.Outage, policies.OutageDecision]
     ttl: float
     renew: bool
     hold_at_least: float
@@ -153,15 +137,15 @@ class LockOptions:
         for name in ("hold_at_least", "unique_for"):
             _put(self, name, seconds_or_zero(name, getattr(self, name)))
         flag("renew", self.renew)
-        ON_CONFLICT.policy(self.on_conflict)
-        publish_policy(self.on_conflict)
-        ON_LOCK_LOST.policy(self.on_lock_lost)
+        policies.ON_CONFLICT.policy(self.on_conflict)
+        policies.publish_policy(self.on_conflict)
+        policies.ON_LOCK_LOST.policy(self.on_lock_lost)
         if self.on_backend_error is not None:
-            ON_BACKEND_ERROR.policy(self.on_backend_error)
+            policies.ON_BACKEND_ERROR.policy(self.on_backend_error)
         self._check_key()
         self._check_uniqueness()
         self._check_options_of_policies()
-        possible = ON_CONFLICT.possible(self.on_conflict)
+        possible = policies.ON_CONFLICT.possible(self.on_conflict)
         _put(self, "registers_successors", any(kind.registers for kind in possible))
 
     def _check_key(self) -> None:
@@ -203,11 +187,9 @@ class LockOptions:
 
     def _check_options_of_policies(self) -> None:
         """Check the options that only some policies read, and what these refuse."""
-        possible: set[type[Decision]] = {
-            *ON_CONFLICT.possible(self.on_conflict),
-            *ON_LOCK_LOST.possible(self.on_lock_lost),
-        }
-        kinds = ON_CONFLICT.words.values()
+        possible: set[Any] = {*policies.ON_LOCK_LOST.possible(self.on_lock_lost)}
+        possible.update(policies.ON_CONFLICT.possible(self.on_conflict))
+        kinds = policies.ON_CONFLICT.words.values()
         for name in dict.fromkeys(name for kind in kinds for name in kind.reads):
             if (value := getattr(self, name)) is None:
                 continue
@@ -219,7 +201,7 @@ class LockOptions:
                     f"Leave it out, or write {words}."
                 )
             _put(self, name, readers[0].reads[name](name, value))
-        given = ON_CONFLICT.given(self.on_conflict)
+        given = policies.ON_CONFLICT.given(self.on_conflict)
         if given is not None:
             given.check(self)
 
@@ -233,7 +215,7 @@ class LockOptions:
         """Whether a duplicate is not published while another job has the claim."""
         if self.unique_while == "running":
             return False
-        given = given_at(self.on_conflict, "publish")
+        given = policies.given_at(self.on_conflict, "publish")
         return given is not None and not given.goes_on
 
     @classmethod
@@ -277,19 +259,19 @@ class LockOptions:
                     f"hold_at_least is {hold:g} s, above redlock_max_ttl "
                     f"({settings.max_ttl:g} s): no lock lasts longer. Lower it."
                 )
-        seconds: dict[str, Any] = {  # by now
-            "unique_for": self.unique_for,
-            "claim_ttl": self.claim_ttl or _CLAIM_TTL,
-            "cancel_grace": self.cancel_grace or CancelRunning.default_grace,
-        }
+        grace = self.cancel_grace or policies.CancelRunning.default_grace
+        seconds: dict[str, Any] = {"unique_for": self.unique_for, "cancel_grace": grace}
+        seconds["claim_ttl"] = self.claim_ttl or _CLAIM_TTL
         whole = replace(self, ttl=ttl)
         on_backend_error = self.on_backend_error or settings.on_backend_error
-        possible_losses = ON_LOCK_LOST.possible(self.on_lock_lost)
+        possible_losses = policies.ON_LOCK_LOST.possible(self.on_lock_lost)
         return ResolvedOptions(
-            on_publish=publish_policy(self.on_conflict),
-            on_conflict=_filled(ON_CONFLICT.policy(self.on_conflict), whole),
-            on_lock_lost=_filled(ON_LOCK_LOST.policy(self.on_lock_lost), whole),
-            on_backend_error=_filled(ON_BACKEND_ERROR.policy(on_backend_error), whole),
+            on_publish=policies.publish_policy(self.on_conflict),
+            on_conflict=_filled(policies.ON_CONFLICT, self.on_conflict, whole),
+            on_lock_lost=_filled(policies.ON_LOCK_LOST, self.on_lock_lost, whole),
+            on_backend_error=_filled(
+                policies.ON_BACKEND_ERROR, on_backend_error, whole
+            ),
             ttl=ttl,
             renew=self.renew,
             hold_at_least=hold,
@@ -302,12 +284,12 @@ class LockOptions:
         )
 
     def _renew_every(self) -> float | None:
-        possible = ON_CONFLICT.possible(self.on_conflict)
+        possible = policies.ON_CONFLICT.possible(self.on_conflict)
         seconds = [kind.renew_every for kind in possible if kind.renew_every]
         return min(seconds, default=None) if self.renew else None
 
-    def _given(self) -> tuple[type[ConflictDecision], ...]:
-        given = ON_CONFLICT.given(self.on_conflict)
+    def _given(self) -> tuple[type[policies.ConflictDecision], ...]:
+        given = policies.ON_CONFLICT.given(self.on_conflict)
         return () if given is None else (given,)
 
     @property
@@ -341,6 +323,7 @@ def _names(options: type[LockOptions]) -> list[str]:
     return [option.name for option in fields(options) if option.init]
 
 
-def _filled(policy: Policy[Any, Any], options: LockOptions) -> Policy[Any, Any]:
+def _filled(option: policies.PolicyOption[Any, Any], value: Any, options: Any) -> Any:
     """Return a policy whose decisions have no gaps; see ``Decision.fill``."""
+    policy = option.policy(value)
     return lambda situation: policy(situation).fill(situation, options)

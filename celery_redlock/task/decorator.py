@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from celery import Task, current_app
@@ -13,6 +12,7 @@ from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.singleton_task import (
     PublishedOnCommit,
     SingletonTask,
+    signature_of,
     without_lost,
 )
 
@@ -60,7 +60,8 @@ def singleton_task(
         raise TypeError("@singleton_task was applied to a task; apply it once, alone.")
     ours, celerys = LockOptions.split(options, foreign=dir(Task))
     ours = {**celerys.pop("redlock", {}), **ours}
-    _check(function, ours, bound=celerys.get("bind", False))
+    signature = signature_of(function, bound=celerys.get("bind", False))
+    LockOptions.of(ours).key_rule(function.__qualname__, signature)
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own
         celerys["dont_autoretry_for"] = without_lost(
@@ -70,16 +71,6 @@ def singleton_task(
     if app is not None:
         return app.task(base=_composed(base or app.Task), **celerys)(function)
     return _share(function, base, celerys)
-
-
-def _check(
-    function: Callable[..., Any], options: dict[str, Any], *, bound: bool
-) -> None:
-    signature = inspect.signature(function)
-    if bound:
-        _, *parameters = signature.parameters.values()
-        signature = signature.replace(parameters=parameters)
-    LockOptions.of(options).key_rule(function.__qualname__, signature)
 
 
 def _composed(base: type[Task]) -> type[Task]:

@@ -35,19 +35,12 @@ from celery import signals as celery_signals
 from celery.exceptions import Reject
 from celery.exceptions import Retry as RetriesItself
 
+from celery_redlock import signals
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import Holder
 from celery_redlock.errors import LockCancelled, LockLost
 from celery_redlock.locking import Hold
 from celery_redlock.policies import Abort, CancelRunning, Loss
-from celery_redlock.signals import (
-    lock_acquired,
-    lock_cancelled,
-    lock_heartbeat,
-    lock_lost,
-    lock_released,
-    lock_renewed,
-)
 from celery_redlock.task.admission import Admission
 from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
@@ -132,27 +125,27 @@ class TaskLock(Hold):
 
     def on_acquired(self, lease: Lease) -> None:
         """Send ``lock_acquired``."""
-        if lock_acquired.receivers:
+        if signals.lock_acquired.receivers:
             waited = self.redlock.clock.monotonic() - self._since
-            self._send(lock_acquired, lease=lease, waited=waited)
+            self._send(signals.lock_acquired, lease=lease, waited=waited)
 
     def on_renewed(self, lease: Lease, lateness: float) -> None:
         """Send ``lock_renewed``."""
-        self._dispatch(lock_renewed, lease=lease, lateness=lateness)
+        self._dispatch(signals.lock_renewed, lease=lease, lateness=lateness)
 
     def on_lost(self, lease: Lease) -> None:
         """Send ``lock_lost``."""
-        self._dispatch(lock_lost, lease=lease, decision=None)
+        self._dispatch(signals.lock_lost, lease=lease, decision=None)
 
     def on_cancelled(self, lease: Lease) -> None:
         """Send ``lock_cancelled``."""
         by = lease.cancelled_by
-        self._dispatch(lock_cancelled, lease=lease, cancelled_by=by)
+        self._dispatch(signals.lock_cancelled, lease=lease, cancelled_by=by)
 
     def on_released(self, lease: Lease) -> None:
         """Send ``lock_released``."""
-        if lock_released.receivers:
-            self._send(lock_released, lease=lease)
+        if signals.lock_released.receivers:
+            self._send(signals.lock_released, lease=lease)
 
     def _send(self, signal: Signal, **facts: Any) -> None:
         signal.send(sender=self._task, task_id=self._task_id, **facts)
@@ -286,7 +279,7 @@ class Execution(TaskLock):
         error, by = lease.cancelled_error(), lease.cancelled_by
         fields = self.call.log_fields("cancelled", fence=lease.fence, by=by)
         log.warning("%s is stopped: %s", self.call, error, extra=fields)
-        self._dispatch(lock_cancelled, lease=lease, cancelled_by=by)
+        self._dispatch(signals.lock_cancelled, lease=lease, cancelled_by=by)
         self._interrupt(error, every=self.call.options.cancel_grace)
 
     def _interrupt(self, error: LockLost, *, every: float) -> None:
@@ -305,7 +298,7 @@ class Execution(TaskLock):
                 extra = call.log_fields("loss", fence=fence, decision=name)
                 text = "%s lost its lock and will %s (on_lock_lost)."
                 log.warning(text, call, decision.describe(loss), extra=extra)
-                self._dispatch(lock_lost, lease=lease, decision=decision)
+                self._dispatch(signals.lock_lost, lease=lease, decision=decision)
         return self._decision
 
     def _ask(self, loss: Loss) -> LossDecision:
@@ -398,5 +391,5 @@ def _when_task_has_ended(task_id: str = "", **_: Any) -> None:
         execution.release_left()
 
 
-lock_heartbeat.connect(_renew_now, weak=False)
+signals.lock_heartbeat.connect(_renew_now, weak=False)
 celery_signals.task_postrun.connect(_when_task_has_ended, weak=False)

@@ -38,13 +38,13 @@ from celery_redlock.task.header import attach, clean
 from celery_redlock.task.publishing import publish
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from celery_redlock.core.lease import Lease
     from celery_redlock.options.call_key import KeyRule
     from celery_redlock.task.explain import Explanation
 
-__all__ = ["PublishedOnCommit", "SingletonTask", "without_lost"]
+__all__ = ["PublishedOnCommit", "SingletonTask", "signature_of", "without_lost"]
 
 _REQUEST = "celery_redlock.task.request:RedlockRequest"
 _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
@@ -101,7 +101,9 @@ class SingletonTask(Task):
         mask(app)
         if "key_rule" in vars(cls) or cls.run is Task.run:
             return  # Celery binds a task twice, and base classes without a body, too
-        cls.key_rule = cls.lock_options.key_rule(cls.name, _signature_of(cls))
+        bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
+        signature = signature_of(cls.run, bound=bound)
+        cls.key_rule = cls.lock_options.key_rule(cls.name, signature)
         cls.Request = _request_class_of(cls)
         _warn_of_bypass(cls)
 
@@ -251,10 +253,10 @@ def without_lost(
     return others if named else (*others, LockLost)
 
 
-def _signature_of(task: type[Task]) -> inspect.Signature:
-    """Return the signature of the task's body, without ``self``."""
-    signature = inspect.signature(task.run)
-    if isinstance(inspect.getattr_static(task, "run"), staticmethod):
+def signature_of(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:
+    """Return the signature of a task's body, without ``self`` if it is bound."""
+    signature = inspect.signature(body)
+    if not bound:
         return signature
     _, *parameters = signature.parameters.values()
     return signature.replace(parameters=parameters)
