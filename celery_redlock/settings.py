@@ -130,6 +130,7 @@ class Settings:
 
 
 def _nodes(value: Any) -> tuple[NodeAddress, ...]:
+    value = getattr(value, "nodes", value)  # as they were written; see app.masking
     if not isinstance(value, (list, tuple)) or not value:
         # Do not show the value: it may be a URL with a password.
         fact = f"is of type {type(value).__name__}" if value else "is not set"

@@ -9,14 +9,14 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import signals
 
 from celery_redlock.core.transport.url import mask_url
 
-__all__ = ["MaskedNodes", "UnmaskedConf", "mask"]
+__all__ = ["MaskedNodes", "mask"]
 
 _SETTING = "redlock_nodes"  # in upper or lower case, after any namespace
 
@@ -44,24 +44,6 @@ def _masked(node: Any) -> Any:
     if isinstance(node, Mapping):
         return {name: _masked(value) for name, value in node.items()}
     return mask_url(str(node))
-
-
-class UnmaskedConf(Mapping[str, Any]):
-    """An app's configuration with the nodes as they were written."""
-
-    def __init__(self, conf: Any) -> None:
-        self._conf = conf
-        self.prefix = getattr(conf, "prefix", None)
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._conf[name]
-        return value.nodes if isinstance(value, MaskedNodes) else value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._conf)
-
-    def __len__(self) -> int:
-        return len(self._conf)
 
 
 def mask(app: Any) -> None:

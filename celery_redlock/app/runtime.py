@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from celery_redlock.app.masking import UnmaskedConf, mask
+from celery_redlock.app.masking import mask
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.locking import watchdog_of
 from celery_redlock.settings import Settings
@@ -71,7 +71,7 @@ class Runtime:
 
     def __init__(self, app: Any, **defaults: Any) -> None:
         mask(app)
-        self.settings = Settings.of(UnmaskedConf(app.conf), **defaults)
+        self.settings = Settings.of(app.conf, **defaults)
         self.dispatcher = SignalDispatcher()
         self._service: dict[str, Redlock] = {}
         self._options: dict[str, ResolvedOptions] = {}

@@ -121,11 +121,13 @@ class GatedScheduler(_Base):
         if left and left[0] not in slots:
             return  # an interval has one slot, which is late and not lost
         for due in slots[: len(slots) - len(left)]:
-            name, within = slot_name(entry.name, due), self.term.catchup
-            text = (
-                "%s could not be sent within redlock_beat_catchup (%g s), and is lost."
+            name = slot_name(entry.name, due)
+            log.error(
+                "%s could not be sent within redlock_beat_catchup (%g s), and is lost.",
+                name,
+                self.term.catchup,
+                extra=log_fields("slot-lost", slot=name),
             )
-            log.error(text, name, within, extra=log_fields("slot-lost", slot=name))
 
     # -- methods of the scheduler, with a gate ---------------------------------
 
