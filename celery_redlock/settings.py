@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import Timing, seconds_of
-from celery_redlock.core.transport.url import parse_nodes
+from celery_redlock.core.transport.url import NodeAddress, parse_nodes
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.lock_options import flag, naming, seconds_or_zero
 from celery_redlock.policies import ON_BACKEND_ERROR
@@ -19,7 +19,6 @@ from celery_redlock.policies import ON_BACKEND_ERROR
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["Settings"]
 

@@ -44,18 +44,16 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, propagate, trace
 from opentelemetry.propagators.textmap import Getter
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 
 from celery_redlock import signals
 from celery_redlock.app.observer import Observer, install_once
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import LeaseState
+from celery_redlock.core.lease import Lease, LeaseState
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, TracerProvider
 
-    from celery_redlock.core.lease import Lease
     from celery_redlock.policies import Decision
 
 __all__ = ["Tracing", "install"]

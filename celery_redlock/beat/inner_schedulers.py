@@ -21,7 +21,7 @@ import logging
 from datetime import timezone
 from typing import TYPE_CHECKING, Any
 
-from celery.beat import PersistentScheduler
+from celery.beat import PersistentScheduler, ScheduleEntry, Scheduler
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
 from celery_redlock.beat.due_entries import as_datetime
@@ -30,7 +30,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from celery.beat import ScheduleEntry, Scheduler
 
 __all__ = [
     "cancel_save_at_exit",

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from celery.beat import Scheduler
+from celery.beat import ScheduleEntry, Scheduler
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.beat import inner_schedulers
@@ -39,7 +39,6 @@ from celery_redlock.signals import leader_elected, leader_resigned
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery.beat import ScheduleEntry
 
 __all__ = ["RedlockScheduler", "election_key"]
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import ExitStack
     from types import FrameType
 
     from celery_redlock.core.clock import Clock

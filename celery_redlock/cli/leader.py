@@ -10,13 +10,12 @@ from celery_redlock.beat import election_key
 from celery_redlock.cli.output.format import holder_document, since
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.records.standbys import leadership_of
+from celery_redlock.core.records.standbys import Leadership, leadership_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.lease import Holder
-    from celery_redlock.core.records.standbys import Leadership
 
 
 @click.command(cls=Command, short_help="Show the leading beat and the standbys.")

@@ -18,12 +18,10 @@ from celery_redlock.cli.output.format import (
     unseen_lines,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, Command, Session
-from celery_redlock.operations.scan import scan
+from celery_redlock.operations.scan import Scan, SeenHolder, scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from celery_redlock.operations.scan import Scan, SeenHolder
 
 
 @click.command(cls=Command, short_help="List the locks that are held.")

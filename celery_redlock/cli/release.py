@@ -25,19 +25,17 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
-from celery_redlock.core.lease import Holder
+from celery_redlock.core.lease import Holder, Inspection
 from celery_redlock.operations.force_release import (
     is_ours,
     release_found,
     release_lock,
     values_on,
 )
-from celery_redlock.operations.scan import scan
+from celery_redlock.operations.scan import Kind, Scan, scan
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Inspection
     from celery_redlock.core.transport.client import PerNode
-    from celery_redlock.operations.scan import Kind, Scan
 
 _NOTHING_DONE = "Nothing was done."
 

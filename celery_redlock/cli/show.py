@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,12 +18,8 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import VoteKind
-
-if TYPE_CHECKING:
-    from celery_redlock.core.lease import Inspection
-    from celery_redlock.core.quorum import Ballot, Vote
+from celery_redlock.core.lease import Holder, Inspection
+from celery_redlock.core.quorum import Ballot, Vote, VoteKind
 
 _MS = 1000
 

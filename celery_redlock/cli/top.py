@@ -21,15 +21,13 @@ from celery_redlock.cli.output.format import (
 )
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.operations.inspect import NodeState, node_status
-from celery_redlock.operations.scan import scan
+from celery_redlock.operations.inspect import NodeState, NodeStatus, node_status
+from celery_redlock.operations.scan import Scan, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.operations.inspect import NodeStatus
-    from celery_redlock.operations.scan import Scan
 
 _NODE_COLUMNS = (
     Column("NODE"),

@@ -18,7 +18,7 @@ with the settings. Options and rules of single policies are in their files: see
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -33,7 +33,6 @@ from celery_redlock.options.call_key import KeyRule, KeyTemplate
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Callable, Collection, Iterator, Sequence
 
 __all__ = ["LockOptions", "ResolvedOptions", "flag", "naming", "seconds_or_zero"]
 

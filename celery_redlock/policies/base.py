@@ -35,11 +35,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from celery_redlock.core.timing import seconds_of
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.errors import ConfigurationError, LockHeld
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
-    from celery_redlock.errors import LockHeld
     from celery_redlock.policies.successor import Successor
 
 __all__ = [

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.records.cancel_requests import ask_to_end
 from celery_redlock.core.records.successors import RegisterReply, withdraw
-from celery_redlock.errors import DuplicateTask
+from celery_redlock.errors import DuplicateTask, LockHeld
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from celery.exceptions import Ignore
 
     from celery_redlock.core.lease import Holder
-    from celery_redlock.errors import LockHeld
 
 __all__ = ["Successor"]
 

@@ -25,7 +25,7 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_redlock.app.runtime import runtime_of
+from celery_redlock.app.runtime import Runtime, runtime_of
 from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
@@ -35,7 +35,6 @@ from celery_redlock.task.header import TaskHeader, extract
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from celery_redlock.app.runtime import Runtime
     from celery_redlock.errors import RedlockError
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.interrupt import Interrupter

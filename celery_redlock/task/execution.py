@@ -32,15 +32,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from celery import signals as celery_signals
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as RetriesItself
 
 from celery_redlock import signals
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.lease import Holder
+from celery_redlock.core.lease import Holder, Lease
 from celery_redlock.errors import LockCancelled, LockLost
 from celery_redlock.locking import Hold
-from celery_redlock.policies import Abort, CancelRunning, Loss
+from celery_redlock.policies import Abort, CancelRunning, Loss, LossDecision
 from celery_redlock.task.admission import Admission
 from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
@@ -48,13 +48,10 @@ from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery.exceptions import Ignore
     from celery.utils.dispatch import Signal
 
     from celery_redlock.app.runtime import Runtime
-    from celery_redlock.core.lease import Lease
     from celery_redlock.options.lock_options import ResolvedOptions
-    from celery_redlock.policies import LossDecision
     from celery_redlock.task.call import Call
 
 __all__ = ["Execution", "TaskLock", "running"]

@@ -17,7 +17,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.failure import unreachable
 from celery_redlock.core.records.claims import Claims, ExistingJob
 from celery_redlock.core.scripts import COUNTERS
-from celery_redlock.policies import Outage
+from celery_redlock.policies import Decision, Outage, Situation
 from celery_redlock.task.publishing import conflict_with
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.errors import QuorumUnreachable
     from celery_redlock.options.lock_options import ResolvedOptions
-    from celery_redlock.policies import Decision, Situation
 
 __all__ = ["Explanation", "Step", "explain"]
 

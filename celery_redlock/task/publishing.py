@@ -40,14 +40,13 @@ from celery_redlock.core.lease import Holder
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.claims import Claims, ExistingJob
 from celery_redlock.errors import DuplicateTask, LockUnavailable
-from celery_redlock.policies import Conflict, Skip
+from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.signals import publish_claimed, publish_deduplicated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from celery_redlock.options.lock_options import ResolvedOptions
-    from celery_redlock.policies import PublishDecision
 
 __all__ = [
     "Claim",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.inspect import NodeState, NodeStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from celery_redlock.core.lease import Holder
-    from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import SeenHolder
 
 _GAP = "  "
