@@ -12,12 +12,11 @@
              ├─ faults          carries out the faults of the plan
              ├─ patches         replaces threads, sockets and randomness under the core
              ├─ observed_lease  leases that report each change
-             ├─ oracles         the rules that no history may break
-             └─ wakeup_oracle   one more rule: a free lock wakes a waiter in time
+             └─ oracles         the rules that no history may break
 
-``campaign`` plays many histories on all processors, and ``soak`` does so until it is
-stopped. ``planted_bugs`` are bugs that the simulator must find. Clients wait for a lock
-as in production: in the wait queue, with a subscription on each node. Not simulated:
+``soak`` plays many histories on all processors, also until it is stopped.
+``planted_bugs`` are bugs that the simulator must find. Clients wait for a lock as in
+production: in the wait queue, with a subscription on each node. Not simulated:
 TLS, forks, asynchronous exceptions between two operations, a suspended machine whose
 monotonic clock stops, and an operator who deletes keys.
 """

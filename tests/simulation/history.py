@@ -11,9 +11,8 @@ from celery_redlock.errors import LockUnavailable
 from tests.simulation.clients import Client, new_redlock
 from tests.simulation.faults import Faults
 from tests.simulation.network import Conditions, Network
-from tests.simulation.oracles import Finding, Oracle
+from tests.simulation.oracles import Finding, Oracle, WakeupOracle
 from tests.simulation.server import Server, ServerClock
-from tests.simulation.wakeup_oracle import WakeupOracle
 from tests.simulation.world import Process, Thread, World
 
 if TYPE_CHECKING:

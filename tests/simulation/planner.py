@@ -266,7 +266,7 @@ class _FaultPlanner:
         """Lose the raise of one client on a node that gets the other's vote late."""
         rng = self.rng
         one, other = rng.sample(self.clients, 2)
-        node, count = rng.choice(self.nodes), rng.choice((1, 1, 2))
+        node, count = self._node(), rng.choice((1, 1, 2))
         faults = [
             Fault("on call", count, one, node, 0.0, "raise_fence break"),
             Fault("on call", count, other, node, self._delay(), "acquire delay"),
@@ -275,10 +275,16 @@ class _FaultPlanner:
             how = rng.choice(
                 ("acquire delay", "raise_fence break", "raise_fence delay")
             )
-            count, client = rng.choice((1, 2, 3)), rng.choice(self.clients)
-            node = rng.choice(self.nodes)
+            count, client = rng.choice((1, 2, 3)), self._client()
+            node = self._node()
             faults.append(Fault("on call", count, client, node, self._delay(), how))
         return faults
+
+    def _node(self) -> str:
+        return self.rng.choice(self.nodes)
+
+    def _client(self) -> str:
+        return self.rng.choice(self.clients)
 
     def _instant(self) -> float:
         return self.rng.random() * self.span
@@ -303,7 +309,7 @@ class _FaultPlanner:
         faults: list[Fault] = []
         memories = rng.choice((("lose",), ("keep",), ("rollback",), _MEMORIES))
         for _ in range(rng.choice((1, 1, 2, 3))):
-            node, at = rng.choice(self.nodes), self._instant()
+            node, at = self._node(), self._instant()
             memory = rng.choice(memories)
             if memory == "rollback":
                 faults.append(Fault("snapshot", at * rng.random(), node))
@@ -316,18 +322,13 @@ class _FaultPlanner:
 
     def _flushes(self) -> list[Fault]:
         return [
-            Fault("flush", self._instant(), self.rng.choice(self.nodes))
+            Fault("flush", self._instant(), self._node())
             for _ in range(self.rng.choice((1, 1, 2)))
         ]
 
     def _hangs(self) -> list[Fault]:
         return [
-            Fault(
-                "hang",
-                self._instant(),
-                self.rng.choice(self.nodes),
-                seconds=self._seconds(),
-            )
+            Fault("hang", self._instant(), self._node(), seconds=self._seconds())
             for _ in range(self.rng.choice((1, 2, 4)))
         ]
 
@@ -341,7 +342,7 @@ class _FaultPlanner:
             kind, at, seconds = rng.choice(kinds), self._instant(), self._seconds()
             several = rng.sample(self.nodes, rng.randint(1, len(self.nodes)))
             nodes = several if rng.random() < 0.5 else several[:1]
-            client = rng.choice(self.clients)
+            client = self._client()
             if kind == "reset" and rng.random() < 0.7:
                 kind, at = "reset at operation", self._operation()
                 if rng.random() < 0.5:
@@ -357,8 +358,8 @@ class _FaultPlanner:
         for _ in range(rng.choice((1, 3, 6))):
             how = f"{rng.choice(scripts)} {rng.choice(actions)}"
             seconds = self._seconds_or_a_quarantine()
-            count, client = rng.choice((1, 1, 2, 3, 5)), rng.choice(self.clients)
-            node = rng.choice(self.nodes)
+            count, client = rng.choice((1, 1, 2, 3, 5)), self._client()
+            node = self._node()
             faults.append(Fault("on call", count, client, node, seconds, how))
         return faults
 
@@ -370,24 +371,20 @@ class _FaultPlanner:
             now = rng.random() < 0.3
             kind = "pause" if now else "pause at operation"
             at = self._instant() if now else self._operation()
-            faults.append(Fault(kind, at, rng.choice(self.clients), seconds=seconds))
+            faults.append(Fault(kind, at, self._client(), seconds=seconds))
         return faults
 
     def _deaths(self) -> list[Fault]:
         rng = self.rng
         how = rng.choice(("killed", "killed", "killed released", "powered off"))
-        fault = Fault("death", self._instant(), rng.choice(self.clients), how=how)
+        fault = Fault("death", self._instant(), self._client(), how=how)
         if rng.random() < 0.7:
             fault = replace(fault, kind="death at operation", at=self._operation())
         return [fault]
 
     def _interrupts(self) -> list[Fault]:
         return [
-            Fault(
-                "interrupt at operation",
-                self._operation(),
-                self.rng.choice(self.clients),
-            )
+            Fault("interrupt at operation", self._operation(), self._client())
             for _ in range(self.rng.choice((1, 3)))
         ]
 
@@ -403,6 +400,5 @@ class _FaultPlanner:
 
     def _forgotten_scripts(self) -> list[Fault]:
         return [
-            Fault("forget scripts", self._instant(), self.rng.choice(self.nodes))
-            for _ in range(2)
+            Fault("forget scripts", self._instant(), self._node()) for _ in range(2)
         ]

@@ -12,7 +12,7 @@ import os
 
 import pytest
 
-from tests.simulation.campaign import failure_report, play_seeds
+from tests.simulation.soak import failure_report, play_seeds
 
 HISTORIES = int(
     os.environ.get("REDLOCK_HISTORIES", "20000" if os.environ.get("CI") else "3000")

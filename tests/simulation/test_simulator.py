@@ -1,4 +1,4 @@
-"""The simulator itself: a seed always gives the same history, which can be read."""
+"""The simulator itself: it finds planted bugs, and a seed gives the same history."""
 
 from __future__ import annotations
 
@@ -17,12 +17,48 @@ from tests.simulation.network import Conditions, Connection, Network, SimConnect
 from tests.simulation.oracles import Oracle
 from tests.simulation.patches import simulated_core
 from tests.simulation.planner import KEYS, plan_of
-from tests.simulation.planted_bugs import PLANTED_BUGS
+from tests.simulation.planted_bugs import PLANTED_BUGS, PlantedBug
 from tests.simulation.server import Server, ServerClock
 from tests.simulation.world import Process, Thread, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_PATIENCE = 300  # seconds: several thousand histories on a slow machine
+
+
+def first_found(bug: PlantedBug) -> int | None:
+    """Return the seed of the first history that shows a planted bug."""
+    with simulated_core(), bug.planted():
+        for seed in range(bug.within):
+            outcome = play(plan_of(seed, bug.style), ignored=bug.ignored)
+            if {finding.kind for finding in outcome.findings} & {*bug.findings}:
+                return seed
+    return None
+
+
+@pytest.mark.timeout(_PATIENCE)
+@pytest.mark.parametrize("bug", PLANTED_BUGS, ids=str)
+def test_simulator_finds(bug: PlantedBug) -> None:
+    """Each planted bug shows in the stated number of histories, as its own finding."""
+    assert first_found(bug) is not None, (
+        f"{bug.within} histories did not show the planted bug {bug.name!r}"
+    )
+
+
+@pytest.mark.parametrize("bug", PLANTED_BUGS, ids=str)
+def test_planted_bug_is_removed_afterwards(bug: PlantedBug) -> None:
+    """The right code is in its place after the block of a planted bug."""
+    before = [getattr(target, name) for target, name, _ in bug.patches()]
+
+    with bug.planted():
+        pass
+
+    assert [getattr(target, name) for target, name, _ in bug.patches()] == before
+
+
+# -- Histories -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 7))
