@@ -183,26 +183,20 @@ def test_acquire_waits_for_the_holder(site: Site) -> None:
     assert mine.token != lease.token
 
 
-def test_acquire_gives_up_when_its_wait_is_over(site: Site) -> None:
-    """Acquire gives up at the end of its wait, and not much sooner."""
+@pytest.mark.parametrize(("ttl", "wait", "longest"), [(None, 2.0, 0.25), (1, 3.0, 0.1)])
+def test_acquire_gives_up_when_its_wait_is_over(
+    site: Site, ttl: float | None, wait: float, longest: float
+) -> None:
+    """Not much sooner. It polls short locks more often: the pause is ttl / 10."""
     site.rival.acquire("k")
 
     with pytest.raises(LockHeld):
-        site.redlock.acquire("k", wait=2.0)
+        site.redlock.acquire("k", ttl=ttl, wait=wait)
 
-    assert 2.0 - 0.25 <= site.clock.monotonic() - 1000.0 <= 2.0
-    assert all(0 < pause <= 0.25 for pause in site.clock.slept)
+    assert wait - longest <= site.clock.monotonic() - 1000.0 <= wait
+    assert all(0 < pause <= longest for pause in site.clock.slept)
+    assert max(site.clock.slept) > longest / 2
     assert asked(site.nodes).count("acquire") == len(site.clock.slept) + 1
-
-
-def test_acquire_polls_short_locks_more_often(site: Site) -> None:
-    """While the lock is held, the longest pause is a tenth of the ttl."""
-    site.rival.acquire("k")
-
-    with pytest.raises(LockHeld):
-        site.redlock.acquire("k", ttl=1.0, wait=3.0)
-
-    assert 0.05 < max(site.clock.slept) <= 0.1
 
 
 def test_acquire_waits_for_nodes_to_come_back(site: Site) -> None:
@@ -220,16 +214,7 @@ def test_acquire_waits_for_nodes_to_come_back(site: Site) -> None:
 
 
 def test_validity_is_the_ttl_less_the_drift(site: Site) -> None:
-    """1 % of the ttl and 2 ms are subtracted for clocks of different rates."""
-    lease = site.redlock.acquire("k")
-
-    assert lease.remaining() == pytest.approx(TTL - 0.1 - 0.002)
-    site.clock.advance(TTL - 0.1 - 0.002)
-    assert not lease.is_valid()
-
-
-def test_validity_counts_from_before_the_first_send(site: Site) -> None:
-    """The time of the round trip is not added."""
+    """It counts from before the first send; 1 % and 2 ms are for clocks that differ."""
     site.nodes.latency(0.03)
     before = site.clock.monotonic()
 
@@ -237,7 +222,10 @@ def test_validity_counts_from_before_the_first_send(site: Site) -> None:
 
     assert site.clock.monotonic() == pytest.approx(before + 0.03)
     assert lease.started_at == before
-    assert lease.until == pytest.approx(before + TTL - drift_of(TTL))
+    assert lease.until == pytest.approx(before + TTL - 0.1 - 0.002)
+    assert lease.remaining() == pytest.approx(TTL - 0.1 - 0.002 - 0.03)
+    site.clock.advance(TTL - 0.1 - 0.002 - 0.03)
+    assert not lease.is_valid()
 
 
 def test_validity_of_a_later_try_counts_from_that_try(site: Site) -> None:
@@ -337,9 +325,13 @@ def test_release_of_a_lost_lease_keeps_it_lost(redlock: Redlock) -> None:
     assert lease.state is LeaseState.LOST
 
 
-def test_release_does_not_wait_for_slow_nodes(site: Site) -> None:
-    """A majority is enough to go on; the other nodes get the release all the same."""
+@pytest.mark.parametrize("granted", [3, 5])
+def test_release_does_not_wait_for_slow_nodes(site: Site, granted: int) -> None:
+    """They get the release all the same, also if they granted too late to count."""
+    if granted == 3:
+        site.nodes.freeze(0, 1)
     lease = site.redlock.acquire("k")
+    assert lease.votes == granted
     site.nodes.freeze(0, 1)
     before = site.clock.monotonic()
 
@@ -347,18 +339,6 @@ def test_release_does_not_wait_for_slow_nodes(site: Site) -> None:
 
     assert site.clock.monotonic() == before
     site.nodes.thaw()
-    assert holders(site.nodes) == FREE
-
-
-def test_release_reaches_nodes_that_granted_too_late(site: Site) -> None:
-    """Grants that acquire did not wait for are released, too."""
-    site.nodes.freeze(0, 1)
-    lease = site.redlock.acquire("k")
-    assert lease.votes == 3
-    site.redlock.release(lease)
-
-    site.nodes.thaw()
-
     assert holders(site.nodes) == FREE
 
 
@@ -481,22 +461,13 @@ def test_confirm_notices_that_nodes_lost_the_lock(site: Site, successor: str) ->
     assert (caught.value.key, caught.value.fence) == ("k", lease.fence)
 
 
-def test_confirm_without_enough_answers_cannot_tell(site: Site) -> None:
-    """Silence is neither yes nor no: the error says how long the lease is valid."""
-    lease = site.redlock.acquire("k")
-    site.nodes.freeze(0, 1, 2)
-
-    with pytest.raises(QuorumUnreachable, match=r"lease is valid for \d+\.\d s more\."):
-        lease.ensure(network=True)
-
-
 def test_confirm_counts_whether_silence_could_make_a_majority(site: Site) -> None:
-    """Two yes, two no, one silent: unknown. One yes, three no: lost."""
+    """Two yes, two no, one silent: unknown, and valid. One yes, three no: lost."""
     lease = site.redlock.acquire("k")
     site.nodes.freeze(0)
     forget(site.nodes, 3, 4)
 
-    with pytest.raises(QuorumUnreachable):
+    with pytest.raises(QuorumUnreachable, match=r"lease is valid for \d+\.\d s more\."):
         lease.ensure(network=True)
 
     forget(site.nodes, 2)
