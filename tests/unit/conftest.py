@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.testing import FakeClock, FakeNodes
-from tests.unit.support import Site
+from tests.unit.core.support import Site
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock

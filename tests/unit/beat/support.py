@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from itertools import chain, count
 from string import ascii_lowercase
@@ -18,14 +19,10 @@ from celery_redlock.testing import FakeNodes
 from tests.unit.election.support import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     import pytest
     from celery.beat import ScheduleEntry
 
     from celery_redlock.testing import FakeClock
-
-    Schedule = Callable[[], Mapping[str, Any]]
 
 __all__ = [
     "Beat",
@@ -33,6 +30,7 @@ __all__ = [
     "Project",
     "RecordingPersistentScheduler",
     "RecordingScheduler",
+    "Schedule",
     "Sent",
     "Site",
     "at",
@@ -41,6 +39,8 @@ __all__ = [
     "run",
     "us",
 ]
+
+Schedule = Callable[[], Mapping[str, Any]]
 
 NOON = "2026-11-21T12:00:00+00:00"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0

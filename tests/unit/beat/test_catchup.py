@@ -19,6 +19,7 @@ from tests.unit.beat.support import (
     Beat,
     RecordingPersistentScheduler,
     RecordingScheduler,
+    Site,
     at,
     every,
     run,
@@ -27,8 +28,6 @@ from tests.unit.beat.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from tests.unit.beat.support import Site
 
     StartWithFile = Callable[..., Beat]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -20,13 +20,12 @@ from tests.unit.beat.support import (
     Broker,
     Project,
     RecordingScheduler,
+    Schedule,
+    Site,
     crontabs,
     run,
     us,
 )
-
-if TYPE_CHECKING:
-    from tests.unit.beat.support import Schedule, Site
 
 BERLIN = "Europe/Berlin"
 

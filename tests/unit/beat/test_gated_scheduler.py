@@ -16,6 +16,7 @@ from tests.unit.beat.support import (
     MINUTE,
     TTL,
     RecordingScheduler,
+    Site,
     crontabs,
     every,
     run,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from celery.beat import ScheduleEntry
 
-    from tests.unit.beat.support import Site
 
 NINE_JOBS = crontabs(*(f"job-{n}" for n in range(9)))
 

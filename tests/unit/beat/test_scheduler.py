@@ -16,6 +16,7 @@ from tests.unit.beat.support import (
     TTL,
     RecordingPersistentScheduler,
     RecordingScheduler,
+    Site,
     crontabs,
     run,
 )
@@ -23,8 +24,6 @@ from tests.unit.beat.support import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from tests.unit.beat.support import Site
 
 
 def test_banner_asks_no_node_and_makes_no_file(site: Site, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,14 +11,18 @@ import pytest
 from celery_redlock.core.lease import drift_of
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.locking import lock
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.quorum import Ballot
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
 __all__ = [
+    "Site",
     "Stepped",
     "Told",
     "args_of",
@@ -60,6 +66,29 @@ class Stepped(Watchdog):
                 return
             clock.advance(next_at - clock.monotonic())
         pytest.fail("the watchdog makes no progress")
+
+
+@dataclass
+class Site:
+    """Nodes, their clock, and two processes that lock on them."""
+
+    nodes: FakeNodes
+    clock: FakeClock
+    redlock: Redlock
+    rival: Redlock
+
+    @cached_property
+    def watchdog(self) -> Stepped:
+        """The watchdog of the first process; it has no thread."""
+        return Stepped(self.redlock)
+
+    def lock(self, key: str = "k", **options: Any) -> AbstractContextManager[Lease]:
+        """Return a block that the first process locks."""
+        return lock(self.redlock, key, watchdog=self.watchdog, **options)
+
+    def renew_for(self, seconds: float) -> None:
+        """Do what the watchdog does in this many seconds."""
+        self.watchdog.run_for(self.clock, seconds)
 
 
 class Told:

@@ -14,7 +14,7 @@ from celery_redlock.testing import FakeClock, FakeNodes
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
-    from tests.unit.support import Site
+    from tests.unit.core.support import Site
 
 KEY = "beat:project"
 NOON = 1_795_262_400_000_000

@@ -13,6 +13,7 @@ from celery_redlock.core.quorum import Verdict, Vote
 from celery_redlock.errors import QuorumUnreachable
 from tests.unit.core.support import (
     STRIPE_OF_K,
+    Site,
     args_of,
     asked,
     counters,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeNodes
-    from tests.unit.support import Site
 
 AHEAD = 1_900_000_000_000_000  # µs, beyond the clock of these tests
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,16 +22,13 @@ from tests.unit.core.support import (
     FREE,
     TTL,
     VALIDITY,
+    Site,
     asked,
     forget,
     hold,
     holders,
     ttls,
 )
-
-if TYPE_CHECKING:
-    from tests.unit.support import Site
-
 
 AGAIN = ["release", "acquire"]  # the requests of a second try
 

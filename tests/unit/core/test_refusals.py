@@ -13,6 +13,7 @@ from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
 from tests.unit.core.support import (
     FREE,
     TTL,
+    Site,
     args_of,
     asked,
     forget,
@@ -26,7 +27,6 @@ from tests.unit.core.support import (
 if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
     from celery_redlock.testing import FakeNodes
-    from tests.unit.support import Site
 
 
 # -- held ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from celery_redlock.testing import FakeNodes
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
-    from tests.unit.support import Site
+    from tests.unit.core.support import Site
 
 NOW = 1_795_246_614_184_112  # µs since 1970
 

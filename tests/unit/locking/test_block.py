@@ -17,11 +17,19 @@ from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
 from celery_redlock.locking import current_lease, held_lease, lock, watchdog_of
 from celery_redlock.testing import FakeNodes
 from tests.interruptions import counts_places, interruptions
-from tests.unit.core.support import TTL, args_of, asked, forget, holders, put, ttls
+from tests.unit.core.support import (
+    TTL,
+    Site,
+    args_of,
+    asked,
+    forget,
+    holders,
+    put,
+    ttls,
+)
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
-    from tests.unit.support import Site
 
 
 def test_lock_is_held_while_the_block_runs(site: Site) -> None:

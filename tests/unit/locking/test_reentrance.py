@@ -16,13 +16,12 @@ import pytest
 from celery_redlock.core.lease import Holder, LeaseState
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, held_lease, lock
-from tests.unit.core.support import TTL, Stepped, asked, holders, put
+from tests.unit.core.support import TTL, Site, Stepped, asked, holders, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.core.lease import Lease
-    from tests.unit.support import Site
 
 # -- the same execution ------------------------------------------------------------
 
