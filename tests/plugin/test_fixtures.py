@@ -148,9 +148,7 @@ def test_lock_can_be_held_elsewhere(redlock_fake: FakeNodes, task: Any) -> None:
 
 
 def test_lost_lock_stops_the_body(
-    redlock_fake: FakeNodes,
-    redlock_events: SignalRecorder,
-    app: Celery,
+    redlock_fake: FakeNodes, redlock_events: SignalRecorder, app: Celery
 ) -> None:
     """The loss is signalled, the body ends with `LockLost`, the lock is free."""
     released = threading.Event()
@@ -196,11 +194,7 @@ def test_lock_that_is_not_held_cannot_be_lost(
 
 def test_frozen_majority_grants_nothing(redlock_fake: FakeNodes, task: Any) -> None:
     """After the block the nodes grant again."""
-    with (
-        freeze(redlock_fake, 0, 1),
-        pytest.raises(QuorumUnreachable),
-        task.lock(KEY),
-    ):
+    with freeze(redlock_fake, 0, 1), pytest.raises(QuorumUnreachable), task.lock(KEY):
         pass
     with task.lock(KEY):
         pass

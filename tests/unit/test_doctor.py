@@ -155,9 +155,7 @@ def only(findings: list[Finding]) -> Finding:
         tasks.result_backend,
     ],
 )
-def test_sound_app_has_no_findings(
-    rule: Callable[[Case], Iterator[Finding]],
-) -> None:
+def test_sound_app_has_no_findings(rule: Callable[[Case], Iterator[Finding]]) -> None:
     """A task with defaults, and one with late acknowledgement, have no findings."""
     sound: dict[str, Any] = {
         "acks_late": True,
@@ -182,20 +180,15 @@ def test_ttl_too_short_for_the_node_timeout() -> None:
 
 
 def test_unrenewed_lock_shorter_than_the_time_limit() -> None:
-    """The lock may expire while the task runs."""
+    """The lock may expire while the task runs. The app's time limit counts, too."""
     finding = only(found(tasks.time_limits, renew=False, ttl=20, time_limit=21))
 
     assert (finding.code, finding.severity) == ("ttl", ERROR)
     assert "its lock of 20 s, and may run for 21 s" in finding.fact
     assert found(tasks.time_limits, renew=False, ttl=20, time_limit=20) == []
-
-
-def test_unrenewed_lock_without_a_time_limit() -> None:
-    """Without a time limit the task may outlive its lock. The app's limit counts."""
-    finding = only(found(tasks.time_limits, renew=False))
-
-    assert finding.severity is WARNING
-    assert "its lock of 30 s, and may run for ever" in finding.fact
+    endless = only(found(tasks.time_limits, renew=False))
+    assert endless.severity is WARNING
+    assert "its lock of 30 s, and may run for ever" in endless.fact
     limit = {"task_time_limit": 25}
     assert found(tasks.time_limits, renew=False, settings=limit) == []
 

@@ -52,17 +52,13 @@ def lease_on(clock: FakeClock, asked: list[Lease] | None = None) -> Lease:
 
 
 def test_tokens_of_one_execution_share_their_base() -> None:
-    """The base names the execution and the rest the attempt; lengths are fixed."""
+    """No other execution can guess, or happen to have, the base. Lengths are fixed."""
     base = new_base()
     one, other = new_token(base), new_token(base)
 
     assert one != other
     assert Holder(one).base == Holder(other).base == base
     assert len(one) == len(other) == TOKEN_LENGTH
-
-
-def test_executions_have_bases_of_their_own() -> None:
-    """No execution can guess, or happen to have, the base of another one."""
     assert len({new_base() for _ in range(1000)}) == 1000
 
 
@@ -150,10 +146,7 @@ def test_holder_without_a_publication_has_five_fields() -> None:
             Holder(TOKEN, host="host", pid=7),
             "a lock taken outside of a task on host (pid 7)",
         ),
-        (
-            Holder(TOKEN),
-            "a lock taken outside of a task on an unknown host (pid 0)",
-        ),
+        (Holder(TOKEN), "a lock taken outside of a task on an unknown host (pid 0)"),
     ],
 )
 def test_holder_reads_as_words(holder: Holder, words: str) -> None:

@@ -219,30 +219,27 @@ def test_reading_sets_no_defaults() -> None:
     assert Settings.of(app.conf).ttl == 20
 
 
-def test_unknown_setting_in_django_is_refused() -> None:
-    """The error shows the name as the user wrote it."""
-    app = app_with("CELERY", CELERY_REDLOCK_NODES=NODES, CELERY_REDLOCK_TLL=20)
-
-    with pytest.raises(ConfigurationError, match="no setting CELERY_REDLOCK_TLL"):
-        Settings.of(app.conf)
-
-
 @pytest.mark.parametrize(
-    ("namespace", "written", "right"),
+    ("namespace", "written", "fault"),
     [
-        ("CELERY", "REDLOCK_TTL", "CELERY_REDLOCK_TTL"),
-        ("CELERY", "CELERY_redlock_ttl", "CELERY_REDLOCK_TTL"),
-        (None, "REDLOCK_TTL", "redlock_ttl"),
+        ("CELERY", "CELERY_REDLOCK_TLL", "no setting CELERY_REDLOCK_TLL"),
+        ("CELERY", "REDLOCK_TTL", "^REDLOCK_TTL is set.*Write CELERY_REDLOCK_TTL."),
+        (
+            "CELERY",
+            "CELERY_redlock_ttl",
+            "^CELERY_redlock_ttl is set.*Write CELERY_REDLOCK_TTL.",
+        ),
+        (None, "REDLOCK_TTL", "^REDLOCK_TTL is set.*Write redlock_ttl."),
     ],
 )
 def test_spelling_that_celery_does_not_read_is_refused(
-    namespace: str | None, written: str, right: str
+    namespace: str | None, written: str, fault: str
 ) -> None:
-    """Celery would ignore the setting; the error names the right spelling."""
+    """The error shows the name as the user wrote it, and the right spelling."""
     nodes = "CELERY_REDLOCK_NODES" if namespace else "redlock_nodes"
     app = app_with(namespace, **{nodes: NODES, written: 20})
 
-    with pytest.raises(ConfigurationError, match=f"^{written} is set.*Write {right}."):
+    with pytest.raises(ConfigurationError, match=fault):
         Settings.of(app.conf)
 
 

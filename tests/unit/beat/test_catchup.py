@@ -203,7 +203,4 @@ def test_schedule_file_is_opened_by_the_leader_only(
 
     with shelve.open(str(tmp_path / "file")) as stored:  # noqa: S301  (our own)
         assert set(stored["entries"]) > {"minutely", "daily", "hourly"}
-    assert [sent.by for sent in site.sent if sent.entry == "minutely"] == [
-        "a",
-        "b",
-    ]
+    assert [sent.by for sent in site.sent if sent.entry == "minutely"] == ["a", "b"]

@@ -80,6 +80,9 @@ def test_fence_costs_a_second_round_if_nodes_differ(site: Site) -> None:
 
     assert lease.fence == AHEAD + 1
     assert asked(site.nodes) == ["acquire", "raise_fence"]
+    assert args_of(site.nodes, "raise_fence") == [
+        [lease.token, lease.holder_info, int(STRIPE_OF_K), AHEAD + 1]
+    ]
     assert counters(site.nodes) == [AHEAD + 1] * 5
     holder = site.redlock.inspect("k").holder
     assert holder is not None
@@ -256,17 +259,6 @@ def test_try_whose_fence_was_not_confirmed_is_followed_by_another(site: Site) ->
     script_names = ["acquire", "raise_fence", "release"]
     assert asked(site.nodes) == [*script_names, "acquire", "raise_fence"]
     assert lease.fence == AHEAD + 2
-
-
-def test_raise_sends_token_info_stripe_and_fence(site: Site) -> None:
-    """They are in the order of the script's table."""
-    count(site.nodes, AHEAD, AHEAD, 5, 5, 5)
-
-    lease = site.redlock.acquire("k")
-
-    assert args_of(site.nodes, "raise_fence") == [
-        [lease.token, lease.holder_info, int(STRIPE_OF_K), lease.fence]
-    ]
 
 
 def test_stripes_are_bounded_and_stable() -> None:

@@ -23,20 +23,10 @@ def node_log(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> NodeLog:
     return NodeLog("a:6379/0", clock)
 
 
-def test_late_node_and_its_recovery_are_logged(
-    node_log: NodeLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each change is one line."""
-    node_log.late()
-    node_log.in_time()
-
-    assert caplog.messages == [LATE, IN_TIME]
-
-
 def test_node_that_is_late_again_and_again_is_logged_once_a_minute(
     node_log: NodeLog, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next line counts how often the node was late."""
+    """Each change is one line. The next line counts how often the node was late."""
     for _ in range(100):
         node_log.late()
         node_log.in_time()

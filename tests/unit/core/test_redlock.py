@@ -254,8 +254,7 @@ def test_acquire_never_returns_a_lease_that_has_ended(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("took", "again"),
-    [(VALIDITY - 0.001, []), (VALIDITY, AGAIN), (TTL + 0.005, AGAIN)],
+    ("took", "again"), [(VALIDITY - 0.001, []), (VALIDITY, AGAIN), (TTL + 0.005, AGAIN)]
 )
 def test_validity_is_checked_after_the_last_round_trip(
     site: Site, took: float, again: list[str]

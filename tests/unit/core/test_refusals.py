@@ -227,21 +227,12 @@ def test_silence_is_waited_for_one_node_timeout(site: Site) -> None:
     assert holders(site.nodes) == FREE
 
 
-def test_grants_whose_reply_was_late_are_released(site: Site) -> None:
-    """A release goes to ALL nodes, also to those that seemed to fail."""
-    site.nodes.latency(0.2, 0, 1, 2)
-
-    with pytest.raises(QuorumUnreachable):
-        site.redlock.acquire("k")
-
-    assert holders(site.nodes) == FREE
-
-
 def test_late_replies_are_entered_in_their_own_request(site: Site) -> None:
     """The reply to a request that was given up is not taken for the next one's."""
     site.nodes.latency(0.2, 0, 1, 2)
     with pytest.raises(QuorumUnreachable) as caught:
         site.redlock.acquire("k")
+    assert holders(site.nodes) == FREE  # a release goes to all nodes
     site.nodes.latency(0.0)
     site.clock.advance(0.2)
 

@@ -29,23 +29,19 @@ def register_of(
     )
 
 
-def test_latest_call_supersedes_earlier_ones(redlock: Redlock) -> None:
-    """The later call takes the register; the earlier one learns its id."""
-    old, new = register_of(redlock, "old", NOW), register_of(redlock, "new", NOW + 1)
+@pytest.mark.parametrize(
+    ("keep", "loser", "winner"), [("latest", NOW, NOW + 1), ("first", NOW + 1, NOW)]
+)
+def test_latest_call_supersedes_earlier_ones(
+    redlock: Redlock, keep: str, loser: int, winner: int
+) -> None:
+    """The superseded call learns the other's id. ``keep="first"`` is the reverse."""
+    old = register_of(redlock, "old", loser, keep=keep)
+    new = register_of(redlock, "new", winner, keep=keep)
 
     assert old.enter(ttl=10) == (None, True, False)
     assert new.enter(ttl=10) == (None, True, False)
     assert old.enter(ttl=10, entered=True) == ("new", False, True)
-
-
-def test_first_call_supersedes_later_ones(redlock: Redlock) -> None:
-    """``keep="first"`` is the reverse."""
-    first = register_of(redlock, "first", NOW, keep="first")
-    later = register_of(redlock, "later", NOW + 1, keep="first")
-
-    assert later.enter(ttl=10).by is None
-    assert first.enter(ttl=10).by is None
-    assert later.enter(ttl=10, entered=True).by == "first"
 
 
 def test_call_that_has_started_supersedes_only_earlier_entries(site: Site) -> None:

@@ -72,13 +72,15 @@ def test_lock_is_released_when_the_block_raises(
 
 
 def test_block_never_runs_without_the_lock(site: Site) -> None:
-    """A held lock, or no quorum, is an error before its first line."""
-    site.rival.acquire("k")
+    """A held lock, or no quorum, is an error after one round trip."""
+    theirs = site.rival.acquire("k")
     ran = []
 
     with pytest.raises(LockHeld):
         with site.lock():
             ran.append("held")
+    assert asked(site.nodes) == ["acquire"]
+    assert holders(site.nodes) == [theirs.token] * 3
     site.nodes.partition()
     with pytest.raises(QuorumUnreachable):
         with site.lock("l"):
@@ -86,18 +88,6 @@ def test_block_never_runs_without_the_lock(site: Site) -> None:
 
     assert ran == []
     assert current_lease() is None
-
-
-def test_refused_lock_is_not_released(site: Site) -> None:
-    """A duplicate costs one round trip and does not touch the holder's lock."""
-    lease = site.rival.acquire("k")
-
-    with pytest.raises(LockHeld):
-        with site.lock():
-            pass
-
-    assert asked(site.nodes) == ["acquire"]
-    assert holders(site.nodes) == [lease.token] * 3
 
 
 def test_lock_passes_its_options_to_acquire(site: Site) -> None:
@@ -224,9 +214,7 @@ def test_lost_lock_does_not_hide_the_exception_of_the_block(site: Site) -> None:
             raise ValueError("mine")
 
 
-def test_lost_lock_is_released_only_on_nodes_that_still_hold_it(
-    site: Site,
-) -> None:
+def test_lost_lock_is_released_only_on_nodes_that_still_hold_it(site: Site) -> None:
     """The lock of a successor stays."""
     with pytest.raises(LockLost):
         with site.lock() as lease:
@@ -250,19 +238,15 @@ def test_ensure_raises_after_a_loss(site: Site) -> None:
 # -- the watchdog of a service ---------------------------------------------------------
 
 
-def test_service_has_one_watchdog(site: Site) -> None:
-    """It is made on first use."""
-    assert watchdog_of(site.redlock) is watchdog_of(site.redlock)
-    assert watchdog_of(site.redlock) is not watchdog_of(site.rival)
-
-
 def test_lock_uses_the_watchdog_of_its_service(site: Site) -> None:
-    """The caller may pass another one."""
+    """A service has one, which is made on first use."""
     with lock(site.redlock, "k") as lease:
         forgotten = watchdog_of(site.redlock).forget(lease)
     watchdog_of(site.redlock).stop()
 
     assert forgotten
+    assert watchdog_of(site.redlock) is watchdog_of(site.redlock)
+    assert watchdog_of(site.redlock) is not watchdog_of(site.rival)
 
 
 def test_unused_service_is_collected() -> None:
