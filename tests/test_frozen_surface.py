@@ -545,19 +545,15 @@ def test_waiters_use_the_same_names_on_nodes(server: Any) -> None:
     ours, others = (Redlock([server.url], node_timeout=1.0) for _ in range(2))
     others.acquire(KEY)
     ours.check()  # connects
-    port = int(server.url.rpartition(":")[2].partition("/")[0])
-    address = "127.0.0.1", port
-    with socket.create_connection(address) as monitor, monitor.makefile("rb") as said:
-        monitor.sendall(b"MONITOR\r\n")
-        assert said.readline() == b"+OK\r\n"
+    names: set[str] = set()
+    with redis.Redis.from_url(server.url) as client, client.monitor() as monitor:
         with pytest.raises(LockHeld):
             ours.acquire(KEY, wait=0.3)
         server.command("ECHO", "the end")
-        names: set[str] = set()
-        while b"the end" not in (line := said.readline()):
-            assert line
-            words = re.findall(r'"(redlock:[^"]*)"', line.decode())
-            names.update(map(shape_of, words))
+        for said in monitor.listen():
+            names.update(map(shape_of, re.findall(r"\bredlock:\S*", said["command"])))
+            if "the end" in said["command"]:
+                break
     for redlock in (ours, others):
         redlock.close()
 

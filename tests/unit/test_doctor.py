@@ -194,7 +194,7 @@ def test_unrenewed_lock_shorter_than_the_time_limit() -> None:
 
 
 def test_time_limit_above_the_visibility_timeout() -> None:
-    """The broker redelivers the message before the late acknowledgement."""
+    """The broker redelivers the message too early. RabbitMQ has no such timeout."""
     late: dict[str, Any] = {"acks_late": True, "time_limit": 7200}
 
     finding = only(found(tasks.visibility, **late))
@@ -203,34 +203,22 @@ def test_time_limit_above_the_visibility_timeout() -> None:
     assert "may run for 7200 s (its time_limit): after 3600 s" in finding.fact
     assert found(tasks.visibility, time_limit=7200) == []
     longer = {"broker_transport_options": {"visibility_timeout": 7200}}
+    rabbit = {"broker_url": "amqp://rabbit"}
     assert found(tasks.visibility, settings=longer, **late) == []
+    assert found(tasks.visibility, settings=rabbit, **late) == []
 
 
-def test_retry_countdown_above_the_visibility_timeout() -> None:
-    """A message with a countdown is not acknowledged either."""
-    short = {"broker_transport_options": {"visibility_timeout": 60}}
-    options: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 90}
-
-    finding = only(found(tasks.visibility, settings=short, **options))
-
-    assert "waits for 90 s to be retried: after 60 s" in finding.fact
-
-
-def test_ttl_above_the_visibility_timeout() -> None:
-    """The message of a dead worker is redelivered before its lock has expired."""
+def test_message_that_waits_above_the_visibility_timeout() -> None:
+    """A countdown may be too long; so may be the lock of a worker that has died."""
+    minute = {"broker_transport_options": {"visibility_timeout": 60}}
+    retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 90}
     short = {"broker_transport_options": {"visibility_timeout": 20}}
 
-    finding = only(found(tasks.visibility, settings=short, acks_late=True))
+    countdown = only(found(tasks.visibility, settings=minute, **retried))
+    locked = only(found(tasks.visibility, settings=short, acks_late=True))
 
-    assert "is locked for 30 s (its ttl): after 20 s" in finding.fact
-
-
-def test_broker_without_a_visibility_timeout() -> None:
-    """RabbitMQ has no visibility timeout."""
-    rabbit = {"broker_url": "amqp://rabbit"}
-    late: dict[str, Any] = {"acks_late": True, "time_limit": 7200}
-
-    assert found(tasks.visibility, settings=rabbit, **late) == []
+    assert "waits for 90 s to be retried: after 60 s" in countdown.fact
+    assert "is locked for 30 s (its ttl): after 20 s" in locked.fact
 
 
 def test_acks_late_without_reject_on_worker_lost() -> None:

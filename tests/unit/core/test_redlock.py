@@ -184,7 +184,7 @@ def test_acquire_waits_for_the_holder(site: Site) -> None:
 def test_acquire_gives_up_when_its_wait_is_over(
     site: Site, ttl: float | None, wait: float, longest: float
 ) -> None:
-    """Not much sooner. It polls short locks more often: the pause is ttl / 10."""
+    """It does not give up much sooner. The longest pause is a tenth of the ttl."""
     site.rival.acquire("k")
 
     with pytest.raises(LockHeld):

@@ -260,7 +260,7 @@ def test_error_of_no_nodes_has_an_example(nodes: Any) -> None:
     ],
 )
 def test_node_that_is_listed_twice_is_refused(nodes: Any, fault: str) -> None:
-    """A node is one failure: each server has one vote."""
+    """Each server has one vote, under one name."""
     with pytest.raises(ConfigurationError, match=fault) as caught:
         parse_nodes(nodes)
 

@@ -469,7 +469,7 @@ def test_callable_gets_what_is_behind_a_catch_all() -> None:
 
 
 def test_callable_gets_what_a_worker_sees() -> None:
-    """On both sides of the broker. What only pickle can carry is passed as it is."""
+    """The values are those of JSON. An object that only pickle carries stays itself."""
     seen: list[Any] = []
 
     def remember(a: Any) -> str:
