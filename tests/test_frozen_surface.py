@@ -66,7 +66,6 @@ from celery_redlock import (
 from celery_redlock import beat as redlock_beat
 from celery_redlock.cli import redlock as redlock_command
 from celery_redlock.operations import doctor
-from celery_redlock.settings import Settings
 from celery_redlock.testing import FakeNodes, freeze, held_elsewhere, lose_lock
 from tests.harness.source import finding_codes, log_events, source_nodes, texts_in
 
@@ -347,21 +346,7 @@ def test_objects_have_the_same_attributes(app: Celery, redlock_fake: FakeNodes) 
         assert [name for name in names if not hasattr(thing, name)] == []
 
 
-# -- settings, options, policies ---------------------------------------------------
-
-
-def test_settings_have_the_same_defaults() -> None:
-    """An app has the same settings, with the same defaults."""
-    nodes = ["redis://a"]
-    settings = Settings.of({"redlock_nodes": nodes})
-    defaults = {
-        f"redlock_{field.name}": getattr(settings, field.name)
-        for field in fields(settings)
-    }
-    defaults["redlock_nodes"] = nodes
-
-    assert Settings.of(defaults) == settings
-    assert_unchanged("settings", defaults)
+# -- options, keys of calls ---------------------------------------------------------
 
 
 def refusal(**options: Any) -> str:
