@@ -184,21 +184,16 @@ def test_refused_subscription_is_logged_once(
 def test_listener_closes_after_a_while_without_waiters(
     listener: WakeupListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It opens again for the next one."""
+    """It opens again for the next one.
+
+    A time limit may interrupt a wait before it can remove its waiter, as the second.
+    """
     monkeypatch.setattr(pubsub, "_IDLE", 0.0)
     waiter = waiter_of(listener)
 
     listener.remove_waiter(waiter)
 
     until(lambda: listener.listening == 0)
-    waiter = waiter_of(listener)
-
-
-def test_listener_closes_after_its_waiter_was_interrupted(
-    listener: WakeupListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A time limit may interrupt a wait before it can remove its waiter."""
-    monkeypatch.setattr(pubsub, "_IDLE", 0.0)
     waiter = waiter_of(listener)
 
     del waiter
