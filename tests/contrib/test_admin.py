@@ -1,0 +1,301 @@
+"""Django's admin: the list of held locks, and their release, confirmed and logged."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+from django.core.management import call_command
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.lease import Holder
+from tests.contrib.office import log_in
+from tests.contrib.storages import default_database, make_tables, use_django
+from tests.nodes.support import PATIENT, client, locks, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+LIST = "/admin/celery_redlock/heldlock/"
+RELEASE = f"{LIST}release/"
+MAY = "release_heldlock"
+
+
+class Site:
+    """The site, and the lock service of a worker elsewhere.
+
+    Attributes:
+        nodes: The nodes of both.
+        service: The lock service.
+        name: The name of a new user.
+    """
+
+    def __init__(self, nodes: DevNodes, service: Redlock) -> None:
+        self.nodes = nodes
+        self.service = service
+        self.name = f"user-{secrets.token_hex(4)}"
+
+    def log_in(self, *permissions: str, **fields: Any) -> Any:
+        """Return a browser in which the user has logged in."""
+        return log_in(self.name, *permissions, **fields)
+
+    def hold(self, key: str = "k", pid: int = 4711) -> Lease:
+        """Take a lock as a task does, and return when all nodes have it."""
+        task: Any = {"task": "proj.send_invoice", "task_id": "id-of-it"}
+        holder = Holder("", host="worker-1", pid=pid, started=1_790_000_000.0, **task)
+        lease = self.service.acquire(key, ttl=60.0, holder=holder)
+        until(lambda: self.service.inspect(key).votes == 3, 5.0, what=f"{key} on all")
+        return lease
+
+    def is_held(self, key: str = "k") -> bool:
+        """Tell whether all nodes have the lock; it is an error if only some have it."""
+        found = len(locks(self.nodes, key))
+        assert found in (0, 3)
+        return found == 3
+
+
+@pytest.fixture(scope="module")
+def office(sqlite: str) -> Iterator[None]:
+    """Give a Django site with an admin and a database."""
+    alias = use_django(sqlite)
+    make_tables(alias)
+    with default_database(alias):
+        call_command("migrate", verbosity=0, run_syncdb=True)
+        yield
+
+
+@pytest.fixture
+def site(office: None, three_nodes: DevNodes) -> Iterator[Site]:
+    """Give the site, with a Celery app that uses three nodes."""
+    from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
+
+    app = Celery("office", set_as_current=False)
+    app.conf.redlock_nodes = three_nodes.urls
+    app.conf.redlock_node_timeout = PATIENT
+    with override_settings(REDLOCK_CELERY_APP=app), client(three_nodes) as redlock:
+        redlock.check()  # connects to all nodes
+        yield Site(three_nodes, redlock)
+        runtime_of(app).redlock.close()
+    app.close()
+
+
+def text_of(response: Any) -> str:
+    """Return the text of a page, without its tags."""
+    page = response.content.decode()
+    return " ".join(re.sub(r"(?s)<(style|script).*?</\1>|<[^>]*>", " ", page).split())
+
+
+# -- the list ----------------------------------------------------------------------
+
+
+def test_list_shows_the_holders_to_staff_users(site: Site) -> None:
+    """Any staff user sees key, task, holder, fence and votes."""
+    lease = site.hold("invoice:42")
+
+    page = text_of(site.log_in().get(LIST))
+
+    assert "invoice:42 proj.send_invoice id-of-it worker-1 pid 4711" in page
+    assert f"{lease.fence} 3 of 3" in page
+    assert "1 held, as seen on 3 of 3 nodes." in page
+
+
+def test_page_never_shows_a_token(site: Site) -> None:
+    """The token proves ownership, so neither page has it."""
+    lease = site.hold("invoice:42")
+    browser = site.log_in(MAY)
+
+    pages = browser.get(LIST).content + browser.get(RELEASE + "?key=invoice:42").content
+
+    assert b"invoice:42" in pages
+    assert lease.token.partition(".")[0].encode() not in pages
+
+
+def test_other_users_see_nothing(site: Site) -> None:
+    """Both pages send them to the login."""
+    browser = site.log_in(MAY, is_staff=False)
+
+    assert [browser.get(url).status_code for url in (LIST, RELEASE)] == [302, 302]
+
+
+def test_list_is_searched_by_a_pattern(site: Site) -> None:
+    """The pattern is one of Redis."""
+    site.hold("invoice:1")
+    site.hold("report:1")
+
+    page = text_of(site.log_in().get(LIST, {"q": "report:*"}))
+
+    assert "report:1" in page
+    assert "invoice:1" not in page
+
+
+def test_list_names_nodes_that_did_not_answer(site: Site) -> None:
+    """Without a majority it says that it cannot tell which locks are held."""
+    for node in site.nodes.nodes[:2]:
+        node.kill()
+
+    page = text_of(site.log_in().get(LIST))
+
+    assert "Too few nodes answered to tell which locks are held: 2 are needed." in page
+    assert page.count("Node 127.0.0.1") == 2
+
+
+def test_admin_index_has_a_link_to_the_list_only(site: Site) -> None:
+    """There is no link to add a lock: tasks take locks."""
+    page = site.log_in().get("/admin/").content.decode()
+
+    assert f'href="{LIST}"' in page
+    assert f"{LIST}add" not in page
+
+
+def test_site_without_nodes_says_so(site: Site) -> None:
+    """A missing setting is a message on the page, not an error 500."""
+    from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
+
+    with override_settings(REDLOCK_CELERY_APP=Celery("bare", set_as_current=False)):
+        response = site.log_in().get(LIST)
+
+    assert response.status_code == 200
+    assert "set it to a list of URLs of independent Redis masters" in text_of(response)
+
+
+def test_dumpdata_skips_locks(office: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands that read all models work without a table of locks."""
+    call_command("dumpdata", "celery_redlock")
+    call_command("dumpdata", "celery_redlock", use_base_manager=True)
+
+    assert capsys.readouterr().out == "[][]"
+
+
+# -- the release -------------------------------------------------------------------
+
+
+def entries() -> list[tuple[str, str, str]]:
+    """Return user, key and message of the admin's log, the last entry first."""
+    from django.contrib.admin.models import LogEntry  # noqa: PLC0415
+
+    rows = LogEntry.objects.filter(content_type__model="heldlock")
+    return list(rows.values_list("user__username", "object_id", "change_message"))
+
+
+def confirmed(browser: Any, key: str = "k") -> dict[str, Any]:
+    """Return the fields of the form on the confirmation page."""
+    page = browser.get(RELEASE, {"key": key}).content.decode()
+    return {"key": key, "shown": re.findall(r'name="shown" value="(\w+)"', page)}
+
+
+def test_release_needs_a_permission_of_its_own(site: Site) -> None:
+    """Staff users without it see no link, and their requests are refused."""
+    site.hold()
+    browser = site.log_in("view_heldlock")
+
+    page = browser.get(LIST).content.decode()
+    refused = [send(RELEASE, {"key": "k"}) for send in (browser.get, browser.post)]
+
+    assert RELEASE not in page
+    assert [response.status_code for response in refused] == [403, 403]
+    assert site.is_held()
+
+
+def test_release_asks_and_states_the_risk(site: Site) -> None:
+    """The page names the holder and the risk, and releases nothing."""
+    site.hold()
+
+    page = text_of(site.log_in(MAY).get(RELEASE, {"key": "k"}))
+
+    assert "proj.send_invoice[id-of-it] on worker-1 (pid 4711)" in page
+    assert "two may run at the same time" in page
+    assert "on 3 of 3 nodes" in page
+    assert site.is_held()
+
+
+def test_holder_with_different_fences_is_named_once(site: Site) -> None:
+    """A holder is one holder, though nodes have different fences for it."""
+    site.hold()
+    node = site.nodes.nodes[0]
+    token, fence, *fields = node.command("GET", "redlock:lock:k").split("\n")
+    other = "\n".join([token, str(int(fence) + 7), *fields])
+    node.command("SET", "redlock:lock:k", other, "KEEPTTL")
+
+    page = text_of(site.log_in(MAY).get(RELEASE, {"key": "k"}))
+
+    assert page.count("on worker-1 (pid 4711)") == 1
+    assert "on 3 of 3 nodes" in page
+
+
+def test_release_that_is_confirmed_is_done_and_logged(site: Site) -> None:
+    """All nodes delete the lock; the log has the user and the holder."""
+    site.hold("k/ü?&=")
+    browser = site.log_in(MAY)
+
+    done = browser.post(RELEASE, confirmed(browser, "k/ü?&="), follow=True)
+
+    fact = "on 3 of 3 nodes, held by proj.send_invoice[id-of-it] on worker-1 (pid 4711)"
+    assert not site.is_held("k/")
+    assert f"Released k/ü?&amp;= {fact}." in text_of(done)
+    assert entries()[0] == (site.name, "k/ü?&=", f"Released {fact}.")
+
+
+def test_release_leaves_a_new_holder_alone(site: Site) -> None:
+    """A client that acquired the lock meanwhile keeps it, and nothing is logged."""
+    lease = site.hold()
+    browser = site.log_in(MAY)
+    form = confirmed(browser)
+    site.service.release(lease)
+    site.hold(pid=4712)
+
+    done = browser.post(RELEASE, form, follow=True)
+
+    assert "expired or has another holder: nothing was released" in text_of(done)
+    assert site.is_held()
+    assert site.name not in [who for who, *_ in entries()]
+
+
+def test_release_without_a_shown_holder_does_nothing(site: Site) -> None:
+    """A request with nothing but a key releases nothing."""
+    site.hold()
+
+    done = site.log_in(MAY).post(RELEASE, {"key": "k"}, follow=True)
+
+    assert "nothing was released" in text_of(done)
+    assert site.is_held()
+
+
+def test_release_needs_the_csrf_token(site: Site) -> None:
+    """A page of another site cannot release a lock."""
+    from django.test import Client  # noqa: PLC0415  (Django is set up now)
+
+    site.hold()
+    browser = site.log_in(MAY)
+    form = confirmed(browser)
+    strict = Client(enforce_csrf_checks=True)
+    strict.cookies = browser.cookies
+
+    assert strict.post(RELEASE, form).status_code == 403
+    assert site.is_held()
+
+
+def test_release_of_a_free_lock_says_so(site: Site) -> None:
+    """It shows a message instead of the question."""
+    done = site.log_in(MAY).get(RELEASE, {"key": "nothing"}, follow=True)
+
+    assert "No node that answered has a lock for nothing" in text_of(done)
+
+
+def test_release_names_nodes_that_keep_the_lock(site: Site) -> None:
+    """A node that is down keeps the lock until its ttl ends, and the page says so."""
+    site.hold()
+    browser = site.log_in(MAY)
+    form = confirmed(browser)
+    site.nodes.nodes[2].kill()
+
+    done = text_of(browser.post(RELEASE, form, follow=True))
+
+    assert "Released k on 2 of 3 nodes" in done
+    assert "keeps the lock until its ttl has ended" in done
