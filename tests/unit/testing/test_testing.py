@@ -1,9 +1,10 @@
-"""``FakeNodes`` and ``MemoryNode``: lock nodes that fail as real ones do."""
+"""What ``celery_redlock.testing`` gives: a clock, lock nodes and a signal recorder."""
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,11 +13,93 @@ from celery_redlock.core.scripts import INSPECT, Script
 from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
-from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode
+from celery_redlock.signals import lock_acquired, lock_lost, lock_released
+from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode, SignalRecorder
+from tests.nodes.support import run_threads
 from tests.unit.core.support import asked, holders
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
+
+# -- the clock moves only when a test moves it ---------------------------------------
+
+
+def test_clock_moves_with_a_sleep() -> None:
+    """A sleep returns at once, and moves both readings."""
+    clock = FakeClock(wall=1000.0)
+    before = clock.monotonic()
+
+    clock.sleep(2.5)
+
+    assert clock.monotonic() == before + 2.5
+    assert clock.wall() == 1_002.5
+    assert clock.slept == [2.5]
+
+
+def test_clock_counts_without_rounding_errors() -> None:
+    """Ten times a tenth of a second is a second."""
+    clock = FakeClock()
+    before = clock.monotonic()
+    for _ in range(10):
+        clock.advance(0.1)
+
+    assert clock.monotonic() == before + 1.0
+
+
+def test_clock_reaches_any_instant() -> None:
+    """After a sleep until an instant it is there, however near the instant was."""
+    clock = FakeClock()
+    instant = clock.monotonic() + 1e-9
+
+    clock.sleep(instant - clock.monotonic())
+
+    assert clock.monotonic() >= instant
+
+
+def test_clock_runs_planned_events_in_order() -> None:
+    """Each at its instant, also in the middle of a sleep."""
+    clock = FakeClock()
+    start = clock.monotonic()
+    done: list[tuple[str, float]] = []
+
+    def note(name: str) -> None:
+        done.append((name, clock.monotonic() - start))
+
+    clock.at(3.0, lambda: note("late"))
+    clock.at(1.0, lambda: note("early"))
+    clock.at(1.0, lambda: note("early too"))
+    assert clock.next_event() == start + 1.0
+
+    clock.advance(2.0)
+    assert done == [("early", 1.0), ("early too", 1.0)]
+    clock.advance(2.0)
+
+    assert done[2:] == [("late", 3.0)]
+    assert clock.monotonic() == start + 4.0
+    assert clock.next_event() == float("inf")
+
+
+def test_clock_can_be_moved_by_an_event() -> None:
+    """A sleep within a sleep: time does not go back afterwards."""
+    clock = FakeClock()
+    start = clock.monotonic()
+    clock.at(1.0, lambda: clock.advance(60.0))
+
+    clock.sleep(2.0)
+
+    assert clock.monotonic() == start + 61.0
+
+
+def test_wall_clock_can_be_stepped() -> None:
+    """The monotonic reading, and so every lease, stays the same."""
+    clock = FakeClock()
+    monotonic, wall = clock.monotonic(), clock.wall()
+
+    clock.step_wall(-3600.0)
+
+    assert clock.monotonic() == monotonic
+    assert clock.wall() == wall - 3600
+
 
 # -- one node ----------------------------------------------------------------------
 
@@ -26,9 +109,8 @@ def test_memory_node_accepts_text_numbers_and_bytes() -> None:
     node = MemoryNode(FakeClock())
     node.redis.set(b"7", b"theirs")
 
-    assert node.execute(INSPECT, ["7"], []) == [2, b"theirs", -1]
-    assert node.execute(INSPECT, [7], []) == [2, b"theirs", -1]
-    assert node.execute(INSPECT, [b"7"], []) == [2, b"theirs", -1]
+    for key in ("7", 7, b"7"):
+        assert node.execute(INSPECT, [key], []) == [2, b"theirs", -1]
 
 
 def test_memory_node_refuses_unknown_scripts() -> None:
@@ -148,12 +230,17 @@ def test_partition_is_of_one_client(nodes: FakeNodes, redlock: Redlock) -> None:
     assert redlock.inspect("k").votes == 3
 
 
+def take(redlock: Redlock) -> Any:
+    """Return a request for a lock, which the test sends."""
+    return redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
+
+
 def test_muted_node_runs_requests_without_a_reply(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
     """A grant that its client does not know of."""
     nodes.mute(0)
-    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
+    request = take(redlock)
     nodes.ask(request)
 
     assert holders(nodes) == ["t.1"] * 3
@@ -180,8 +267,8 @@ def test_killed_node_fails_unanswered_requests(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
     """The connection breaks at once, and the node runs none of them."""
-    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
     nodes.freeze(0)
+    request = take(redlock)
     nodes.send(request)
 
     nodes.nodes[0].kill()
@@ -195,8 +282,8 @@ def test_killed_node_is_noticed_after_a_partition(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
     """A client that is cut off gets no packet; its requests fail after heal."""
-    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
     nodes.partition(0)
+    request = take(redlock)
     nodes.send(request)
     nodes.nodes[0].restart()
     assert request.ballot.votes[0] is None
@@ -237,7 +324,7 @@ def test_restarted_node_can_keep_its_keys(nodes: FakeNodes, redlock: Redlock) ->
 def test_closed_connection_is_opened_again(nodes: FakeNodes, redlock: Redlock) -> None:
     """The nodes still run what was sent; its replies are dropped."""
     nodes.freeze()
-    request = redlock.acquire_request("k", ttl=10.0, token="t.1", holder_info="")
+    request = take(redlock)
     nodes.send(request)
     nodes.close()
     nodes.thaw()
@@ -270,13 +357,77 @@ def test_fake_nodes_serve_threads_in_real_time() -> None:
             barrier.wait(10.0)
 
     barrier = threading.Barrier(4)
-    threads = [threading.Thread(target=contend) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[contend] * 4)
 
     assert sorted(outcomes) == ["held"] * 3 + ["ran"]
     nodes.freeze(0, 1)
     with pytest.raises(QuorumUnreachable):
         redlock.acquire("l")
+
+
+# -- signals of a block --------------------------------------------------------------
+
+
+def test_recorder_records_signals_of_its_block() -> None:
+    """In their order, with sender and arguments; not those before or after."""
+    lock_acquired.send(sender="before", lease=0, task_id="")
+
+    with SignalRecorder() as events:
+        lock_acquired.send(sender="task", lease=1, task_id="a")
+        lock_released.send(sender="task", lease=1, task_id="a")
+    lock_lost.send(sender="after", lease=2, task_id="", decision=None)
+
+    assert events.names == ["lock_acquired", "lock_released"]
+    (acquired,) = events.of("lock_acquired")
+    assert (acquired.sender, acquired.lease, acquired.task_id) == ("task", 1, "a")
+    assert events.seen == [acquired, *events.of("lock_released")]
+    with pytest.raises(AttributeError, match="lock_acquired has no argument 'fence'"):
+        _ = acquired.fence
+
+
+def test_recorder_can_be_limited_to_names() -> None:
+    """Other signals are not recorded."""
+    with SignalRecorder("lock_lost", "lock_released") as events:
+        lock_acquired.send(sender=None, lease=1, task_id="")
+        lock_lost.send(sender=None, lease=1, task_id="", decision=None)
+
+    assert events.names == ["lock_lost"]
+
+
+def test_recorder_waits_for_signals_of_threads() -> None:
+    """It returns once the signal was sent the given number of times."""
+    with SignalRecorder() as events:
+        for lease in range(2):
+            send = functools.partial(lock_lost.send, sender=None, lease=lease)
+            threading.Thread(target=send).start()
+
+        second = events.wait_for("lock_lost", count=2)
+
+    assert second == events.of("lock_lost")[1]
+
+
+def test_recorder_reports_the_signals_instead() -> None:
+    """The error of a wait names the signals that were sent."""
+    with SignalRecorder() as events:
+        lock_acquired.send(sender=None, lease=1, task_id="")
+
+        with pytest.raises(AssertionError) as caught:
+            events.wait_for("lock_lost", timeout=0.001)
+
+    assert str(caught.value) == (
+        "lock_lost was sent 0 times within 0.001 s and not 1. "
+        "These signals were sent: lock_acquired."
+    )
+
+
+def test_recorders_are_independent() -> None:
+    """Each has its own receivers, and disconnects them."""
+    before = len(lock_acquired.receivers)
+
+    with SignalRecorder() as outer:
+        with SignalRecorder() as inner:
+            lock_acquired.send(sender=None, lease=1, task_id="")
+        lock_acquired.send(sender=None, lease=2, task_id="")
+
+    assert (len(outer.seen), len(inner.seen)) == (2, 1)
+    assert len(lock_acquired.receivers) == before
