@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import textwrap
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -39,11 +39,8 @@ from tests.unit.support import CONFLICT, LOSS, OUTAGE, delay
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EVERY_OPTION: list[PolicyOption[Any, Any]] = [
-    ON_CONFLICT,
-    ON_LOCK_LOST,
-    ON_BACKEND_ERROR,
-]
+Option: TypeAlias = PolicyOption[Any, Any]
+EVERY_OPTION: list[Option] = [ON_CONFLICT, ON_LOCK_LOST, ON_BACKEND_ERROR]
 TIMED_OUT = Conflict(key="k", task="proj.f", waited=10.0)
 any_option = pytest.mark.parametrize("option", EVERY_OPTION, ids=lambda o: o.name)
 
@@ -70,7 +67,7 @@ any_option = pytest.mark.parametrize("option", EVERY_OPTION, ids=lambda o: o.nam
     ],
 )
 def test_word_names_a_decision(
-    option: PolicyOption[Any, Any], situation: Any, word: str, decision: Any
+    option: Option, situation: Any, word: str, decision: Any
 ) -> None:
     """A decision has the name of its word, but for "run", which is "allow"."""
     assert option.policy(word)(situation) == decision
@@ -250,9 +247,7 @@ def test_callable_must_take_the_situation(policy: Callable[..., object]) -> None
 
 @any_option
 @pytest.mark.parametrize("value", [None, 5, True, [], {}, ["skip"], object(), b"skip"])
-def test_value_that_is_no_policy_is_refused(
-    option: PolicyOption[Any, Any], value: Any
-) -> None:
+def test_value_that_is_no_policy_is_refused(option: Option, value: Any) -> None:
     """The error names the option, and all words and decisions."""
     with pytest.raises(ConfigurationError, match=f"^{option.name}=.* is no policy"):
         option.policy(value)
@@ -267,9 +262,7 @@ def test_value_that_is_no_policy_is_refused(
         (ON_BACKEND_ERROR, "rerty", "retry"),
     ],
 )
-def test_unknown_word_gets_the_nearest(
-    option: PolicyOption[Any, Any], word: str, near: str
-) -> None:
+def test_unknown_word_gets_the_nearest(option: Option, word: str, near: str) -> None:
     """The error for a typing error suggests the nearest word."""
     with pytest.raises(ConfigurationError, match=f"Did you mean '{near}'"):
         option.policy(word)
@@ -283,13 +276,11 @@ def test_word_that_does_not_exist_is_refused(word: str) -> None:
 
 
 @any_option
-def test_word_of_another_option_is_refused(option: PolicyOption[Any, Any]) -> None:
+def test_word_of_another_option_is_refused(option: Option) -> None:
     """Each option has its own words."""
-    foreign = {word for other in EVERY_OPTION for word in other.words} - set(
-        option.words
-    )
+    every = {word for other in EVERY_OPTION for word in other.words}
 
-    for word in foreign:
+    for word in every - set(option.words):
         with pytest.raises(ConfigurationError, match=f"{option.name}='{word}'"):
             option.policy(word)
 

@@ -48,6 +48,15 @@ class HouseApp(Celery):
     task_cls = HouseTask
 
 
+def job_of(app: Celery, **options: Any) -> Any:
+    """Return a task without arguments, with these options."""
+
+    @singleton_task(app=app, shared=False, **options)
+    def job() -> None: ...
+
+    return job
+
+
 # -- the task that it makes --------------------------------------------------------
 
 
@@ -66,11 +75,7 @@ def test_function_stays_a_function(app: Celery) -> None:
 
 def test_options_of_celery_pass_through(app: Celery) -> None:
     """Options that are no lock options are passed to Celery."""
-
-    @singleton_task(
-        app=app, shared=False, name="n", max_retries=7, acks_late=True, flavour="mint"
-    )
-    def job() -> None: ...
+    job = job_of(app, name="n", max_retries=7, acks_late=True, flavour="mint")
 
     assert (job.name, job.max_retries, job.acks_late) == ("n", 7, True)
     assert job.flavour == "mint"
@@ -78,9 +83,7 @@ def test_options_of_celery_pass_through(app: Celery) -> None:
 
 def test_base_is_composed_with_the_users(app: Celery) -> None:
     """The task is an instance of SingletonTask and of the user's base."""
-
-    @singleton_task(app=app, shared=False, base=HouseTask)
-    def job() -> None: ...
+    job = job_of(app, base=HouseTask)
 
     assert isinstance(job, HouseTask)
     assert isinstance(job, SingletonTask)
@@ -93,8 +96,7 @@ def test_base_that_locks_already_is_taken_as_it_is(app: Celery) -> None:
     class Slow(SingletonTask):
         redlock = {"ttl": 60, "key": "slow"}  # noqa: RUF012  (as users write it)
 
-    @singleton_task(app=app, shared=False, base=Slow, key="mine")
-    def job() -> None: ...
+    job = job_of(app, base=Slow, key="mine")
 
     assert (job.lock_options.ttl, job.lock_options.key) == (60, "mine")
 
@@ -102,9 +104,7 @@ def test_base_that_locks_already_is_taken_as_it_is(app: Celery) -> None:
 def test_app_with_its_own_task_class_keeps_it() -> None:
     """The task has the app's task class as its base if no base is named."""
     app = HouseApp("house", set_as_current=False)
-
-    @singleton_task(app=app, shared=False)
-    def job() -> None: ...
+    job = job_of(app)
 
     assert job.delay_on_commit() == "committed"
 
@@ -131,9 +131,7 @@ def test_without_an_app_each_app_has_the_task_on_its_own_base() -> None:
 
 def test_second_application_is_refused(app: Celery) -> None:
     """The decorator accepts a function, not a task."""
-
-    @singleton_task(app=app, shared=False)
-    def job() -> None: ...
+    job = job_of(app)
 
     with pytest.raises(TypeError, match="once"):
         singleton_task(job)
@@ -174,14 +172,9 @@ def test_pydantic_models_have_the_key_of_what_is_sent(app: Celery) -> None:
 
 def test_request_class_of_the_user_is_composed(app: Celery) -> None:
     """The request class of the user, a class or a name, is kept as a base."""
-
-    @singleton_task(app=app, shared=False, Request="celery.worker.request:Request")
-    def plain() -> None: ...
-
-    @singleton_task(
-        app=app, shared=False, Request="tests.unit.tasks.test_decorator:HouseRequest"
-    )
-    def house() -> None: ...
+    plain = job_of(app, Request="celery.worker.request:Request")
+    path = "tests.unit.tasks.test_decorator:HouseRequest"
+    house = job_of(app, name="house", Request=path)
 
     assert plain.Request == "celery_redlock.task.request:RedlockRequest"
     assert issubclass(house.Request, RedlockRequest)
@@ -294,9 +287,7 @@ def test_lost_lock_is_autoretried_only_where_it_is_named(
     app: Celery, options: dict[str, Any], *, spared: bool
 ) -> None:
     """``autoretry_for=(Exception,)`` does not mean a lost lock."""
-
-    @singleton_task(app=app, shared=False, **options)
-    def job() -> None: ...
+    job = job_of(app, **options)
 
     assert (LockLost in job.dont_autoretry_for) is spared
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 import threading
 from contextlib import suppress
@@ -14,22 +11,19 @@ import pytest
 
 from celery_redlock import LockLost
 from celery_redlock.task.interrupt import interrupter
+from tests.nodes.support import run_python
+from tests.unit.tasks.support import LONG, run_until_stopped
 
 if TYPE_CHECKING:
     from celery_redlock.task.interrupt import Interrupter
 
 LOST = LockLost("lost", key="k")
-LONG = 10.0  # seconds: longer than any step of these tests takes
 
 
 def run_until_interrupted(guard: Interrupter) -> None:
     """Interrupt the calling thread from another one; wait for it in small steps."""
-    other = threading.Thread(target=guard.interrupt, args=(LOST,))
-    other.start()
-    never = threading.Event()
-    for _ in range(round(LONG / 0.005)):
-        never.wait(0.005)
-    pytest.fail("was not interrupted")
+    threading.Thread(target=guard.interrupt, args=(LOST,)).start()
+    run_until_stopped()
 
 
 def test_interruptible_call_is_interrupted_where_it_is() -> None:
@@ -64,12 +58,9 @@ def test_interrupt_at_the_end_of_the_call_is_withdrawn() -> None:
     """An interrupt that is still pending when the body ends never arrives."""
     guard = interrupter()
 
-    def interrupt_itself() -> None:
-        guard.interrupt(LOST)
-
     for _ in range(200):
         with guard, suppress(LockLost):
-            guard.interruptible(interrupt_itself)
+            guard.interruptible(lambda: guard.interrupt(LOST))
 
     assert sum(range(1000)) == 499500
 
@@ -93,15 +84,8 @@ def test_interrupt_leaves_nothing_behind_in_the_interpreter(body: str) -> None:
         sys.settrace(lambda *_: None)
         print(traced())
     """
-    ended = subprocess.run(  # noqa: S603  (our own)
-        [sys.executable, "-c", textwrap.dedent(program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=30,
-        check=True,
-    )
 
-    assert ended.stdout == "went on\n"
+    assert run_python(textwrap.dedent(program)) == ["went on"]
 
 
 def test_body_that_swallows_can_be_interrupted_again() -> None:
@@ -171,16 +155,7 @@ def say_in_child(body: str) -> list[str]:
     """Run these lines on the main thread of a pool's child; return what they print."""
     indented = textwrap.indent(textwrap.dedent(body).strip(), " " * 8).strip()
     program = textwrap.dedent(CHILD).replace("{body}", indented.replace("\n    ", "\n"))
-    done = subprocess.run(  # noqa: S603  (the program above)
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )
-    assert done.returncode == 0, done.stderr
-    name, *said = done.stdout.splitlines()
+    name, *said = run_python(program)
     assert name == "_BySignal"
     return said
 

@@ -1,22 +1,27 @@
-"""One runtime per app, checked when a worker starts, and quiet when it ends."""
+"""One runtime per app, checked when a worker starts, and masked where it is printed."""
 
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery, current_app, signals
+from celery.utils.serialization import jsonify
+from kombu.utils.encoding import safe_repr
 
 from celery_redlock import ConfigurationError, singleton_task
+from celery_redlock.app.masking import MaskedNodes, mask
 from celery_redlock.app.runtime import SignalDispatcher, runtime_of
 from celery_redlock.signals import lock_renewed
+from tests.nodes.support import run_threads
+from tests.unit.tasks.support import LONG
 
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeNodes
-
-LONG = 10.0  # seconds: longer than any step of these tests takes
 
 
 class Starting:
@@ -29,7 +34,7 @@ class Starting:
 def locking_app(**settings: Any) -> Celery:
     """Return an app with one locked task."""
     app = Celery("runtime", broker="memory://", set_as_current=False)
-    app.conf.update(settings)
+    app.conf.update({"redlock_nodes": ["redis://a:1"], **settings})
 
     @singleton_task(app=app, shared=False, name="job", ttl=30)
     def job() -> None: ...
@@ -39,17 +44,17 @@ def locking_app(**settings: Any) -> Celery:
 
 def test_runtime_is_one_per_app() -> None:
     """Each lookup for an app returns the same runtime; another app has its own."""
-    app = locking_app(redlock_nodes=["redis://a:1"])
+    app = locking_app()
 
     assert runtime_of(app) is runtime_of(app)
-    assert runtime_of(app) is not runtime_of(locking_app(redlock_nodes=["redis://a:1"]))
+    assert runtime_of(app) is not runtime_of(locking_app())
     with pytest.raises(ConfigurationError):
         runtime_of(current_app)
 
 
 def test_runtime_is_one_for_threads_that_come_at_once() -> None:
     """Two runtimes would not exclude each other, nor know each other's locks."""
-    app = locking_app(redlock_nodes=["redis://a:1"])
+    app = locking_app()
     services: list[object] = []
     gate = threading.Barrier(8)
 
@@ -57,11 +62,7 @@ def test_runtime_is_one_for_threads_that_come_at_once() -> None:
         gate.wait(LONG)
         services.append(runtime_of(app).redlock)
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(*[ask] * 8)
 
     assert len({id(service) for service in services}) == 1
 
@@ -78,14 +79,11 @@ def test_runtime_opens_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "redlock_nodes"),
+        ({"redlock_nodes": None}, "redlock_nodes"),
         ({"redlock_nodes": ["http://x"]}, "not a Redis URL"),
-        ({"redlock_nodes": ["redis://a:1"], "redlock_max_ttl": 5}, "redlock_ttl"),
-        (
-            {"redlock_nodes": ["redis://a:1"], "redlock_ttl": 4, "redlock_max_ttl": 5},
-            "job: .*ttl of 30 s",
-        ),
-        ({"redlock_nodes": ["redis://a:1"], "redlock_tl": 5}, "redlock_ttl"),
+        ({"redlock_max_ttl": 5}, "redlock_ttl"),
+        ({"redlock_ttl": 4, "redlock_max_ttl": 5}, "job: .*ttl of 30 s"),
+        ({"redlock_tl": 5}, "redlock_ttl"),
     ],
 )
 def test_worker_with_a_wrong_setting_does_not_start(
@@ -173,3 +171,90 @@ def test_worker_says_what_a_guard_that_is_off_gives_up(
 
     assert "redlock_restart_guard is off" in caplog.text
     runtime_of(app).stop()
+
+
+# -- the printed configuration shows no passwords ----------------------------------
+
+SECRET = "correct-horse"
+NODES = [
+    f"redis://:{SECRET}@a:6379/0",
+    {"url": f"rediss://user:{SECRET}@b:6379/0", "name": "b"},
+    f"redis://c:6379/0?password={SECRET}",
+]
+
+
+def printed(app: Celery) -> str:
+    """Return the configuration as ``celery report`` and ``inspect conf`` print it."""
+    table = jsonify(app.conf.table(), unknown_type_filter=safe_repr)
+    return f"{app.conf.humanize()}\n{table}"
+
+
+def django(**settings: Any) -> Celery:
+    """Return an app that is configured as in a Django project."""
+    app = Celery("masked", set_as_current=False)
+    app.config_from_object(SimpleNamespace(**settings), namespace="CELERY")
+    return app
+
+
+def test_nodes_are_masked_when_a_task_is_bound() -> None:
+    """An app that has a locked task shows node names only."""
+    app = locking_app(redlock_nodes=NODES)
+    app.finalize()
+
+    assert SECRET not in printed(app)
+    assert "redlock_nodes" in printed(app)
+    assert "a:6379/0" in printed(app)
+
+
+def test_nodes_are_masked_when_modules_are_imported() -> None:
+    """``celery report`` imports the tasks and finalizes nothing."""
+    app = Celery("masked", set_as_current=False)
+    app.conf.redlock_nodes = NODES
+
+    signals.import_modules.send(sender=app)
+
+    assert SECRET not in printed(app)
+
+
+def test_nodes_are_masked_under_the_users_spelling() -> None:
+    """Settings with the prefix of a Django project are masked, too."""
+    app = django(CELERY_REDLOCK_NODES=NODES)
+
+    mask(app)
+
+    assert SECRET not in printed(app)
+    assert "CELERY_REDLOCK_NODES" in printed(app)
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_masked_nodes_are_used_as_they_were_written(*, configured: bool) -> None:
+    """Masked nodes still give their URLs with passwords to the package."""
+    app = django(CELERY_REDLOCK_NODES=NODES)
+    if configured:
+        assert app.conf.redlock_nodes
+
+    mask(app)
+
+    urls = [address.url for address in runtime_of(app).settings.nodes]
+    assert [SECRET in url for url in urls] == [True, True, True]
+    assert app.conf.redlock_nodes[0] == NODES[0]
+    assert list(app.conf.redlock_nodes) == NODES
+
+
+def test_url_that_was_given_instead_of_a_list_is_masked() -> None:
+    """A wrong setting is masked as well."""
+    app = Celery("masked", set_as_current=False)
+    app.conf.redlock_nodes = NODES[0]
+    assert app.conf.redlock_nodes
+
+    mask(app)
+
+    assert SECRET not in printed(app)
+
+
+def test_masked_nodes_travel_to_spawned_children() -> None:
+    """An app is pickled with its settings, so masked nodes can be pickled."""
+    nodes = MaskedNodes(NODES)
+
+    assert list(pickle.loads(pickle.dumps(nodes))) == NODES  # noqa: S301  (ours)
+    assert len(nodes) == 3
