@@ -313,22 +313,23 @@ def test_word_for_both_stages_means_the_same_where_it_can(word: str) -> None:
             publish_policy({"publish": word})
 
 
-def test_decision_for_both_stages_means_the_same_where_it_can() -> None:
-    """The same holds for decisions."""
-    assert publish_policy(Raise())(CONFLICT) == Raise()
-    assert publish_policy(Run())(CONFLICT) == Run()
-    assert publish_policy(Retry(5))(CONFLICT) == Skip()
-
-
 @pytest.mark.parametrize(
-    ("answer", "decision"),
-    [("skip", Skip()), (Raise(), Raise()), ("allow", Run()), ("wait", Run())],
+    ("value", "decision"),
+    [
+        (Raise(), Raise()),
+        (Run(), Run()),
+        (Retry(5), Skip()),
+        (lambda _: "skip", Skip()),
+        (lambda _: Raise(), Raise()),
+        (lambda _: "allow", Run()),
+        (lambda _: "wait", Run()),
+    ],
 )
-def test_callable_for_both_stages_can_let_a_call_be_queued(
-    answer: Any, decision: Any
+def test_value_for_both_stages_means_the_same_where_it_can(
+    value: Any, decision: Any
 ) -> None:
-    """If only a worker can perform its answer, the call is published."""
-    assert publish_policy(lambda _: answer)(CONFLICT) == decision
+    """If only a worker can perform a callable's answer, the call is published."""
+    assert publish_policy(value)(CONFLICT) == decision
 
 
 def test_callable_for_publish_decides_for_publishers() -> None:

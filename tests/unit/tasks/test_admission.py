@@ -226,26 +226,18 @@ def test_copy_waits_longer_each_time_up_to_the_ttl(
     assert began + longest / 2 <= eta <= datetime.now(timezone.utc) + longest
 
 
-def test_copy_of_a_call_that_has_ended_is_dropped(worker: Worker) -> None:
-    """A stored result shows that the call has ended."""
+@pytest.mark.parametrize("key", [KEY, "another"], ids=["held", "free"])
+def test_copy_of_a_call_that_has_ended_is_dropped(worker: Worker, key: str) -> None:
+    """A stored result shows its end, and stays, even if another call has the lock."""
     task = worker.leased_job()
     task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
 
-    run = worker.redeliver(task, id=worker.call_id)
-
-    assert (run.state, run.result) == (states.IGNORED, "the result")
-    assert worker.published == []
-
-
-def test_copy_of_a_call_that_has_ended_is_no_duplicate_either(worker: Worker) -> None:
-    """The result stays, even if another call holds the lock by now."""
-    task = worker.leased_job()
-    task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
-
-    with worker.held():
+    with worker.held(key=key):
         run = worker.redeliver(task, id=worker.call_id)
 
-    assert (run.stored, run.result) == (states.SUCCESS, "the result")
+    assert (run.state, run.stored) == (states.IGNORED, states.SUCCESS)
+    assert run.result == "the result"
+    assert worker.published == []
 
 
 def test_copy_of_a_call_without_a_result_runs(worker: Worker) -> None:

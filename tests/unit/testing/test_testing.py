@@ -1,4 +1,4 @@
-"""What ``celery_redlock.testing`` gives: a clock, lock nodes and a signal recorder."""
+"""The public test tools: a clock, lock nodes and a recorder of signals."""
 
 from __future__ import annotations
 
