@@ -86,7 +86,7 @@ def interrupter() -> Interrupter:
     if throw_soon:
         return _InGreenlet(throw_soon)
     is_pool_child = getattr(current_process(), "_parent_pid", None) is not None
-    is_main = threading.current_thread() is threading.main_thread()
+    is_main = threading.get_ident() == threading.main_thread().ident
     if _SIGNAL and is_pool_child and is_main:
         return _BySignal()
     return _ByAsyncException()
