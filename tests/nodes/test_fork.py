@@ -152,6 +152,42 @@ print("apart")
     assert run(program) == ["apart"]
 
 
+def test_forked_children_exclude_each_other(run: Run) -> None:
+    """Children that were forked with open connections increment a counter together."""
+    program = """
+import mmap, time
+redlock = Redlock(urls, node_timeout=2.0)
+memory = mmap.mmap(-1, 12)              # shared: amount, inside, overlaps
+amount, inside, overlaps = (memoryview(memory)[i:i + 4].cast("i") for i in (0, 4, 8))
+
+def work(times):
+    for _ in range(times):
+        with lock(redlock, key, wait=60):
+            inside[0] += 1
+            overlaps[0] += inside[0] > 1
+            before = amount[0]
+            time.sleep(0.0003)          # the work of the body
+            amount[0] = before + 1
+            inside[0] -= 1
+
+work(20)                                # connections are open and in use by now
+children = []
+for _ in range(5):
+    pid = os.fork()
+    if not pid:
+        try:
+            work(40)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    children.append(pid)
+work(20)
+assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+print(amount[0], overlaps[0])
+"""
+    assert run(program) == ["240 0"]
+
+
 def test_child_has_its_own_watchdog(run: Run) -> None:
     """A watchdog that a child starts renews no lease of the parent."""
     program = """
