@@ -15,8 +15,8 @@ The fake nodes reply as real ones do: one contract suite runs on both.
 fixtures for all of it.
 
 Read ``clock`` and ``network`` (fake nodes, and how they fail) first, below them
-``memory_node`` and ``keyspace`` (one node in memory). Tests of tasks use ``faults``
-(freeze, partition, lose a lock), ``recorder`` (signals) and ``results``.
+``memory_node`` (one node in memory). Tests of tasks use ``faults`` (freeze, partition,
+lose a lock) and ``recorder`` (signals and results).
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from celery_redlock.testing.faults import (
 )
 from celery_redlock.testing.memory_node import MemoryNode
 from celery_redlock.testing.network import FakeNode, FakeNodes
-from celery_redlock.testing.recorder import Signalled, SignalRecorder
-from celery_redlock.testing.results import assert_skipped
+from celery_redlock.testing.recorder import (
+    Signalled,
+    SignalRecorder,
+    assert_skipped,
+)
 
 __all__ = [
     "FakeClock",

@@ -18,7 +18,7 @@ a `Redlock` and a key.
 from __future__ import annotations
 
 import importlib
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.lease import Lease
-    from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.devnodes import DevNodes
 
 __all__ = ["freeze", "held_elsewhere", "lose_lock", "partition"]
 
@@ -51,20 +51,22 @@ def freeze(nodes: FakeNodes | DevNodes, *indexes: int) -> Iterator[None]:
         nodes: Fake nodes, or the servers of ``devnodes`` (SIGSTOP).
         indexes: Which nodes, from 0; all by default.
     """
-    with ExitStack() as stack:
-        if isinstance(nodes, FakeNodes):
-            stack.callback(nodes.thaw, *indexes)
-            nodes.freeze(*indexes)
-        else:
-            for index in indexes or range(len(nodes.nodes)):
-                stack.callback(_resume, nodes.nodes[index])
-                nodes.nodes[index].pause()
+    if isinstance(nodes, FakeNodes):
+        nodes.freeze(*indexes)
+        try:
+            yield
+        finally:
+            nodes.thaw(*indexes)
+        return
+    servers = [nodes.nodes[index] for index in indexes or range(len(nodes.nodes))]
+    try:
+        for server in servers:
+            server.pause()
         yield
-
-
-def _resume(server: DevNode) -> None:
-    if server.is_running:
-        server.resume()
+    finally:
+        for server in servers:
+            if server.is_running:
+                server.resume()
 
 
 @contextmanager
@@ -86,10 +88,11 @@ def partition(nodes: FakeNodes, *indexes: int) -> Iterator[None]:
             f"{type(nodes).__name__} has real servers, which cannot be cut off from "
             "one client alone. No node was changed. Use freeze(), or fake nodes."
         )
-    with ExitStack() as stack:
-        stack.callback(nodes.heal, *indexes)
-        nodes.partition(*indexes)
+    nodes.partition(*indexes)
+    try:
         yield
+    finally:
+        nodes.heal(*indexes)
 
 
 @contextmanager
@@ -107,11 +110,8 @@ def held_elsewhere(what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
         LockUnavailable: The lock was not granted, for example because it is held.
     """
     redlock, key, task = _lock_of(what, args, kwargs)
-    holder = Holder.here(
-        task=task,
-        task_id=f"elsewhere-{new_base()[:12]}",
-        started=redlock.clock.wall(),
-    )
+    task_id, started = f"elsewhere-{new_base()[:12]}", redlock.clock.wall()
+    holder = Holder.here(task=task, task_id=task_id, started=started)
     holder = replace(holder, host="elsewhere")
     lease = redlock.acquire(key, redlock.timing.max_ttl, holder=holder)
     try:

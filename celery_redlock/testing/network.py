@@ -35,7 +35,7 @@ from celery_redlock.testing.clock import FakeClock
 from celery_redlock.testing.memory_node import MemoryNode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.transport.requests import ScriptRequest
@@ -72,7 +72,7 @@ class FakeNodes:
         node_timeout: float = 0.05,
     ) -> None:
         self.clock: Clock = FakeClock() if clock is None else clock
-        self._fresh = {"fresh"} if isinstance(nodes, int) else set()
+        self._new: list[bool] = [isinstance(nodes, int)]  # one list for all clients
         if isinstance(nodes, int):
             names = [f"node-{number}:6379/0" for number in range(1, nodes + 1)]
             nodes = [FakeNode(name, self.clock) for name in names]
@@ -100,9 +100,8 @@ class FakeNodes:
         """
         options = {"node_timeout": self._node_timeout, "clock": self.clock, **options}
         redlock = Redlock(self.urls, transport=self, **options)
-        fresh = bool(self._fresh)
-        self._fresh.clear()  # for all clients
-        if fresh and redlock.guard.enabled:
+        is_new, self._new[0] = self._new[0], False
+        if is_new and redlock.guard.enabled:
             redlock.guard.initialize()
             self.asked.clear()
         return redlock
@@ -110,47 +109,43 @@ class FakeNodes:
     def another_client(self) -> FakeNodes:
         """Return the same nodes as another process reaches them."""
         other = FakeNodes(self.nodes, clock=self.clock, node_timeout=self._node_timeout)
-        other._lock, other._fresh = self._lock, self._fresh
+        other._lock, other._new = self._lock, self._new
         return other
 
     def freeze(self, *indexes: int) -> None:
         """Stop these nodes, or all, until ``thaw``: they hang for all clients."""
-        with self._lock:
-            for connection in self._some(indexes):
-                connection.node.freeze()
+        for connection in self._some(indexes):
+            connection.node.freeze()
 
     def thaw(self, *indexes: int) -> None:
         """Continue these nodes, or all; they run what they received meanwhile."""
-        with self._lock:
-            for connection in self._some(indexes):
-                connection.node.thaw()
+        for connection in self._some(indexes):
+            connection.node.thaw()
 
     def partition(self, *indexes: int) -> None:
         """Cut this client off from these nodes, or all, until ``heal``."""
-        with self._lock:
-            for connection in self._some(indexes):
-                connection.is_cut = True
+        for connection in self._some(indexes):
+            connection.is_cut = True
 
     def mute(self, *indexes: int) -> None:
         """Hold back the replies of these nodes, or all, to this client."""
-        with self._lock:
-            for connection in self._some(indexes):
-                connection.is_muted = True
+        for connection in self._some(indexes):
+            connection.is_muted = True
 
     def heal(self, *indexes: int) -> None:
         """End partition and mute; deliver first what was held back."""
-        with self._lock:
-            for connection in self._some(indexes):
-                connection.heal()
+        for connection in self._some(indexes):
+            connection.heal()
 
     def latency(self, seconds: float, *indexes: int) -> None:
         """Set how long replies of these nodes, or all, take from now on."""
-        with self._lock:
-            for connection in self._some(indexes):
-                connection.latency = seconds
+        for connection in self._some(indexes):
+            connection.latency = seconds
 
-    def _some(self, indexes: tuple[int, ...]) -> list[_Connection]:
-        return [self._connections[i] for i in indexes] if indexes else self._connections
+    def _some(self, indexes: tuple[int, ...]) -> Iterator[_Connection]:
+        """Yield the connections to these nodes, or all, while no thread uses them."""
+        with self._lock:
+            yield from [self._connections[i] for i in indexes] or self._connections
 
     # -- the transport ---------------------------------------------------------
 
@@ -163,17 +158,14 @@ class FakeNodes:
         """Send requests to all nodes, in this order; do not wait for replies."""
         with self._lock:
             self._resend()
-            wanted = []
             for request in requests:
                 if request.is_obsolete is None or not request.is_obsolete():
-                    wanted.append(request)
+                    self.asked.append(request)
+                    for connection in self._connections:
+                        connection.send(request)
                 else:
                     for index in range(len(self.labels)):
                         request.fail(index, "was not asked any more")
-            self.asked += wanted
-            for connection in self._connections:
-                for request in wanted:
-                    connection.send(request)
         return True
 
     def wait(self, *requests: ScriptRequest, until: float) -> None:
@@ -276,9 +268,6 @@ class FakeNode:
         self.memory.restart(keep_memory=keep_memory)
         self.is_running = True
 
-    def _connect(self, connection: _Connection) -> None:
-        self._connections.append(connection)
-
     def _receive(
         self, connection: _Connection, epoch: int, request: ScriptRequest
     ) -> None:
@@ -320,7 +309,7 @@ class _Connection:
         self._broken = ""
         self._is_open = False
         self._last_open_at = 0.0
-        node._connect(self)  # noqa: SLF001  (of this file)
+        node._connections.append(self)  # noqa: SLF001  (of this file)
 
     def send(self, request: ScriptRequest) -> None:
         """Send a request; it may not arrive."""

@@ -1,4 +1,4 @@
-"""A recorder of the signals of ``celery_redlock.signals``.
+"""Signals that were sent, and the result of a call, for tests to assert.
 
 ::
 
@@ -14,12 +14,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from celery_redlock.errors import LockUnavailable
 
+if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SignalRecorder", "Signalled"]
+__all__ = ["SignalRecorder", "Signalled", "assert_skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,7 @@ class Signalled:
     Attributes:
         name: The name of the signal, such as ``"lock_acquired"``.
         sender: The sender: the task, or beat's scheduler.
-        named: The arguments; see ``celery_redlock.signals``. Each one is an attribute,
-            too.
+        named: The arguments; see ``celery_redlock.signals``. Each is an attribute, too.
     """
 
     name: str
@@ -50,8 +49,7 @@ class SignalRecorder:
     Enter it once at a time.
 
     Args:
-        names: The names of the signals to record; all of ``celery_redlock.signals`` by
-            default.
+        names: The signals to record; all of ``celery_redlock.signals`` by default.
     """
 
     def __init__(self, *names: str) -> None:
@@ -107,12 +105,7 @@ class SignalRecorder:
                 self._receivers.append((signal, receiver))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         receivers, self._receivers = self._receivers, []
         for signal, receiver in receivers:
             signal.disconnect(receiver)
@@ -125,3 +118,35 @@ class SignalRecorder:
                 self._changed.notify_all()
 
         return record
+
+
+def assert_skipped(result: Any, *, timeout: float = 10.0) -> BaseException:
+    """Assert that a call did not run because its lock was held.
+
+    Args:
+        result: The result of ``delay``, ``apply_async`` or ``apply``.
+        timeout: Seconds to wait for the end of the call.
+
+    Raises:
+        AssertionError: The call ended in another way, or did not end in time. The
+            message says how it ended.
+
+    Returns:
+        The reason, which names the holder: a `DuplicateTask`, or `QuorumUnreachable`
+        for ``on_backend_error="skip"``. From ``apply`` it is Celery's ``Ignore``.
+    """
+    try:
+        result.get(timeout=timeout, propagate=False)
+    except Exception as error:  # Celery's TimeoutError, or one of the result backend
+        raise AssertionError(
+            f"{result!r} did not end within {timeout:g} s: it is {result.state}. "
+            "Does a worker run, and does the task keep its result?"
+        ) from error
+    state, why = result.state, result.result
+    # An eager call stores no result, so Celery reports it as ignored.
+    reason = LockUnavailable if state == "REVOKED" else BaseException
+    if state in {"REVOKED", "IGNORED"} and isinstance(why, reason):
+        return why
+    raise AssertionError(
+        f"{result!r} was not skipped: it ended as {state} with {why!r}."
+    )

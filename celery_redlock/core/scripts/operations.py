@@ -4,7 +4,7 @@ There is one function per Lua file, of the same name. It takes the keyspace, KEY
 ARGV, and returns the reply that a Redis server would send: an int or a list of ints and
 bytes. The contract suite runs the same calls on these functions and on real servers.
 
-A `Keyspace` is what a store has to provide. ``testing.keyspace`` is one in memory. A
+A `Keyspace` is what a store has to provide. ``testing.memory_node`` is one in memory. A
 store such as PostgreSQL runs each function in one transaction.
 
 Lua counts in doubles, so these functions do too: above 2**53 they round as a server
