@@ -16,19 +16,20 @@ of their own, so Ctrl-C reaches only the program that started them. They end wit
 also kills them when this process is killed, if its main thread started them.
 Elsewhere they survive its SIGKILL.
 
-Read ``processes`` first (a child process), then ``server`` (which redis-server, and
-its configuration) and ``node`` (one server); `DevNodes` below is a list of nodes.
+Read ``processes`` first (a child process), then ``node`` (one server, and its
+configuration); `DevNodes` below is a list of nodes.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.devnodes.node import DevNode
-from celery_redlock.devnodes.server import (
+from celery_redlock.devnodes.node import (
+    DevNode,
     ServerOptions,
     find_redis_server,
     redis_servers,
@@ -36,8 +37,6 @@ from celery_redlock.devnodes.server import (
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 __all__ = [
@@ -110,7 +109,9 @@ class DevNodes:
             for node in self.nodes:
                 node.start()
             if self._initialize:
-                self._make_new_deployment()
+                ttl = min(30.0, self._max_ttl)
+                with closing(Redlock(self.urls, ttl=ttl, max_ttl=self._max_ttl)) as it:
+                    it.initialize()
         except BaseException:
             self.stop()
             raise
@@ -124,23 +125,9 @@ class DevNodes:
         self._owner = None
         atexit.unregister(self.stop)
 
-    def _make_new_deployment(self) -> None:
-        redlock = Redlock(
-            self.urls, ttl=min(30.0, self._max_ttl), max_ttl=self._max_ttl
-        )
-        try:
-            redlock.initialize()
-        finally:
-            redlock.close()
-
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
