@@ -19,7 +19,6 @@ from celery_redlock.operations.doctor import (
     log_diagnosis,
     log_findings,
     settings,
-    tasks,
     worst_of,
 )
 from celery_redlock.policies import Raise, Skip
@@ -148,11 +147,11 @@ def only(findings: list[Finding]) -> Finding:
     "rule",
     [
         settings.timing,
-        tasks.time_limits,
-        tasks.visibility,
-        tasks.runtimes,
-        tasks.acks_late,
-        tasks.result_backend,
+        settings.time_limits,
+        settings.visibility,
+        settings.runtimes,
+        settings.acks_late,
+        settings.result_backend,
     ],
 )
 def test_sound_app_has_no_findings(rule: Callable[[Case], Iterator[Finding]]) -> None:
@@ -181,31 +180,31 @@ def test_ttl_too_short_for_the_node_timeout() -> None:
 
 def test_unrenewed_lock_shorter_than_the_time_limit() -> None:
     """The lock may expire while the task runs. The app's time limit counts, too."""
-    finding = only(found(tasks.time_limits, renew=False, ttl=20, time_limit=21))
+    finding = only(found(settings.time_limits, renew=False, ttl=20, time_limit=21))
 
     assert (finding.code, finding.severity) == ("ttl", ERROR)
     assert "its lock of 20 s, and may run for 21 s" in finding.fact
-    assert found(tasks.time_limits, renew=False, ttl=20, time_limit=20) == []
-    endless = only(found(tasks.time_limits, renew=False))
+    assert found(settings.time_limits, renew=False, ttl=20, time_limit=20) == []
+    endless = only(found(settings.time_limits, renew=False))
     assert endless.severity is WARNING
     assert "its lock of 30 s, and may run for ever" in endless.fact
     limit = {"task_time_limit": 25}
-    assert found(tasks.time_limits, renew=False, settings=limit) == []
+    assert found(settings.time_limits, renew=False, settings=limit) == []
 
 
 def test_time_limit_above_the_visibility_timeout() -> None:
     """The broker redelivers the message too early. RabbitMQ has no such timeout."""
     late: dict[str, Any] = {"acks_late": True, "time_limit": 7200}
 
-    finding = only(found(tasks.visibility, **late))
+    finding = only(found(settings.visibility, **late))
 
     assert (finding.code, finding.severity) == ("visibility-timeout", WARNING)
     assert "may run for 7200 s (its time_limit): after 3600 s" in finding.fact
-    assert found(tasks.visibility, time_limit=7200) == []
+    assert found(settings.visibility, time_limit=7200) == []
     longer = {"broker_transport_options": {"visibility_timeout": 7200}}
     rabbit = {"broker_url": "amqp://rabbit"}
-    assert found(tasks.visibility, settings=longer, **late) == []
-    assert found(tasks.visibility, settings=rabbit, **late) == []
+    assert found(settings.visibility, settings=longer, **late) == []
+    assert found(settings.visibility, settings=rabbit, **late) == []
 
 
 def test_message_that_waits_above_the_visibility_timeout() -> None:
@@ -214,8 +213,8 @@ def test_message_that_waits_above_the_visibility_timeout() -> None:
     retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 90}
     short = {"broker_transport_options": {"visibility_timeout": 20}}
 
-    countdown = only(found(tasks.visibility, settings=minute, **retried))
-    locked = only(found(tasks.visibility, settings=short, acks_late=True))
+    countdown = only(found(settings.visibility, settings=minute, **retried))
+    locked = only(found(settings.visibility, settings=short, acks_late=True))
 
     assert "waits for 90 s to be retried: after 60 s" in countdown.fact
     assert "is locked for 30 s (its ttl): after 20 s" in locked.fact
@@ -223,30 +222,30 @@ def test_message_that_waits_above_the_visibility_timeout() -> None:
 
 def test_acks_late_without_reject_on_worker_lost() -> None:
     """Each of the two settings counts, for the task or for all tasks."""
-    finding = only(found(tasks.acks_late, acks_late=True))
+    finding = only(found(settings.acks_late, acks_late=True))
 
     assert (finding.code, finding.severity) == ("acks-late", WARNING)
-    everywhere = only(found(tasks.acks_late, settings={"task_acks_late": True}))
+    everywhere = only(found(settings.acks_late, settings={"task_acks_late": True}))
     assert everywhere.code == "acks-late"
     both = {"task_acks_late": True, "task_reject_on_worker_lost": True}
-    assert found(tasks.acks_late, settings=both) == []
+    assert found(settings.acks_late, settings=both) == []
 
 
 @pytest.mark.parametrize(
-    "settings", [{"result_backend": None}, {}], ids=["none", "ignored"]
+    "conf", [{"result_backend": None}, {}], ids=["none", "ignored"]
 )
-def test_results_that_are_not_kept(settings: dict[str, Any]) -> None:
+def test_results_that_are_not_kept(conf: dict[str, Any]) -> None:
     """A copy needs the result to see that its job finished; so does a publisher."""
-    ignored: dict[str, Any] = {} if settings else {"ignore_result": True}
+    ignored: dict[str, Any] = {} if conf else {"ignore_result": True}
 
     late = only(
-        found(tasks.result_backend, settings=settings, acks_late=True, **ignored)
+        found(settings.result_backend, settings=conf, acks_late=True, **ignored)
     )
-    early = only(found(tasks.result_backend, settings=settings, **ignored))
+    early = only(found(settings.result_backend, settings=conf, **ignored))
 
     assert (late.code, late.severity) == ("result-backend", WARNING)
     assert (early.code, early.severity) == ("result-backend", NOTE)
-    why = "there is no result_backend" if settings else "it has ignore_result"
+    why = "there is no result_backend" if conf else "it has ignore_result"
     assert why in late.fact
     assert why in early.fact
 
@@ -270,7 +269,7 @@ def test_result_that_a_publisher_gets_and_is_not_kept(
 ) -> None:
     """The publisher of a duplicate gets the first call's result, which never comes."""
     found_here = found(
-        tasks.result_backend,
+        settings.result_backend,
         ignore_result=True,
         unique_while="queued_or_running",
         on_conflict=on_conflict,
@@ -287,5 +286,5 @@ def test_without_an_app_there_are_no_findings_about_tasks() -> None:
     """The lock can be used, and diagnosed, without Celery."""
     case = Case(Redlock(NODES), [])
 
-    assert list(tasks.visibility(case)) == []
-    assert list(tasks.result_backend(case)) == []
+    assert list(settings.visibility(case)) == []
+    assert list(settings.result_backend(case)) == []

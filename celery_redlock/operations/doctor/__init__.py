@@ -9,9 +9,9 @@ A *rule* is a function that looks at a ``Case`` and yields a ``Finding`` for eac
 problem. A healthy deployment yields none. Celery is not imported, and the app is
 optional: the lock can be used without Celery.
 
-Read ``finding``, ``case`` and ``rule`` first. Every other file has the rules of one
-subject, and is found by itself: a new rule needs no registration. ``votes`` is about
-nodes that do not vote, and ``tasks`` about the app.
+Read ``rule`` first. Every other file has the rules of one subject, and is found by
+itself: a new rule needs no registration. ``votes`` is about nodes that do not vote, and
+``settings`` about the app.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.log_fields import log_fields
-from celery_redlock.operations.doctor.case import Case
-from celery_redlock.operations.doctor.finding import Finding, Severity, worst_of
-from celery_redlock.operations.doctor.rule import Rule
+from celery_redlock.operations.doctor.rule import (
+    Case,
+    Finding,
+    Rule,
+    Severity,
+    worst_of,
+)
 from celery_redlock.operations.inspect import inspect_nodes
 
 if TYPE_CHECKING:

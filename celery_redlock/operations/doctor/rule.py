@@ -1,4 +1,4 @@
-"""Decorators that make a function a rule.
+"""Rules: each looks at a `Case`, and yields a `Finding` for each problem.
 
 ================  ===========================================================
 ``@rule()``       for a function of the case that yields findings
@@ -12,19 +12,154 @@ the node or task, without a full stop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+import enum
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_redlock.operations.doctor.finding import Finding
+from celery_redlock.operations.inspect import NodeState
+from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from celery_redlock.operations.doctor.case import Case, LockTask
-    from celery_redlock.operations.doctor.finding import Severity
+    from celery_redlock.core.redlock import Redlock
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = ["Problem", "Rule", "node_rule", "rule", "task_rule"]
+__all__ = [
+    "ERROR",
+    "NOTE",
+    "WARNING",
+    "Case",
+    "Finding",
+    "LockTask",
+    "Problem",
+    "Rule",
+    "Severity",
+    "node_rule",
+    "rule",
+    "task_rule",
+    "worst_of",
+]
+
+# Seconds after which these brokers redeliver a message that is not acknowledged.
+_VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sqs": 1800.0}
+
+
+class Severity(enum.IntEnum):
+    """The weight of a finding; the greater, the worse."""
+
+    NOTE = 1
+    """Good to know. Nothing is wrong."""
+    WARNING = 2
+    """Locks are granted and safe, with less to spare than they should have."""
+    ERROR = 3
+    """Locks are not granted, or two clients may hold one."""
+
+    @property
+    def word(self) -> str:
+        """Its name for operators."""
+        return self.name.lower()
+
+
+NOTE, WARNING, ERROR = Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that makes locks unsafe, slow or unavailable.
+
+    Attributes:
+        code: What kind of thing, in a word that does not change between versions.
+        severity: How bad it is.
+        fact: What was found, a sentence with its numbers.
+        remedy: What to do about it, a sentence or two.
+        about: The name of the node or task; ``""`` for the whole deployment.
+    """
+
+    code: str
+    severity: Severity
+    fact: str
+    remedy: str
+    about: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding for JSON."""
+        return {**asdict(self), "severity": self.severity.word}
+
+    def __str__(self) -> str:
+        return f"{self.fact} {self.remedy} [{self.code}]"
+
+
+def worst_of(findings: Iterable[Finding]) -> Severity | None:
+    """Return the greatest severity; None if there are no findings."""
+    return max((finding.severity for finding in findings), default=None)
+
+
+class LockTask(NamedTuple):
+    """A task that takes a lock.
+
+    Attributes:
+        task: The Celery task.
+        options: Its options.
+        ttl: Seconds that its lock lasts.
+        limit: Seconds after which it is killed, or None.
+    """
+
+    task: Any
+    options: LockOptions
+    ttl: float
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A deployment as it was found, and the app that uses it.
+
+    Attributes:
+        redlock: The lock service whose settings the rules go by.
+        reports: The report of each node, in node order.
+        app: The Celery app, or None if there is none.
+    """
+
+    redlock: Redlock
+    reports: Sequence[NodeReport]
+    app: Any = None
+
+    @property
+    def voting(self) -> list[NodeReport]:
+        """The nodes that vote; if several of them are one server, the first."""
+        by_server = {report.status.run_id: report for report in reversed(self.reports)}
+        votes = NodeState.VOTES
+        return [r for r in by_server.values() if r.status.state is votes]
+
+    @property
+    def lock_tasks(self) -> list[LockTask]:
+        """The app's tasks that take a lock, by name."""
+        found = []
+        tasks = self.app.tasks.values() if self.app else ()
+        for task in sorted(tasks, key=lambda task: str(task.name)):
+            options = getattr(task, "lock_options", None)
+            if isinstance(options, LockOptions):
+                ttl: Any = options.ttl  # resolved to seconds
+                ttl = self.redlock.timing.ttl if ttl is None else float(ttl)
+                limit = task.time_limit or self.app.conf.task_time_limit
+                limit = None if limit is None else float(limit)
+                found.append(LockTask(task, options, ttl, limit))
+        return found
+
+    @property
+    def visibility_timeout(self) -> float:
+        """Seconds after which the broker redelivers an unacknowledged message."""
+        if not self.app:
+            return math.inf
+        conf = self.app.conf
+        url = str(conf.broker_read_url or conf.broker_url or "")
+        usual = _VISIBILITY.get(url.partition("://")[0].partition("+")[0])
+        if usual is None:
+            return math.inf
+        options = conf.broker_transport_options or {}
+        return float(options.get("visibility_timeout", usual))
 
 
 class Problem(NamedTuple):

@@ -1,20 +1,46 @@
-"""Settings that weaken the lock, for all tasks."""
+"""Settings and options of tasks that weaken the lock, or conflict with it.
+
+Celery is not imported here: the rules read attributes of the app and its tasks.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from celery_redlock.operations.doctor.finding import WARNING, Finding
-from celery_redlock.operations.doctor.rule import rule
+from celery_redlock.operations.doctor.rule import (
+    ERROR,
+    NOTE,
+    WARNING,
+    Case,
+    Finding,
+    LockTask,
+    Problem,
+    rule,
+    task_rule,
+)
+from celery_redlock.policies import Skip, given_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.operations.doctor.case import Case
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.options.lock_options import LockOptions
 
-__all__ = ["guard", "timing"]
+__all__ = [
+    "acks_late",
+    "guard",
+    "result_backend",
+    "runtimes",
+    "time_limits",
+    "timing",
+    "visibility",
+]
 
 _TRIES_PER_TTL = 12  # a failed renewal is repeated after a 12th of the ttl
+_RAISE_VISIBILITY = (
+    'Raise broker_transport_options["visibility_timeout"] above it. The lock keeps the '
+    "copies from running, but they are redelivered until the first has finished."
+)
 
 
 @rule(offline=True, logged_at_start=True)
@@ -44,3 +70,122 @@ def timing(case: Case) -> Iterator[Finding]:
             f"{times.node_timeout:g} s to answer.",
             f"Raise it to at least {least:g} s, or lower redlock_node_timeout.",
         )
+
+
+@task_rule()
+def time_limits(it: LockTask, _: Case) -> Iterator[Problem]:
+    """Find tasks that may run longer than their lock lasts."""
+    if not it.options.renew and (it.limit is None or it.limit > it.ttl):
+        may = "for ever" if it.limit is None else f"for {it.limit:g} s (its time_limit)"
+        yield Problem(
+            "ttl",
+            WARNING if it.limit is None else ERROR,
+            f"does not renew its lock of {it.ttl:g} s, and may run {may}",
+            "Leave renew at True, or give the task a time_limit below its ttl.",
+        )
+
+
+@rule()
+def runtimes(case: Case) -> Iterator[Finding]:
+    """Find running tasks that have run longer than a setting allows."""
+    visible = case.visibility_timeout
+    oldest: dict[str, Holder] = {}
+    for holder in (holder for report in case.reports for holder in report.holders):
+        known = oldest.setdefault(holder.task, holder)
+        if holder.started < known.started:
+            oldest[holder.task] = holder
+    for it in case.lock_tasks:
+        name = it.task.name
+        if name not in oldest or not oldest[name].started:
+            continue
+        age = case.redlock.clock.wall() - oldest[name].started
+        running = f"has been running for {age:.0f} s"
+        if not it.options.renew and age > it.ttl / 2:
+            yield Problem(
+                "runtime",
+                WARNING,
+                f"{running}, and its lock of {it.ttl:g} s is not renewed",
+                "Leave renew at True, or raise its ttl.",
+            ).of("Task", name)
+        if it.task.acks_late and age > visible:
+            yield Problem(
+                "runtime",
+                WARNING,
+                f"{running}: after {visible:g} s (visibility_timeout) the broker "
+                "delivers its message again",
+                _RAISE_VISIBILITY,
+            ).of("Task", name)
+
+
+@task_rule()
+def visibility(it: LockTask, case: Case) -> Iterator[Problem]:
+    """Find tasks whose messages are redelivered while they run or wait."""
+    visible, late = case.visibility_timeout, it.task.acks_late
+    countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
+    reasons = []
+    if late and it.limit is not None and it.limit > visible:
+        reasons.append(f"may run for {it.limit:g} s (its time_limit)")
+    if countdown > visible:
+        reasons.append(f"waits for {countdown:g} s to be retried")
+    if late and it.ttl > visible:
+        reasons.append(f"is locked for {it.ttl:g} s (its ttl)")
+    if reasons:
+        yield Problem(
+            "visibility-timeout",
+            WARNING,
+            f"{' and '.join(reasons)}: after {visible:g} s (visibility_timeout) the "
+            "broker delivers its message again",
+            _RAISE_VISIBILITY,
+        )
+
+
+@task_rule()
+def acks_late(it: LockTask, _: Case) -> Iterator[Problem]:
+    """Find tasks that are lost if the process that runs them is killed."""
+    if it.task.acks_late and not it.task.reject_on_worker_lost:
+        yield Problem(
+            "acks-late",
+            WARNING,
+            "has acks_late without reject_on_worker_lost: if its process is killed, "
+            "Celery acknowledges the message, and the call is lost",
+            "Set reject_on_worker_lost=True: its lock is released, and the call runs "
+            "again.",
+        )
+
+
+@task_rule()
+def result_backend(it: LockTask, case: Case) -> Iterator[Problem]:
+    """Find tasks whose results are needed and not kept."""
+    absent = str(case.app.conf.result_backend or "disabled").startswith("disabled")
+    if not absent and not it.task.ignore_result:
+        return
+    why = "there is no result_backend" if absent else "it has ignore_result"
+    if it.task.acks_late:
+        yield Problem(
+            "result-backend",
+            WARNING,
+            f"has acks_late and {why}: a copy of its message that is delivered after "
+            "its end runs again",
+            "Keep its results: they show that it has finished.",
+        )
+    elif it.options.unique_while != "running" and _skips(it.options, "publish"):
+        yield Problem(
+            "result-backend",
+            WARNING,
+            f"gives the publisher of a duplicate the result of the first call, and "
+            f"{why}: that result never comes",
+            'Keep its results, or use on_conflict={"publish": "raise"}.',
+        )
+    elif _skips(it.options, "execute"):
+        yield Problem(
+            "result-backend",
+            NOTE,
+            f"skips duplicates and {why}: their publisher cannot see that they were "
+            "skipped, and which call ran instead",
+            "Keep its results if a publisher reads them.",
+        )
+
+
+def _skips(options: LockOptions, stage: str) -> bool:
+    """Tell whether a duplicate is skipped at this stage."""
+    return given_at(options.on_conflict, stage) is Skip

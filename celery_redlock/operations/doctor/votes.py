@@ -6,14 +6,20 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from celery_redlock.operations.doctor.finding import ERROR, WARNING, Finding
-from celery_redlock.operations.doctor.rule import Problem, node_rule, rule
+from celery_redlock.operations.doctor.rule import (
+    ERROR,
+    WARNING,
+    Case,
+    Finding,
+    Problem,
+    node_rule,
+    rule,
+)
 from celery_redlock.operations.inspect import NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.operations.doctor.case import Case
     from celery_redlock.operations.inspect import NodeReport
 
 __all__ = ["kind", "quorum", "same_server", "state", "unreachable"]
