@@ -45,11 +45,8 @@ adds the column with ``server_default="0"``.
 The fence is never taken from the lock around the code. Fences of different keys cannot
 be compared, so each write names its lock.
 
-Use a row lock instead if everything that the lock protects is in this database:
-``select(Invoice).where(...).with_for_update(nowait=True)``. A row lock cannot expire
-while the transaction lives, ends with the connection of a dead holder, and needs
-neither Redis nor a fence. It cannot protect anything outside of the database or of the
-transaction.
+If everything that the lock protects is in this database, a row lock is better
+(``with_for_update``): see "The row lock of your database" in the docs, under Safety.
 """
 
 from __future__ import annotations
@@ -58,12 +55,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import BigInteger, event, func, inspect, select, update
-from sqlalchemy.orm import (
-    Mapped,
-    declared_attr,
-    mapped_column,
-    object_session,
-)
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column, object_session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from celery_redlock.contrib.fences import fence_number, stale
@@ -202,21 +194,13 @@ def _refuse_unversioned(mapper: Mapper[Any], cls: type) -> None:
 
 
 @event.listens_for(Fenced, "before_update", propagate=True)
-def _claim_before_update(
-    mapper: Mapper[Any], connection: Connection, target: Any
-) -> None:
+def _claim_if_written(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     session = object_session(target)
     if session is not None and _is_written(session, target):
         _claim(mapper, connection, target)
 
 
 @event.listens_for(Fenced, "before_delete", propagate=True)
-def _claim_before_delete(
-    mapper: Mapper[Any], connection: Connection, target: Any
-) -> None:
-    _claim(mapper, connection, target)
-
-
 def _claim(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     """Raise the row's fence to the target's, and lock the row; or refuse."""
     column: Any = mapper.version_id_col

@@ -63,25 +63,17 @@ class HeldLockAdmin(admin.ModelAdmin):
 
     # -- permissions -----------------------------------------------------------------
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
+    def has_view_permission(self, request: HttpRequest, _obj: Any = None) -> bool:
         """All staff users may look."""
         return bool(request.user.is_active and request.user.is_staff)
 
-    def has_view_permission(self, request: HttpRequest, _obj: Any = None) -> bool:
-        """All staff users may look."""
-        return self.has_module_permission(request)
-
-    def has_add_permission(self, _request: HttpRequest) -> bool:
-        """No: tasks take locks."""
+    def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+        """No: tasks take locks, which have nothing to edit."""
         return False
 
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """No: a lock has nothing to edit."""
-        return False
-
-    def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """No: the release has a permission of its own."""
-        return False
+    has_module_permission = has_view_permission
+    has_change_permission = has_add_permission
+    has_delete_permission = has_add_permission  # the release has one of its own
 
     # -- pages -----------------------------------------------------------------------
 
@@ -105,7 +97,8 @@ class HeldLockAdmin(admin.ModelAdmin):
         else:
             context |= _listing(seen, seen.found if everything else seen.held)
         context["may_release"] = request.user.has_perm(_RELEASE)
-        return self._page(request, "held_locks", "Held locks", context, extra_context)
+        context |= extra_context or {}
+        return self._page(request, "held_locks", "Held locks", context)
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, and release a lock that was confirmed."""
@@ -119,19 +112,16 @@ class HeldLockAdmin(admin.ModelAdmin):
             messages.error(request, str(error))
             return redirect(_LIST)
         values = values_on(seen.ballot) if seen else {}
+        refusal = f"No node that answered has a lock for {key}."
         if request.method == "POST":
             shown = request.POST.getlist("shown")
             values = {v: nodes for v, nodes in values.items() if _is_among(v, shown)}
-            if values:
-                self._release(request, key, list(values))
-            else:
-                messages.warning(
-                    request,
-                    f"{key} expired or has another holder: nothing was released.",
-                )
-            return redirect(_LIST)
+            refusal = f"{key} expired or has another holder: nothing was released."
         if not values:
-            messages.warning(request, f"No node that answered has a lock for {key}.")
+            messages.warning(request, refusal)
+            return redirect(_LIST)
+        if request.method == "POST":
+            self._release(request, key, list(values))
             return redirect(_LIST)
         context = {"key": key, "holders": _holders(seen, values)}
         context["ttl_left"] = seen.ttl_left if seen else 0
@@ -161,25 +151,17 @@ class HeldLockAdmin(admin.ModelAdmin):
         else:
             messages.warning(request, f"{key} had expired: nothing was released.")
         for label, reason in nodes.unseen.items():
-            messages.warning(
-                request,
-                f"Node {label} {reason}. It keeps the lock until its ttl has ended.",
-            )
+            fact = f"Node {label} {reason}. It keeps the lock until its ttl has ended."
+            messages.warning(request, fact)
 
     def _page(
-        self,
-        request: HttpRequest,
-        template: str,
-        title: str,
-        context: dict[str, Any],
-        extra: dict[str, Any] | None = None,
+        self, request: HttpRequest, template: str, title: str, context: dict[str, Any]
     ) -> HttpResponse:
         everything = {
             **self.admin_site.each_context(request),
             "opts": HeldLock._meta,  # noqa: SLF001  (so Django's own templates have it)
             "title": title,
             **context,
-            **(extra or {}),
         }
         return TemplateResponse(request, f"celery_redlock/{template}.html", everything)
 
@@ -199,9 +181,7 @@ def _row(lock: SeenHolder, seen: Scan) -> dict[str, Any]:
     holder = lock.holder
     return {
         "key": lock.key,
-        "holder": holder,
-        "since": _since(holder),
-        "age": SYSTEM_CLOCK.wall() - holder.started,
+        **_of(holder),
         "since_s": holder.started or math.inf,
         "ttl_left": None if math.isinf(lock.ttl_left) else lock.ttl_left,
         "votes": lock.votes,
@@ -212,9 +192,8 @@ def _row(lock: SeenHolder, seen: Scan) -> dict[str, Any]:
 def _holders(seen: Inspection | None, values: dict[str, list[str]]) -> list[Any]:
     return [
         {
-            "holder": Holder.parse(value) if is_ours(value) else None,
-            "since": _since(Holder.parse(value)),
-            "age": SYSTEM_CLOCK.wall() - Holder.parse(value).started,
+            **_of(Holder.parse(value)),
+            "is_ours": is_ours(value),
             "votes": len(nodes),
             "nodes": len(seen.ballot.labels) if seen else 0,
             "shown": _digest(value),
@@ -223,10 +202,10 @@ def _holders(seen: Inspection | None, values: dict[str, list[str]]) -> list[Any]
     ]
 
 
-def _since(holder: Holder) -> datetime | None:
-    if not holder.started:
-        return None
-    return datetime.fromtimestamp(holder.started, tz=timezone.utc)
+def _of(holder: Holder) -> dict[str, Any]:
+    since = datetime.fromtimestamp(holder.started, tz=timezone.utc)
+    age = SYSTEM_CLOCK.wall() - holder.started
+    return {"holder": holder, "since": since if holder.started else None, "age": age}
 
 
 def _digest(value: str) -> str:

@@ -31,7 +31,8 @@ class RedlockConfig(AppConfig):
     def ready(self) -> None:
         """Register the checks, and connect the receiver of claims."""
         from celery_redlock.contrib.django import checks, claims
+        from celery_redlock.signals import publish_claimed
 
-        claims.connect()
+        publish_claimed.connect(claims.release_on_rollback, weak=False)
         register(checks.check_project, checks.TAG)
         register(checks.check_nodes, checks.TAG, deploy=True)

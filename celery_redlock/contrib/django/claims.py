@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from celery_redlock.signals import publish_claimed
-
 if TYPE_CHECKING:
     from celery_redlock.task.publishing import Claim
 
-__all__ = ["connect", "release_on_rollback"]
+__all__ = ["release_on_rollback"]
 
 
 class _OnCommit:
@@ -48,17 +46,8 @@ class _OnCommit:
         self._release.detach()
 
 
-def release_on_rollback(claim: Claim) -> None:
+def release_on_rollback(claim: Claim, **_: Any) -> None:
     """Release a claim if a transaction of this thread is rolled back."""
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
             connection.on_commit(_OnCommit(claim))
-
-
-def connect() -> None:
-    """Release the claims of this process with their transactions from now on."""
-    publish_claimed.connect(_on_claimed, weak=False)
-
-
-def _on_claimed(claim: Claim, **_: Any) -> None:
-    release_on_rollback(claim)

@@ -48,11 +48,8 @@ A deleted row has lost its fence. An instance that was loaded before is not inse
 again, but a new row with the same primary key is accepted from any writer. Mark rows as
 deleted if that matters.
 
-Use a row lock instead if everything that the lock protects is in this database:
-``Invoice.objects.select_for_update(nowait=True).get(pk=pk)`` inside
-``transaction.atomic()``. A row lock cannot expire while the transaction lives, ends
-with the connection of a dead holder, and needs neither Redis nor a fence. It cannot
-protect anything outside of the database or of the transaction.
+If everything that the lock protects is in this database, a row lock is better
+(``select_for_update``): see "The row lock of your database" in the docs, under Safety.
 """
 
 # ruff: noqa: SLF001  (Django's extension points have such names: _meta, _do_update)
@@ -117,11 +114,11 @@ class FencedRows:
                 After either error nothing was written.
         """
         _refuse_to_set_fence(values)
-        self._refuse_other_tables(values)
+        _refuse_other_tables(self._rows.model, values)
         rows, fence = self._rows.all(), self._fence
         rows._for_write = True
         with transaction.atomic(using=rows.db):
-            older = self._in_one_table(rows).filter(fence__lte=fence)
+            older = _in_one_table(rows).filter(fence__lte=fence)
             count = models.QuerySet.update(older, fence=fence, **values)
             newer = rows.filter(fence__gt=fence)
             latest = newer.aggregate(latest=Max("fence"))["latest"]
@@ -133,34 +130,34 @@ class FencedRows:
         """Do the same as ``update``."""
         return await sync_to_async(self.update)(**values)
 
-    def _refuse_other_tables(self, values: Iterable[str]) -> None:
-        model = self._rows.model
-        own = _local_fields(model)
-        away = [name for name in ("fence", *values) if _field(model, name) not in own]
-        if away:
-            raise ConfigurationError(
-                f"{', '.join(away)} of {model.__name__} belongs to the table of "
-                "another model, so it cannot be one statement. Nothing was written. "
-                "In a transaction, call .fenced(...).update() on the model that has "
-                "the fence, then update the rest."
-            )
 
-    @staticmethod
-    def _in_one_table(rows: models.QuerySet) -> models.QuerySet:
-        """Keep the fence in the outermost WHERE, where it is compared again.
+def _refuse_other_tables(model: type[models.Model], values: Iterable[str]) -> None:
+    own = _local_fields(model)
+    away = [name for name in ("fence", *values) if _field(model, name) not in own]
+    if away:
+        raise ConfigurationError(
+            f"{', '.join(away)} of {model.__name__} belongs to the table of another "
+            "model, so it cannot be one statement. Nothing was written. In a "
+            "transaction, call .fenced(...).update() on the model that has the fence, "
+            "then update the rest."
+        )
 
-        After waiting for a row, a database repeats the conditions of the UPDATE, but
-        not those of a subquery. Django moves all conditions into a subquery if the rows
-        were selected by another table.
-        """
-        query = rows.query.chain()
-        query.get_initial_alias()
-        if query.count_active_tables() == 1:
-            return rows
-        keys = rows.order_by().values_list("pk", flat=True)
-        if not transaction.get_connection(rows.db).features.update_can_self_select:
-            keys = list(keys)
-        return rows.model._base_manager.using(rows.db).filter(pk__in=keys)
+
+def _in_one_table(rows: models.QuerySet) -> models.QuerySet:
+    """Keep the fence in the outermost WHERE, where it is compared again.
+
+    After waiting for a row, a database repeats the conditions of the UPDATE, but not
+    those of a subquery. Django moves all conditions into a subquery if the rows were
+    selected by another table.
+    """
+    query = rows.query.chain()
+    query.get_initial_alias()
+    if query.count_active_tables() == 1:
+        return rows
+    keys = rows.order_by().values_list("pk", flat=True)
+    if not transaction.get_connection(rows.db).features.update_can_self_select:
+        keys = list(keys)
+    return rows.model._base_manager.using(rows.db).filter(pk__in=keys)
 
 
 class FencedQuerySet(models.QuerySet):
@@ -263,22 +260,19 @@ class FencedModel(models.Model):
         since ``fence`` is among the fields, and in the same transaction as the others.
         """
         fenced = _field(type(self), "fence") in _local_fields(base_qs.model)
-        rows = (
-            base_qs.filter(fence__lte=fence_number(self.fence)) if fenced else base_qs
-        )
+        rows = base_qs
+        if fenced:
+            rows = rows.filter(fence__lte=fence_number(self.fence))
         updated = super()._do_update(rows, using, pk_val, *args)
         if not updated and fenced:
             stored = base_qs.filter(pk=pk_val).values_list("fence", flat=True).first()
             if stored is not None:
-                self._refuse_if_stale(stored)
+                if stored > self.fence:
+                    raise stale(f"The write of {self._name()}", self.fence, stored)
                 return updated
         if not updated and (fenced or not base_qs.model._meta.parents):
             self._refuse_if_gone(using)
         return updated
-
-    def _refuse_if_stale(self, stored: int) -> None:
-        if stored > self.fence:
-            raise stale(f"The write of {self._name()}", self.fence, stored)
 
     def _refuse_if_gone(self, using: str) -> None:
         if not self._state.adding and self._state.db == using:
