@@ -268,8 +268,12 @@ class Broadcast:
         selector = self._selector
         if selector is None:
             # Looked up late: gevent and eventlet replace it when they patch.
-            new = self._new_selector or selectors.DefaultSelector
-            selector = self._selector = new()
+            made = (self._new_selector or selectors.DefaultSelector)()
+            if self._selector is None:
+                self._selector = made
+            else:
+                made.close()  # a signal handler came first
+            selector = self._selector
         unready = self._unready = [n for n in self.nodes if n.needs_maintenance]
         for node in unready:
             if node.maintain(selector):

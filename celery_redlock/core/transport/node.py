@@ -14,6 +14,11 @@ Requests travel on ONE connection in the order in which they were sent. So a rel
 can never overtake the acquire or the renewal before it. A time-out does not close the
 connection: the late reply is entered in the request that it answers.
 
+A signal handler or a finaliser may use the node in the middle of another use. So all
+that belongs to one connection is in one `_Conversation`. A use that was interrupted
+goes on with the conversation that it began with. If that has ended meanwhile, it
+touches nothing of a later one.
+
 A suspect node gets all requests, but no call waits for it. When it has been silent for
 longer than it takes to connect, a second connection is made in the background. If that
 succeeds, it replaces the first one.
@@ -44,7 +49,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.transport.connection import Connection, NodeFacts
-    from celery_redlock.core.transport.resp import ReplyReader
     from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["Node"]
@@ -53,6 +57,28 @@ _READ_SIZE = 65536
 _READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
+_INTERRUPTED = "had its connection closed after an interruption"
+
+
+class _Conversation:
+    """One connection, and all that belongs to it and to no later one.
+
+    Attributes:
+        connection: The connection.
+        is_tls: Whether it may hold more bytes than its socket shows.
+        pending: The requests that have no reply yet, in order.
+        unsent: The bytes that the socket did not take.
+        is_torn: Whether it is in the middle of a change, or was interrupted there.
+    """
+
+    __slots__ = ("connection", "is_tls", "is_torn", "pending", "unsent")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.is_tls = hasattr(connection.sock, "pending")
+        self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
+        self.unsent = bytearray()
+        self.is_torn = True  # until a selector waits for it
 
 
 class Node:
@@ -62,7 +88,6 @@ class Node:
         label: The name of the node.
         suspect: Whether it was late, and has not caught up since.
         unfit_because: Why it must not vote, in words; ``""`` when it may.
-        pending: The requests that it has not answered, in order.
     """
 
     def __init__(
@@ -71,19 +96,15 @@ class Node:
         self.label = address.name
         self.suspect = False
         self.unfit_because = ""
-        self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
         self._clock = clock
         self._connector = Connector(address, clock=clock, timeout=connect_timeout)
-        self._connection: Connection | None = None
+        self._conversation: _Conversation | None = None
         self._selector: selectors.BaseSelector | None = None
-        self._unsent = bytearray()
-        self._is_tls = False
-        self._torn = False  # interrupted in the middle of a change
         self._silent_since = 0.0
         self._last_seen_at = 0.0
         self._pending_releases = PendingReleases()
         self._down_because = ""
-        self._backlog: list[tuple[ScriptRequest, int]] = []
+        self._backlog: deque[tuple[ScriptRequest, int]] = deque()
         self._log = NodeLog(self.label, clock)
 
     # -- for the broadcast -------------------------------------------------------
@@ -91,12 +112,17 @@ class Node:
     @property
     def facts(self) -> NodeFacts | None:
         """The server's description of itself, while there is a connection."""
-        return self._connection.facts if self._connection else None
+        return self._conversation.connection.facts if self._conversation else None
+
+    @property
+    def pending(self) -> Sequence[tuple[ScriptRequest | ScriptLoad, int]]:
+        """The requests that it has not answered, in order."""
+        return self._conversation.pending if self._conversation else ()
 
     @property
     def is_connecting(self) -> bool:
         """Whether a connection is being made that is worth waiting for."""
-        return not self._connection and self._connector.is_hopeful
+        return not self._conversation and self._connector.is_hopeful
 
     @property
     def has_pending(self) -> bool:
@@ -113,9 +139,11 @@ class Node:
             index: The index of this node's votes.
             packed: The bytes of all requests, which the nodes can share.
         """
-        if self._connection and not self.unfit_because:
+        conversation = self._conversation
+        if conversation and not self.unfit_because:
             packed = packed or b"".join([request.packed() for request in requests])
-            self._write([(request, index) for request in requests], packed)
+            sent = [(request, index) for request in requests]
+            self._write(conversation, sent, packed)
             return
         for request in requests:
             if self.unfit_because:
@@ -128,16 +156,19 @@ class Node:
     @property
     def needs_maintenance(self) -> bool:
         """Whether ``maintain`` has something to do."""
-        return self._connection is None or bool(
-            self.suspect or self._torn or self.unfit_because or self._pending_releases
+        return self._conversation is None or bool(
+            self.suspect
+            or self._conversation.is_torn
+            or self.unfit_because
+            or self._pending_releases
         )
 
     def maintain(self, selector: selectors.BaseSelector) -> bool:
         """Take a new connection or begin to make one. Return whether one was taken."""
         self._selector = selector
         now = self._clock.monotonic()
-        if self._torn:
-            self._drop("had its connection closed after an interruption")
+        if self._conversation and self._conversation.is_torn:
+            self._drop(_INTERRUPTED)
         made = self._connector.take()
         taken = False
         if isinstance(made, str):
@@ -147,17 +178,17 @@ class Node:
         silence = now - self._silent_since if self.suspect else 0.0
         if silence > max(_GIVEN_UP_AFTER, self._connector.timeout):
             self._drop(f"has been silent for {silence:.0f} s")
-        is_needed = self._connection is None or bool(self.unfit_because)
+        is_needed = self._conversation is None or bool(self.unfit_because)
         if is_needed or silence > self._connector.timeout:
             self._connector.begin()
         return taken
 
     def send_backlog(self) -> None:
         """Send the requests that waited for the connection, and pending releases."""
-        if self._connection is None:
+        if self._conversation is None:
             return
-        backlog, self._backlog = self._backlog, []
-        for request, index in backlog:
+        while self._backlog:
+            request, index = self._backlog.popleft()
             self.send((request,), index)
         if not self.unfit_because:
             for request, index in self._pending_releases.due(self._clock.monotonic()):
@@ -171,63 +202,82 @@ class Node:
 
     def receive(self) -> None:
         """Read what has come, and enter it where it belongs. Never blocks."""
-        connection = self._connection
-        if connection is None:
+        conversation = self._begin()
+        if conversation is None:
             return
-        self._torn = True
+        connection = conversation.connection
         try:
             data = connection.sock.recv(_READ_SIZE)
             while data:
                 connection.reader.feed(data)
-                if len(data) < _READ_SIZE and not self._is_tls:
+                if len(data) < _READ_SIZE and not conversation.is_tls:
                     break
                 data = connection.sock.recv(_READ_SIZE)
         except OSError as error:
             if not would_block(error):
-                self._drop(f"lost its connection: {error}")
+                self._drop(f"lost its connection: {error}", conversation)
                 return
             data = b"."
         if not data:
-            self._drop("closed the connection")
+            self._drop("closed the connection", conversation)
             return
         try:
-            self._enter_replies(connection.reader)
+            self._enter_replies(conversation)
         except (ErrorReply, UnreadableReply) as error:
-            self._drop(f"does not speak the protocol of Redis: {error}")
-        self._torn = False
+            reason = f"does not speak the protocol of Redis: {error}"
+            self._drop(reason, conversation)
+            return
+        conversation.is_torn = False
 
     def flush(self) -> None:
         """Send bytes that the socket did not take before."""
-        if self._connection is None:
+        conversation = self._begin()
+        if conversation is None:
             return
-        self._torn = True
+        sock, unsent = conversation.connection.sock, conversation.unsent
         try:
-            del self._unsent[: self._connection.sock.send(self._unsent)]
+            del unsent[: sock.send(unsent)]
         except OSError as error:
             if not would_block(error):
-                self._drop(f"lost its connection: {error}")
+                self._drop(f"lost its connection: {error}", conversation)
                 return
-        if not self._unsent and self._selector:
-            self._selector.modify(self._connection.sock, selectors.EVENT_READ, self)
-        self._torn = False
+        if not unsent:
+            self._wait_for(conversation, selectors.EVENT_READ)
+        conversation.is_torn = False
+
+    def _begin(self) -> _Conversation | None:
+        """Return the conversation for a change; end it if another one was interrupted.
+
+        An asynchronous exception (a time limit, LockLost) may come between any two
+        lines of a change, and so may a handler that uses this node. A conversation
+        that is torn is never used again.
+        """
+        conversation = self._conversation
+        if conversation is None:
+            return None
+        if conversation.is_torn:
+            self._drop(_INTERRUPTED)
+            return None
+        conversation.is_torn = True
+        return conversation
 
     def mark_suspect(self) -> None:
         """Note that a reply is late: from now on no call waits for this node."""
-        if self._connection and not self.suspect:
+        if self._conversation and not self.suspect:
             self.suspect = True
             self._silent_since = self._clock.monotonic()
             self._log.late()
 
     def forget(self) -> None:
         """Start anew in a forked child: the connection is the parent's."""
-        connection, self._connection = self._connection, None
-        self.pending, self._backlog = deque(), []
+        conversation, self._conversation = self._conversation, None
+        self._backlog = deque()
         self._pending_releases = PendingReleases()
-        self._unsent, self._torn, self.suspect = bytearray(), False, False
+        self.suspect = False
         self._connector.forget()
         self._down_because = self.unfit_because = ""
-        if connection:
-            connection.disown()
+        if conversation:
+            conversation.connection.disown()
 
     def close(self) -> None:
         """Close the connection. Requests without a reply are entered as failed."""
@@ -238,111 +288,138 @@ class Node:
     # -- the conversation --------------------------------------------------------
 
     def _write(
-        self, sent: Sequence[tuple[ScriptRequest | ScriptLoad, int]], packed: bytes
+        self,
+        conversation: _Conversation,
+        sent: Sequence[tuple[ScriptRequest | ScriptLoad, int]],
+        packed: bytes,
     ) -> None:
-        connection = self._connection
-        if connection is None:
-            return
-        # An asynchronous exception (a time limit, LockLost) may come between any two
-        # of these lines. A connection that was left torn is never used again.
-        self._torn = True
-        self.pending.extend(sent)
-        if self._unsent:
-            self._unsent += packed
+        was_torn, conversation.is_torn = conversation.is_torn, True
+        conversation.pending.extend(sent)
+        if conversation.unsent:
+            conversation.unsent += packed
         else:
             try:
-                count = connection.sock.send(packed)
+                count = conversation.connection.sock.send(packed)
             except OSError as error:
                 if not would_block(error):
-                    self._drop(f"lost its connection: {error}")
+                    self._drop(f"lost its connection: {error}", conversation)
                     return
                 count = 0
             if count < len(packed):
-                self._unsent += packed[count:]
-                if self._selector:
-                    self._selector.modify(connection.sock, _READ_AND_WRITE, self)
-        self._torn = False
-        if self._unsent and len(self._unsent) > _MOST_UNSENT:
+                conversation.unsent += packed[count:]
+                self._wait_for(conversation, _READ_AND_WRITE)
+        if conversation is not self._conversation:
+            self._drop(_INTERRUPTED, conversation)
+        elif len(conversation.unsent) > _MOST_UNSENT:
             self._drop("took nothing more from a full connection")
+        else:
+            conversation.is_torn = was_torn
 
-    def _enter_replies(self, reader: ReplyReader) -> None:
+    def _wait_for(self, conversation: _Conversation, events: int) -> None:
+        if self._selector:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended
+                self._selector.modify(conversation.connection.sock, events, self)
+
+    def _enter_replies(self, conversation: _Conversation) -> None:
+        reader, pending = conversation.connection.reader, conversation.pending
         while (reply := reader.gets()) is not False:
-            if not self.pending:
-                self._drop("sent a reply to no request")
+            try:
+                request, index = pending.popleft()
+            except IndexError:
+                self._drop("sent a reply to no request", conversation)
                 return
-            request, index = self.pending.popleft()
             forgot = isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT")
             try:
                 if forgot and isinstance(request, ScriptRequest):
-                    self._send_source(request, index)
+                    self._send_source(conversation, request, index)
                 else:
                     request.answer(index, reply)
             except UnreadableReply:
-                self.pending.appendleft((request, index))  # to fail with the others
+                pending.appendleft((request, index))  # to fail with the others
                 raise
-        if not self.pending and self.suspect:
+        if not pending and self.suspect:
             self.suspect, self._connector.failures = False, 0
             self._log.in_time()
 
-    def _send_source(self, request: ScriptRequest, index: int) -> None:
+    def _send_source(
+        self, conversation: _Conversation, request: ScriptRequest, index: int
+    ) -> None:
         """Send the script itself, unless that would overtake a later command."""
         key = request.call[1][0]
-        if any(later.call[1][0] == key for later, _ in self.pending):
+        if any(later.call[1][0] == key for later, _ in list(conversation.pending)):
             load = ScriptLoad(request.script)
-            self._write([(load, index)], load.packed())
+            self._write(conversation, [(load, index)], load.packed())
             self._fail(request, index, "had forgotten its scripts")
         else:
-            self._write([(request, index)], request.packed_source())
+            self._write(conversation, [(request, index)], request.packed_source())
 
-    def _fail(
-        self, request: ScriptRequest | ScriptLoad, index: int, reason: str
-    ) -> None:
+    def _fail(self, request: ScriptRequest, index: int, reason: str) -> None:
+        if self._conversation or self._last_seen_at >= request.resend_since:
+            self._owe(request, index)
         request.fail(index, reason)
-        was_there = self._connection or self._last_seen_at >= request.resend_since
-        if was_there and isinstance(request, ScriptRequest):
+
+    def _owe(self, request: ScriptRequest | ScriptLoad, index: int) -> None:
+        """Have the request resent, if it must arrive."""
+        if isinstance(request, ScriptRequest):
             self._pending_releases.add(request, index, self._clock.monotonic())
 
     # -- the connection ----------------------------------------------------------
 
-    def _drop(self, reason: str) -> None:
-        self._torn = True  # until all is done: it may be interrupted at any line
-        if self._connection:
+    def _drop(self, reason: str, conversation: _Conversation | None = None) -> None:
+        """End this conversation, or the current one. It may have ended already."""
+        ended = conversation or self._conversation
+        if ended is None or ended is self._conversation:
+            self._down_because, self.suspect = reason, False
+        if ended is None:
+            return
+        # It may be interrupted at any line, and is then done once more.
+        ended.is_torn = True
+        sock = ended.connection.sock
+        if ended is self._conversation:
             self._last_seen_at = self._clock.monotonic()
+            self._log.lost(reason)
             if self._selector:
                 with contextlib.suppress(KeyError, ValueError):  # interrupted before
-                    self._selector.unregister(self._connection.sock)
-            self._connection.close()
-            self._log.lost(reason)
-        self._connection = None
-        pending, self.pending = self.pending, deque()
-        self._unsent, self._torn, self.suspect = bytearray(), False, False
-        self._down_because = reason
-        for request, index in pending:
-            self._fail(request, index, reason)
+                    self._selector.unregister(sock)
+        ended.connection.close()
+        for request, index in list(ended.pending):
+            self._owe(request, index)
+        while ended.pending:
+            with contextlib.suppress(IndexError):
+                request, index = ended.pending.popleft()
+                request.fail(index, reason)
+        if ended is self._conversation:
+            self._conversation = None
 
     def _connecting_failed(self, reason: str) -> None:
-        if self._connection is None:
+        if self._conversation is None:
             self._down_because = reason
         if self._connector.failures == 1:
             self._log.unreachable(reason)
-        backlog, self._backlog = self._backlog, []
-        for request, index in backlog:
+        while self._backlog:
+            request, index = self._backlog.popleft()
             self._fail(request, index, reason)
 
     def _adopt(self, made: Connection) -> bool:
-        if self._connection and self.suspect:
+        if self._conversation and self.suspect:
             self.receive()  # it may have caught up while the other one was made
-        if self._connection and not self.suspect and not self.unfit_because:
+        if self._conversation and (self.suspect or self.unfit_because):
+            self._drop("was silent for too long and has been connected to anew")
+        conversation = _Conversation(made)
+        if (
+            self._conversation is None
+        ):  # no call, and so no handler, before the next line
+            self._conversation = conversation
+        if self._conversation is not conversation:
             made.close()
             return False
-        if self._connection:
-            self._drop("was silent for too long and has been connected to anew")
         if self._connector.failures:
             self._log.back()
         if self._selector:
-            self._selector.register(made.sock, selectors.EVENT_READ, self)
-        self._is_tls = hasattr(made.sock, "pending")  # may hold more than it shows
-        self._connection, self._down_because = made, ""
+            with contextlib.suppress(ValueError):  # it has ended
+                self._selector.register(made.sock, selectors.EVENT_READ, self)
+        self._down_because = ""
         self.disqualify(made.facts.unfit_because)
         self._connector.accept(usable=not self.unfit_because)
+        conversation.is_torn = False
         return True

@@ -7,6 +7,7 @@ run it after the first release. Anything that remains even so ends after one ttl
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
 
     def add(self, request: ScriptRequest, node: int, now: float) -> None:
         """Keep a request that did not arrive, unless it may be dropped."""
-        while self:
-            name, oldest = next(iter(self.items()))
-            if oldest.request.resend_until > now:
-                break
-            del self[name]
+        # The errors: a signal handler has changed it meanwhile.
+        with contextlib.suppress(RuntimeError, StopIteration):
+            while self:
+                name, oldest = next(iter(self.items()))
+                if oldest.request.resend_until > now:
+                    break
+                self.pop(name, None)
         if request.resend_until > now:
             script, keys, args = request.call
             name = (script.name, *keys, *args)

@@ -204,7 +204,8 @@ class Selector:
 
     def modify(self, sock: Any, events: int, data: Any) -> None:
         """Watch a socket for something else."""
-        assert sock in self.registered
+        if sock not in self.registered:
+            raise KeyError(sock)
         self.registered[sock] = (events, data)
 
     def unregister(self, sock: Any) -> None:
@@ -311,7 +312,9 @@ class ClockedSelector(Selector):
         let_connect(*self.nodes, seconds=0.005)  # some are behind a closed gate
         now = self.clock.monotonic()
         next_at = min((at for at, _, _ in self.coming), default=float("inf"))
-        next_at = now if any(sock.incoming for sock in self.registered) else next_at
+        for sock, (events, _) in self.registered.items():
+            if sock.incoming or (events & selectors.EVENT_WRITE and sock.room):
+                next_at = now
         self.clock.advance(max(0.0, min(next_at, now + timeout) - now))
         now = self.clock.monotonic()
         for item in [item for item in self.coming if item[0] <= now]:
