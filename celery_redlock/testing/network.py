@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.transport.pending_releases import PendingReleases
+from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.testing.clock import FakeClock
 from celery_redlock.testing.memory_node import MemoryNode
 
@@ -151,8 +152,13 @@ class FakeNodes:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there are releases to resend to a node that is away."""
+        """Whether there are releases to resend."""
         return any(connection.pending for connection in self._connections)
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether a request was sent of which some reply has not been read."""
+        return any(connection.has_unanswered for connection in self._connections)
 
     def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:  # noqa: ARG002  (no client holds it for long)
         """Send requests to all nodes, in this order; do not wait for replies."""
@@ -292,7 +298,7 @@ class _Connection:
         is_cut: Whether nothing gets through.
         is_muted: Whether replies do not get through.
         is_suspect: Whether the last reply was late: no request waits for the next.
-        pending: Releases to resend when the node is back.
+        pending: Releases to resend.
     """
 
     def __init__(self, node: FakeNode, index: int, clock: Clock) -> None:
@@ -310,6 +316,11 @@ class _Connection:
         self._is_open = False
         self._last_open_at = 0.0
         node._connections.append(self)  # noqa: SLF001  (of this file)
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether a request has no reply yet."""
+        return bool(self._unanswered)
 
     def send(self, request: ScriptRequest) -> None:
         """Send a request; it may not arrive."""
@@ -333,6 +344,9 @@ class _Connection:
         while self.next_due() <= self._clock.monotonic():
             _, request, reply = self._replies.popleft()
             self._unanswered.popleft()
+            if isinstance(reply, ErrorReply):
+                now = self._clock.monotonic()
+                self.pending.add_refused(request, self._index, now)
             request.answer(self._index, reply)
         if not self._unanswered:
             self.is_suspect = False

@@ -152,10 +152,17 @@ class Watchdog:
         return None
 
     def resend_releases(self) -> None:
-        """Have the thread resend releases to nodes that were away and reconnect."""
-        if self._redlock.transport.has_pending:
+        """Have the thread resend releases that did not arrive, or were refused.
+
+        A reply that is not there yet may be a refusal. The thread reads it within a few
+        seconds, unless another call does before.
+        """
+        transport = self._redlock.transport
+        if transport.has_pending or transport.has_unanswered:
             self._start_anew_after_fork()
-            self._wakeups.wake()
+            self._is_used = True
+            if transport.has_pending:
+                self._wakeups.wake()
             self.start()
 
     def start(self) -> None:
@@ -219,8 +226,9 @@ class Watchdog:
         self._look_at_due()
         if self._in_flight:
             self._listen()
-        if self._redlock.transport.has_pending:
-            self._redlock.transport.drain(self._clock.monotonic())
+        transport = self._redlock.transport
+        if transport.has_pending or transport.has_unanswered:
+            transport.drain(self._clock.monotonic())
         return self._next_at()
 
     def _next_at(self) -> float | None:

@@ -88,8 +88,13 @@ class Broadcast:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request waits for a node to reconnect."""
+        """Whether a request waits to be sent, or to be resent."""
         return any(node.has_pending for node in self.nodes)
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether a request was sent of which some reply has not been read."""
+        return any(node.pending for node in self.nodes)
 
     def ask(self, request: ScriptRequest) -> None:
         """Send one request and wait for it as long as nodes may take."""

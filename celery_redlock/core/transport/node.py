@@ -126,7 +126,7 @@ class Node:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request waits for this node to reconnect."""
+        """Whether a request waits to be sent to this node, or to be resent."""
         return bool(self._pending_releases) or bool(self._backlog)
 
     def send(
@@ -328,10 +328,9 @@ class Node:
             except IndexError:
                 self._drop("sent a reply to no request", conversation)
                 return
-            forgot = isinstance(reply, ErrorReply) and str(reply).startswith("NOSCRIPT")
             try:
-                if forgot and isinstance(request, ScriptRequest):
-                    self._send_source(conversation, request, index)
+                if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
+                    self._refused(conversation, request, index, reply)
                 else:
                     request.answer(index, reply)
             except UnreadableReply:
@@ -340,6 +339,20 @@ class Node:
         if not pending and self.suspect:
             self.suspect, self._connector.failures = False, 0
             self._log.in_time()
+
+    def _refused(
+        self,
+        conversation: _Conversation,
+        request: ScriptRequest,
+        index: int,
+        error: ErrorReply,
+    ) -> None:
+        if str(error).startswith("NOSCRIPT"):
+            self._send_source(conversation, request, index)
+            return
+        now = self._clock.monotonic()
+        self._pending_releases.add_refused(request, index, now)
+        request.answer(index, error)
 
     def _send_source(
         self, conversation: _Conversation, request: ScriptRequest, index: int

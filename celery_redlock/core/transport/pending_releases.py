@@ -1,14 +1,21 @@
-"""Releases to resend when a node reconnects.
+"""Releases to resend: when a node reconnects, or some time after it refused them.
 
-Each is sent once when there is a connection again, and once more a second later: the
-node may still find an acquire or a renewal in the buffers of the broken connection, and
-run it after the first release. Anything that remains even so ends after one ttl.
+A release without an answer is sent once when there is a connection again, and once more
+a second later: the node may still find an acquire or a renewal in the buffers of the
+broken connection, and run it after the first release.
+
+A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
+-READONLY, any other) is sent again after a pause, which doubles each time.
+
+Anything that remains even so ends after one ttl.
 """
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
+
+from celery_redlock.core.backoff import doubled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PendingReleases"]
 
 _SECOND_SEND_AFTER = 1.0  # seconds after the first
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds, after a refusal
 
 
 class _PendingRelease(NamedTuple):
@@ -34,6 +42,14 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
 
     def add(self, request: ScriptRequest, node: int, now: float) -> None:
         """Keep a request that did not arrive, unless it may be dropped."""
+        self._keep(_PendingRelease(request, node, now, is_second=False), now)
+
+    def add_refused(self, request: ScriptRequest, node: int, now: float) -> None:
+        """Keep a request that the node answered with an error, as ``add`` does."""
+        pause = doubled(_FIRST_PAUSE, request.resends, _LONGEST_PAUSE)
+        self._keep(_PendingRelease(request, node, now + pause, is_second=True), now)
+
+    def _keep(self, entry: _PendingRelease, now: float) -> None:
         # The errors: a signal handler has changed it meanwhile.
         with contextlib.suppress(RuntimeError, StopIteration):
             while self:
@@ -41,10 +57,10 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
                 if oldest.request.resend_until > now:
                     break
                 self.pop(name, None)
-        if request.resend_until > now:
-            script, keys, args = request.call
+        if entry.request.resend_until > now:
+            script, keys, args = entry.request.call
             name = (script.name, *keys, *args)
-            self[name] = _PendingRelease(request, node, now, is_second=False)
+            self[name] = entry
 
     def due(self, now: float) -> Iterator[tuple[ScriptRequest, int]]:
         """Yield the requests to send now, as new requests."""

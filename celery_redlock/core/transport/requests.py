@@ -134,8 +134,10 @@ class ScriptRequest:
         is_obsolete: Called just before sending. If it returns True, nothing is sent.
         observer: Called with each vote and the node's index. Must not raise.
         resend_until: Instant until which the request is resent to a node that could
-            not be reached, once it reconnects. 0 for a request that can be dropped.
+            not be reached, or that answered with an error. 0 for a request that can be
+            dropped.
         resend_since: Instant. Nodes that were away ever since are left out.
+        resends: How many times it was sent before.
     """
 
     __slots__ = (
@@ -150,6 +152,7 @@ class ScriptRequest:
         "replies",
         "resend_since",
         "resend_until",
+        "resends",
         "script",
     )
 
@@ -175,6 +178,7 @@ class ScriptRequest:
         self.replies: list[Any] = [None] * len(labels)
         self.resend_since = resend_since
         self.resend_until = resend_until
+        self.resends = 0
         self.is_obsolete = is_obsolete
         self.observer: Callable[[int, Vote], None] | None = None
 
@@ -232,6 +236,7 @@ class ScriptRequest:
             resend_until=self.resend_until,
         )
         copy._evalsha, copy._eval = self._evalsha, self._eval
+        copy.resends = self.resends + 1
         return copy
 
 
@@ -261,7 +266,11 @@ class Transport(Protocol):
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request waits for a node to reconnect."""
+        """Whether a request waits to be sent, or to be resent."""
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether a request was sent of which some reply has not been read."""
 
     def close(self) -> None:
         """Close all connections. The next request opens them again."""
@@ -309,7 +318,7 @@ class Nodes:
             keys: Its KEYS.
             args: Its ARGV.
             done_when: Tells from the votes whether there is nothing to wait for.
-            resend: Whether a node that is away gets it when it reconnects.
+            resend: Whether a node that is away, or refuses it, gets it again later.
             resend_since: Instant. Nodes that were away ever since are left out.
             is_obsolete: Called just before sending. If it returns True, nothing is
                 sent.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from celery_redlock.core.scripts import RELEASE
 from celery_redlock.core.transport.pending_releases import PendingReleases
 from celery_redlock.core.transport.requests import ScriptRequest, majority_answered
+from celery_redlock.core.transport.resp import ErrorReply
 from tests.unit.core.sockets import (
     Connection,
     Sock,
@@ -147,6 +150,23 @@ def test_release_that_ends_while_others_are_sent_is_dropped() -> None:
     assert [token for token, _ in sent(pending, 10.7)] == ["a"]
 
 
+def test_refused_release_is_sent_once_more_after_a_pause_that_doubles() -> None:
+    """A node that refuses has read all that came before, so once is enough."""
+    pending = PendingReleases()
+    request, now, pauses = release_of("t", until=30.0), 10.0, []
+    pending.add_refused(request, 0, now)
+
+    while pending:
+        began = now
+        while pending and not (due := list(pending.due(now))):
+            now += 0.125
+        if pending or now < 30.0:
+            pauses.append(now - began)
+            pending.add_refused(due[0][0], 0, now)
+
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+
+
 # -- on a node -------------------------------------------------------------------------
 
 
@@ -175,6 +195,43 @@ def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
     stage.node.send_backlog()
 
     assert bytes(again.sock.sent) == freed.packed() * 2
+    assert not stage.node.has_pending
+
+
+PASSING = ["BUSY", "LOADING", "NOREPLICAS", "OOM", "READONLY", "NOPERM"]
+
+
+@pytest.mark.parametrize("word", PASSING)
+def test_release_that_a_node_refuses_is_sent_again(
+    clock: FakeClock, stage: Stage, sock: Sock, word: str
+) -> None:
+    """An error may pass. Otherwise the lock stays for the rest of its ttl."""
+    freed = release(clock)
+    stage.ask(freed)
+    sock.replies(ErrorReply(f"{word} not now"))
+    stage.node.receive()
+    stage.node.send_backlog()
+    before = [stage.node.has_pending, stage.node.needs_maintenance, len(sock.sent)]
+
+    clock.advance(0.25)
+    stage.node.send_backlog()
+    sock.replies(1)
+    stage.node.receive()
+
+    assert freed.ballot.reasons() == f"node-0 answered {word} not now"
+    assert before == [True, True, len(freed.packed())]
+    assert bytes(sock.sent) == freed.packed() * 2
+    assert not stage.node.has_pending
+
+
+def test_acquire_that_a_node_refuses_is_not_sent_again(
+    stage: Stage, sock: Sock
+) -> None:
+    """Its try is over."""
+    stage.ask(request())
+    sock.replies(ErrorReply("BUSY not now"))
+    stage.node.receive()
+
     assert not stage.node.has_pending
 
 

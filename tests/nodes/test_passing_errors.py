@@ -1,0 +1,122 @@
+"""Nodes that refuse a release for a moment: it is sent again, and no lock is left."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.records.claims import Claims
+from celery_redlock.core.renewal.watchdog import Watchdog
+from tests.nodes.support import (
+    client,
+    plain_client,
+    until,
+    until_all_vote,
+    until_nothing_is_left,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNode, DevNodes
+
+
+@contextlib.contextmanager
+def without_replicas(node: DevNode) -> Iterator[None]:
+    """Have the node refuse writes with -NOREPLICAS."""
+    node.command("CONFIG", "SET", "min-replicas-to-write", "1")
+    yield
+    node.command("CONFIG", "SET", "min-replicas-to-write", "0")
+
+
+@contextlib.contextmanager
+def read_only(node: DevNode) -> Iterator[None]:
+    """Have the node refuse writes with -READONLY, as after a failover."""
+    node.command("REPLICAOF", "127.0.0.1", "1")
+    yield
+    node.command("REPLICAOF", "NO", "ONE")
+
+
+@contextlib.contextmanager
+def busy(node: DevNode) -> Iterator[None]:
+    """Have the node refuse all commands with -BUSY while a script runs."""
+    node.command("CONFIG", "SET", "lua-time-limit", "1")
+
+    def run() -> None:
+        with plain_client(node) as other, contextlib.suppress(redis.RedisError):
+            other.eval("while true do end", 0)
+
+    def is_busy() -> bool:
+        with plain_client(node) as other:
+            try:
+                other.ping()
+            except redis.RedisError as error:
+                return "BUSY" in str(error)
+            return False
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(is_busy)
+        yield
+    finally:
+        with plain_client(node) as other:
+            other.script_kill()
+        thread.join()
+
+
+@contextlib.contextmanager
+def watched(nodes: DevNodes) -> Iterator[tuple[Redlock, Watchdog]]:
+    """Give a service that all nodes vote for, and its watchdog."""
+    with client(nodes, ttl=60.0) as redlock:
+        until_all_vote(redlock)
+        watchdog = Watchdog(redlock)
+        yield redlock, watchdog
+        watchdog.stop()
+
+
+@pytest.mark.parametrize("refuse", [without_replicas, read_only, busy])
+def test_release_that_nodes_refuse_is_sent_again(
+    three_nodes: DevNodes,
+    key: str,
+    refuse: Callable[[DevNode], contextlib.AbstractContextManager[None]],
+) -> None:
+    """The lock is gone soon after they take writes again, and not after its ttl."""
+    first, second, _ = three_nodes.nodes
+    with watched(three_nodes) as (redlock, watchdog):
+        lease = redlock.acquire(key)
+        until(lambda: redlock.inspect(key).votes == 3)
+        with refuse(first), refuse(second):
+            assert redlock.release(lease) <= 1
+            assert redlock.transport.has_pending
+            watchdog.resend_releases()
+
+        until_nothing_is_left(three_nodes, key)
+        until(lambda: not redlock.transport.has_pending)
+
+
+def test_claim_whose_release_nodes_refuse_is_released_later(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """No call waits for the reply, and the service is not used any more."""
+    with watched(three_nodes) as (redlock, watchdog):
+        claims, job = Claims(redlock), Holder.here(task="t", task_id="id")
+        assert claims.take(key, job, at_lock=False, at_cooldown=False) is None
+        claims.keep(key, "id", 50.0)
+        until(lambda: redlock.check().problems == [])
+        with contextlib.ExitStack() as stack:
+            for node in three_nodes.nodes:
+                stack.enter_context(without_replicas(node))
+            claims.release(key, "id")
+            watchdog.resend_releases()
+            until(lambda: redlock.transport.has_pending, 10.0)
+
+        name = redlock.keys.claim(key)
+        for node in three_nodes.nodes:
+            until(lambda: not node.command("EXISTS", name), 10.0)  # noqa: B023
