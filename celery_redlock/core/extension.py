@@ -89,7 +89,6 @@ class Extension:
             done_when=grant_is_decided,
             is_obsolete=self._is_over,
         )
-        lease.renewal_ballot = self.request.ballot
 
     def carry_through(self, node_timeout: float) -> bool:
         """Send, wait and restore until there is a result, and return it."""
@@ -115,6 +114,7 @@ class Extension:
         ballot = self.request.ballot
         restoring = self._extended is not None
         if not restoring:
+            self.lease.renewal_ballot = ballot
             self.cancelled_by = _cancelled_by(self.request.replies)
         granted = set(ballot.indexes(VoteKind.GRANTED))
         if self._extended is not None:

@@ -25,6 +25,7 @@ Their limit: to connect and to send takes no time.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -174,8 +175,13 @@ class FakeNodes:
                         request.fail(index, "was not asked any more")
         return True
 
-    def wait(self, *requests: ScriptRequest, until: float) -> None:
-        """Return when all of these requests are decided, or at this instant."""
+    def wait(
+        self,
+        *requests: ScriptRequest,
+        until: float,
+        give_up_at: float = math.inf,  # noqa: ARG002  (no client holds it for long)
+    ) -> bool:
+        """Return when all of these requests are decided, or at ``until``."""
         while True:
             with self._lock:
                 self._resend()
@@ -185,7 +191,7 @@ class FakeNodes:
                 now = self.clock.monotonic()
                 if not undecided or not self._worth_waiting(undecided) or now >= until:
                     self._note_late(undecided)
-                    return
+                    return True
                 wake_at = min(until, *(each.next_due() for each in self._connections))
             if isinstance(self.clock, FakeClock):
                 self.clock.advance(min(wake_at, self.clock.next_event()) - now)
@@ -197,9 +203,9 @@ class FakeNodes:
         self.send(request)
         self.wait(request, until=self.clock.monotonic() + self._node_timeout)
 
-    def drain(self, until: float) -> None:  # noqa: ARG002  (it never waits)
+    def drain(self, until: float) -> None:
         """Read the replies that have arrived, without waiting."""
-        self.wait(until=self.clock.monotonic())
+        self.wait(until=self.clock.monotonic(), give_up_at=until)
 
     def close(self) -> None:
         """Close all connections. The nodes still run what was sent."""

@@ -253,6 +253,9 @@ class Watchdog:
                 due.append(watch)
             else:
                 self._schedule.plan(watch)
+                for each in list(self._watched.values()):
+                    if now >= each.lease.until:
+                        self._announce_loss(each)
                 break
         self._send(due)
 
@@ -261,38 +264,50 @@ class Watchdog:
             return
         sent = []
         for watch in due:
-            extension = self._redlock.extension(watch.lease)
-            until = extension.started_at + self._redlock.timing.node_timeout
             watch.renewing = True
             self._schedule.plan(watch)
-            sent.append((watch, extension, until))
-        # A busy transport must not delay the announcement of a loss.
-        until = self._schedule.next_at
-        requests = [extension.request for _, extension, _ in sent]
-        if self._redlock.transport.send(*requests, until=until):
-            self._in_flight += sent
+            sent.append((watch, self._redlock.extension(watch.lease)))
+        requests = [extension.request for _, extension in sent]
+        if self._redlock.transport.send(*requests, until=self._give_up_at()):
+            deadline = self._deadline()
+            self._in_flight += [(*renewal, deadline) for renewal in sent]
             return
-        for watch, _, _ in sent:
-            self._renew_later(watch)
+        for watch, _ in sent:
+            watch.renewing = False
+            self._schedule.plan(watch)  # for the next step
+
+    def _give_up_at(self) -> float:
+        """Return until when to wait for a busy transport: no loss is announced late."""
+        next_at = self._schedule.next_at
+        if next_at > self._clock.monotonic():
+            return next_at
+        ends = [watch.lease.until for watch in list(self._watched.values())]
+        return min(ends, default=next_at)
+
+    def _deadline(self) -> float:
+        """Return until when nodes may answer what is sent now."""
+        return self._clock.monotonic() + self._redlock.timing.node_timeout
 
     def _listen(self) -> None:
-        until = min(until for _, _, until in self._in_flight)
-        until = min(until, self._schedule.next_at)
+        transport, give_up_at = self._redlock.transport, self._give_up_at()
+        until = min(give_up_at, *(deadline for _, _, deadline in self._in_flight))
         requests = [extension.request for _, extension, _ in self._in_flight]
-        self._redlock.transport.wait(*requests, until=until)
-        now = self._clock.monotonic()
-        early = now < until  # all are done, or no node is worth waiting for
+        was_read = transport.wait(*requests, until=until, give_up_at=give_up_at)
+        # All are done, or no node is worth waiting for.
+        early = was_read and self._clock.monotonic() < until
         under_way, self._in_flight = self._in_flight, []
         for watch, extension, deadline in under_way:
             if self._watched.get(watch.lease.token) is not watch:
                 continue
-            restore = extension.advance(out_of_time=early or now >= deadline)
+            # Replies that were not read at the deadline may be there all the same.
+            restore = extension.advance(
+                out_of_time=early or (was_read and deadline <= until)
+            )
+            end = deadline
             if restore is not None:
-                # A busy transport must not delay the announcement of a loss.
-                send_by = min(deadline, self._schedule.next_at)
-                self._redlock.transport.send(restore, until=send_by)
+                transport.send(restore, until=self._give_up_at())
+                end = self._deadline()
             if extension.result is None:
-                end = now + self._redlock.timing.node_timeout if restore else deadline
                 self._in_flight.append((watch, extension, end))
             else:
                 self._conclude(watch, extension)

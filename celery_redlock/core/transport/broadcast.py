@@ -12,6 +12,7 @@ entered where they belong.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import threading
@@ -33,6 +34,7 @@ __all__ = ["Broadcast"]
 
 _IDLE = 0.5  # seconds after which connections are checked before they are used
 _POLL_EVERY = 0.002  # seconds between two looks at a connection that is being made
+_MOST_PAUSES = 25  # of that length, for threads with a deadline
 
 _all_broadcasts: weakref.WeakSet[Broadcast] = weakref.WeakSet()
 
@@ -49,8 +51,9 @@ if hasattr(os, "register_at_fork"):
 class Broadcast:
     """One conversation with all nodes of a deployment.
 
-    Threads and greenlets may share it; one of them uses it at a time. A forked child
-    starts anew with connections of its own.
+    Threads and greenlets may share it; one of them uses it at a time. Those with a
+    deadline, which renew, go first. A forked child starts anew with connections of its
+    own.
 
     Args:
         nodes: The nodes, at least one.
@@ -79,8 +82,7 @@ class Broadcast:
         self.observer: Callable[[ScriptRequest], Callable[[int, Vote], None]] | None = (
             None
         )
-        self._mutex = threading.RLock()  # it knows its owner: see _exclusively
-        self._urgent: set[int] = set()  # threads with a deadline that wait for it
+        self._forget_threads()
         self._selector: selectors.BaseSelector | None = None
         self._polled_at = 0.0
         self._unready: list[Node] = []  # nodes that needed maintenance last time
@@ -96,16 +98,20 @@ class Broadcast:
         """Whether a request was sent of which some reply has not been read."""
         return any(node.pending for node in self.nodes)
 
+    def _forget_threads(self) -> None:
+        self._mutex = threading.RLock()  # it knows its owner: see _exclusively
+        self._gate = threading.RLock()  # of the threads without a deadline
+        self._urgent: set[int] = set()  # threads with a deadline that wait for it
+        self._inside: set[int] = set()  # threads with a deadline that may have it
+
     def ask(self, request: ScriptRequest) -> None:
         """Send one request and wait for it as long as nodes may take."""
-        if self._urgent:
-            # A thread that released the mutex would get it again before one that is
-            # still waking up, and locks would not be renewed.
-            self._clock.sleep(_POLL_EVERY)
-        with self._mutex:
-            self._send((request,))
-            until = self._clock.monotonic() + self._reply_timeout()
-            self._wait((request,), until)
+        self._in_turn(self._ask, request)
+
+    def _ask(self, request: ScriptRequest) -> None:
+        self._send((request,))
+        until = self._clock.monotonic() + self._reply_timeout()
+        self._wait((request,), until)
 
     def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
         """Send requests to all nodes, in this order; do not wait for replies.
@@ -119,26 +125,37 @@ class Broadcast:
             Whether they were sent.
         """
         if until is None:
-            with self._mutex:
-                self._send(requests)
+            self._in_turn(self._send, requests)
             return True
         return self._exclusively(until, self._send, requests)
 
-    def wait(self, *requests: ScriptRequest, until: float) -> None:
-        """Return when all of them are done, or at this instant.
+    def wait(
+        self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
+    ) -> bool:
+        """Return when all of them are done, or at ``until``.
 
-        For threads with a deadline: they wait for the mutex no longer, either.
+        For threads with a deadline: others may use the connections until then. So a
+        reply that is there is read, also after ``until``, before it is judged.
+
+        Args:
+            requests: The requests.
+            until: Instant until which nodes may answer.
+            give_up_at: Instant at which to give up, reading nothing, because another
+                thread uses the connections.
+
+        Returns:
+            Whether the replies were read.
         """
-        self._exclusively(until, self._wait, requests, until)
+        return self._exclusively(give_up_at, self._wait, requests, until)
 
     def drain(self, until: float) -> None:
         """Read the replies that are there; give up a busy transport at ``until``."""
-        self.wait(until=max(until, self._clock.monotonic()))
+        self.wait(until=self._clock.monotonic(), give_up_at=until)
 
     def forget(self) -> None:
         """Start anew in a forked child, touching nothing of the parent's."""
         selector, self._selector = self._selector, None
-        self._mutex, self._urgent = threading.RLock(), set()
+        self._forget_threads()
         if selector:
             selector.close()
         for node in self.nodes:
@@ -164,6 +181,27 @@ class Broadcast:
             if selector:
                 selector.close()
 
+    def _in_turn(self, do: Callable[..., None], *args: Any) -> None:
+        """Do this with the mutex, after the threads with a deadline that wait for it.
+
+        Threads without a deadline wait at the gate. So one of them at most waits for
+        the mutex itself, or has it, and a renewal is next.
+        """
+        if threading.get_ident() in self._inside:
+            # A signal handler or a finaliser, perhaps with the mutex. The thread that
+            # has the gate would wait for this one, and this one for the gate.
+            with self._mutex:
+                do(*args)
+            return
+        with self._gate:
+            for _ in range(_MOST_PAUSES):
+                if not self._urgent:
+                    break
+                # This thread would get the mutex before one that is still waking up.
+                self._clock.sleep(_POLL_EVERY)
+            with self._mutex:
+                do(*args)
+
     def _exclusively(self, until: float, do: Callable[..., None], *args: Any) -> bool:
         """Do this with the mutex; return False if it is not free before ``until``.
 
@@ -171,8 +209,11 @@ class Broadcast:
         ``acquire`` has returned, before a line can note that it succeeded. So the
         mutex is released in any case, and knows by itself whether this thread had it.
         """
-        left, me = max(0.0, until - self._clock.monotonic()), threading.get_ident()
+        me, left = threading.get_ident(), -1.0  # for ever
+        if until < math.inf:
+            left = max(0.0, until - self._clock.monotonic())
         try:
+            self._inside.add(me)
             self._urgent.add(me)
             if not self._mutex.acquire(timeout=left):
                 return False
@@ -185,6 +226,7 @@ class Broadcast:
             except RuntimeError:
                 pass
             self._urgent.discard(me)
+            self._inside.discard(me)
 
     # -- with the mutex ----------------------------------------------------------
 

@@ -9,6 +9,7 @@ never be taken for the reply to a later request.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.core import scripts
@@ -255,8 +256,14 @@ class Transport(Protocol):
         Returns False when another thread still used the transport at ``until``.
         """
 
-    def wait(self, *requests: ScriptRequest, until: float) -> None:
-        """Return when all of them are done, or at this instant."""
+    def wait(
+        self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
+    ) -> bool:
+        """Return when all of them are done, or at ``until``.
+
+        A reply that is there is read, also after ``until``. Returns False, with nothing
+        read, when other threads still used the transport at ``give_up_at``.
+        """
 
     def ask(self, request: ScriptRequest) -> None:
         """Send one request and wait for it as long as nodes may take."""

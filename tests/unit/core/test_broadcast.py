@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.transport import broadcast
 from celery_redlock.core.transport.requests import all_answered, grant_is_decided
+from tests.harness.waiting import until as eventually
 from tests.interruptions import counts_places, interruptions
 from tests.unit.core.sockets import (
     CONNECT_TIMEOUT,
@@ -25,6 +28,8 @@ from tests.unit.core.sockets import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_redlock.testing import FakeClock
 
 
@@ -457,16 +462,115 @@ def test_thread_does_not_wait_for_the_mutex_beyond_its_deadline(
     now = clock.monotonic()
 
     sent = net.broadcast.send(asked, until=now)
-    net.broadcast.wait(asked, until=now)
+    read = net.broadcast.wait(asked, until=now + 9.0, give_up_at=now)
     net.broadcast.drain(now)
     net.on_select.clear()
     leave.set()
     thread.join()
 
     assert not sent
+    assert not read
     assert [len(commands(sock.sent)) for sock in net.socks] == [1, 1, 1]
     assert net.broadcast.send(asked, until=clock.monotonic() + 1.0)
     assert [len(commands(sock.sent)) for sock in net.socks] == [2, 2, 2]
+
+
+def source_line_of(thread: threading.Thread) -> str:
+    """Return the line of the code that the thread is in."""
+    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno) if frame else ""
+
+
+class Occupied:
+    """A broadcast that another thread uses until ``leave``."""
+
+    def __init__(self, net: Net) -> None:
+        self._net = net
+        self._entered, self._leave = threading.Event(), threading.Event()
+        self.threads: list[threading.Thread] = []
+        net.on_select.append(self._hang)
+        self.start(net.broadcast.ask, net.request("first"))
+        assert self._entered.wait(SOON)
+
+    def _hang(self) -> None:
+        self._net.on_select.clear()
+        self._entered.set()
+        assert self._leave.wait(SOON)
+
+    def start(self, call: Callable[..., object], *args: Any, **options: Any) -> None:
+        """Start a thread that uses the broadcast, too."""
+        thread = threading.Thread(target=call, args=args, kwargs=options, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def leave(self) -> None:
+        """Let the other threads use it, and wait until all are done."""
+        self._leave.set()
+        for thread in self.threads:
+            thread.join(SOON)
+            assert not thread.is_alive()
+
+
+def test_reply_is_read_after_the_deadline_before_it_is_judged(net: Net) -> None:
+    """The time for which another thread uses the connections is no silence."""
+    asked = net.request()
+    net.broadcast.send(asked)
+    occupied = Occupied(net)
+    read: list[bool] = []
+    now = net.clock.monotonic()
+    occupied.start(lambda: read.append(net.broadcast.wait(asked, until=now)))
+    for index in range(3):
+        net.comes(index, 0.0, GRANTED)
+
+    occupied.leave()
+
+    assert read == [True]
+    assert asked.ballot.granted == 3
+
+
+def test_thread_with_a_deadline_goes_first(net: Net) -> None:
+    """A renewal is next, however many threads came before it."""
+    occupied = Occupied(net)
+    for number in range(10):
+        occupied.start(net.broadcast.send, net.request(f"other {number}"))
+    urgent = net.request("urgent")
+    until = net.clock.monotonic() + 1.0
+    occupied.start(net.broadcast.send, urgent, until=until)
+    eventually(lambda: bool(net.broadcast._urgent))  # noqa: SLF001
+
+    occupied.leave()
+
+    keys = [command[3] for command in commands(net.socks[0].sent)]
+    assert len(keys) == 12
+    assert keys.index(b"urgent") <= 2  # one that has the turn, one that is next
+
+
+def test_handler_in_a_thread_with_a_deadline_waits_for_no_other(net: Net) -> None:
+    """A finaliser of the thread that renews may release a lock in the middle of it."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def finalise() -> None:
+        net.on_select.clear()
+        entered.set()
+        assert leave.wait(SOON)
+        net.broadcast.send(net.request("finaliser"))
+
+    net.on_select.append(finalise)
+    until = net.clock.monotonic() + 1.0
+    wait = {"until": until}
+    threads = [
+        threading.Thread(target=net.broadcast.wait, kwargs=wait, daemon=True),
+        threading.Thread(target=net.broadcast.send, args=(net.request(),), daemon=True),
+    ]
+    threads[0].start()
+    assert entered.wait(SOON)
+    threads[1].start()
+    eventually(lambda: "with self._mutex" in source_line_of(threads[1]))
+    leave.set()
+
+    for thread in threads:
+        thread.join(SOON)
+        assert not thread.is_alive()
 
 
 def test_mutex_is_released_by_a_time_limit(net: Net, clock: FakeClock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.core.records.cancel_requests import ask_to_end
 from celery_redlock.errors import LockCancelled
-from celery_redlock.testing import FakeNodes
+from celery_redlock.testing import FakeClock, FakeNodes
 from tests.unit.core.support import (
     TTL,
     VALIDITY,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.requests import ScriptRequest
-    from celery_redlock.testing import FakeClock
 
 
 # -- renewals --------------------------------------------------------------------------
@@ -348,56 +348,145 @@ def test_callbacks_that_raise_end_nothing(
 
 
 class Busy(FakeNodes):
-    """Nodes whose transport another thread uses."""
+    """Nodes whose transport other threads use until an instant.
 
-    busy = 0
-    deadlines: tuple[float, ...] = ()
+    Attributes:
+        send_at: When requests with a deadline can be sent.
+        read_at: When replies can be read.
+    """
+
+    send_at = read_at = 0.0
 
     def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
-        """Refuse the first requests that have a deadline."""
-        self.deadlines += () if until is None else (until,)
-        if until is not None and self.busy:
-            self.busy -= 1
+        """Wait for the other threads, and give up at the deadline."""
+        if until is not None and not self._has_turn(self.send_at, until):
             return False
         return super().send(*requests, until=until)
 
+    def wait(
+        self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
+    ) -> bool:
+        """Wait for the other threads, and give up reading nothing."""
+        return self._has_turn(self.read_at, give_up_at) and super().wait(
+            *requests, until=until
+        )
 
-def test_busy_transport_is_a_renewal_that_failed(told: Told, clock: FakeClock) -> None:
-    """If it is busy until the deadline, the renewal is tried again; no loss is late."""
-    nodes = Busy(5, clock=clock)
-    redlock = nodes.redlock(ttl=TTL)
+    def _has_turn(self, at: float, give_up_at: float) -> bool:
+        clock = self.clock
+        assert isinstance(clock, FakeClock)
+        now = clock.monotonic()
+        clock.advance(max(0.0, min(at, give_up_at) - now))
+        return clock.monotonic() >= at
+
+
+@pytest.fixture
+def busy(clock: FakeClock) -> Busy:
+    """Give five nodes whose replies take 10 ms."""
+    busy = Busy(5, clock=clock)
+    busy.latency(0.01)
+    return busy
+
+
+def test_nodes_have_their_time_from_when_a_renewal_is_sent(
+    busy: Busy, told: Told, clock: FakeClock
+) -> None:
+    """The time for which other threads use the transport is no silence of the nodes."""
+    redlock = busy.redlock(ttl=TTL)
     watchdog = Stepped(redlock)
     lease = redlock.acquire("k")
     watchdog.watch(lease, on_renewed=told.on_renewed, on_lost=told.on_lost)
-    nodes.busy = 2
+    busy.send_at = 1005.0
 
     watchdog.run_for(clock, 6.0)
-    again = TTL / 3 + 2 * TTL / 12
-    assert told.instants == pytest.approx([again], abs=0.001)
 
-    nodes.busy = 1000
-    watchdog.run_for(clock, 30.0)
-    assert [instant for _, instant in told.lost] == pytest.approx([lease.until])
-    assert max(nodes.deadlines) == pytest.approx(lease.until)
+    assert told.instants == pytest.approx([5.01], abs=0.001)
+    assert asked(busy).count("extend") == 1
+
+
+def test_replies_are_read_before_a_renewal_is_judged(
+    busy: Busy, told: Told, clock: FakeClock
+) -> None:
+    """Also if other threads use the transport beyond the deadline of the nodes."""
+    redlock = busy.redlock(ttl=TTL)
+    watchdog = Stepped(redlock)
+    lease = redlock.acquire("k")
+    watchdog.watch(lease, on_renewed=told.on_renewed, on_lost=told.on_lost)
+    other = redlock.acquire("other", 6.0)  # to be looked at while the other one waits
+    watchdog.watch(other, on_lost=told.on_lost, renew=False)
+    busy.read_at = 1006.5
+
+    watchdog.run_for(clock, 6.6)
+
+    assert told.instants == pytest.approx([6.5], abs=0.001)
+    assert [lost for lost, _ in told.lost] == [other]
+    assert told.lost[0][1] == pytest.approx(other.until)
+    assert asked(busy).count("extend") == 1
+
+
+def test_direct_renewal_reads_replies_before_it_is_judged(
+    busy: Busy, clock: FakeClock
+) -> None:
+    """``extend`` has no deadline of its own, so it waits for other threads."""
+    redlock = busy.redlock(ttl=TTL)
+    lease = redlock.acquire("k")
+    busy.read_at = clock.monotonic() + 1.0
+
+    assert redlock.extend(lease)
+
+
+def test_loss_is_announced_in_time_while_the_transport_is_busy(
+    busy: Busy, told: Told, clock: FakeClock
+) -> None:
+    """Whether the renewal waits to be sent or to be read."""
+    redlock = busy.redlock(ttl=TTL)
+    watchdog = Stepped(redlock)
+    unsent, unread = redlock.acquire("unsent"), redlock.acquire("unread", 9.0)
+    for lease in (unsent, unread):
+        watchdog.watch(lease, on_renewed=told.on_renewed, on_lost=told.on_lost)
+    busy.read_at = 1030.0
+    clock.at(3.1, lambda: setattr(busy, "send_at", 1030.0))
+
+    watchdog.run_for(clock, 25.0)
+
+    assert [lease for lease, _ in told.lost] == [unread, unsent]
+    instants = [instant for _, instant in told.lost]
+    assert instants == pytest.approx([unread.until, unsent.until])
+    assert told.renewed == []
+
+
+def test_losses_are_announced_in_time_behind_many_renewals(
+    busy: Busy, told: Told, clock: FakeClock
+) -> None:
+    """More leases are due than are renewed at once, and the transport is busy."""
+    redlock = busy.redlock(ttl=TTL)
+    watchdog = Stepped(redlock)
+    leases = [redlock.acquire(f"k{number}") for number in range(300)]
+    for lease in leases:
+        watchdog.watch(lease, on_lost=told.on_lost)
+    busy.read_at = 1060.0
+
+    watchdog.run_for(clock, 20.0)
+
+    late = [instant - lease.until for lease, instant in told.lost]
+    assert len(late) == 300
+    assert max(late) < 0.001
 
 
 def test_restore_waits_for_a_busy_transport_until_the_next_loss(
-    clock: FakeClock,
+    busy: Busy, told: Told, clock: FakeClock
 ) -> None:
     """It waits no longer, or the loss would be announced late."""
-    nodes = Busy(5, clock=clock)
-    redlock = nodes.redlock(ttl=TTL, node_timeout=3.0)
+    redlock = busy.redlock(ttl=TTL)
     watchdog = Stepped(redlock)
     lease = redlock.acquire("k")
-    watchdog.watch(lease)
-    ends = lease.until
-    forget(nodes, 0, 1, 2)
-    nodes.busy = 7  # up to 9.17 s
+    watchdog.watch(lease, on_lost=told.on_lost, on_renewed=told.on_renewed)
+    forget(busy, 0, 1, 2)
+    clock.at(TTL / 3 - 0.005, lambda: setattr(busy, "send_at", 1030.0))
 
-    watchdog.run_for(clock, 9.5)
+    watchdog.run_for(clock, 12.0)
 
-    assert asked(nodes)[-1] == "restore"
-    assert max(nodes.deadlines) == pytest.approx(ends)
+    assert asked(busy)[-1] == "extend"
+    assert [instant for _, instant in told.lost] == pytest.approx([lease.until])
 
 
 # -- losses ----------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""One service that hundreds of threads or greenlets use at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.errors import LockUnavailable
+from tests.nodes.support import client, run_python, until, until_all_vote
+
+if TYPE_CHECKING:
+    from celery_redlock.devnodes import DevNodes
+
+THREADS = 200
+SECONDS = 60.0  # for a machine that is busy
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys, gevent
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.errors import LockUnavailable
+from tests.harness.waiting import until
+key, *urls = sys.argv[1:]
+redlock = Redlock(urls, ttl=6.0)
+until(lambda: not redlock.check().problems)
+watchdog, renewals, losses, over = Watchdog(redlock), [], [], []
+
+def work(number):
+    while not over:
+        try:
+            redlock.release(redlock.acquire(f"{key}:{number}"))
+        except LockUnavailable:
+            pass
+
+lease = redlock.acquire(key)
+watchdog.watch(lease, on_lost=losses.append, on_renewed=lambda *_: renewals.append(1))
+greenlets = [gevent.spawn(work, number) for number in range(300)]
+until(lambda: losses or len(renewals) >= 2, 60.0)
+over.append(True)
+gevent.joinall(greenlets)
+print(len(losses), lease.is_valid())
+"""
+
+
+def test_threads_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) -> None:
+    """A lease is renewed while 200 threads acquire and release in a loop."""
+    over, renewals, losses = threading.Event(), list[Any](), list[Any]()
+    with client(three_nodes, ttl=6.0, node_timeout=0.05) as redlock:
+        until_all_vote(redlock)
+
+        def work(number: int) -> None:
+            while not over.is_set():
+                with contextlib.suppress(LockUnavailable):
+                    redlock.release(redlock.acquire(f"{key}:{number}"))
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
+        watchdog, lease = Watchdog(redlock), redlock.acquire(key)
+        watchdog.watch(
+            lease,
+            on_lost=losses.append,
+            on_renewed=lambda _, late: renewals.append(late),
+        )
+        for thread in threads:
+            thread.start()
+        try:
+            until(lambda: losses or len(renewals) >= 3, SECONDS)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+            watchdog.stop()
+
+        assert losses == []
+        assert lease.is_valid()
+
+
+def test_greenlets_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) -> None:
+    """The renewals of a process with 300 greenlets come in time, too."""
+    lines = run_python(GREENLETS, key, *three_nodes.urls, timeout=2 * SECONDS)
+
+    assert lines == ["0 True"]
