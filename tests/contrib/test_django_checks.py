@@ -80,7 +80,8 @@ def test_error_of_the_project_is_an_error_with_its_name(
     project: Project, options: Any, settings: Any, code: str, said: str
 ) -> None:
     """The check finds what would end a worker at its start, and raises nothing."""
-    project(options, **{"redlock_nodes": NOWHERE, **settings})
+    settings = {"redlock_nodes": NOWHERE, **settings}
+    project(options, **{name: v for name, v in settings.items() if v is not None})
 
     found = run_checks()[code]
 

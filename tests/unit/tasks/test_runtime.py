@@ -32,9 +32,10 @@ class Starting:
 
 
 def locking_app(**settings: Any) -> Celery:
-    """Return an app with one locked task."""
+    """Return an app with one locked task; a setting that is None is not set."""
     app = Celery("runtime", broker="memory://", set_as_current=False)
-    app.conf.update({"redlock_nodes": ["redis://a:1"], **settings})
+    settings = {"redlock_nodes": ["redis://a:1"], **settings}
+    app.conf.update({name: v for name, v in settings.items() if v is not None})
 
     @singleton_task(app=app, shared=False, name="job", ttl=30)
     def job() -> None: ...
