@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -25,11 +26,13 @@ from celery_redlock.errors import ConfigurationError, RedlockError
 from tests.nodes.support import Child, StartNodes, client, plain_client, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+StartNode = Callable[..., DevNode]  # the fixture `start_node`
 
 
 @pytest.fixture
-def start_node(start_nodes: StartNodes) -> Callable[..., DevNode]:
+def start_node(start_nodes: StartNodes) -> StartNode:
     """Give a function that starts a server with these `ServerOptions`."""
 
     def start(**options: Any) -> DevNode:
@@ -110,7 +113,7 @@ def test_plugin_gives_three_nodes(redlock_nodes: DevNodes, key: str) -> None:
 
 
 @pytest.mark.every_server
-def test_node_listens_on_a_unix_socket(start_node: Callable[..., DevNode]) -> None:
+def test_node_listens_on_a_unix_socket(start_node: StartNode) -> None:
     """With `unix_socket` there is no port."""
     node = start_node(unix_socket=True)
 
@@ -127,7 +130,7 @@ def stranger_to(node: DevNode) -> redis.Redis:
 
 
 @pytest.mark.every_server
-def test_node_wants_its_password(start_node: Callable[..., DevNode]) -> None:
+def test_node_wants_its_password(start_node: StartNode) -> None:
     """The node needs its password; the URL has it, also with special characters."""
     node = start_node(password="p@ss/w:rd%#")
 
@@ -138,7 +141,7 @@ def test_node_wants_its_password(start_node: Callable[..., DevNode]) -> None:
 
 
 @pytest.mark.every_server
-def test_node_limits_its_user(start_node: Callable[..., DevNode]) -> None:
+def test_node_limits_its_user(start_node: StartNode) -> None:
     """The URL's user may do what `acl` says; `command` may do everything."""
     node = start_node(username="locker", password="secret", acl="~ours:* +get")
 
@@ -152,9 +155,7 @@ def test_node_limits_its_user(start_node: Callable[..., DevNode]) -> None:
         stranger_to(node).ping()
 
 
-def test_node_speaks_tls(
-    start_node: Callable[..., DevNode], certificate: tuple[Path, Path]
-) -> None:
+def test_node_speaks_tls(start_node: StartNode, certificate: tuple[Path, Path]) -> None:
     """With a certificate the URL is rediss://, and plain text gets no answer."""
     try:
         node = start_node(certificate=tuple(map(str, certificate)))
@@ -170,7 +171,7 @@ def test_node_speaks_tls(
         stranger_to(node).ping()
 
 
-def test_node_takes_more_configuration(start_node: Callable[..., DevNode]) -> None:
+def test_node_takes_more_configuration(start_node: StartNode) -> None:
     """The entries of `config` are in the redis.conf of the node."""
     node = start_node(config={"maxmemory": "10mb", "save": "60 1"})
 
@@ -247,7 +248,7 @@ def test_restarted_node_is_another_server(
     ids=["paused", "snapshot", "append-only-file", "not-kept"],
 )
 def test_restart_loads_the_files_of_the_node(
-    start_node: Callable[..., DevNode],
+    start_node: StartNode,
     act: str,
     config: dict[str, str],
     *,
@@ -269,9 +270,7 @@ def test_restart_loads_the_files_of_the_node(
     assert node.command("GET", "name") == found
 
 
-def test_restarted_node_has_loaded_everything(
-    start_node: Callable[..., DevNode],
-) -> None:
+def test_restarted_node_has_loaded_everything(start_node: StartNode) -> None:
     """When `restart` returns, the server has loaded all of its keys."""
     node = start_node(config={"appendonly": "yes", "aof-use-rdb-preamble": "no"})
     node.command("EVAL", "for i = 1, 300000 do redis.call('SET', i, i) end", 0)

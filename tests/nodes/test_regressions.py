@@ -18,7 +18,7 @@ redsync #186 #149, nodes that were away stay without the lock
     nodes/test_renewal.py::test_renewal_claims_nodes_that_lost_it
     nodes/test_outages.py::test_lock_moves_over_as_nodes_die_and_come_back
 redlock-py, redsync and others, one token for all tries
-    unit/core/test_refusals.py::test_each_try_has_a_token_of_its_own
+    unit/core/test_refusals.py::test_split_votes_are_tried_five_times
     nodes/test_connections.py::test_acquire_overtaken_by_its_release_leaves_nothing
 Redisson #624, RedLock.net #93 #97, two holders
     nodes/test_exclusion.py::test_valid_leases_never_overlap_in_any_history
