@@ -56,4 +56,4 @@ def _used(node: DevNode) -> int:
 
 
 def _fences(node: DevNode) -> int:
-    return int(node.command("MEMORY", "USAGE", "redlock:fence", "SAMPLES", 0))
+    return int(node.command("MEMORY", "USAGE", "redlock:meta", "SAMPLES", 0))

@@ -24,7 +24,7 @@ def init(session: Session, *, yes: bool) -> None:
 
     A node that lost its memory does not vote for as long as a lock can last, and a new
     node looks the same. This command says that there is nothing to remember. It refuses
-    if a node holds live locks.
+    if a node holds live locks or belongs to another deployment.
     """
     redlock = session.redlock
     rows: list[Row] = [[node.label, state_cell(node)] for node in node_status(redlock)]

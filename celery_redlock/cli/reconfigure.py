@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--to", "new", metavar="NODES", help="The future nodes.")
 @click.option("--from-max-ttl", type=float, help="The present redlock_max_ttl.")
 @click.option("--max-ttl", type=float, help="The future redlock_max_ttl.")
+@click.option("--abort", is_flag=True, help="Take an unfinished change back.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def reconfigure(  # noqa: PLR0913  (an argument for each option)
@@ -44,6 +45,7 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     new: str | None,
     from_max_ttl: float | None,
     max_ttl: float | None,
+    abort: bool,
     yes: bool,
 ) -> None:
     """Change the list of nodes, or max_ttl, without two holders.
@@ -53,7 +55,9 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     keeps passwords out of the list of processes.
 
     No lock is granted for about as long as the greater max_ttl. If it is interrupted,
-    run it again with the same arguments: it goes on where it stopped.
+    run it again with the same arguments: it goes on where it stopped. With --abort the
+    nodes go back to the old settings instead, after one more wait. That is possible
+    until the first node votes for the new settings.
     """
     if all(given is None for given in (old, new, from_max_ttl, max_ttl)):
         raise click.UsageError("Say what to change: --from, --to or --max-ttl.")
@@ -61,17 +65,23 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     after = _redlock(session, new, max_ttl)
     with closing(before), closing(after):
         session.say(*_comparison(before, after))
-        session.confirm("Change it now?", yes=yes)
-        steps = _run(session, before, after)
-    gone = [label for label in before.labels if label not in after.labels]
+        question = "Take this change back now?" if abort else "Change it now?"
+        session.confirm(question, yes=yes)
+        steps = _run(session, before, after, abort=abort)
+    gone = [label for label in before.labels if label not in after.labels and not abort]
     lines = ["", "Update all clients now: clients with the old settings get no locks."]
+    if abort:
+        lines = ["", "The nodes have the old settings again."]
     if gone:
         lines.append(f"Shut down the nodes that were removed: {', '.join(gone)}.")
-    document = {"config": after.guard.config, "steps": steps, "gone": gone}
+    present = before if abort else after
+    document = {"config": present.guard.config, "steps": steps, "gone": gone}
     session.tell(lines, lambda: document)
 
 
-def _run(session: Session, before: Redlock, after: Redlock) -> list[str]:
+def _run(
+    session: Session, before: Redlock, after: Redlock, *, abort: bool
+) -> list[str]:
     """Change it, print each step, and return the steps."""
     steps: list[str] = []
 
@@ -80,7 +90,7 @@ def _run(session: Session, before: Redlock, after: Redlock) -> list[str]:
         session.say(sentence)
 
     try:
-        operation.reconfigure(before, after, on_step=on_step)
+        operation.reconfigure(before, after, abort=abort, on_step=on_step)
     except ConfigurationError:
         raise
     except RedlockError as error:
@@ -88,7 +98,7 @@ def _run(session: Session, before: Redlock, after: Redlock) -> list[str]:
     except KeyboardInterrupt:
         raise Failure(
             "Interrupted. No lock is granted until you run it again, with the same "
-            "arguments.",
+            "arguments, or with --abort to take it back.",
             ERROR,
         ) from None
     return steps

@@ -6,6 +6,7 @@ Read in this order:
 2.  ``lease``: the result of an acquire, and the holder as the nodes store it.
 3.  ``quorum``: how votes are counted. ``failure``: the error for a lost vote.
 4.  ``fence``, ``restart_guard``: two guarantees that plain Redlock lacks.
+    ``configuration``: the settings on which all clients must agree.
 5.  ``extension``: one renewal. ``renewal``: the thread that renews all leases.
 6.  ``wait_queue``: waiting for a lock that another client holds.
 7.  ``scripts``: what a node does, in Lua. ``keys``: the names of all keys there.
@@ -20,6 +21,7 @@ __all__ = [
     "backoff",
     "callbacks",
     "clock",
+    "configuration",
     "deployment",
     "failure",
     "keys",

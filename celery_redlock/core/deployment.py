@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.configuration import refusal
 from celery_redlock.core.transport.client import each_node, escaped
 from celery_redlock.errors import RedlockError
 
@@ -58,21 +59,29 @@ def initialize(
         timeout: Seconds that a node may take to answer.
 
     Raises:
-        RedlockError: A node cannot be read, or holds live locks, which shows that the
-            deployment is not new. Nothing was changed.
+        RedlockError: A node cannot be read, has another configuration, or holds live
+            locks, which shows that the deployment is not new. Nothing was changed.
     """
     pattern = escaped(guard.keys.lock("")) + "*"
 
-    def count_locks(client: NodeClient) -> int:
-        return len({key for keys, _ in client.scan(pattern) for key in keys})
+    def look(client: NodeClient) -> tuple[str, int]:
+        (config,) = client.ask(("HGET", guard.keys.meta, "config"))
+        locks = len({key for keys, _ in client.scan(pattern) for key in keys})
+        return config.decode(errors="replace") if config else "", locks
 
-    nodes = each_node(addresses, count_locks, timeout=timeout)
+    nodes = each_node(addresses, look, timeout=timeout)
     for label, reason in nodes.unseen.items():
         raise RedlockError(
             f"Node {label} {reason}. It may hold live locks, so nothing was changed. "
             "Start it, or remove it from the list of nodes."
         )
-    for label, locks in nodes.results.items():
+    for label, (config, locks) in nodes.results.items():
+        if config not in ("", guard.config) and not config.startswith("protocol 1,"):
+            difference, remedy = refusal(config, guard.config)
+            raise RedlockError(
+                f"Node {label} belongs to another deployment, so nothing was changed: "
+                f"the nodes {difference}. {remedy}."
+            )
         if locks:
             raise RedlockError(
                 f"Node {label} holds live locks under {guard.keys.prefix!r} "
@@ -80,10 +89,10 @@ def initialize(
                 "changed. Wait until the restart guard admits the nodes by itself, or "
                 "stop all workers and wait for one max_ttl."
             )
-    ballot = guard.initialize()
-    failed = len(addresses) - len(ballot.indexes(VoteKind.GRANTED))
-    if failed:
-        raise RedlockError(
-            f"{failed} of {len(addresses)} nodes could not be initialized: "
-            f"{ballot.reasons()}. The other nodes vote now. Run it again."
-        )
+    give_up_at = SYSTEM_CLOCK.monotonic() + timeout
+    while (ballot := guard.initialize()).granted < len(addresses):
+        if SYSTEM_CLOCK.monotonic() > give_up_at:
+            raise RedlockError(
+                f"Only {ballot.granted} of {len(addresses)} nodes were initialized: "
+                f"{ballot.reasons()}. Run it again: twice is harmless."
+            )

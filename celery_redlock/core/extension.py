@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.quorum import Ballot
+    from celery_redlock.core.restart_guard import RestartGuard
     from celery_redlock.core.transport.requests import Nodes, ScriptRequest
 
 __all__ = ["Extension"]
@@ -48,7 +49,7 @@ class Extension:
         lease: The lease to renew.
         nodes: The nodes of the deployment.
         keys: The names of the keys on the nodes.
-        config: The configuration that the nodes must have.
+        guard: Knows the configuration that the nodes must have.
 
     Attributes:
         lease: The lease that is renewed.
@@ -72,20 +73,22 @@ class Extension:
         "started_at",
     )
 
-    def __init__(self, lease: Lease, nodes: Nodes, keys: Keys, config: str) -> None:
+    def __init__(
+        self, lease: Lease, nodes: Nodes, keys: Keys, guard: RestartGuard
+    ) -> None:
         self.lease = lease
         self.started_at = nodes.clock.monotonic()
         self.result: bool | None = None
         self.cancelled_by = ""
         self._nodes = nodes
-        self._keys = (keys.lock(lease.key), keys.fence, keys.meta)
-        self._config = config
+        self._keys = (keys.lock(lease.key), keys.meta)
+        self._config = guard.config
         self._extended: Ballot | None = None
         self._before = lease.renewal_ballot
         self.request = nodes.request(
             EXTEND,
             self._keys,
-            [config, lease.token, round(lease.ttl * _MS)],
+            [guard.config, lease.token, round(lease.ttl * _MS), guard.quarantine_ms],
             done_when=grant_is_decided,
             is_obsolete=self._is_over,
         )

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.backoff import doubled, jittered
+from celery_redlock.core.configuration import refusal
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import Ballot, Verdict, VoteKind
 from celery_redlock.errors import (
@@ -27,13 +28,18 @@ _MS = 1000
 _SHORTEST_DELAY, _LONGEST_DELAY = 0.002, 0.25  # seconds
 
 
-def failure_of(key: str, ballot: Ballot, *, node_timeout: float) -> LockUnavailable:
-    """Return the error for an attempt that ended with these votes."""
+def failure_of(
+    key: str, ballot: Ballot, *, node_timeout: float, config: str
+) -> LockUnavailable:
+    """Return the error for an attempt that ended with these votes.
+
+    The arguments are those of `unreachable`.
+    """
     verdict = ballot.final_verdict()
     if verdict is Verdict.HELD:
         return _held(key, ballot)
     if verdict is Verdict.UNREACHABLE:
-        return unreachable(key, ballot, node_timeout=node_timeout)
+        return unreachable(key, ballot, node_timeout=node_timeout, config=config)
     nodes = len(ballot.labels)
     if verdict is Verdict.WON:
         fact = (
@@ -51,7 +57,12 @@ def failure_of(key: str, ballot: Ballot, *, node_timeout: float) -> LockUnavaila
 
 
 def unreachable(
-    key: str, ballot: Ballot, *, node_timeout: float, state: str = "Nothing is held"
+    key: str,
+    ballot: Ballot,
+    *,
+    node_timeout: float,
+    config: str,
+    state: str = "Nothing is held",
 ) -> QuorumUnreachable:
     """Return the error for too few votes. It says why each node gave none.
 
@@ -59,6 +70,7 @@ def unreachable(
         key: The name of the lock.
         ballot: The votes.
         node_timeout: Seconds that a node had to answer.
+        config: The configuration of this client.
         state: What holds now, as a clause.
     """
     wait_ms = ballot.quarantine_ms()
@@ -68,11 +80,9 @@ def unreachable(
             "deployment, `celery -A proj redlock init` ends the wait"
         )
     elif _configurations(ballot):
-        remedy = (
-            f"Those nodes are set up for: {'; '.join(_configurations(ballot))}. Use "
-            "the same settings on all clients, or move the nodes to these settings "
-            "with `celery -A proj redlock reconfigure`"
-        )
+        told = [refusal(theirs, config) for theirs in _configurations(ballot)]
+        differences = "; some nodes ".join(difference for difference, _ in told)
+        remedy = f"The nodes {differences}. {told[0][1]}"
     else:
         remedy = "Run `celery -A proj redlock doctor`"
     return QuorumUnreachable(

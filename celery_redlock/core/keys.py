@@ -11,11 +11,21 @@ key, under the prefix      content
 ``slots:{election}``       hash: schedule entry -> until when its slots were sent
 ``ran:{slot}``             id of the task that runs for this slot of a schedule
 ``standby:{election}``     hash: standby of this election -> until when
-``fence``                  hash: stripe -> counter, "floor" -> least counter
-``meta``                   hash: config, run_id, incarnation, synced
-``quarantine``             exists while the node must not vote
+``meta``                   hash: what the node must not forget, see below
 ``wake:{process}``         no key: the channel of one process with waiters
 =========================  ======================================================
+
+What a node must not forget are the fields of one hash: to lose a part is to lose all,
+and that is noticed.
+
+====================  ===========================================================
+``config``            the settings of all clients (``core.configuration``)
+``run_id``            the server process in which the node was admitted to the vote
+``incarnation``       its present memory: another one after each loss
+``synced``            the incarnation whose fence counters are complete
+``quarantine_until``  until when the node must not vote, in ms since 1970
+``0`` ... ``4095``    the fence counters; ``floor``: the least counter of all
+====================  ===========================================================
 """
 
 from __future__ import annotations
@@ -31,7 +41,7 @@ STRIPES = 4096
 def stripe_of(key: str) -> int:
     """Return the number of the fence counter that this key shares with others.
 
-    It is a field of the hash ``fence``, so that the memory for counters is bounded.
+    It is a field of the hash ``meta``, so that the memory for counters is bounded.
     """
     return zlib.crc32(key.encode()) % STRIPES
 
@@ -42,23 +52,14 @@ class Keys:
 
     Attributes:
         prefix: ``redlock_prefix``: the start of every name.
-        fence: The fence counters of the node.
-        meta: The configuration and the incarnation of the node.
-        quarantine: Exists while the node is in quarantine.
-        admission: These three, as scripts that admit a node to the vote take them.
+        meta: What the node must not forget.
     """
 
     prefix: str
-    fence: str = field(init=False)
     meta: str = field(init=False)
-    quarantine: str = field(init=False)
-    admission: tuple[str, str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = [f"{self.prefix}:{name}" for name in ("fence", "meta", "quarantine")]
-        for name, key in zip(("fence", "meta", "quarantine"), names, strict=True):
-            object.__setattr__(self, name, key)
-        object.__setattr__(self, "admission", tuple(names))
+        object.__setattr__(self, "meta", f"{self.prefix}:meta")
 
     def lock(self, key: str) -> str:
         """Return the name of the lock of this key."""

@@ -95,6 +95,7 @@ class Redlock:
         connect_timeout: Seconds that a connection may take to be made.
         prefix: The start of the names of all keys on the nodes.
         restart_guard: Keep restarted nodes out of the vote; see ``core.restart_guard``.
+            All clients must use the same.
         clock: For tests: reads time.
         transport: For tests: reaches the nodes.
 
@@ -229,7 +230,7 @@ class Redlock:
             if ballot.final_verdict() is Verdict.WON:
                 fence = ballot.agreed_number()
                 if fence is None:
-                    keys = (self.keys.lock(key), self.keys.fence)
+                    keys = (self.keys.lock(key), self.keys.meta)
                     args = (token, holder_info, stripe_of(key))
                     fence = raise_fence(ballot, self.nodes, keys, args)
                 self._recover_late_voters(ballot)
@@ -250,7 +251,12 @@ class Redlock:
         except BaseException:
             self._send_release(key, token, since=started_at)
             raise
-        failure = failure_of(key, ballot, node_timeout=self.timing.node_timeout)
+        failure = failure_of(
+            key,
+            ballot,
+            node_timeout=self.timing.node_timeout,
+            config=self.guard.config,
+        )
         if ballot.granted or ballot.answered < len(self.labels):
             # Not waited for: later requests on a connection come after it.
             self._send_release(key, token, since=started_at)
@@ -279,7 +285,7 @@ class Redlock:
         guard = self.guard
         return self.nodes.request(
             ACQUIRE,
-            (self.keys.lock(key), *self.keys.admission),
+            (self.keys.lock(key), self.keys.meta),
             (
                 token,
                 holder_info,
@@ -308,7 +314,7 @@ class Redlock:
 
     def extension(self, lease: Lease) -> Extension:
         """Begin a renewal of this lease, for a caller that sends it."""
-        return Extension(lease, self.nodes, self.keys, self.guard.config)
+        return Extension(lease, self.nodes, self.keys, self.guard)
 
     def release(self, lease: Lease, *, keep: float = 0.0) -> int:
         """Release the lock on all nodes. Twice is harmless.
@@ -405,6 +411,7 @@ class Redlock:
                 lease.key,
                 ballot,
                 node_timeout=self.timing.node_timeout,
+                config=self.guard.config,
                 state=f"The lease is valid for {lease.remaining():.1f} s more",
             )
         raise lease.lost_error()

@@ -14,21 +14,21 @@ so that this holds through proxies and connection pools::
 Each loss of memory begins a new *incarnation* of the node, so that counters that were
 read for an earlier one cannot end the quarantine of a later one.
 
-The marker and the quarantine are keys of ours on the node. The wait is the ttl of the
-quarantine, which begins after the loss was noticed. So no clock that lies about the
-past can shorten it.
+What the node knows of itself is one hash: to lose a part of it is to lose all. The wait
+begins when the loss is noticed. So no clock that lies about the past can shorten it.
 
 Fence counters are recovered at the END of the quarantine: an attempt that was under way
 when the node restarted may still be granted with its vote, and only after a max_ttl is
 that certainly over. The counters are merged from r = N − q + 1 other nodes that vote
 themselves: any quorum of the past, without this node, shares one with these. The node
-sets a *floor* under all of its counters, its own TIME in µs, when the nodes say that r
-cannot be had (a majority restarted, N = 1), or when the others were silent for a
-max_ttl. The log then warns that the order of fences rests on clocks.
+sets a *floor* under all of its counters, its own TIME and the tolerance for the clocks
+of clients, when the nodes say that r cannot be had (a majority restarted, N = 1), or
+when too few answered for a whole max_ttl. It sets none while some node belongs to
+another configuration. The log then warns that the order of fences rests on clocks.
 
-The configuration (protocol, max_ttl, node names) is stored on each node, since clients
-that disagree about it do not exclude each other. A node refuses a client with another
-configuration and names the difference.
+Whether nodes guard is part of the configuration (``core.configuration``), and so the
+same for all clients. Where they do not, a node that lost its memory votes as soon as
+the others have told their counters, or have all said that they know none.
 
 Source: the recovery is that of crash-consistent quorums, Michael et al.,
 "Recovering shared objects without stable storage", DISC 2017.
@@ -40,6 +40,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core import scripts
+from celery_redlock.core.configuration import Configuration
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.quorum import Ballot, VoteKind
 from celery_redlock.core.transport.requests import all_answered
@@ -51,19 +52,12 @@ if TYPE_CHECKING:
     from celery_redlock.core.timing import Timing
     from celery_redlock.core.transport.requests import Nodes, ScriptRequest
 
-__all__ = ["PROTOCOL", "RestartGuard", "config_text", "greatest"]
+__all__ = ["RestartGuard", "greatest"]
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1
 _MS = 1000
 _PAUSE_BETWEEN_RECOVERIES = 0.2  # seconds
-
-
-def config_text(labels: tuple[str, ...], max_ttl: float) -> str:
-    """Return in words the settings on which all clients of a deployment must agree."""
-    nodes = ", ".join(sorted(labels))
-    return f"protocol {PROTOCOL}, max_ttl {max_ttl:g} s, nodes {nodes}"
 
 
 class RestartGuard:
@@ -75,6 +69,11 @@ class RestartGuard:
         timing: The deployment's durations.
         enabled: ``redlock_restart_guard``. When off, a node votes at once after
             a restart: two clients may hold a lock, and fences may repeat.
+
+    Attributes:
+        config: The configuration, as the nodes store it.
+        quarantine_ms: For how long a node without memory does not vote.
+        hint_tolerance_us: By how much the clock of a client may differ from a node's.
     """
 
     def __init__(
@@ -82,18 +81,18 @@ class RestartGuard:
     ) -> None:
         self.enabled = enabled
         self.keys = keys
-        self.config = config_text(nodes.labels, timing.max_ttl) if enabled else ""
-        self.quarantine_ms = round(timing.quarantine * _MS)
+        labels = tuple(sorted(nodes.labels))
+        self.config = str(Configuration(labels, timing.max_ttl, is_guarded=enabled))
+        self.quarantine_ms = round(timing.quarantine * _MS) if enabled else 0
         self.hint_tolerance_us = round(timing.max_ttl / 4 * 1_000_000)
         self._nodes = nodes
         self._max_ttl = timing.max_ttl
         self._next_recovery_at = 0.0
-        self._short_since: dict[str, float] = {}  # by incarnation
+        self._short: dict[str, tuple[float, float]] = {}  # incarnation: first, last
 
     def ask(self, script: scripts.Script, args: Sequence[Any]) -> ScriptRequest:
         """Ask all nodes by a script about the admission of nodes to the vote."""
-        keys = self.keys.admission
-        return self._nodes.ask(script, keys, args, done_when=all_answered)
+        return self._nodes.ask(script, (self.keys.meta,), args, done_when=all_answered)
 
     def recover(self, ballot: Ballot) -> bool:
         """Recover the fence counters of the unsynced nodes of this ballot.
@@ -114,7 +113,9 @@ class RestartGuard:
 
     def initialize(self) -> Ballot:
         """Let the nodes of a new deployment vote at once."""
-        return self.ask(scripts.INITIALIZE, [self.config]).ballot
+        now_us = round(self._nodes.clock.wall() * 1_000_000)
+        args = (self.config, now_us, self.hint_tolerance_us)
+        return self.ask(scripts.INITIALIZE, args).ballot
 
     def _recover_node(
         self, index: int, ballot: Ballot, counters: ScriptRequest
@@ -124,17 +125,20 @@ class RestartGuard:
         incarnation = vote.value if vote else ""
         sources = [i for i in counters.ballot.indexes(VoteKind.GRANTED) if i != index]
         enough = len(sources) >= self._needed
-        floor = not enough and self._is_hopeless(incarnation, counters.ballot)
+        if enough:
+            self._short.clear()
+        floor = not enough and self._is_hopeless(index, incarnation, counters.ballot)
         if not enough and not floor:
             return False
         pairs: list[Any] = []
         for source in sources:
             pairs += counters.replies[source][1:]
-        sync = self.ask(scripts.SYNC, [incarnation, int(floor), *greatest(pairs)])
+        args = (self.config, incarnation, int(floor), self.hint_tolerance_us)
+        sync = self.ask(scripts.SYNC, [*args, *greatest(pairs)])
         vote = sync.ballot.votes[index]
         if vote is None or vote.kind is not VoteKind.GRANTED:
             return False
-        if floor:
+        if floor and self.enabled:
             log.warning(
                 "Node %s votes again, but too few other nodes knew the fences that "
                 "were granted: its own TIME is the floor of its counters now. The "
@@ -155,15 +159,36 @@ class RestartGuard:
     def _needed(self) -> int:
         return len(self._nodes.labels) - self._nodes.quorum + 1
 
-    def _is_hopeless(self, incarnation: str, counters: Ballot) -> bool:
+    def _is_hopeless(self, index: int, incarnation: str, counters: Ballot) -> bool:
         """Tell whether waiting for more nodes to tell their counters does not help."""
-        known = (VoteKind.UNSYNCED, VoteKind.QUARANTINED)
-        lost = sum(vote is not None and vote.kind in known for vote in counters.votes)
-        if len(counters.labels) - lost < self._needed:
+        others = [vote for i, vote in enumerate(counters.votes) if i != index]
+        if any(
+            vote and vote.kind is VoteKind.REFUSED and vote.value for vote in others
+        ):
+            return False  # a node of another configuration: no new start beside it
+        kinds = [vote.kind for vote in others if vote is not None]
+        forgetful = kinds.count(VoteKind.UNSYNCED) + kinds.count(VoteKind.QUARANTINED)
+        if self.enabled:
+            cannot_be_had = len(others) - forgetful < self._needed
+        else:  # all others have told what they know
+            knowing = kinds.count(VoteKind.GRANTED)
+            cannot_be_had = forgetful + knowing == len(others)
+        if cannot_be_had:
             return True
+        return self._is_long_short(incarnation)
+
+    def _is_long_short(self, incarnation: str) -> bool:
+        """Tell whether too few nodes told their counters for one max_ttl on end.
+
+        That is, at every look in that time. Looks that are more than half a max_ttl
+        apart do not count as one time: the nodes may have been there in between.
+        """
         now = self._nodes.clock.monotonic()
-        since = self._short_since.setdefault(incarnation, now)
-        return now - since > self._max_ttl
+        first, last = self._short.get(incarnation, (now, now))
+        if now - last > self._max_ttl / 2:
+            first = now
+        self._short[incarnation] = first, now
+        return now - first > self._max_ttl
 
 
 def greatest(pairs: list[Any]) -> list[Any]:

@@ -34,7 +34,6 @@ __all__ = [
 _SAMPLE = 500  # keys
 _CLOCK_READINGS = 12
 _MS, _US = 1000, 1_000_000
-_NO_SUCH_KEY = -2  # reply of PTTL
 
 
 class NodeState(enum.Enum):
@@ -171,16 +170,22 @@ def _unreachable(label: str, reason: str) -> NodeReport:
 
 
 def _status(client: NodeClient, guard: RestartGuard) -> NodeStatus:
-    info_text, meta, left = client.ask(
-        ("INFO",), ("HGETALL", guard.keys.meta), ("PTTL", guard.keys.quarantine)
+    fields = ("config", "run_id", "incarnation", "synced", "quarantine_until")
+    info_text, meta, time = client.ask(
+        ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
     )
     lines = re.split(r"\r?\n", _text(info_text))
     info = dict(line.split(":", 1) for line in lines if ":" in line)
-    fields = [_text(item) for item in meta] if isinstance(meta, list) else []
-    known = dict(zip(fields[::2], fields[1::2], strict=True))
-    left = left if isinstance(left, int) else _NO_SUCH_KEY
+    values = meta if isinstance(meta, list) else []
+    known = {
+        name: _text(value) for name, value in zip(fields, values, strict=False) if value
+    }
+    left = 0.0
+    if isinstance(time, list) and "quarantine_until" in known:
+        now = int(time[0]) + int(time[1]) / _US
+        left = max(0.0, float(known["quarantine_until"]) / _MS - now)
     state, reason = _state(client, guard, info, known, left)
-    return NodeStatus(client.label, state, reason, max(0, left) / _MS, info)
+    return NodeStatus(client.label, state, reason, left, info)
 
 
 def _state(
@@ -188,19 +193,20 @@ def _state(
     guard: RestartGuard,
     info: Mapping[str, str],
     meta: Mapping[str, str],
-    left: int,
+    left: float,
 ) -> tuple[NodeState, str]:
     """Judge in the same order as the script that votes (``core.scripts``)."""
     config, run_id = meta.get("config", ""), info.get("run_id")
     unfit = client.facts.unfit_because
+    is_new = not config or (guard.enabled and meta.get("run_id") != run_id)
+    is_synced = "incarnation" in meta and meta.get("synced") == meta["incarnation"]
     judgements = (
         (unfit, NodeState.UNFIT, unfit),
-        (not guard.enabled, NodeState.VOTES, ""),
         (config.startswith("closed"), NodeState.CLOSED, config),
         (config not in ("", guard.config), NodeState.OTHER_CONFIG, config),
-        (meta.get("run_id") != run_id, NodeState.NEW, ""),
-        (left != _NO_SUCH_KEY, NodeState.QUARANTINED, ""),
-        (meta.get("synced") != meta.get("incarnation", run_id), NodeState.UNSYNCED, ""),
+        (is_new, NodeState.NEW, ""),
+        (left, NodeState.QUARANTINED, ""),
+        (not is_synced, NodeState.UNSYNCED, ""),
         (True, NodeState.VOTES, ""),
     )
     return next((state, reason) for applies, state, reason in judgements if applies)

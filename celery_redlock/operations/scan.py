@@ -142,7 +142,7 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
 
 def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
     """List keys under our prefix that should expire and have no ttl."""
-    lasting = {redlock.keys.fence.encode(), redlock.keys.meta.encode()}
+    lasting = {redlock.keys.meta.encode()}
     pattern = escaped(f"{redlock.keys.prefix}:") + "*"
 
     def visit(client: NodeClient) -> list[str]:

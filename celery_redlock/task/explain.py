@@ -105,7 +105,9 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
     if running is None:
         if seen.ballot.answered < redlock.quorum:
             timeout = redlock.timing.node_timeout
-            outage = unreachable(key, seen.ballot, node_timeout=timeout)
+            outage = unreachable(
+                key, seen.ballot, node_timeout=timeout, config=redlock.guard.config
+            )
         elif redlock.guard.enabled:
             outage = _outage_of_votes(redlock, key)
     call = {"task": task.name, "args": args, "kwargs": kwargs}
@@ -129,7 +131,12 @@ def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
     ballot = redlock.guard.ask(COUNTERS, [redlock.guard.config]).ballot
     if ballot.granted >= redlock.quorum:
         return None
-    return unreachable(key, ballot, node_timeout=redlock.timing.node_timeout)
+    return unreachable(
+        key,
+        ballot,
+        node_timeout=redlock.timing.node_timeout,
+        config=redlock.guard.config,
+    )
 
 
 def _published(

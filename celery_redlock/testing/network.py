@@ -103,9 +103,9 @@ class FakeNodes:
         options = {"node_timeout": self._node_timeout, "clock": self.clock, **options}
         redlock = Redlock(self.urls, transport=self, **options)
         is_new, self._new[0] = self._new[0], False
-        if is_new and redlock.guard.enabled:
-            redlock.guard.initialize()
-            self.asked.clear()
+        if is_new:
+            for node in self.nodes:
+                node.memory.admit(redlock.keys.meta, redlock.guard.config)
         return redlock
 
     def another_client(self) -> FakeNodes:

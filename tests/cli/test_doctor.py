@@ -130,7 +130,7 @@ def test_acl_is_enough_for_all_operations(
         redlock.initialize()
         assert recovers(redlock)
         for node, number in zip(nodes.nodes, (7, 9, 8), strict=True):
-            node.command("HSET", "redlock:fence", "floor", str(9 * 10**15 + number))
+            node.command("HSET", "redlock:meta", "floor", str(9 * 10**15 + number))
         lease = redlock.acquire(key)  # the nodes differ: the fence is raised
         nodes.nodes[0].command("DEL", f"redlock:lock:{key}")
         until(lambda: redlock.extend(lease) and is_locked(nodes.nodes[0], key))

@@ -99,8 +99,28 @@ def test_reconfigure_resumes_after_an_interrupt(
 
     assert interrupted.code == 3
     assert "run it again, with the same arguments" in interrupted.err
+    assert "--abort" in interrupted.err
     assert again.code == 0, again.err
     assert lock(project.urls, max_ttl=2)
+
+
+def test_reconfigure_is_taken_back(
+    start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
+) -> None:
+    """--abort with the arguments of an interrupted change restores the settings."""
+    nodes = start_nodes(3, max_ttl=MAX_TTL)
+    project = project_on(nodes, **SHORT)
+    words = ("reconfigure", "--max-ttl", "2", "--yes")
+    with project.start(*words) as moving:
+        while "are closed" not in moving.line():
+            pass
+        moving.interrupt()
+
+    run = project.redlock(*words, "--abort")
+
+    assert run.code == 0, run.err
+    assert "The nodes have the old settings again." in run.out
+    assert lock(nodes.urls)
 
 
 def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
 HOLDER_INFO = "task\nid\nhost\n1\n2.000"
-CONFIG, CLOSED, NEW = "protocol 1, for tests", "closed", "protocol 1, other tests"
+CONFIG, CLOSED, NEW = "format 2, for tests", "closed", "format 2, other tests"
+UNGUARDED = "format 2, restart guard off, for tests"
 STRIPE = "7"
 TTL = 20_000  # ms; no test takes this long
 SHORT = 30  # ms, for what has to expire
@@ -58,9 +59,7 @@ class Subject(ABC):
         self.prefix = secrets.token_hex(8)
         self.lock = self.key("lock:a")
         self.wait_queue = self.key("line:a")
-        self.fence = self.key("fence")
         self.meta = self.key("meta")
-        self.quarantine = self.key("quarantine")
 
     def key(self, name: str) -> str:
         """Return a key under the prefix of this test."""
@@ -84,6 +83,22 @@ class Subject(ABC):
     def incarnation(self) -> bytes:
         """The present incarnation of the node, as its meta key names it."""
         return self.hgetall(self.meta)[b"incarnation"]
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether the node waits for the end of a quarantine."""
+        until = int(self.hgetall(self.meta).get(b"quarantine_until", 0))
+        return until * 1000 > self.now_us
+
+    def admit(self, config: str = CONFIG) -> str:
+        """Let the node vote, unless it has a configuration; return what it has."""
+        known = self.hgetall(self.meta).get(b"config")
+        if known is not None:
+            return known.decode()
+        self.hset(self.meta, "config", config)
+        for field in ("run_id", "incarnation", "synced"):
+            self.hset(self.meta, field, self.run_id)
+        return config
 
     @property
     def now_us(self) -> int:
@@ -135,7 +150,12 @@ class Subject(ABC):
 
     def counter(self, field: str = STRIPE) -> bytes | None:
         """Read one fence counter."""
-        return self.hgetall(self.fence).get(field.encode())
+        return self.counters_of_all().get(field.encode())
+
+    def counters_of_all(self) -> dict[bytes, bytes]:
+        """Read all fence counters."""
+        fields = self.hgetall(self.meta).items()
+        return {f: n for f, n in fields if f == b"floor" or f.isdigit()}
 
     def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
         """Write a string."""
@@ -163,18 +183,27 @@ class Subject(ABC):
         stripe: str = STRIPE,
         hint_us: int = 0,
         tolerance_us: int = TOLERANCE,
-        config: str = "",
+        config: str | None = None,
         quarantine_ms: int = 61_000,
     ) -> Any:
-        """Run ACQUIRE; without the restart guard unless there is a config."""
-        keys = [self.lock, self.fence, self.meta, self.quarantine]
+        """Run ACQUIRE; on a node that votes, unless there is a config."""
+        config = self.admit() if config is None else config
         args = [token, holder_info, ttl_ms, stripe, hint_us, tolerance_us, config]
+        keys = [self.lock, self.meta]
         return self.run(scripts.ACQUIRE, keys, [*args, quarantine_ms])
 
-    def extend(self, token: str = TOKEN, ttl_ms: int = TTL, *, config: str = "") -> Any:
-        """Run EXTEND."""
-        keys = [self.lock, self.fence, self.meta]
-        return self.run(scripts.EXTEND, keys, [config, token, ttl_ms])
+    def extend(
+        self,
+        token: str = TOKEN,
+        ttl_ms: int = TTL,
+        *,
+        config: str | None = None,
+        quarantine_ms: int = 61_000,
+    ) -> Any:
+        """Run EXTEND; on a node that votes, unless there is a config."""
+        config = self.admit() if config is None else config
+        args = [config, token, ttl_ms, quarantine_ms]
+        return self.run(scripts.EXTEND, [self.lock, self.meta], args)
 
     def restore(
         self,
@@ -182,17 +211,17 @@ class Subject(ABC):
         ttl_ms: int = TTL,
         *,
         fence: int | str = 100,
-        config: str = "",
+        config: str | None = None,
     ) -> Any:
-        """Run RESTORE."""
-        keys = [self.lock, self.fence, self.meta]
+        """Run RESTORE; on a node that votes, unless there is a config."""
+        config = self.admit() if config is None else config
         args = [config, token, HOLDER_INFO, ttl_ms, STRIPE, fence]
-        return self.run(scripts.RESTORE, keys, args)
+        return self.run(scripts.RESTORE, [self.lock, self.meta], args)
 
     def raise_fence(self, token: str = TOKEN, *, fence: int | str = 100) -> Any:
         """Run RAISE_FENCE."""
         args = [token, HOLDER_INFO, STRIPE, fence]
-        return self.run(scripts.RAISE_FENCE, [self.lock, self.fence], args)
+        return self.run(scripts.RAISE_FENCE, [self.lock, self.meta], args)
 
     def release(self, token: str = TOKEN, *, keep_ms: int = 0) -> Any:
         """Run RELEASE."""
@@ -220,28 +249,31 @@ class Subject(ABC):
 
     def counters(self, config: str = CONFIG) -> Any:
         """Run COUNTERS."""
-        keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.COUNTERS, keys, [config])
+        return self.run(scripts.COUNTERS, [self.meta], [config])
 
-    def sync(self, incarnation: bytes, *pairs: Any, set_floor: int = 0) -> Any:
+    def sync(
+        self,
+        incarnation: bytes,
+        *pairs: Any,
+        set_floor: int = 0,
+        config: str = CONFIG,
+    ) -> Any:
         """Run SYNC."""
-        keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.SYNC, keys, [incarnation, set_floor, *pairs])
+        args = [config, incarnation, set_floor, TOLERANCE, *pairs]
+        return self.run(scripts.SYNC, [self.meta], args)
 
-    def initialize(self, config: str = CONFIG) -> Any:
+    def initialize(self, config: str = CONFIG, hint_us: int = 0) -> Any:
         """Run INITIALIZE."""
-        keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.INITIALIZE, keys, [config])
+        return self.run(scripts.INITIALIZE, [self.meta], [config, hint_us, TOLERANCE])
 
     def close(self, quarantine_ms: int = 61_000) -> Any:
         """Run CLOSE, to move the node from `CONFIG` to `NEW`."""
-        keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.CLOSE, keys, [CONFIG, CLOSED, NEW, quarantine_ms])
+        args = [CONFIG, CLOSED, NEW, quarantine_ms]
+        return self.run(scripts.CLOSE, [self.meta], args)
 
     def open(self, *pairs: Any) -> Any:
         """Run OPEN, to move the node from `CONFIG` to `NEW`."""
-        keys = [self.fence, self.meta, self.quarantine]
-        return self.run(scripts.OPEN, keys, [CONFIG, CLOSED, NEW, *pairs])
+        return self.run(scripts.OPEN, [self.meta], [CLOSED, NEW, *pairs])
 
 
 class MemorySubject(Subject):

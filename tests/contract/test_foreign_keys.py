@@ -8,7 +8,7 @@ import pytest
 
 from celery_redlock.core import scripts
 from celery_redlock.core.transport.resp import ErrorReply
-from tests.contract.subjects import CONFIG, STRIPE, TTL, Subject, value
+from tests.contract.subjects import CONFIG, TTL, Subject, value
 
 
 def is_wrong_type(reply: Any) -> bool:
@@ -20,19 +20,18 @@ def is_wrong_type(reply: Any) -> bool:
     ("call", "name"),
     [
         ("acquire", "lock"),
-        ("acquire", "fence"),
         ("acquire", "meta"),
         ("extend", "lock"),
         ("extend", "meta"),
         ("restore", "lock"),
-        ("restore", "fence"),
+        ("restore", "meta"),
         ("raise_fence", "lock"),
         ("release", "lock"),
         ("inspect", "lock"),
         ("request_cancel", "lock"),
         ("counters", "meta"),
         ("sync", "meta"),
-        ("initialize", "fence"),
+        ("initialize", "meta"),
         ("close", "meta"),
         ("open", "meta"),
     ],
@@ -41,7 +40,7 @@ def test_key_of_another_type_is_an_error_reply(
     subject: Subject, call: str, name: str
 ) -> None:
     """The script ends with that error, and the key stays."""
-    guarded = ("acquire", "extend", "counters")
+    guarded = ("acquire", "extend", "restore")
     options = {"config": CONFIG} if name == "meta" and call in guarded else {}
     args = [subject.run_id] if call == "sync" else []
     key = getattr(subject, name)
@@ -58,21 +57,11 @@ def test_key_of_another_type_is_an_error_reply(
 def test_raise_fence_on_counters_of_another_type_is_an_error(subject: Subject) -> None:
     """The lock is ours and the counters are not."""
     subject.acquire()
-    subject.delete(subject.fence)
-    subject.set(subject.fence, "theirs")
+    subject.delete(subject.meta)
+    subject.set(subject.meta, "theirs")
 
     assert is_wrong_type(subject.raise_fence())
     assert subject.get(subject.lock) == value(1)
-
-
-def test_counters_of_another_type_are_an_error(subject: Subject) -> None:
-    """The meta is in order and the counters are not."""
-    subject.initialize()
-    subject.delete(subject.fence)
-    subject.set(subject.fence, "theirs")
-
-    assert is_wrong_type(subject.counters())
-    assert is_wrong_type(subject.sync(subject.run_id, STRIPE, 3))
 
 
 def test_release_works_with_a_wait_queue_of_another_type(subject: Subject) -> None:
@@ -93,7 +82,7 @@ RECORDS: dict[str, tuple[int, list[Any]]] = {  # number of KEYS, ARGV
     "WITHDRAW_SUCCESSOR": (1, ["a"]),
     "MARK_SLOT": (1, ["task-1", TTL]),
     "RECORD_SLOTS": (1, [TTL, "a", 5]),
-    "READ_SLOTS": (3, [""]),
+    "READ_SLOTS": (2, [CONFIG]),
     "RECORD_STANDBY": (1, ["a", TTL]),
     "LIST_STANDBYS": (1, []),
 }
@@ -112,6 +101,9 @@ def test_record_of_another_type_is_an_error_reply(
     """The same holds for the records of jobs and schedulers, at each of their keys."""
     count, args = RECORDS[name]
     keys = [subject.key(f"record:{number}") for number in range(count)]
+    if name == "READ_SLOTS":
+        subject.admit()
+        keys[1] = subject.meta
     if name in HASHES:
         subject.set(keys[index], "theirs")
     else:

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.core.scripts import FREE, GRANTED, MISCONFIGURED, TAKEN
+from celery_redlock.core.scripts import (
+    FREE,
+    GRANTED,
+    MISCONFIGURED,
+    QUARANTINED,
+    TAKEN,
+)
 from tests.contract.subjects import (
     CONFIG,
     EXACT,
@@ -35,7 +41,7 @@ def is_taken(reply: Any, expected: bytes, *, at_least: int = 1, at_most: int) ->
 
 def test_acquire_takes_a_free_lock(subject: Subject) -> None:
     """It replies with the counter. The value is token, counter and holder_info."""
-    subject.hset(subject.fence, STRIPE, 41)
+    subject.hset(subject.meta, STRIPE, 41)
 
     assert subject.acquire() == [GRANTED, 42]
     assert subject.get(subject.lock) == value(42)
@@ -145,9 +151,9 @@ def test_acquire_counts_on(
 ) -> None:
     """The number is one more than counter and floor, in full, as doubles count."""
     if counter is not None:
-        subject.hset(subject.fence, STRIPE, counter)
+        subject.hset(subject.meta, STRIPE, counter)
     if floor is not None:
-        subject.hset(subject.fence, "floor", floor)
+        subject.hset(subject.meta, "floor", floor)
 
     assert subject.acquire() == [GRANTED, number]
     assert subject.counter() == str(number).encode()
@@ -156,16 +162,16 @@ def test_acquire_counts_on(
 
 def test_acquire_counts_each_stripe_by_itself(subject: Subject) -> None:
     """The counters of other stripes stay."""
-    subject.hset(subject.fence, "8", 50)
+    subject.hset(subject.meta, "8", 50)
 
     assert subject.acquire(stripe="7") == [GRANTED, 1]
-    assert subject.hgetall(subject.fence) == {b"8": b"50", b"7": b"1"}
+    assert subject.counters_of_all() == {b"8": b"50", b"7": b"1"}
 
 
 @pytest.mark.parametrize("off_us", [-10_000_000, -1_000, 10_000_000])
 def test_acquire_jumps_to_a_hint_near_its_time(subject: Subject, off_us: int) -> None:
     """A client clock within the tolerance of TIME makes the nodes' numbers alike."""
-    subject.hset(subject.fence, STRIPE, 5)
+    subject.hset(subject.meta, STRIPE, 5)
     hint = subject.now_us + off_us
 
     assert subject.acquire(hint_us=hint) == [GRANTED, hint]
@@ -177,7 +183,7 @@ def test_acquire_ignores_a_hint_far_from_its_time(
     subject: Subject, off_us: int
 ) -> None:
     """A wrong client clock neither refuses the lock nor moves the counter."""
-    subject.hset(subject.fence, STRIPE, 5)
+    subject.hset(subject.meta, STRIPE, 5)
 
     assert subject.acquire(hint_us=subject.now_us + off_us) == [GRANTED, 6]
 
@@ -185,7 +191,7 @@ def test_acquire_ignores_a_hint_far_from_its_time(
 def test_acquire_never_counts_back_to_a_hint(subject: Subject) -> None:
     """A hint below the counter is ignored."""
     ahead = subject.now_us + 3_600_000_000
-    subject.hset(subject.fence, STRIPE, ahead)
+    subject.hset(subject.meta, STRIPE, ahead)
 
     assert subject.acquire(hint_us=subject.now_us) == [GRANTED, ahead + 1]
 
@@ -257,7 +263,7 @@ def test_restore_never_lowers_the_counter(
     subject: Subject, counter: Any, after: bytes
 ) -> None:
     """A later grant to another holder keeps its number."""
-    subject.hset(subject.fence, STRIPE, counter)
+    subject.hset(subject.meta, STRIPE, counter)
 
     subject.restore(fence=100)
 
@@ -296,15 +302,20 @@ def test_renewal_with_another_config_is_refused(subject: Subject, call: str) -> 
     assert getattr(subject, call)(config=CONFIG) == [GRANTED, 0]
 
 
-@pytest.mark.parametrize("call", ["extend", "restore"])
-def test_renewal_without_guard_or_meta_is_not_refused(
-    subject: Subject, call: str
+def test_renewal_on_a_node_without_memory_starts_its_quarantine(
+    subject: Subject,
 ) -> None:
-    """If client or node names no configuration, there is no difference."""
-    subject.acquire()
-    assert getattr(subject, call)(config=CONFIG) == [GRANTED, 0]
-    subject.initialize()
-    assert getattr(subject, call)(config="") == [GRANTED, 0]
+    """It is without the lock. After that the lock may be restored; no other votes."""
+    assert subject.extend(config=CONFIG) == [FREE]
+
+    assert subject.restore(config=CONFIG) == [GRANTED, 0]
+    assert subject.acquire(OTHER, config=CONFIG)[0] == QUARANTINED
+
+
+def test_restore_on_a_node_without_memory_is_refused(subject: Subject) -> None:
+    """A node that has forgotten that it was closed takes no locks."""
+    assert subject.restore(config=CONFIG) == [MISCONFIGURED, b""]
+    assert subject.get(subject.lock) is None
 
 
 # -- RAISE_FENCE ---------------------------------------------------------------
@@ -341,7 +352,7 @@ def test_acquire_after_raise_fence_returns_the_fence(subject: Subject) -> None:
 def test_raise_fence_never_lowers(subject: Subject, counter: int) -> None:
     """A counter that is there already stays, and the value with it."""
     subject.acquire()
-    subject.hset(subject.fence, STRIPE, counter)
+    subject.hset(subject.meta, STRIPE, counter)
 
     assert subject.raise_fence(fence=100) == [GRANTED, 100]
     assert subject.counter() == str(counter).encode()

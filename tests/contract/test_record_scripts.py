@@ -366,9 +366,10 @@ def record(subject: Subject, *pairs: Any, ttl_ms: int = TTL) -> Any:
     return subject.run(RECORD_SLOTS, [key(subject, "slots")], [ttl_ms, *pairs])
 
 
-def read(subject: Subject, config: str = "") -> Any:
-    """Run READ_SLOTS; without the restart guard unless there is a config."""
-    keys = [key(subject, "slots"), subject.meta, subject.quarantine]
+def read(subject: Subject, config: str | None = None) -> Any:
+    """Run READ_SLOTS; on a node that votes, unless there is a config."""
+    config = subject.admit() if config is None else config
+    keys = [key(subject, "slots"), subject.meta]
     reply = subject.run(READ_SLOTS, keys, [config])
     if reply[0] == GRANTED:
         return dict(zip(reply[1::2], reply[2::2], strict=True))
@@ -432,7 +433,7 @@ def test_read_of_a_voting_node_returns_its_records(subject: Subject) -> None:
 def test_read_of_a_node_that_may_have_forgotten_is_refused(subject: Subject) -> None:
     """The node may have lost records before its start, in each of these states."""
     record(subject, "a", 5)
-    assert read(subject, CONFIG) == [UNSYNCED, subject.run_id]
+    assert read(subject, CONFIG) == [UNSYNCED, b""]
 
     assert subject.acquire(config=CONFIG)[0] == QUARANTINED
     status, left = read(subject, CONFIG)
@@ -442,7 +443,7 @@ def test_read_of_a_node_that_may_have_forgotten_is_refused(subject: Subject) -> 
 def test_read_after_quarantine_needs_no_fences(subject: Subject) -> None:
     """The node has all records since its start, before its fences are recovered."""
     subject.acquire(config=CONFIG)
-    subject.delete(subject.quarantine)
+    subject.hset(subject.meta, "quarantine_until", 0)
     record(subject, "a", 5)
 
     assert subject.acquire(config=CONFIG)[0] == UNSYNCED

@@ -11,7 +11,14 @@ from celery_redlock.core import scripts
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.scripts import GRANTED, QUARANTINED, TAKEN
 from celery_redlock.core.transport.resp import ErrorReply
-from tests.contract.subjects import CLOSED, CONFIG, EXACT, NEW, MemorySubject
+from tests.contract.subjects import (
+    CLOSED,
+    CONFIG,
+    EXACT,
+    NEW,
+    UNGUARDED,
+    MemorySubject,
+)
 
 if TYPE_CHECKING:
     from tests.contract.subjects import ServerSubject, Subject
@@ -22,14 +29,14 @@ APART = 5000  # ms by which two ttls may differ that were set one after the othe
 HOUR = 3_600_000_000  # µs
 FLOOR = 1000  # replaces a floor that was read from a clock
 QUEUE_TTL = 25_000  # ms
-KEYS = ("lock", "fence", "meta", "quarantine", "wait_queue", "record")
+KEYS = ("lock", "meta", "wait_queue", "record")
 
 tokens = st.sampled_from(["a.1", "a.2", "b.1"])
-configs = st.sampled_from(["", CONFIG, CLOSED, NEW])
+configs = st.sampled_from([CONFIG, CONFIG, UNGUARDED, CLOSED, NEW])
 stripes = st.sampled_from(["7", "8"])
 counters = st.integers(1, 20) | st.sampled_from([EXACT - 1, EXACT, EXACT + 2])
 ttls = st.sampled_from([20_000, 30_000])
-names = st.sampled_from(["lock", "fence", "meta", "quarantine"])
+names = st.sampled_from(["lock", "meta"])
 waiters = st.sampled_from(["w/1", "w/2", "x/1"])
 pairs = st.lists(st.tuples(st.sampled_from(["7", "8", "floor"]), counters), max_size=3)
 jobs = st.sampled_from(["", "job", "job-1", "job.1"])
@@ -60,9 +67,15 @@ calls = [
         stripe=stripes,
         hint_us=st.sampled_from([-HOUR, -1_000_000, 0, 1_000_000, HOUR]),
         config=configs,
+        quarantine_ms=st.sampled_from([0, 30_000]),
+    ),
+    call(
+        "extend",
+        token=tokens,
+        ttl_ms=ttls,
+        config=configs,
         quarantine_ms=st.just(30_000),
     ),
-    call("extend", token=tokens, ttl_ms=ttls, config=configs),
     call("restore", token=tokens, ttl_ms=ttls, fence=counters, config=configs),
     call("raise_fence", token=tokens, fence=counters),
     call(
@@ -79,11 +92,15 @@ calls = [
         ttl_ms=st.just(QUEUE_TTL),
     ),
     call("leave_wait_queue", waiter=waiters, free_in_ms=st.sampled_from(["", "0"])),
-    call("counters", config=st.sampled_from([CONFIG, NEW])),
+    call("counters", config=configs),
     call(
-        "sync", this_run=st.booleans(), pairs=pairs, set_floor=st.sampled_from([0, 1])
+        "sync",
+        read_for=st.sampled_from(["present", "", "another"]),
+        pairs=pairs,
+        set_floor=st.sampled_from([0, 1]),
+        config=configs,
     ),
-    call("initialize", config=st.sampled_from([CONFIG, NEW])),
+    call("initialize", config=st.sampled_from([CONFIG, UNGUARDED, NEW])),
     call("close", quarantine_ms=ttls),
     call("open", pairs=pairs),
 ]
@@ -109,7 +126,7 @@ changes = [
     call("retype", name=names),
     call(
         "put",
-        name=st.sampled_from(["lock", "quarantine", "fence"]),
+        name=st.sampled_from(["lock", "meta"]),
         value=st.sampled_from(["", "a.1", "a.1\n12x\n5", "a.1\n\n3", "c.1\n7", "\xff"]),
         px=st.sampled_from([None, 25_000]),
     ),
@@ -147,7 +164,7 @@ def put(subject: Subject, name: str, value: str, px: int | None) -> None:
 def retype(subject: Subject, name: str) -> None:
     """Replace a key by one of another type."""
     forget(subject, name)
-    if name in ("lock", "quarantine"):
+    if name == "lock":
         subject.hset(key_of(subject, name), "field", "theirs")
     else:
         put(subject, name, "theirs", None)
@@ -155,8 +172,8 @@ def retype(subject: Subject, name: str) -> None:
 
 def count(subject: Subject, field: str, value: Any) -> None:
     """Write a fence counter, unless the key has another type."""
-    if isinstance(subject.read(subject.fence), dict | None):
-        subject.hset(subject.fence, field, value)
+    if isinstance(subject.read(subject.meta), dict | None):
+        subject.hset(subject.meta, field, value)
 
 
 def seem_restarted(subject: Subject) -> None:
@@ -183,6 +200,13 @@ OWN = {
 # -- the comparison --------------------------------------------------------------
 
 
+def incarnation_of(subject: Subject, name: str) -> bytes:
+    """Return the incarnation of the node if this is "present", else the name."""
+    meta = subject.read(subject.meta)
+    present = meta.get(b"incarnation", b"") if isinstance(meta, dict) else b""
+    return present if name == "present" else name.encode()
+
+
 def perform(subject: Subject, name: str, named: dict[str, Any], now_us: int) -> Any:
     """Run one call of a sequence and return its reply, if it has one."""
     named = dict(named)
@@ -192,7 +216,7 @@ def perform(subject: Subject, name: str, named: dict[str, Any], now_us: int) -> 
     if name == "acquire":
         named["hint_us"] += now_us
     if name == "sync":
-        items.insert(0, subject.run_id if named.pop("this_run") else b"another")
+        items.insert(0, incarnation_of(subject, named.pop("read_for")))
     return getattr(subject, name)(*items, **named)
 
 
@@ -217,7 +241,7 @@ def is_about(ttl: int, other: int) -> bool:
 
 def replace_floor(subject: Subject) -> int:
     """Return the floor, and replace it by one that every node has."""
-    fields = subject.read(subject.fence)
+    fields = subject.read(subject.meta)
     floor = int(fields.get(b"floor", 0)) if isinstance(fields, dict) else 0
     count(subject, "floor", FLOOR)
     return floor
@@ -234,7 +258,9 @@ def contents(subject: Subject) -> dict[str, Any]:
         found["meta"] = {
             field: "this process" if value == subject.run_id else value
             for field, value in found["meta"].items()
+            if field != b"quarantine_until"  # it is read from a clock
         }
+        found["is_quarantined"] = subject.is_quarantined
     return {**found, "wait_queue": subject.waiters()}
 
 

@@ -112,7 +112,7 @@ def test_every_key_of_a_busy_deployment_is_documented(three_nodes: DevNodes) -> 
             found |= {key.decode().split(":")[1] for key in node.scan_iter("redlock:*")}
     waiter.join()
 
-    assert {"lock", "line", "claim", "fence", "meta", "standby"} <= found
+    assert {"lock", "line", "claim", "meta", "standby"} <= found
     assert found <= documented()
     node.close()
     app.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from celery_redlock.core.keys import stripe_of
+from celery_redlock.core.keys import STRIPES, stripe_of
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNode, DevNodes
@@ -171,15 +171,15 @@ def failing(nodes: Sequence[DevNode], way: str = "hung") -> Iterator[None]:
 
 def counters(node: DevNode) -> dict[str, int]:
     """Return the fence counters of a node."""
-    found = node.command("HGETALL", "redlock:fence")
-    return {field: int(counter) for field, counter in found.items()}
+    found = node.command("HGETALL", "redlock:meta").items()
+    return {f: int(n) for f, n in found if f == "floor" or f.isdigit()}
 
 
 def set_counters(nodes: Sequence[DevNode], key: str, *numbers: int) -> None:
     """Set the fence counter of the key's stripe on each node, without a floor."""
     for node, number in zip(nodes, numbers, strict=True):
-        node.command("DEL", "redlock:fence")
-        node.command("HSET", "redlock:fence", stripe_of(key), number)
+        node.command("HDEL", "redlock:meta", "floor", *range(STRIPES))
+        node.command("HSET", "redlock:meta", stripe_of(key), number)
 
 
 def scripts_run(nodes: DevNodes | Sequence[DevNode]) -> int:

@@ -165,12 +165,12 @@ def test_tls_nodes_recover_their_fences(tls_nodes: DevNodes) -> None:
         first, numbers = tls_nodes.nodes[0], [4 * 10**15 + n for n in range(4096)]
         for node in tls_nodes.nodes:
             fields = [word for pair in enumerate(numbers) for word in pair]
-            node.command("HSET", "short:fence", *fields)
-        first.command("DEL", "short:meta", "short:fence")
+            node.command("HSET", "short:meta", *fields)
+        first.command("DEL", "short:meta")
 
         until_all_vote(redlock)
 
-        assert first.command("HGET", "short:fence", 17) == str(numbers[17])
+        assert first.command("HGET", "short:meta", 17) == str(numbers[17])
 
 
 def test_certificate_that_is_not_trusted_is_an_error_of_that_node(

@@ -8,7 +8,13 @@ import pytest
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import LockUnavailable, QuorumUnreachable
-from tests.nodes.support import client, kinds, until_all_vote, until_nothing_is_left
+from tests.nodes.support import (
+    client,
+    kinds,
+    until,
+    until_all_vote,
+    until_nothing_is_left,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +50,7 @@ def test_another_list_of_nodes_is_refused(
 ) -> None:
     """Clients that name other nodes do not exclude each other, so nodes refuse them."""
     nodes = start_nodes(5)
-    three, right = nodes.nodes[:3], f"max_ttl 60 s, nodes {names(nodes.nodes)}"
+    three, right = nodes.nodes[:3], f"set up with the nodes {names(nodes.nodes)}"
     with client(nodes) as redlock, client([node.url for node in three]) as other:
         until_all_vote(redlock)
         lease = redlock.acquire(key)
@@ -73,6 +79,29 @@ def test_longer_list_of_nodes_is_refused(
         )
 
         redlock.release(redlock.acquire(key))
+
+
+@pytest.mark.parametrize("max_ttl", [60.0, 600.0])
+def test_client_without_the_guard_is_refused(
+    start_nodes: Callable[..., DevNodes], key: str, max_ttl: float
+) -> None:
+    """Nodes that lost their memory take no client past the quarantine of the others."""
+    nodes = start_nodes(3)
+    options = {"max_ttl": max_ttl, "restart_guard": False}
+    with client(nodes) as redlock, client(nodes, **options) as other:
+        lease = redlock.acquire(key)
+        nodes.nodes[0].restart()
+        nodes.nodes[1].command("FLUSHALL")
+
+        for _ in range(3):
+            with pytest.raises(QuorumUnreachable):
+                other.acquire(key, wait=0.5)
+            votes = kinds(other.check().ballot)
+            assert VoteKind.GRANTED not in votes
+            assert votes[2] is VoteKind.REFUSED
+
+        until(lambda: redlock.extend(lease))
+        assert lease.is_valid()
 
 
 @pytest.mark.parametrize("max_ttl", [30.0, 120.0])

@@ -195,7 +195,7 @@ def test_memory_is_bounded_by_the_stripes(start_nodes: StartNodes) -> None:
 
     def memory() -> int:
         assert len(counters(node)) == STRIPES + 1  # and the floor
-        return int(node.command("MEMORY", "USAGE", "redlock:fence", "SAMPLES", "0"))
+        return int(node.command("MEMORY", "USAGE", "redlock:meta", "SAMPLES", "0"))
 
     with client([node.url]) as redlock:
         for name in names.values():

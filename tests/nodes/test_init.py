@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,12 +32,12 @@ def test_init_refuses_where_locks_live(start_nodes: Callable[..., DevNodes]) -> 
     nodes = start_nodes(3)
     with client(nodes) as redlock:
         lease = redlock.acquire("k")
-        nodes.nodes[0].command("SET", "redlock:quarantine", "", "PX", 60_000)
+        before = nodes.nodes[0].command("HGETALL", "redlock:meta")
 
         with pytest.raises(RedlockError, match=r"live locks.*\(1 of them\).*not new"):
             redlock.initialize()
 
-        assert nodes.nodes[0].command("EXISTS", "redlock:quarantine")
+        assert nodes.nodes[0].command("HGETALL", "redlock:meta") == before
         redlock.release(lease)
 
 
@@ -82,3 +82,30 @@ def test_init_sees_locks_under_a_prefix_with_wildcards(
 
         with pytest.raises(RedlockError, match="live locks"):
             redlock.initialize()
+
+
+@pytest.mark.parametrize("change", ["nodes", "max_ttl", "guard"])
+def test_init_refuses_nodes_of_another_deployment(
+    start_nodes: Callable[..., DevNodes], key: str, change: str
+) -> None:
+    """One "yes" must not give two deployments one node. The error names both."""
+    nodes = start_nodes(5, initialize=False)
+    urls = nodes.urls[:3]
+    each: dict[str, dict[str, Any]] = {
+        "nodes": {},
+        "max_ttl": {"max_ttl": 120.0},
+        "guard": {"restart_guard": False},
+    }
+    with client(urls) as redlock:
+        redlock.initialize()
+        lease = redlock.acquire(key)
+        redlock.release(lease)
+        others = [urls[0], *nodes.urls[3:]] if change == "nodes" else urls
+        with client(others, **each[change]) as other:
+            with pytest.raises(RedlockError, match="another deployment") as refused:
+                other.initialize()
+            assert "celery -A proj redlock reconfigure" in str(refused.value)
+            if change == "nodes":
+                assert not nodes.nodes[3].command("KEYS", "*")
+
+        assert redlock.acquire(key).fence > lease.fence

@@ -155,10 +155,13 @@ def test_reconfiguration_that_was_interrupted_is_resumed(
     nodes = start_nodes(5, initialize=False)
     old, new = service(nodes.urls[:3]), service(nodes.urls)
     old.initialize()
-    nodes.nodes[4].kill()
+
+    def kill_one(sentence: str) -> None:
+        if "are closed" in sentence:
+            nodes.nodes[4].kill()
 
     with pytest.raises(RedlockError, match="run it again"):
-        reconfigure(old, new, patience=0.5)
+        reconfigure(old, new, on_step=kill_one, patience=0.5)
     with pytest.raises(QuorumUnreachable):
         old.acquire(key)
 
@@ -166,6 +169,148 @@ def test_reconfiguration_that_was_interrupted_is_resumed(
     reconfigure(old, new)
     lease = new.acquire(key)
     assert new.release(lease) >= new.quorum
+    old.close()
+    new.close()
+
+
+def test_reconfiguration_looks_before_it_closes(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """If it cannot be finished, nothing is changed, and locks are granted as before."""
+    nodes = start_nodes(4, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls)
+    old.initialize()
+    nodes.nodes[3].kill()
+
+    with pytest.raises(RedlockError, match=r"must be up: .*Nothing was changed"):
+        reconfigure(old, new)
+
+    old.release(old.acquire(key))
+    old.close()
+    new.close()
+
+
+def test_node_of_another_deployment_is_not_moved(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """Its locks would be forgotten. The error has the difference."""
+    nodes = start_nodes(6, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[:4])
+    theirs = service(nodes.urls[3:], 2 * MAX_TTL)
+    old.initialize()
+    theirs.initialize()
+
+    with pytest.raises(RedlockError, match=r"max_ttl 2 s.*Nothing was changed"):
+        reconfigure(old, new)
+
+    old.release(old.acquire(key))
+    theirs.release(theirs.acquire(key))
+    for redlock in (old, new, theirs):
+        redlock.close()
+
+
+def test_second_run_lifts_no_quarantine(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """A node that restarts after the move waits, also when the move is run once more.
+
+    B holds the lock on nodes 4 and 5; 6 is frozen. 5 restarts empty. If a second run
+    admitted it at once, 5 and 6 would grant the lock to C.
+    """
+    nodes = start_nodes(6, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
+    rival = service(nodes.urls[3:])
+    old.initialize()
+    reconfigure(old, new)
+    nodes.nodes[5].pause()
+    lease = new.acquire(key)
+    nodes.nodes[4].restart()
+    nodes.nodes[5].resume()
+
+    finished: list[str] = []
+    again = threading.Thread(
+        target=reconfigure, args=(old, new), kwargs={"on_step": finished.append}
+    )
+    again.start()
+    while lease.is_valid() and again.is_alive():
+        with pytest.raises(LockUnavailable):
+            rival.acquire(key)
+        new.extend(lease)
+    again.join()
+
+    assert lease.is_valid(), "the lease ended before the second run: it shows nothing"
+    assert "vote for the new configuration" in finished[-1]
+    with pytest.raises(LockUnavailable):
+        rival.acquire(key)
+    for redlock in (old, new, rival):
+        redlock.close()
+
+
+def test_closed_nodes_that_fall_silent_are_waited_for(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """They may have lost their memory, and then their locks have not ended."""
+    nodes = start_nodes(6, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
+    old.initialize()
+
+    def silence(sentence: str) -> None:
+        if "are closed" in sentence:
+            for node in nodes.nodes[:2]:
+                node.kill()
+
+    with pytest.raises(RedlockError, match="could be closed"):
+        reconfigure(old, new, on_step=silence, patience=0.5)
+
+    assert not any(
+        node.command("HGET", "redlock:meta", "config") == new.guard.config
+        for node in nodes.nodes[3:]
+    )
+    old.close()
+    new.close()
+
+
+def test_reconfiguration_is_taken_back(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """Until the first node is opened, --abort leads back, with all fences."""
+    nodes = start_nodes(5, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls)
+    old.initialize()
+    before = old.acquire(key)
+    old.release(before)
+
+    def kill_one(sentence: str) -> None:
+        if "are closed" in sentence:
+            nodes.nodes[4].kill()
+
+    with pytest.raises(RedlockError, match="--abort"):
+        reconfigure(old, new, on_step=kill_one, patience=0.5)
+
+    reconfigure(old, new, abort=True)
+
+    lease = old.acquire(key)
+    assert lease.fence > before.fence
+    old.release(lease)
+    with pytest.raises(QuorumUnreachable):
+        new.acquire(key)
+    old.close()
+    new.close()
+
+
+def test_finished_reconfiguration_is_not_taken_back(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """The nodes vote for the new configuration, and go on with it."""
+    nodes = start_nodes(3, initialize=False)
+    old, new = service(nodes.urls), service(nodes.urls, 2 * MAX_TTL)
+    old.initialize()
+    reconfigure(old, new)
+
+    with pytest.raises(RedlockError, match="Nothing was changed"):
+        reconfigure(old, new, abort=True)
+
+    new.release(new.acquire(key))
     old.close()
     new.close()
 

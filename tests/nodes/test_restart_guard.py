@@ -144,7 +144,7 @@ def test_node_that_forgot_lets_no_second_holder_in(
     X votes again by itself after its quarantine, with counters from the others.
     """
     binary = redis_servers()[version]
-    nodes = start_nodes(3, binary=binary)
+    nodes = start_nodes(3, binary=binary, initialize=False)
 
     def start_one() -> DevNode:
         return start_nodes(1, initialize=False, binary=binary).nodes[0]
@@ -216,7 +216,7 @@ def test_without_the_guard_a_second_holder_gets_in(
     kind: type[Loss],
 ) -> None:
     """With `restart_guard=False` two clients can hold the lock at once."""
-    nodes = start_nodes(3)
+    nodes = start_nodes(3, initialize=False)
     options = {"restart_guard": False}
     with (
         proxies(nodes) as lines,

@@ -141,10 +141,9 @@ class _History:
     def _begin(self) -> None:
         plan = self.plan
         guard = next(iter(self.clients.values())).redlock.guard
-        keys = [guard.keys.fence, guard.keys.meta, guard.keys.quarantine]
         if plan.initialized:
             for server in self.servers.values():
-                server.initialize(keys, guard.config)
+                server.initialize(guard.keys.meta, guard.config)
         faults = Faults(
             self.world, self.oracle, self.servers, self.clients, self._release_for
         )

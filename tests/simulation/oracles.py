@@ -170,7 +170,7 @@ class Oracle:
             self._voters.setdefault(token, set()).add(server.name)
             self._check_not_overtaken(server, connection, token, name)
         elif status == scripts.GRANTED and name == "sync":
-            floor = args[1] == b"1"
+            floor = args[2] == b"1"
             self.count("recovered with floor" if floor else "recovered from others")
             self.synced(server, with_floor=floor)
         if self.wakeups:
@@ -445,7 +445,7 @@ def _call_text(name: str, keys: list[bytes], args: list[bytes], reply: Any) -> s
         detail = f" by {_short(reply[1].decode().partition(chr(10))[0])}"
     elif status == "quarantined":
         detail = f" for {reply[1]} ms"
-    elif name == "sync" and args[1] == b"1":
+    elif name == "sync" and args[2] == b"1":
         detail = " with a floor"
     return f"{name} {key}{by}: {status}{detail}"
 

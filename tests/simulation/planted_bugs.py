@@ -103,26 +103,25 @@ def _raise_without_lock() -> _Patches:
 def _recovery_before_quarantine() -> _Patches:
     right = operations.acquire
 
-    def incarnation_of(node: Keyspace, meta: bytes) -> bytes:
-        return node.hget(meta, b"incarnation") or node.run_id
-
     def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
         reply = right(node, keys, args)
-        incarnation = incarnation_of(node, keys[2])
-        is_synced = node.hget(keys[2], b"synced") == incarnation
+        known = node.hgetall(keys[1])
+        incarnation = known.get(b"incarnation", b"")
+        is_synced = known.get(b"synced") == incarnation
         return reply if is_synced else [UNSYNCED, incarnation]
 
     def sync(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        counters, meta, _ = keys
-        named, _, *pairs = args
-        incarnation = incarnation_of(node, meta)
-        knows_itself = node.hget(meta, b"run_id") == node.run_id
-        if not knows_itself or named != incarnation:
+        (meta,) = keys
+        _, named, _, _, *pairs = args
+        known = node.hgetall(meta)
+        incarnation = known.get(b"incarnation", b"")
+        if known.get(b"run_id") != node.run_id or named != incarnation:
             return [UNSYNCED, incarnation]
         for field, number in zip(pairs[::2], pairs[1::2], strict=True):
-            if float(node.hget(counters, field) or 0) < float(number):
-                node.hset(counters, {field: number})
+            if float(known.get(field, 0)) < float(number):
+                node.hset(meta, {field: number})
         node.hset(meta, {b"synced": incarnation})
+        node.hdel(meta, b"quarantine_until")
         return [GRANTED, 0]
 
     return [(operations, "acquire", acquire), (operations, "sync", sync)]
@@ -195,8 +194,8 @@ def _half_is_a_quorum() -> _Patches:
 
 def _extension_recreates() -> _Patches:
     def extend(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        lock, _, _ = keys
-        _, token, ttl_ms = args
+        lock, _ = keys
+        _, token, ttl_ms, _ = args
         value = node.get(lock)
         if value is not None and not value.startswith(token):
             return [TAKEN, value, node.pttl(lock)]

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.scripts import ALL_SCRIPTS, INITIALIZE
+from celery_redlock.core.scripts import ALL_SCRIPTS
 from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.testing import MemoryNode
 from tests.simulation.world import EPOCH
@@ -155,9 +155,9 @@ class Server:
 
     # -- faults ----------------------------------------------------------------
 
-    def initialize(self, keys: list[str], config: str) -> None:
+    def initialize(self, meta: str, config: str) -> None:
         """Let it vote from the start."""
-        self.node.execute(INITIALIZE, keys, [config])
+        self.node.admit(meta, config)
         self._loaded_scripts.update(script.name for script in ALL_SCRIPTS)
         self.oracle.synced(self, with_floor=False)
 

@@ -110,7 +110,7 @@ class SlotRecord:
         keys = redlock.keys
         request = redlock.nodes.ask(
             READ_SLOTS,
-            [self._slots_key, keys.meta, keys.quarantine],
+            [self._slots_key, keys.meta],
             [redlock.guard.config],
             done_when=all_answered,
         )
@@ -121,6 +121,7 @@ class SlotRecord:
                 self._slots_key,
                 ballot,
                 node_timeout=redlock.timing.node_timeout,
+                config=redlock.guard.config,
                 state="No slot is sent",
             )
         merged = greatest([item for pairs in notes for item in pairs])

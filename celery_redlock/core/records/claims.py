@@ -157,7 +157,12 @@ class Claims:
                 self.release(key, job.task_id)
             if verdict is Verdict.HELD:
                 return ExistingJob.named_in(key, ballot)
-            failure = failure_of(key, ballot, node_timeout=redlock.timing.node_timeout)
+            failure = failure_of(
+                key,
+                ballot,
+                node_timeout=redlock.timing.node_timeout,
+                config=redlock.guard.config,
+            )
             if tries == _TRIES or not isinstance(failure, LockContended):
                 break
             took = clock.monotonic() - began

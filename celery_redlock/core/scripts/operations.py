@@ -64,7 +64,7 @@ __all__ = [
     "withdraw_successor",
 ]
 
-_NO_KEY = -2  # the reply of PTTL
+_GUARD_OFF = b"restart guard off"  # in the configuration of a node
 _NUMBER = re.compile(rb"\n(\d+)")
 _CANCELLED = re.compile(rb"\ncancelled ([^\n]*)\Z")
 _REGISTERED = re.compile(rb"([^\n]*)\n(\d+)\n[^\n]*\n([A-Za-z]+)\Z")
@@ -149,21 +149,15 @@ def acquire(store: Keyspace, keys: Words, args: Words) -> Reply:
 
     The same token again is granted again, with the same number.
     """
-    lock, fence, meta, quarantine = keys
+    lock, meta = keys
     token, holder_info, ttl_ms, stripe, hint_us, tolerance_us = args[:6]
     config, quarantine_ms = args[6:]
-    if config:
-        known = store.hgetall(meta)
-        if known.get(b"config", config) != config:
-            return [MISCONFIGURED, known[b"config"]]
-        if known.get(b"run_id") != store.run_id:
-            fields = {b"config": config, b"run_id": store.run_id, b"incarnation": token}
-            store.hset(meta, fields)
-            store.set(quarantine, b"", px=int(quarantine_ms))
-            return [QUARANTINED, int(quarantine_ms)]
-        refusal = _may_not_vote(store, quarantine, known)
-        if refusal:
-            return refusal
+    known = store.hgetall(meta)
+    if known.get(b"config", config) != config:
+        return [MISCONFIGURED, known[b"config"]]
+    refusal = _admission(store, meta, known, (config, token, quarantine_ms))
+    if refusal:
+        return refusal
     value = store.get(lock)
     if value is not None and value.startswith(token):
         store.pexpire(lock, int(ttl_ms))
@@ -171,23 +165,27 @@ def acquire(store: Keyspace, keys: Words, args: Words) -> Reply:
         return [GRANTED, int(_number(found[1]))] if found else [GRANTED]
     if value is not None:
         return [TAKEN, value, store.pttl(lock)]
-    counter, floor = store.hget(fence, stripe), store.hget(fence, b"floor")
-    number = max(_number(counter), _number(floor)) + 1
+    number = max(_number(known.get(stripe)), _number(known.get(b"floor"))) + 1
     if abs(_number(hint_us) - store.now_us()) <= _number(tolerance_us):
         number = max(number, _number(hint_us))
-    store.hset(fence, {stripe: _digits(number)})
+    store.hset(meta, {stripe: _digits(number)})
     value = b"\n".join((token, _digits(number), holder_info))
     store.set(lock, value, px=int(ttl_ms))
     return [GRANTED, int(number)]
 
 
 def extend(store: Keyspace, keys: Words, args: Words) -> Reply:
-    """Renew the ttl of the lock, if it is still ours. Never creates it."""
-    lock, _fence, meta = keys
-    config, token, ttl_ms = args
-    refusal = _other_config(store, meta, config)
-    if refusal:
-        return refusal
+    """Renew the ttl of the lock, if it is still ours. Never creates it.
+
+    A node that has lost its memory is quarantined from now on.
+    """
+    lock, meta = keys
+    config, token, ttl_ms, quarantine_ms = args
+    other = _other_config(store, meta, config)
+    if other == b"" and _GUARD_OFF not in config:
+        _begin_quarantine(store, meta, config, token, quarantine_ms)
+    elif other:
+        return [MISCONFIGURED, other]
     value = store.get(lock)
     if value is None or not value.startswith(token):
         return inspect(store, [lock])
@@ -201,29 +199,28 @@ def restore(store: Keyspace, keys: Words, args: Words) -> Reply:
 
     The node's fence counter is raised with it, as if the node had granted the lock.
     """
-    lock, fence, meta = keys
+    lock, meta = keys
     config, token, holder_info, ttl_ms, stripe, number = args
-    refusal = _other_config(store, meta, config)
-    if refusal:
-        return refusal
+    other = _other_config(store, meta, config)
+    if other is not None:
+        return [MISCONFIGURED, other]
     value = store.get(lock)
     if value is not None and not value.startswith(token):
         return [TAKEN, value, store.pttl(lock)]
-    if _number(store.hget(fence, stripe)) < _number(number):
-        store.hset(fence, {stripe: number})
+    _raise_counter(store, meta, stripe, _number(number))
     store.set(lock, b"\n".join((token, number, holder_info)), px=int(ttl_ms))
     return [GRANTED, 0]
 
 
 def raise_fence(store: Keyspace, keys: Words, args: Words) -> Reply:
     """Raise the counter to the fence of a grant, but only while the lock is ours."""
-    lock, fence = keys
+    lock, meta = keys
     token, holder_info, stripe, number = args
     value = store.get(lock)
     if value is None or not value.startswith(token):
         return [FREE]
-    if _number(store.hget(fence, stripe)) < _number(number):
-        store.hset(fence, {stripe: number})
+    if _number(store.hget(meta, stripe)) < _number(number):
+        store.hset(meta, {stripe: number})
         store.replace(lock, b"\n".join((token, number, holder_info)))
     return [GRANTED, int(_number(number))]
 
@@ -300,72 +297,101 @@ def wake_first(store: Keyspace, wait_queue: bytes, free_in_ms: bytes) -> None:
 
 def counters(store: Keyspace, keys: Words, args: Words) -> Reply:
     """Read all fence counters of a node that may vote."""
-    fence, meta, quarantine = keys
-    (config,) = args
+    (meta,), (config,) = keys, args
     known = store.hgetall(meta)
     if known.get(b"config", config) != config:
         return [MISCONFIGURED, known[b"config"]]
-    if known.get(b"run_id") != store.run_id:
-        return [UNSYNCED, store.run_id]
-    refusal = _may_not_vote(store, quarantine, known)
-    return refusal or [GRANTED, *_flat(store.hgetall(fence))]
+    if b"config" not in known or not _same_process(store, known):
+        return [UNSYNCED, b""]
+    refusal = _may_not_vote(store, known)
+    return refusal or [GRANTED, *_flat(_counters_in(known))]
 
 
 def sync(store: Keyspace, keys: Words, args: Words) -> Reply:
     """Take over the counters of other nodes, and vote again from now on.
 
     Refused when the node has lost its memory once more since, or is in quarantine.
+    Without the restart guard this also gives a node its configuration.
     """
-    fence, meta, quarantine = keys
-    incarnation, set_floor, *pairs = args
-    present = store.hget(meta, b"incarnation") or store.run_id
-    if store.hget(meta, b"run_id") != store.run_id or present != incarnation:
+    (meta,) = keys
+    config, incarnation, set_floor, tolerance_us, *pairs = args
+    known = store.hgetall(meta)
+    present = known.get(b"incarnation", b"")
+    if known.get(b"config", config) != config:
+        return [MISCONFIGURED, known[b"config"]]
+    if present != incarnation:
         return [UNSYNCED, present]
-    left = store.pttl(quarantine)
-    if left != _NO_KEY:
-        return [QUARANTINED, left]
-    _raise_counters(store, fence, pairs)
+    if b"config" not in known:
+        if _GUARD_OFF not in config:
+            return [UNSYNCED, present]
+        _admit(store, meta, config)
+    elif not _same_process(store, known):
+        return [UNSYNCED, present]
+    else:
+        left = _quarantine_left(store, known)
+        if left:
+            return [QUARANTINED, left]
+        store.hset(meta, {b"synced": incarnation})
+        store.hdel(meta, b"quarantine_until")
+    _raise_counters(store, meta, pairs)
     if set_floor == b"1":
-        _raise_counter(store, fence, b"floor", store.now_us())
-    store.hset(meta, {b"synced": incarnation})
+        floor = store.now_us() + _number(tolerance_us)
+        _raise_counter(store, meta, b"floor", floor)
     return [GRANTED, 0]
 
 
 def initialize(store: Keyspace, keys: Words, args: Words) -> Reply:
-    """Let a node of a new deployment vote at once. Fences start at its TIME."""
-    fence, meta, quarantine = keys
-    (config,) = args
-    _raise_counter(store, fence, b"floor", store.now_us())
-    _admit(store, meta, quarantine, config)
+    """Let a node of a new deployment vote at once. Fences start above its TIME.
+
+    A node of the older format 1 is taken over: its fences were below that, too.
+    """
+    (meta,) = keys
+    config, hint_us, tolerance_us = args
+    found = store.hget(meta, b"config")
+    if found not in (None, config) and not found.startswith(b"protocol 1,"):
+        return [MISCONFIGURED, found]
+    floor, tolerance = float(store.now_us()), _number(tolerance_us)
+    if abs(_number(hint_us) - floor) <= tolerance:
+        floor = _number(hint_us) + tolerance
+    _raise_counter(store, meta, b"floor", floor + tolerance)
+    _admit(store, meta, config)
     return [GRANTED, 0]
 
 
 def close(store: Keyspace, keys: Words, args: Words) -> Reply:
     """Take the node out of its configuration: it no longer grants or renews."""
-    _fence, meta, quarantine = keys
+    (meta,) = keys
     old, closed, new, quarantine_ms = args
-    config = store.hget(meta, b"config")
+    known = store.hgetall(meta)
+    config, left = known.get(b"config"), _quarantine_left(store, known)
     if config == new:
         return [GRANTED, 0]
     if config not in (None, old, closed):
         return [MISCONFIGURED, config]
-    left = store.pttl(quarantine)
     if config != closed:
-        store.hset(meta, {b"config": closed})
         left = max(left, int(quarantine_ms))
-        store.set(quarantine, b"", px=left)
-    return [FREE] if left == _NO_KEY else [QUARANTINED, left]
+        until = b"%d" % (store.now_us() // 1000 + left)
+        store.hset(meta, {b"config": closed, b"quarantine_until": until})
+    return [QUARANTINED, left] if left else [FREE]
 
 
 def open(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: A001
-    """Let the node vote at once under a new configuration, above these fences."""
-    fence, meta, quarantine = keys
-    old, closed, new, *pairs = args
-    config = store.hget(meta, b"config")
-    if config not in (None, old, closed, new):
+    """Let a closed node vote at once under the new configuration, above these fences.
+
+    A node that has the new configuration already is left as it is.
+    """
+    (meta,) = keys
+    closed, new, *pairs = args
+    known = store.hgetall(meta)
+    config, left = known.get(b"config", b""), _quarantine_left(store, known)
+    if config == new:
+        return [GRANTED, 0]
+    if config != closed:
         return [MISCONFIGURED, config]
-    _raise_counters(store, fence, pairs)
-    _admit(store, meta, quarantine, new)
+    if left:
+        return [QUARANTINED, left]
+    _raise_counters(store, meta, pairs)
+    _admit(store, meta, new)
     return [GRANTED, 0]
 
 
@@ -453,18 +479,15 @@ def record_slots(store: Keyspace, keys: Words, args: Words) -> Reply:
 
 def read_slots(store: Keyspace, keys: Words, args: Words) -> Reply:
     """Read what RECORD_SLOTS wrote, unless this node may have forgotten some of it."""
-    slots, meta, quarantine = keys
+    slots, meta = keys
     (config,) = args
-    if config:
-        known = store.hgetall(meta)
-        if known.get(b"config", config) != config:
-            return [MISCONFIGURED, known[b"config"]]
-        if known.get(b"run_id") != store.run_id:
-            return [UNSYNCED, store.run_id]
-        left = store.pttl(quarantine)
-        if left != _NO_KEY:
-            return [QUARANTINED, left]
-    return [GRANTED, *_flat(store.hgetall(slots))]
+    known = store.hgetall(meta)
+    if known.get(b"config", config) != config:
+        return [MISCONFIGURED, known[b"config"]]
+    if b"config" not in known or not _same_process(store, known):
+        return [UNSYNCED, b""]
+    left = _quarantine_left(store, known)
+    return [QUARANTINED, left] if left else [GRANTED, *_flat(store.hgetall(slots))]
 
 
 def mark_slot(store: Keyspace, keys: Words, args: Words) -> Reply:
@@ -520,36 +543,70 @@ def _begins_with_line(value: bytes | None, line: bytes) -> bool:
     return value is not None and value.partition(b"\n")[0] == line
 
 
-def _may_not_vote(
-    store: Keyspace, quarantine: bytes, known: Mapping[bytes, bytes]
+def _other_config(store: Keyspace, meta: bytes, config: bytes) -> bytes | None:
+    """Return the node's configuration, if it is not the client's; b"" for none."""
+    found = store.hget(meta, b"config") or b""
+    return None if found == config else found
+
+
+def _same_process(store: Keyspace, known: Mapping[bytes, bytes]) -> bool:
+    """Tell whether the server runs in the process in which the node was admitted."""
+    return known.get(b"run_id") == store.run_id or _GUARD_OFF in known[b"config"]
+
+
+def _begin_quarantine(
+    store: Keyspace, meta: bytes, config: bytes, incarnation: bytes, ms: bytes
+) -> None:
+    fields = {b"config": config, b"run_id": store.run_id, b"incarnation": incarnation}
+    until = b"%d" % (store.now_us() // 1000 + int(ms))
+    store.hset(meta, {**fields, b"quarantine_until": until})
+
+
+def _quarantine_left(store: Keyspace, known: Mapping[bytes, bytes]) -> int:
+    until = known.get(b"quarantine_until")
+    return max(0, int(_number(until)) - store.now_us() // 1000) if until else 0
+
+
+def _admission(
+    store: Keyspace, meta: bytes, known: Mapping[bytes, bytes], args: Words
 ) -> Reply:
-    left = store.pttl(quarantine)
-    if left != _NO_KEY:
+    """Refuse an acquire on a node that may not vote. Notice a loss of memory."""
+    config, token, quarantine_ms = args
+    if b"config" not in known and _GUARD_OFF in config:
+        return [UNSYNCED, b""]
+    if b"config" not in known or not _same_process(store, known):
+        _begin_quarantine(store, meta, config, token, quarantine_ms)
+        return [QUARANTINED, int(quarantine_ms)]
+    return _may_not_vote(store, known)
+
+
+def _may_not_vote(store: Keyspace, known: Mapping[bytes, bytes]) -> Reply:
+    left = _quarantine_left(store, known)
+    if left:
         return [QUARANTINED, left]
-    incarnation = known.get(b"incarnation", store.run_id)
-    return [] if known.get(b"synced") == incarnation else [UNSYNCED, incarnation]
+    incarnation = known.get(b"incarnation", b"")
+    is_synced = incarnation and known.get(b"synced") == incarnation
+    return [] if is_synced else [UNSYNCED, incarnation]
 
 
-def _other_config(store: Keyspace, meta: bytes, config: bytes) -> Reply:
-    found = store.hget(meta, b"config")
-    is_other = bool(config) and found not in (None, config)
-    return [MISCONFIGURED, found] if is_other else []
+def _counters_in(known: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    return {f: n for f, n in known.items() if f == b"floor" or f.isdigit()}
 
 
-def _raise_counter(store: Keyspace, fence: bytes, field: bytes, number: float) -> None:
-    if _number(store.hget(fence, field)) < number:
-        store.hset(fence, {field: _digits(number)})
+def _raise_counter(store: Keyspace, meta: bytes, field: bytes, number: float) -> None:
+    if _number(store.hget(meta, field)) < number:
+        store.hset(meta, {field: _digits(number)})
 
 
-def _raise_counters(store: Keyspace, fence: bytes, pairs: Words) -> None:
+def _raise_counters(store: Keyspace, meta: bytes, pairs: Words) -> None:
     for field, number in zip(pairs[::2], pairs[1::2], strict=True):
-        _raise_counter(store, fence, field, _number(number))
+        _raise_counter(store, meta, field, _number(number))
 
 
-def _admit(store: Keyspace, meta: bytes, quarantine: bytes, config: bytes) -> None:
+def _admit(store: Keyspace, meta: bytes, config: bytes) -> None:
     names = dict.fromkeys((b"run_id", b"incarnation", b"synced"), store.run_id)
     store.hset(meta, {b"config": config, **names})
-    store.delete(quarantine)
+    store.hdel(meta, b"quarantine_until")
 
 
 def _register(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.configuration import refusal
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     WARNING,
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from celery_redlock.operations.inspect import NodeReport
 
 __all__ = ["kind", "quorum", "same_server", "state", "unreachable"]
-
-_CONFIG = re.compile(r"protocol (\S+), max_ttl (\S+) s, nodes (.*)")
 
 
 @rule(logged_at_start=True)
@@ -68,12 +66,15 @@ def state(report: NodeReport, case: Case) -> Iterator[Problem]:
     status = report.status
     problem = None if report.denied else _PROBLEMS.get(status.state)
     if problem:
+        difference, remedy = refusal(status.reason, case.redlock.guard.config)
         fact = problem.fact.format(
             wait=status.wait,
             quarantine=case.redlock.timing.quarantine,
             reason=status.reason,
-            difference=_difference(status.reason, case.redlock.guard.config),
+            difference=difference,
         )
+        if status.state is NodeState.OTHER_CONFIG:
+            problem = problem._replace(remedy=f"{remedy}.")
         yield problem._replace(fact=fact)
 
 
@@ -112,29 +113,10 @@ _PROBLEMS = {
     NodeState.OTHER_CONFIG: Problem(
         "configuration",
         ERROR,
-        "was set up by clients with other settings: {difference}",
-        "Use the same settings everywhere, or move the nodes to yours with `celery -A "
-        "proj redlock reconfigure`.",
+        "was set up by clients with other settings: the nodes {difference}",
+        "",  # as `refusal` says
     ),
 }
-
-
-def _difference(theirs: str, ours: str) -> str:
-    """Say how the configuration of a node differs from ours."""
-    there, here = _CONFIG.fullmatch(theirs), _CONFIG.fullmatch(ours)
-    if not there or not here:
-        return f"theirs are {theirs!r}, yours {ours!r}"
-    parts = []
-    if there[1] != here[1]:
-        parts.append(f"their protocol is {there[1]}, yours {here[1]}")
-    if there[2] != here[2]:
-        parts.append(f"their redlock_max_ttl is {there[2]} s, yours {here[2]} s")
-    nodes_there, nodes_here = set(there[3].split(", ")), set(here[3].split(", "))
-    if more := nodes_there - nodes_here:
-        parts.append(f"their nodes include {', '.join(sorted(more))}, yours do not")
-    if less := nodes_here - nodes_there:
-        parts.append(f"your nodes include {', '.join(sorted(less))}, theirs do not")
-    return "; ".join(parts)
 
 
 @rule(logged_at_start=True)

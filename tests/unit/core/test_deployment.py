@@ -27,7 +27,7 @@ def test_check_of_healthy_nodes_finds_nothing(
     assert report.has_quorum
     assert report.retry_after is None
     names = nodes.nodes[0].memory.redis.keys()
-    assert sorted(names) == [b"redlock:fence", b"redlock:meta"]
+    assert sorted(names) == [b"redlock:meta"]
 
 
 def test_check_begins_the_quarantine_of_new_nodes(

@@ -8,6 +8,7 @@ import pytest
 
 from celery_redlock.core.lease import LeaseState
 from tests.unit.core.support import (
+    STRIPE_OF_K,
     VALIDITY,
     asked,
     counters,
@@ -250,7 +251,7 @@ def test_extension_restores_where_the_lock_is_missing(
 def test_restore_raises_the_fence_counter(nodes: FakeNodes, redlock: Redlock) -> None:
     """A restored node counts as one that granted: its later grants are greater."""
     lease = redlock.acquire("k")
-    nodes.nodes[0].memory.redis.delete(b"redlock:fence")
+    nodes.nodes[0].memory.redis.hdel(b"redlock:meta", STRIPE_OF_K)
     forget(nodes, 0)
 
     redlock.extend(lease)

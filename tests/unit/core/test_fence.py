@@ -34,7 +34,7 @@ def count(nodes: FakeNodes, *numbers: int) -> None:
     """Set the counter of ``k`` on each node."""
     for node, number in zip(nodes.nodes, numbers, strict=True):
         fields = {STRIPE_OF_K: str(number).encode()}
-        node.memory.redis.hset(b"redlock:fence", fields)
+        node.memory.redis.hset(b"redlock:meta", fields)
 
 
 def test_fences_grow(site: Site) -> None:
@@ -140,7 +140,7 @@ class Grant:
     def fence(self) -> int | None:
         """Agree on the fence."""
         assert self.request.ballot.agreed_number() is None
-        keys = ("redlock:lock:k", "redlock:fence")
+        keys = ("redlock:lock:k", "redlock:meta")
         args = ("t.1", "f", int(STRIPE_OF_K))
         return raise_fence(self.request.ballot, self.redlock.nodes, keys, args)
 
@@ -205,7 +205,7 @@ def test_vote_that_comes_during_the_count_is_left_out_of_it(site: Site) -> None:
 
     ballot = grant.request.ballot
     ballot.votes = VotesThatChange(ballot.votes, enter_late_vote)
-    keys, args = ("redlock:lock:k", "redlock:fence"), ("t.1", "f", int(STRIPE_OF_K))
+    keys, args = ("redlock:lock:k", "redlock:meta"), ("t.1", "f", int(STRIPE_OF_K))
 
     assert raise_fence(ballot, site.redlock.nodes, keys, args) is None
     assert ballot.votes[3] is not None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.core.configuration import Configuration
 from celery_redlock.core.failure import delay_after, failure_of
 from celery_redlock.core.lease import Holder, new_base
 from celery_redlock.core.quorum import Ballot, Vote, VoteKind
@@ -266,13 +267,15 @@ def test_quarantine_is_named_with_its_wait(site: Site) -> None:
 # -- errors and pauses, from votes -----------------------------------------------------
 
 
+OURS = Configuration(("n0", "n1", "n2"), 30.0, is_guarded=True)
+THEIRS = Configuration(("n0", "n1", "n2"), 60.0, is_guarded=True)
 VOTES = {
     "G": Vote(VoteKind.GRANTED, 1),
     "A": Vote(VoteKind.TAKEN, 1000, "a.1\n1\ntask-a"),
     "B": Vote(VoteKind.TAKEN, 1000, "b.1\n1\ntask-b"),
     "Q": Vote(VoteKind.QUARANTINED, 3000),
     "S": Vote(VoteKind.SILENT, reason="is gone"),
-    "M": Vote(VoteKind.REFUSED, value="another", reason="is set up differently"),
+    "M": Vote(VoteKind.REFUSED, value=str(THEIRS), reason="is set up differently"),
 }
 
 
@@ -282,7 +285,7 @@ def failure(votes: str) -> LockUnavailable:
     for index, letter in enumerate(votes):
         if letter != ".":
             ballot.cast(index, VOTES[letter])
-    return failure_of("k", ballot, node_timeout=0.05)
+    return failure_of("k", ballot, node_timeout=0.05, config=str(OURS))
 
 
 @pytest.mark.parametrize(
@@ -328,9 +331,9 @@ MESSAGES = {
         """,
     "MMG": """
         Only 1 of 3 nodes gave a vote on 'k' within 0.05 s (need 2): n0 is set up
-        differently, n1 is set up differently. Nothing is held. Those nodes are set
-        up for: another. Use the same settings on all clients, or move the nodes to
-        these settings with `celery -A proj redlock reconfigure`.
+        differently, n1 is set up differently. Nothing is held. The nodes are set up
+        with max_ttl 60 s; this client has max_ttl 30 s. Set redlock_max_ttl = 60, or
+        move the nodes to yours with `celery -A proj redlock reconfigure`.
         """,
     "SS.": """
         Only 0 of 3 nodes gave a vote on 'k' within 0.05 s (need 2): n0 is gone, n1

@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.restart_guard import config_text, greatest
+from celery_redlock.core.restart_guard import greatest
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.testing import FakeNodes
 from tests.unit.core.support import (
@@ -138,7 +138,37 @@ def test_guard_that_is_off_lets_all_nodes_vote(clock: FakeClock) -> None:
 
     assert lease.is_valid()
     assert other.votes == 2
-    assert nodes.nodes[2].memory.redis.hgetall(b"redlock:meta") == {}
+    assert other.fence > lease.fence
+
+
+def test_new_nodes_without_the_guard_vote_at_once(clock: FakeClock) -> None:
+    """They need no ``init``. A node that is away may belong to another deployment."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = Redlock(
+        nodes.urls, transport=nodes, clock=clock, restart_guard=False, max_ttl=60.0
+    )
+    nodes.freeze(2)
+    with pytest.raises(QuorumUnreachable):
+        redlock.acquire("k")
+    nodes.thaw(2)
+
+    assert redlock.acquire("k", wait=1.0).is_valid()
+
+
+@pytest.mark.parametrize("max_ttl", [60.0, 600.0])
+def test_client_without_the_guard_gets_past_no_quarantine(
+    nodes: FakeNodes, redlock: Redlock, max_ttl: float
+) -> None:
+    """Whether nodes guard is a property of the deployment, and not of a client."""
+    other = nodes.another_client().redlock(restart_guard=False, max_ttl=max_ttl)
+    lease = redlock.acquire("k")
+    restart(nodes, 0, 1, 2)
+
+    with pytest.raises(QuorumUnreachable, match="the restart guard on"):
+        other.acquire("k", wait=3.0)
+
+    assert lease.is_valid()
+    assert redlock.extend(lease)
 
 
 def test_quarantine_and_hint_follow_from_max_ttl(nodes: FakeNodes) -> None:
@@ -223,7 +253,7 @@ def test_recovery_takes_the_greatest_of_each_counter(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
     """The greatest of each field, from all nodes that answer."""
-    fence = b"redlock:fence"
+    fence = b"redlock:meta"
     restart(nodes, 0)
     redlock.check()
     clock.advance(OVER)
@@ -291,7 +321,7 @@ def test_recovery_names_the_incarnation_for_which_it_was_read(
 
     (sync,) = args_of(nodes, "sync")
     assert incarnation
-    assert sync[:2] == [incarnation.decode(), 0]
+    assert sync[1:4] == [incarnation.decode(), 0, 15_000_000]
 
 
 def test_recovery_of_a_node_that_restarts_meanwhile_fails(
@@ -349,6 +379,9 @@ def test_greatest_keeps_the_greatest_of_each_field() -> None:
     assert greatest([]) == []
 
 
+TOLERANCE = 15_000_000  # µs, a quarter of max_ttl
+
+
 # -- floors ----------------------------------------------------------------------------
 
 
@@ -369,7 +402,7 @@ def test_restarted_majority_sets_floors(
         after = redlock.acquire("k")
 
     assert after.fence > lease.fence
-    assert counters(nodes, b"floor")[0] == round(clock.wall() * 1e6)
+    assert counters(nodes, b"floor")[0] == round(clock.wall() * 1e6) + TOLERANCE
     assert "The order of fences across this moment rests on clocks" in caplog.text
     assert "Node node-1:6379/0 votes again" in caplog.text
 
@@ -396,15 +429,49 @@ def test_floor_is_set_when_other_nodes_were_silent_for_a_max_ttl(
     nodes.nodes[1].kill()
     nodes.nodes[2].kill()
 
-    redlock.check()
-    clock.advance(60.0)
-    redlock.check()
-    assert not voting(redlock)[0]
-    clock.advance(0.3)
+    for _ in range(3):
+        redlock.check()
+        assert not voting(redlock)[0]
+        clock.advance(20.3)
     redlock.check()
 
-    assert [args[1] for args in args_of(nodes, "sync")] == [1]
+    assert [args[2] for args in args_of(nodes, "sync")] == [1]
     assert voting(redlock) == [True, False, False, True, True]
+
+
+def test_two_short_silences_do_not_set_a_floor(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """The nodes may have been there between two looks that are far apart."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+    nodes.partition(1, 2)
+    redlock.check()  # one look, and then none for longer than a max_ttl
+    clock.advance(61.0)
+
+    redlock.check()
+    clock.advance(1.0)
+    redlock.check()
+
+    assert "sync" not in asked(nodes)
+
+
+def test_node_of_another_deployment_prevents_a_floor(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """A majority without memory does not begin anew beside a node that has some."""
+    restart(nodes, 0, 1, 2)
+    redlock.check()
+    meta = {b"config": b"another"}
+    nodes.nodes[3].memory.redis.hset(b"redlock:meta", meta)
+    clock.advance(OVER)
+
+    for _ in range(10):
+        redlock.check()
+        clock.advance(20.0)
+
+    assert "sync" not in asked(nodes)
 
 
 def test_silence_of_long_ago_does_not_set_a_floor(
@@ -434,15 +501,6 @@ def test_silence_of_long_ago_does_not_set_a_floor(
 # -- configuration ---------------------------------------------------------------------
 
 
-def test_configuration_is_readable_and_in_order() -> None:
-    """Protocol, max_ttl and node names, in any order: clients must agree on them."""
-    text = "protocol 1, max_ttl 60 s, nodes a:1/0, b:1/0"
-
-    assert config_text(("b:1/0", "a:1/0"), 60.0) == text
-    assert config_text(("a:1/0", "b:1/0"), 60.0) == text
-    assert config_text(("a:1/0", "b:1/0"), 0.5) != text
-
-
 def test_client_that_differs_is_refused_with_the_difference(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
@@ -456,11 +514,10 @@ def test_client_that_differs_is_refused_with_the_difference(
     assert "Only 0 of 5 nodes gave a vote on 'k'" in text
     assert "node-1:6379/0 is set up differently" in text
     assert (
-        "Those nodes are set up for: protocol 1, max_ttl 60 s, nodes node-1:6379/0, "
-        "node-2:6379/0, node-3:6379/0, node-4:6379/0, node-5:6379/0. Use the same "
-        "settings on all clients" in text
+        "The nodes are set up with max_ttl 60 s; this client has max_ttl 90 s. Set "
+        "redlock_max_ttl = 60, or move the nodes to yours with `celery -A proj "
+        "redlock reconfigure`." in text
     )
-    assert "redlock reconfigure" in text
     assert caught.value.retry_after is None
     assert redlock.acquire("k").votes == 5
 

@@ -1,7 +1,5 @@
--- Return the node's configuration, if it is known and not the client's.
--- A node without meta has forgotten its locks as well. There is nothing to extend,
--- and what RESTORE writes gives no vote: the next ACQUIRE starts a quarantine.
+-- Return the node's configuration, if it is not the client's; '' if it has none.
 local function other_config(meta, config)
-  local found = redis.call('HGET', meta, 'config')
-  if config ~= '' and found and found ~= config then return found end
+  local found = redis.call('HGET', meta, 'config') or ''
+  if found ~= config then return found end
 end

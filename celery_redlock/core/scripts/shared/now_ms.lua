@@ -1,0 +1,4 @@
+-- Return TIME in milliseconds, rounded down.
+local function now_ms()
+  return math.floor(now_us() / 1000)
+end
