@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from celery_redlock.testing import FakeNodes
 
 
+pytestmark = pytest.mark.usefixtures("own_tasks")
+
 DOCS = Path(__file__).parents[2] / "docs"
 MIGRATIONS = sorted((DOCS / "how-to").glob("migrate-from-*.md"))
 NAMED = sorted(
