@@ -6,7 +6,8 @@ time has run out. Before a node counts as silent, the sockets are read once more
 waiting, because this process itself may have been late.
 
 No call waits for a *suspect* node, which was late before, unless no majority can answer
-without it. Replies that come after their request was done are read at the next use, and
+without it. Then callers wait for it at the same time, and others can send meanwhile.
+Replies that come after their request was done are read at the next use, and
 entered where they belong.
 """
 
@@ -17,6 +18,7 @@ import os
 import selectors
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.quorum import quorum_of
@@ -105,13 +107,24 @@ class Broadcast:
         self._inside: set[int] = set()  # threads with a deadline that may have it
 
     def ask(self, request: ScriptRequest) -> None:
-        """Send one request and wait for it as long as nodes may take."""
-        self._in_turn(self._ask, request)
+        """Send one request and wait for it as long as nodes may take.
 
-    def _ask(self, request: ScriptRequest) -> None:
+        The time for a node that was late before counts from when the caller came: other
+        callers may have waited for the node all the time.
+        """
+        came_at = self._clock.monotonic()
+        until = self._in_turn(self._ask, request)
+        self._wait_for_suspects((request,), came_at, until, self._poll_in_turn)
+
+    def _ask(self, request: ScriptRequest) -> float:
         self._send((request,))
         until = self._clock.monotonic() + self._reply_timeout()
         self._wait((request,), until)
+        return until
+
+    def _poll_in_turn(self) -> bool:
+        self._in_turn(self._poll, 0.0)
+        return True
 
     def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
         """Send requests to all nodes, in this order; do not wait for replies.
@@ -146,7 +159,10 @@ class Broadcast:
         Returns:
             Whether the replies were read.
         """
-        return self._exclusively(give_up_at, self._wait, requests, until)
+        if not self._exclusively(give_up_at, self._wait, requests, until):
+            return False
+        poll = partial(self._exclusively, give_up_at, self._poll, 0.0)
+        return self._wait_for_suspects(requests, until, until, poll)
 
     def drain(self, until: float) -> None:
         """Read the replies that are there; give up a busy transport at ``until``."""
@@ -181,7 +197,7 @@ class Broadcast:
             if selector:
                 selector.close()
 
-    def _in_turn(self, do: Callable[..., None], *args: Any) -> None:
+    def _in_turn(self, do: Callable[..., Any], *args: Any) -> Any:
         """Do this with the mutex, after the threads with a deadline that wait for it.
 
         Threads without a deadline wait at the gate. So one of them at most waits for
@@ -191,8 +207,7 @@ class Broadcast:
             # A signal handler or a finaliser, perhaps with the mutex. The thread that
             # has the gate would wait for this one, and this one for the gate.
             with self._mutex:
-                do(*args)
-            return
+                return do(*args)
         with self._gate:
             for _ in range(_MOST_PAUSES):
                 if not self._urgent:
@@ -200,7 +215,7 @@ class Broadcast:
                 # This thread would get the mutex before one that is still waking up.
                 self._clock.sleep(_POLL_EVERY)
             with self._mutex:
-                do(*args)
+                return do(*args)
 
     def _exclusively(self, until: float, do: Callable[..., None], *args: Any) -> bool:
         """Do this with the mutex; return False if it is not free before ``until``.
@@ -262,6 +277,7 @@ class Broadcast:
         return to_connect + self._timing.node_timeout
 
     def _wait(self, requests: Sequence[ScriptRequest], until: float) -> None:
+        began = self._clock.monotonic()
         unfinished = [r for r in requests if not r.is_done()]
         while unfinished and self._is_worth_waiting(unfinished):
             self._polled_at = self._clock.monotonic()
@@ -274,26 +290,52 @@ class Broadcast:
             if requests:
                 return
         self._poll(0.0)
-        if unfinished:
-            self._mark_suspects(unfinished)
+        for request in unfinished:
+            for index, vote in enumerate(request.ballot.votes):
+                if vote is None:
+                    self.nodes[index].mark_suspect(began)
 
     def _is_worth_waiting(self, requests: Sequence[ScriptRequest]) -> bool:
         if not [node for node in self.nodes if node.suspect]:
             return any(request.ballot.pending for request in requests)
-        for request in requests:
-            ballot = request.ballot
-            outstanding = (i for i, vote in enumerate(ballot.votes) if vote is None)
-            if ballot.answered < ballot.quorum:
-                return True
-            if any(not self.nodes[index].suspect for index in outstanding):
-                return True
-        return False
+        return any(
+            vote is None and not node.suspect
+            for request in requests
+            for vote, node in zip(request.ballot.votes, self.nodes, strict=True)
+        )
 
-    def _mark_suspects(self, requests: Sequence[ScriptRequest]) -> None:
-        for request in requests:
-            for index, vote in enumerate(request.ballot.votes):
-                if vote is None:
-                    self.nodes[index].mark_suspect()
+    def _wait_for_suspects(
+        self,
+        requests: Sequence[ScriptRequest],
+        came_at: float,
+        until: float,
+        poll: Callable[[], bool],
+    ) -> bool:
+        """Wait for suspects without the mutex, if no majority answers without them.
+
+        Each has one node timeout, from when it answered last or the caller came.
+        """
+        while silences := self._silences(requests):
+            now = self._clock.monotonic()
+            patience = max(came_at, *silences) + self._timing.node_timeout
+            left = min(patience, until) - now
+            if left > 0:
+                self._clock.sleep(min(left, _POLL_EVERY))
+            if not poll():
+                return False
+            if left <= 0 and (until <= now or silences == self._silences(requests)):
+                break
+        return True
+
+    def _silences(self, requests: Sequence[ScriptRequest]) -> list[float]:
+        """Return since when suspects are silent without which no majority answers."""
+        return [
+            node.silent_since
+            for request in requests
+            if request.ballot.answered < request.ballot.quorum and not request.is_done()
+            for vote, node in zip(request.ballot.votes, self.nodes, strict=True)
+            if vote is None and node.suspect
+        ]
 
     def _poll(self, timeout: float) -> None:
         selector = self._selector

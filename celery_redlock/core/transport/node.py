@@ -87,6 +87,7 @@ class Node:
     Attributes:
         label: The name of the node.
         suspect: Whether it was late, and has not caught up since.
+        silent_since: Instant since which a suspect has sent no reply.
         unfit_because: Why it must not vote, in words; ``""`` when it may.
     """
 
@@ -100,7 +101,7 @@ class Node:
         self._connector = Connector(address, clock=clock, timeout=connect_timeout)
         self._conversation: _Conversation | None = None
         self._selector: selectors.BaseSelector | None = None
-        self._silent_since = 0.0
+        self.silent_since = 0.0
         self._last_seen_at = 0.0
         self._pending_releases = PendingReleases()
         self._down_because = ""
@@ -175,7 +176,7 @@ class Node:
             self._connecting_failed(made)
         elif made is not None:
             taken = self._adopt(made)
-        silence = now - self._silent_since if self.suspect else 0.0
+        silence = now - self.silent_since if self.suspect else 0.0
         if silence > max(_GIVEN_UP_AFTER, self._connector.timeout):
             self._drop(f"has been silent for {silence:.0f} s")
         is_needed = self._conversation is None or bool(self.unfit_because)
@@ -261,11 +262,14 @@ class Node:
         conversation.is_torn = True
         return conversation
 
-    def mark_suspect(self) -> None:
-        """Note that a reply is late: from now on no call waits for this node."""
+    def mark_suspect(self, since: float) -> None:
+        """Note that a reply is late: from now on no call waits for this node.
+
+        Args:
+            since: Instant since which it was waited for.
+        """
         if self._conversation and not self.suspect:
-            self.suspect = True
-            self._silent_since = self._clock.monotonic()
+            self.suspect, self.silent_since = True, since
             self._log.late()
 
     def forget(self) -> None:
@@ -336,6 +340,8 @@ class Node:
             except UnreadableReply:
                 pending.appendleft((request, index))  # to fail with the others
                 raise
+            if self.suspect:
+                self.silent_since = self._clock.monotonic()
         if not pending and self.suspect:
             self.suspect, self._connector.failures = False, 0
             self._log.in_time()

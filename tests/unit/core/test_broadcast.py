@@ -528,6 +528,82 @@ def test_reply_is_read_after_the_deadline_before_it_is_judged(net: Net) -> None:
     assert asked.ballot.granted == 3
 
 
+def suspects(net: Net) -> list[bool]:
+    """Make the last two nodes suspect, and return which nodes are."""
+    net.comes(0, 0.0, FREE)
+    net.broadcast.ask(net.request())
+    return [node.suspect for node in net.nodes]
+
+
+def test_callers_wait_for_hung_nodes_at_the_same_time(net: Net) -> None:
+    """A caller that waited for its turn has waited for the nodes meanwhile."""
+    assert suspects(net) == [False, True, True]
+    occupied = Occupied(net)
+    asked = [net.request(f"other {number}") for number in range(20)]
+    for request in asked:
+        occupied.start(net.broadcast.ask, request)
+    eventually(
+        lambda: all("with self._" in source_line_of(t) for t in occupied.threads[1:])
+    )
+    net.clock.advance(10 * NODE_TIMEOUT)
+    net.comes(0, 0.0, FREE)
+
+    def answer() -> None:
+        if net.nodes[0].pending:
+            net.socks[0].replies(FREE)
+
+    net.on_select.append(answer)
+    before = net.clock.monotonic()
+
+    occupied.leave()
+
+    assert net.clock.monotonic() == before
+    assert [net.kinds(request) for request in asked] == [
+        [VoteKind.FREE, None, None]
+    ] * 20
+
+
+def test_suspect_that_answers_has_its_time_anew(net: Net) -> None:
+    """A caller that has waited for its turn waits for nodes that are back."""
+    assert suspects(net) == [False, True, True]
+    occupied = Occupied(net)
+    asked = net.request()
+    occupied.start(net.broadcast.ask, asked)
+    eventually(lambda: "with self._" in source_line_of(occupied.threads[1]))
+    net.clock.advance(10 * NODE_TIMEOUT)
+    net.comes(0, 0.0, FREE)
+    net.comes(0, 0.02, GRANTED)
+    for index in (1, 2):
+        net.comes(index, 0.0, FREE)  # to the requests before
+        net.comes(index, 0.01, FREE)
+        net.comes(index, 0.02, GRANTED)
+
+    occupied.leave()
+
+    assert asked.ballot.granted >= 2
+
+
+def test_others_send_while_a_caller_waits_for_hung_nodes(net: Net) -> None:
+    """The connections are free as soon as only nodes are outstanding that hang."""
+    assert suspects(net) == [False, True, True]
+    net.comes(0, 0.0, FREE)
+    sent: list[bool] = []
+
+    def send() -> None:
+        until = net.clock.monotonic()
+        thread = threading.Thread(
+            target=lambda: sent.append(net.broadcast.send(net.request(), until=until))
+        )
+        thread.start()
+        thread.join(SOON)
+
+    net.clock.at(NODE_TIMEOUT / 2, send)
+
+    net.broadcast.ask(net.request())
+
+    assert sent == [True]
+
+
 def test_thread_with_a_deadline_goes_first(net: Net) -> None:
     """A renewal is next, however many threads came before it."""
     occupied = Occupied(net)

@@ -408,7 +408,7 @@ def test_suspect_still_gets_requests(stage: Stage, sock: Sock) -> None:
     """Its late replies are entered in their requests, and end the suspicion."""
     first, second = request("a"), request("b")
     stage.ask(first)
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
     suspected = [stage.node.suspect]
     stage.ask(second)
     for _ in range(2):
@@ -429,7 +429,7 @@ def test_suspect_that_hangs_is_connected_to_anew(
     stage.arrive()
     out = request()
     stage.ask(out)
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
     clock.advance(CONNECT_TIMEOUT)
     stage.arrive()
     assert stage.address.tries == 1
@@ -452,7 +452,7 @@ def test_suspect_that_answers_in_time_keeps_its_connection(
     stage.arrive()
     out = request()
     stage.ask(out)
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
     clock.advance(CONNECT_TIMEOUT + 0.01)
     connection.sock.replies([3])
 
@@ -472,7 +472,7 @@ def test_suspect_is_dropped_in_the_end(
     stage.arrive()
     out = request()
     stage.ask(out)
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
 
     clock.advance(10.0)
     stage.arrive()
@@ -488,7 +488,7 @@ def test_node_without_connection_is_no_suspect(clock: FakeClock) -> None:
     """Only a node with a connection can be late."""
     stage = Stage(clock)
 
-    stage.node.mark_suspect()
+    stage.node.mark_suspect(stage.clock.monotonic())
 
     assert not stage.node.suspect
 
