@@ -25,7 +25,7 @@ from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.errors import LockUnavailable
 from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
-redlock = Redlock(urls, ttl=6.0)
+redlock = Redlock(urls, ttl=5.0)
 until(lambda: not redlock.check().problems)
 watchdog, renewals, losses, over = Watchdog(redlock), [], [], []
 
@@ -38,7 +38,7 @@ def work(number):
 
 lease = redlock.acquire(key)
 watchdog.watch(lease, on_lost=losses.append, on_renewed=lambda *_: renewals.append(1))
-greenlets = [gevent.spawn(work, number) for number in range(300)]
+greenlets = [gevent.spawn(work, number) for number in range(500)]
 until(lambda: losses or len(renewals) >= 2, 60.0)
 over.append(True)
 gevent.joinall(greenlets)
@@ -79,7 +79,7 @@ def test_threads_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) ->
 
 
 def test_greenlets_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) -> None:
-    """The renewals of a process with 300 greenlets come in time, too."""
+    """The renewals of a process with 500 greenlets come in time, too."""
     lines = run_python(GREENLETS, key, *three_nodes.urls, timeout=2 * SECONDS)
 
     assert lines == ["0 True"]

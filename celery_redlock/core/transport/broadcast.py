@@ -100,12 +100,6 @@ class Broadcast:
         """Whether a request was sent of which some reply has not been read."""
         return any(node.pending for node in self.nodes)
 
-    def _forget_threads(self) -> None:
-        self._mutex = threading.RLock()  # it knows its owner: see _exclusively
-        self._gate = threading.RLock()  # of the threads without a deadline
-        self._urgent: set[int] = set()  # threads with a deadline that wait for it
-        self._inside: set[int] = set()  # threads with a deadline that may have it
-
     def ask(self, request: ScriptRequest) -> None:
         """Send one request and wait for it as long as nodes may take.
 
@@ -127,16 +121,7 @@ class Broadcast:
         return True
 
     def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
-        """Send requests to all nodes, in this order; do not wait for replies.
-
-        Args:
-            requests: The requests.
-            until: Instant at which to give up, sending nothing, because another
-                thread uses the connections. For threads with a deadline.
-
-        Returns:
-            Whether they were sent.
-        """
+        """Send requests to all nodes, in this order: see ``Transport``."""
         if until is None:
             self._in_turn(self._send, requests)
             return True
@@ -145,19 +130,10 @@ class Broadcast:
     def wait(
         self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
     ) -> bool:
-        """Return when all of them are done, or at ``until``.
+        """Return when all of them are done, or at ``until``: see ``Transport``.
 
-        For threads with a deadline: others may use the connections until then. So a
-        reply that is there is read, also after ``until``, before it is judged.
-
-        Args:
-            requests: The requests.
-            until: Instant until which nodes may answer.
-            give_up_at: Instant at which to give up, reading nothing, because another
-                thread uses the connections.
-
-        Returns:
-            Whether the replies were read.
+        Until then other threads may use the connections, which is no silence of the
+        nodes. So their replies are read once more before they are judged.
         """
         if not self._exclusively(give_up_at, self._wait, requests, until):
             return False
@@ -176,6 +152,12 @@ class Broadcast:
             selector.close()
         for node in self.nodes:
             node.forget()
+
+    def _forget_threads(self) -> None:
+        self._mutex = threading.RLock()  # it knows its owner: see _exclusively
+        self._gate = threading.RLock()  # of the threads without a deadline
+        self._urgent: set[int] = set()  # threads with a deadline that wait for it
+        self._inside: set[int] = set()  # threads with a deadline that may have it
 
     def close(self) -> None:
         """Close all connections. The next request opens them again.
