@@ -45,7 +45,7 @@ The model changed the design in these points. `Rules` has each of them:
 * The confirming members must have the newcomer's whole view, and not only its identity.
 * A server that does not vote must not count in a renewal: RESTORE is refused there.
 * An identity is made for one JOIN message, which is never sent again.
-* With one member there is nobody else to wait: its own quarantine is needed.
+* With one member no other member waits: its own quarantine is needed.
 """
 
 from __future__ import annotations

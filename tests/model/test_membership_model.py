@@ -152,7 +152,7 @@ FORMING = Bounds(
     foundings=2,
 )
 LOST = Bounds(homes=(0, 1, 2), members=(0, 1, 2), identities=(1, 2, 2), foundings=1)
-ALONE = Bounds(homes=(0,), members=(0,), identities=(2,), foundings=1)
+ALONE = Bounds(homes=(0,), members=(0,), identities=(3,), foundings=2)
 INIT = Bounds(
     homes=(0, 1, 2), members=(), strangers=(0, 1, 2), identities=(2, 1, 1), inits=1
 )
