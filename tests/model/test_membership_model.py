@@ -471,6 +471,14 @@ LARGE: dict[str, tuple[Bounds, tuple[str, ...]]] = {
         replace(THREE, identities=(2, 2, 2), leases=(0, 0, 1)),
         MAJORITY_LOST,
     ),
+    "the displaced member founds": (
+        replace(THREE, identities=(2, 2, 2), foundings=1),
+        (*MAJORITY_LOST, "epoch 1 is founded by (0, 1, 1)"),
+    ),
+    "its replacement founds": (
+        replace(THREE, identities=(2, 2, 2), foundings=1),
+        (*MAJORITY_LOST, "epoch 1 is founded by (1, 1, 1)"),
+    ),
     "forming": (FORMING, ()),
     "from three to one": (replace(THREE_TO_ONE, leases=(0, 0, 1)), ()),
     "from four to one": (FOUR_TO_ONE, ()),
