@@ -87,8 +87,15 @@ def proxied(nodes: DevNodes, **options: Any) -> Iterator[tuple[list[Proxy], Redl
         proxies(nodes) as lines,
         client([line.url for line in lines], **options) as redlock,
     ):
-        redlock.initialize()
+        initialize_anew(redlock, nodes)
         yield lines, redlock
+
+
+def initialize_anew(redlock: Redlock, nodes: DevNodes) -> None:
+    """Give nodes that a test has for itself to this service, with its settings."""
+    for node in nodes.nodes:
+        node.command("DEL", "redlock:meta")
+    redlock.initialize()
 
 
 def plain_client(node: DevNode, **options: Any) -> redis.Redis:

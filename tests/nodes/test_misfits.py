@@ -25,10 +25,12 @@ from celery_redlock.errors import (
 from celery_redlock.locking import watchdog_of
 from tests.harness.tcp import ScriptedServer, proxies
 from tests.nodes.support import (
+    SHORT,
     StartNodes,
     client,
     delete_lock,
     held,
+    initialize_anew,
     kinds,
     locks,
     refusal,
@@ -81,6 +83,7 @@ def test_node_that_becomes_a_replica_loses_its_vote(
     """It grants nothing, also on a connection that was made while it was a master."""
     first, second, third = three_nodes.nodes
     with client(three_nodes, restart_guard=guard) as redlock:
+        initialize_anew(redlock, three_nodes)
         until_all_vote(redlock)
         second.command("REPLICAOF", "127.0.0.1", first.port)
         third.kill()
@@ -149,7 +152,7 @@ def test_node_that_cannot_be_resolved_is_an_error_of_that_node(
 ) -> None:
     """A name that DNS does not know costs its own vote and no time."""
     urls = [*shared_nodes.urls[:2], "redis://no-such-host.invalid:6379/0"]
-    with client(urls, prefix=key, restart_guard=False) as redlock:
+    with client(urls, prefix=key, **SHORT) as redlock:
         use(redlock, key)
         until(lambda: "no-such-host.invalid:6379/0 " in str(redlock.check().problems))
 

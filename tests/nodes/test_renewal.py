@@ -31,6 +31,7 @@ from tests.nodes.support import (
     delete_lock,
     failing,
     held,
+    initialize_anew,
     meanwhile,
     proxied,
     until,
@@ -360,7 +361,7 @@ def test_confirmation_that_comes_too_late_is_a_loss(
         proxies(three_nodes) as lines,
         watchdog([line.url for line in lines], **BRIEF) as (redlock, dog),
     ):
-        redlock.initialize()
+        initialize_anew(redlock, three_nodes)
         lease = redlock.acquire(key, wait=5)
         for line in lines[:2]:
             line.hold_replies()

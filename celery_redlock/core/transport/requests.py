@@ -40,8 +40,15 @@ __all__ = [
 
 
 def verdict_is_certain(ballot: Ballot) -> bool:
-    """Tell whether no outstanding vote can change the verdict."""
-    return ballot.verdict() is not Verdict.OPEN
+    """Tell whether no outstanding vote can change the verdict.
+
+    If too few nodes vote, the others are waited for: the error says why each does not,
+    and one that is there must not be called silent.
+    """
+    verdict = ballot.verdict()
+    if verdict is Verdict.UNREACHABLE:
+        return not ballot.pending
+    return verdict is not Verdict.OPEN
 
 
 def grant_is_decided(ballot: Ballot) -> bool:

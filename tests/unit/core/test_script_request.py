@@ -107,7 +107,8 @@ def test_unknown_reply_is_no_vote(reply: Any) -> None:
         ("...", False),
         ("GG.", True),
         ("TT.", True),
-        ("SS.", True),
+        ("SS.", False),  # the error says why the third does not vote, if it does not
+        ("SSS", True),
         ("GT.", False),
         ("GTS", True),
         ("GS.", False),
