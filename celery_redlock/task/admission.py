@@ -163,6 +163,10 @@ class Admission:
         call = self.call
         if call.is_redelivered:
             call.drop_if_outdated()
+        elif call.header.deferred:
+            # The process that published this copy may have been killed right then:
+            # its own message came back, and may have run before this one.
+            call.drop_if_finished()
         if self._successor is not None:
             self._successor.start()
         other = cooling(call) if call.options.unique_for else None

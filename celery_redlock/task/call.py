@@ -272,6 +272,8 @@ class Call:
         fields = {"redelivered": self.is_redelivered, **header}
         fresh = self.header._replace(base=None, **fields)
         if not fresh.redelivered:
+            if self.header.deferred:
+                self.drop_if_finished()
             self._note_retry(reason)
         try:
             self._publish(countdown, fresh)

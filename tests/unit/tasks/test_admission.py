@@ -240,6 +240,24 @@ def test_copy_of_a_call_that_has_ended_is_dropped(worker: Worker, key: str) -> N
     assert worker.published == []
 
 
+@pytest.mark.parametrize("key", [KEY, "another"], ids=["held", "free"])
+def test_republished_call_that_has_ended_is_dropped(worker: Worker, key: str) -> None:
+    """A killed process leaves two copies: its message, and the one it had published.
+
+    The broker marks only the first of them as redelivered. When it has ended, RETRY of
+    the second would replace its result, for ever if a process is killed again.
+    """
+    task = worker.leased_job()
+    task.backend.store_result(worker.call_id, "the result", states.SUCCESS)
+
+    with worker.held(key=key):
+        run = worker.run(task, id=worker.call_id, redlock={"deferred": 1})
+
+    assert (run.state, run.stored) == (states.IGNORED, states.SUCCESS)
+    assert run.result == "the result"
+    assert worker.published == []
+
+
 def test_copy_of_a_call_without_a_result_runs(worker: Worker) -> None:
     """The first copy died: this one runs under the lock."""
     run = worker.redeliver(worker.leased_job())
