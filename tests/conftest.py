@@ -161,6 +161,19 @@ def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- Nothing is left -----------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _connections_are_closed() -> Iterator[None]:
+    """Close the connections of all apps: an app that is dropped leaves them open.
+
+    The garbage collector would find them in a later test. The next use reconnects.
+    """
+    yield
+    runtimes = sys.modules.get("celery_redlock.app.runtime")
+    for runtime in list(runtimes._runtimes) if runtimes else ():  # noqa: SLF001
+        for redlock in runtime._service.values():  # noqa: SLF001
+            redlock.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _every_process_ends() -> Iterator[None]:
     """Fail the session if a process that it started, directly or not, is left."""

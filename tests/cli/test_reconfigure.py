@@ -104,12 +104,9 @@ def test_reconfigure_resumes_after_an_interrupt(
     assert lock(project.urls, max_ttl=2)
 
 
-def test_reconfigure_is_taken_back(
-    start_nodes: Callable[..., DevNodes], project_on: Callable[..., Project]
-) -> None:
+def test_reconfigure_is_taken_back(start_project: Callable[..., Project]) -> None:
     """--abort with the arguments of an interrupted change restores the settings."""
-    nodes = start_nodes(3, max_ttl=MAX_TTL)
-    project = project_on(nodes, **SHORT)
+    project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
     words = ("reconfigure", "--max-ttl", "2", "--yes")
     with project.start(*words) as moving:
         while "are closed" not in moving.line():
@@ -120,7 +117,7 @@ def test_reconfigure_is_taken_back(
 
     assert run.code == 0, run.err
     assert "The nodes have the old settings again." in run.out
-    assert lock(nodes.urls)
+    assert lock(project.urls)
 
 
 def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:

@@ -62,6 +62,7 @@ def test_call_without_a_conflict_leads_through_18_modules(
         assert worker.run(job, number).result == number
     modules = modules_called_by(lambda: worker.run(job, 4))
     runtime_of(app).stop()
+    runtime_of(app).redlock.close()
     app.close()
 
     order: Any = celery_redlock.task.__doc__
