@@ -93,8 +93,8 @@ def test_paused_container_is_told_when_it_wakes(
 
 
 @pytest.fixture
-def unplugged(prefork: DockerDeployment) -> Iterator[Callable[[int], None]]:
-    """Give a function that cuts nodes off; afterwards all are back."""
+def unplugged(prefork: DockerDeployment, key: str) -> Iterator[Callable[[int], None]]:
+    """Give a function that cuts nodes off; afterwards all are back, and found again."""
     cut: list[DockerNode] = []
 
     def unplug(count: int) -> None:
@@ -105,6 +105,9 @@ def unplugged(prefork: DockerDeployment) -> Iterator[Callable[[int], None]]:
     yield unplug
     for node in cut:
         node.plug()
+    # Each process of the worker looks for the nodes by itself. A name can take time.
+    for job in [prefork.send("quick", f"{key}-back-{n}") for n in range(8)]:
+        assert job.get(timeout=60) == job.id
 
 
 def test_minority_cut_off_stops_no_lock(
