@@ -120,7 +120,7 @@ def _fields(info: Any) -> dict[str, str]:
 
 def _facts_of(server: dict[str, str], replication: dict[str, str]) -> NodeFacts:
     unfit = ""
-    mode = server.get("redis_mode", "standalone")
+    mode = server.get("redis_mode") or server.get("server_mode", "standalone")  # Valkey
     if mode == "cluster":
         unfit = "belongs to a Redis Cluster; use independent masters"
     elif mode != "standalone":

@@ -124,14 +124,15 @@ class Sock:
 class Connection:
     """A connection of redis-py, as far as `open_connection` uses it."""
 
-    def __init__(self, run_id: str = "run", mode: str = "standalone") -> None:
+    def __init__(
+        self, run_id: str = "run", mode: str = "redis_mode:standalone"
+    ) -> None:
         self._sock = Sock()
         self.is_disconnected = False
         self.role = "master"
         self.failure: Exception | None = None
         self._answers: dict[str, str] = {
-            "server": f"# Server\r\nredis_version:7.0\r\nredis_mode:{mode}\r\n"
-            f"run_id:{run_id}\r\n"
+            "server": f"# Server\r\nredis_version:7.0\r\n{mode}\r\nrun_id:{run_id}\r\n"
         }
         self._asked = ""
 

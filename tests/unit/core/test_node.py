@@ -693,9 +693,22 @@ def test_forked_child_does_not_touch_the_connection_of_its_parent(
 @pytest.mark.parametrize(
     ("mode", "role", "reason"),
     [
-        ("cluster", "master", "belongs to a Redis Cluster; use independent masters"),
-        ("sentinel", "master", "runs in sentinel mode; use an independent master"),
-        ("standalone", "slave", "is a replica of m:7; use independent masters"),
+        (
+            *("redis_mode:cluster", "master"),
+            "belongs to a Redis Cluster; use independent masters",
+        ),
+        (
+            *("server_mode:cluster", "master"),  # as Valkey says it
+            "belongs to a Redis Cluster; use independent masters",
+        ),
+        (
+            *("redis_mode:sentinel", "master"),
+            "runs in sentinel mode; use an independent master",
+        ),
+        (
+            *("redis_mode:standalone", "slave"),
+            "is a replica of m:7; use independent masters",
+        ),
     ],
 )
 def test_server_of_the_wrong_kind_has_no_vote(
