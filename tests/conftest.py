@@ -161,11 +161,11 @@ def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- Nothing is left -----------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def _connections_are_closed() -> Iterator[None]:
-    """Close the connections of all apps: an app that is dropped leaves them open.
+@pytest.fixture
+def apps_are_closed() -> Iterator[None]:
+    """Close the connections of all apps, for tests whose apps end with them.
 
-    The garbage collector would find them in a later test. The next use reconnects.
+    The garbage collector would find what a dropped app leaves open in a later test.
     """
     yield
     runtimes = sys.modules.get("celery_redlock.app.runtime")

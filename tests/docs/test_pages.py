@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_redlock.testing import FakeNodes
 
 
-pytestmark = pytest.mark.usefixtures("own_tasks")
+pytestmark = pytest.mark.usefixtures("own_tasks", "apps_are_closed")
 
 DOCS = Path(__file__).parents[2] / "docs"
 MIGRATIONS = sorted((DOCS / "how-to").glob("migrate-from-*.md"))

@@ -20,6 +20,7 @@ from pytest_celery import (
 )
 
 import celery_redlock
+from celery_redlock.app.runtime import _ATTRIBUTE
 from tests.harness.processes import LocalWorker, RedisServer, descendants
 from tests.harness.stage import Stage
 from tests.harness.waiting import until
@@ -213,6 +214,9 @@ class Deployment(CeleryTestSetup):
         # is closed.
         self.app.backend.remove_pending_result = lambda _: None
         self.app.backend.client.close()
+        made = vars(self.app).get(_ATTRIBUTE)  # it may never have wanted a lock
+        for redlock in made._service.values() if made else ():  # noqa: SLF001
+            redlock.close()
         self.app.close()
 
 

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
+def _own_connections(apps_are_closed: None) -> None:
+    """Close the connections of the apps of each test."""
+
+
+@pytest.fixture(autouse=True)
 def _no_shared_tasks_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide shared tasks of other tests: Celery adds them to every later app."""
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
