@@ -221,7 +221,7 @@ class Decision:
 
     @classmethod
     def answer(cls, situation: Any) -> Decision:  # noqa: ARG003  (for most words all are alike)
-        """Return the decision that the word stands for in a situation."""
+        """Return the decision of this word in a situation."""
         return cls()
 
     @classmethod
