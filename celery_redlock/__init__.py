@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         RedlockError,
         StaleFence,
     )
-    from celery_redlock.locking import current_lease, lock
+    from celery_redlock.locking import alock, current_lease, lock
     from celery_redlock.options.lock_options import LockOptions
     from celery_redlock.policies import Conflict
     from celery_redlock.task.decorator import singleton_task
@@ -60,6 +60,7 @@ __all__ = [
     "RedlockError",
     "SingletonTask",
     "StaleFence",
+    "alock",
     "current_lease",
     "lock",
     "runtime_of",
@@ -75,6 +76,7 @@ _HOMES = {
     "LockOptions": "options.lock_options",
     "Redlock": "core.redlock",
     "SingletonTask": "task.singleton_task",
+    "alock": "locking",
     "current_lease": "locking",
     "lock": "locking",
     "runtime_of": "app.runtime",

@@ -83,7 +83,7 @@ class LockUnavailable(RedlockError):
     """No majority granted the lock. Nothing is held.
 
     Attributes:
-        key: The name of the lock.
+        key: The name of the lock; of several keys, one a line.
         ballot: How each node voted (``core.quorum.Ballot``).
     """
 
@@ -92,15 +92,24 @@ class LockUnavailable(RedlockError):
 
 
 class LockHeld(LockUnavailable):
-    """A majority of the nodes names one other holder.
+    """A majority of the nodes names one other holder, or one of each permit.
 
     Attributes:
-        holder: The other holder (``celery_redlock.Holder``).
-        retry_after: Seconds until the lock expires, unless its holder renews it.
+        held_key: The key that it holds: of several keys, one that it has.
+        holder: The other holder (``celery_redlock.Holder``); where the key has a
+            limit, one of them.
+        retry_after: Seconds until the lock expires, unless its holder renews it; where
+            starts are limited, until the next one is possible.
+        limit: The limit that is reached (``core.permits.Limit``), if the key has one.
+        due: Where starts are limited, the seconds until each of the permits is free,
+            soonest first.
     """
 
+    held_key: str | None = None
     holder: Any = None
     retry_after: float | None = None
+    limit: Any = None
+    due: tuple[float, ...] = ()
 
 
 class DuplicateTask(LockHeld):

@@ -9,8 +9,8 @@ To take a key that this execution holds already is free: it yields the same leas
 touches no network. An *execution* is one thread or greenlet, or one asyncio task in it.
 What it starts is another execution, also where it copies the context: a thread, a
 greenlet, an asyncio task, a forked child. They are refused, or wait, as any other
-client. (To wait blocks the event loop, and with it a holder in the same loop. So call
-``lock`` with ``wait`` in a thread: ``asyncio.to_thread``.)
+client. (To wait in ``lock`` blocks the event loop, and with it a holder in the same
+loop. Coroutines use ``async with alock(redlock, key)``.)
 """
 
 from __future__ import annotations
@@ -19,19 +19,35 @@ import contextlib
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.lease import Lease, new_base
+from celery_redlock.core.limits import wanted
 from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.core.steps import Ask
 from celery_redlock.errors import ConfigurationError, RedlockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from datetime import timedelta
 
     from celery_redlock.core.lease import Holder
+    from celery_redlock.core.limits import Limits
     from celery_redlock.core.redlock import Redlock
+    from celery_redlock.core.steps import Steps
 
-__all__ = ["Hold", "current_lease", "held_by", "held_lease", "lock", "watchdog_of"]
+__all__ = [
+    "Hold",
+    "aheld_by",
+    "alock",
+    "current_lease",
+    "held_by",
+    "held_lease",
+    "lock",
+    "watchdog_of",
+]
+
+_HOOKS = ("on_acquired", "on_renewed", "on_lost", "on_cancelled", "on_released")
 
 
 _Execution = tuple[int, int, object]  # process, thread or greenlet, asyncio task
@@ -89,19 +105,19 @@ def current_lease(key: str | None = None) -> Lease | None:
     runs this asyncio task.
 
     Args:
-        key: Return the lease of this key instead.
+        key: Return the lease that has this key instead.
     """
     process, thread, task = _execution()
     for _, lease in _leases_of((process, thread, task), (process, thread, None)):
-        if key is None or lease.key == key:
+        if key is None or lease.covers(key):
             return lease
     return None
 
 
-def held_lease(redlock: Redlock, key: str) -> Lease | None:
-    """Return the valid lease of this key that this execution holds, or None."""
+def held_lease(redlock: Redlock, key: str, limits: Limits = ()) -> Lease | None:
+    """Return the valid lease of these keys that this execution holds, or None."""
     for service, lease in _leases_of(_execution()):
-        if service is redlock and lease.key == key:
+        if service is redlock and lease.is_enough_for(key, limits):
             return lease
     return None
 
@@ -116,6 +132,8 @@ class Hold:
         redlock: The lock service.
         key: The name of the lock.
         ttl, renew, renew_every, hold_at_least, watchdog, base: See `lock`.
+        limits: How many holders and starts the keys may have; see ``core.permits``.
+            Who has a limit of starts calls ``Lease.begin`` when the work starts.
 
     Attributes:
         redlock: The lock service.
@@ -145,6 +163,7 @@ class Hold:
         hold_at_least: float = 0.0,
         watchdog: Watchdog | None = None,
         base: str | None = None,
+        limits: Limits = (),
     ) -> None:
         if hold_at_least > redlock.timing.max_ttl:
             raise ConfigurationError(
@@ -159,19 +178,35 @@ class Hold:
         self._hold_at_least = hold_at_least
         self._watchdog = watchdog or watchdog_of(redlock)
         self._base = base or new_base()
+        self._limits = limits
         self._holds = _entered.holds
 
     def acquire(self, wait: float = 0.0) -> Lease:
         """Acquire the lock and keep it alive; raises as ``Redlock.acquire`` does."""
+        redlock = self.redlock
+        return redlock.carry_out(self._acquiring(wait))
+
+    async def aacquire(self, wait: float = 0.0) -> Lease:
+        """Acquire the lock as ``acquire`` does, in a coroutine."""
+        from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
+
+        return await drive(self._acquiring(wait), self.redlock.transport)
+
+    def _acquiring(self, wait: float) -> Steps[Lease]:
         holds = _entered.holds
-        held = held_lease(self.redlock, self.key) if holds else None
+        held = held_lease(self.redlock, self.key, self._limits) if holds else None
         if held is not None:
             return held
         self._holds, self.execution = holds, _execution()
         self._is_used = self._may_be_granted = True
         try:
-            lease = self.redlock.acquire(
-                self.key, self._ttl, wait, base=self._base, holder=self.holder()
+            lease = yield from self.redlock.acquiring(
+                self.key,
+                self._ttl,
+                wait,
+                base=self._base,
+                holder=self.holder(),
+                limits=self._limits,
             )
         except RedlockError:
             self._may_be_granted = False
@@ -199,6 +234,21 @@ class Hold:
         if lease is not None and not lease.is_valid() and not lease.is_inherited():
             raise lease.lost_error()
 
+    async def arelease(self) -> None:
+        """Release the lock as ``release`` does, in a coroutine.
+
+        The release is handed over before the first await.
+        """
+        from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
+
+        if not self._is_used:
+            return
+        lease, is_parent = self.own, self.execution[0] == os.getpid()
+        try:
+            await drive(self._releasing(), self.redlock.transport)
+        finally:
+            self._end(lease if is_parent else None)
+
     def release(self) -> None:
         """Release the lock, if there is one. Twice is harmless."""
         if not self._is_used:
@@ -210,12 +260,18 @@ class Hold:
             _finish(self._release)
             raise
         finally:
-            self.own, self._is_used = None, False
-            if lease is not None and is_parent:
-                self._watchdog.resend_releases()
-                self.on_released(lease)
+            self._end(lease if is_parent else None)
+
+    def _end(self, released: Lease | None) -> None:
+        self.own, self._is_used = None, False
+        if released is not None:
+            self._watchdog.resend_releases()
+            self.on_released(released)
 
     def _release(self) -> None:
+        self.redlock.carry_out(self._releasing())
+
+    def _releasing(self) -> Steps[None]:
         if self in self._holds:
             self._holds.remove(self)
         if self.execution[0] != os.getpid():
@@ -223,10 +279,11 @@ class Hold:
         if self.own is not None:
             self._watchdog.forget(self.own)
             keep = self._hold_at_least and self._hold_at_least - self.own.age()
-            self.redlock.release(self.own, keep=keep)
+            yield from self.redlock.releasing(self.own, keep=keep)
         elif self._may_be_granted:
             # Interrupted between the grant and the assignment: nodes may hold it.
-            self.redlock.release_base(self.key, self._base)
+            base = f"{self._base}."
+            yield Ask(self.redlock.release_request(self.key, base, self._limits))
 
     # -- hooks ---------------------------------------------------------------------
 
@@ -252,8 +309,10 @@ class Hold:
 @contextlib.contextmanager
 def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     redlock: Redlock,
-    key: str,
+    key: str | Sequence[str] | Mapping[str, int],
     *,
+    limit: int | None = None,
+    rate: str | tuple[int, float | timedelta] | None = None,
     ttl: float | None = None,
     wait: float = 0.0,
     renew: bool = True,
@@ -272,7 +331,13 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
 
     Args:
         redlock: The lock service.
-        key: The name of the lock.
+        key: The name of the lock, or a list of several: then the block has all of
+            them, by one lease with one fence. Or several with the number of holders
+            that each may have at once: ``{"tenant:1": 1, "imports": 10}``.
+        limit: How many holders the key may have at once; 1 by default, or with a rate
+            as many as starts. The key of the lease is then that of a permit.
+        rate: How many blocks may start in any period, for each key: ``"10/m"`` (or
+            ``s``, ``h``, ``d``), or ``(10, timedelta(minutes=5))``.
         ttl: Seconds that nodes keep an unrenewed lock; the service's by default.
         wait: Seconds to wait for the lock before giving up; 0 tries once.
         renew: Renew the lock while the block runs. Otherwise the block must end
@@ -299,32 +364,84 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         LockLost: At the end of a block that did not raise, if the lock was lost while
             it ran.
     """
-    hold = Hold(
+    hold = _hold(
         redlock,
         key,
+        limit=limit,
+        rate=rate,
         ttl=ttl,
         renew=renew,
         renew_every=renew_every,
         hold_at_least=hold_at_least,
         watchdog=watchdog,
         base=base,
+        holder=holder,
+        on_acquired=on_acquired,
+        on_renewed=on_renewed,
+        on_lost=on_lost,
+        on_cancelled=on_cancelled,
+        on_released=on_released,
     )
-    hooks = {
-        "holder": (lambda: holder) if holder else None,
-        "on_acquired": on_acquired,
-        "on_renewed": on_renewed,
-        "on_lost": on_lost,
-        "on_cancelled": on_cancelled,
-        "on_released": on_released,
-    }
-    vars(hold).update({name: hook for name, hook in hooks.items() if hook})
     yield from _block(hold, wait)
+
+
+@contextlib.asynccontextmanager
+async def alock(
+    redlock: Redlock,
+    key: str | Sequence[str] | Mapping[str, int],
+    *,
+    wait: float = 0.0,
+    **options: Any,
+) -> AsyncIterator[Lease]:
+    """Hold the lock while the block of a coroutine runs.
+
+    It is `lock` for asyncio: the same keys, renewed by the same watchdog. It takes no
+    thread for each coroutine that waits, and does not block the event loop. The loss
+    of the lock cancels the block: its next ``await`` is interrupted, and the block ends
+    with `LockLost`. A block that never awaits gets it at its end. After a cancellation,
+    at any ``await``, nothing stays locked.
+
+    Args:
+        redlock: The lock service.
+        key: The name of the lock, or several, as for `lock`.
+        wait: Seconds to wait for the lock before giving up; 0 tries once.
+        options: The other options of `lock`.
+
+    Raises:
+        LockUnavailable: The lock was not granted. The block did not run.
+        ConfigurationError: A duration or the key cannot be used. The block did not
+            run.
+        LockLost: The lock was lost while the block ran.
+    """
+    async with aheld_by(_hold(redlock, key, **options), wait) as lease:
+        yield lease
+
+
+def _hold(
+    redlock: Redlock,
+    key: str | Sequence[str] | Mapping[str, int],
+    *,
+    limit: int | None = None,
+    rate: Any = None,
+    **options: Any,
+) -> Hold:
+    """Return a hold with these options of `lock`."""
+    text, limits = wanted(key, limit, rate)
+    holder: Holder | None = options.pop("holder", None)
+    hooks = {name: options.pop(name, None) for name in _HOOKS}
+    hold = Hold(redlock, text, limits=limits, **options)
+    if holder is not None:
+        hooks["holder"] = lambda: holder
+    vars(hold).update({name: hook for name, hook in hooks.items() if hook})
+    return hold
 
 
 def _block(hold: Hold, wait: float = 0.0) -> Iterator[Lease]:
     """Acquire for the time of a block; raise at its end if the lock was lost."""
     try:
-        yield hold.acquire(wait)
+        lease = hold.acquire(wait)
+        lease.begin()
+        yield lease
         hold.check()
     finally:
         # A time limit can interrupt after any call, so no call comes before this `try`.
@@ -336,6 +453,74 @@ def _block(hold: Hold, wait: float = 0.0) -> Iterator[Lease]:
 
 
 held_by = contextlib.contextmanager(_block)
+
+
+@contextlib.asynccontextmanager
+async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
+    """Acquire for the time of a coroutine's block, which the loss of the lock cancels.
+
+    Args:
+        hold: The lock.
+        wait: Seconds to wait for it.
+    """
+    import asyncio  # noqa: PLC0415  (slow; most processes need none)
+
+    loss = _Cancellation(hold, asyncio.get_running_loop(), asyncio.current_task())
+    try:
+        lease = await hold.aacquire(wait)
+        lease.begin()
+        loss.begin()
+        try:
+            yield lease
+        except asyncio.CancelledError:
+            if loss.end():
+                raise lease.lost_error() from None
+            raise
+        finally:
+            loss.end()
+        hold.check()
+    finally:
+        await hold.arelease()
+
+
+class _Cancellation:
+    """Cancels the task of a block when its lock is lost.
+
+    Args:
+        hold: The lock.
+        loop: The event loop.
+        task: The task that runs the block.
+    """
+
+    def __init__(self, hold: Hold, loop: Any, task: Any) -> None:
+        self._on_lost, self._loop, self._task = hold.on_lost, loop, task
+        self._runs = self._was_made = False
+        self._others = 0  # cancellations by others
+        vars(hold)["on_lost"] = self._lost
+
+    def begin(self) -> None:
+        """Note that the block runs."""
+        self._runs = True
+        if hasattr(self._task, "cancelling"):  # from Python 3.11 on
+            self._others = self._task.cancelling()
+
+    def end(self) -> bool:
+        """Note that it has ended. Return whether this cancelled it, and only this."""
+        self._runs = False
+        was_made, self._was_made = self._was_made, False
+        if was_made and hasattr(self._task, "uncancel"):
+            return bool(self._task.uncancel() <= self._others)
+        return was_made
+
+    def _lost(self, lease: Lease) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+        self._on_lost(lease)
+
+    def _cancel(self) -> None:
+        if self._runs:
+            self._was_made = True
+            self._task.cancel()
 
 
 def _finish(call: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ in ``celery_redlock.testing``: ``freeze``, ``lose_lock`` and others.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from celery_redlock.settings import Settings
     from celery_redlock.testing import FakeNodes, SignalRecorder
 
-_FAKE = "redlock_fake"
+_FAKE, _REAL = "redlock_fake", "redlock_nodes"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +44,29 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         return
     if _FAKE in names or item.get_closest_marker("redlock"):
         names[:] = [_FAKE, *(name for name in names if name != _FAKE)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let apps that earlier tests have used find the nodes of ``redlock_nodes``."""
+    _forget_runtimes(item)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Let later tests use other settings than those of ``redlock_nodes``."""
+    _forget_runtimes(item)
+
+
+def _forget_runtimes(item: pytest.Item) -> None:
+    """Have all apps read their settings again, if the test uses ``redlock_nodes``.
+
+    An app reads its settings once. And it does not ask a node that hung in an earlier
+    test before a pause is over.
+    """
+    runtimes = sys.modules.get("celery_redlock.app.runtime")
+    if runtimes and _REAL in getattr(item, "fixturenames", ()):
+        runtimes.forget_runtimes()
 
 
 @pytest.fixture
@@ -91,7 +115,8 @@ def redlock_nodes(redlock_nodes_options: dict[str, Any]) -> Iterator[DevNodes]:
     """Give real redis-servers; ``.urls`` is the value for ``redlock_nodes``.
 
     All tests of the session share them, so leave them running. ``freeze`` is safe: the
-    nodes continue after its block.
+    nodes continue after its block. Before and after each test that uses the fixture,
+    all apps forget their settings and connections, so the order of tests is free.
 
     Raises:
         RedlockError: There is no redis-server on this machine.

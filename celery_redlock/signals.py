@@ -8,7 +8,8 @@ no safety depends on a receiver. The sender is the task.
 signal                    arguments
 ========================  ============================================================
 ``lock_acquired``         ``lease``; ``task_id``; ``waited``: seconds since the call
-                          first asked for the lock
+                          first asked for the lock; ``in_backlog``: seconds since the
+                          call joined the backlog of its key, None if it did not
 ``lock_conflict``         ``conflict``, a ``policies.Conflict``; ``decision``;
                           ``waited``: seconds since the call first asked for the lock
 ``lock_outage``           ``outage``, a ``policies.Outage``: too few nodes answered;
@@ -17,6 +18,9 @@ signal                    arguments
 ``lock_renewed``          ``lease``; ``task_id``; ``lateness``: seconds by which the
                           renewal was later than a third of the ttl
 ``lock_lost``             ``lease``; ``task_id``; ``decision``
+``lock_force_released``   ``lease``; ``task_id``; ``released_by``: the operator that
+                          released the lock of the running call, with the reason, as
+                          text. ``lock_lost`` follows
 ``lock_cancelled``        ``lease``; ``task_id``; ``cancelled_by``: the id of the newer
                           call that wants the lock. The running call that holds the
                           lock is asked to end
@@ -37,8 +41,8 @@ signal                    arguments
 ========================  ============================================================
 
 ``task_id`` is ``""`` if ``task.lock`` was used outside of a task. Receivers of
-``lock_renewed``, ``lock_lost`` and ``lock_cancelled`` run in a thread of their own, so
-a slow receiver never delays the renewal of locks.
+``lock_renewed``, ``lock_force_released``, ``lock_lost`` and ``lock_cancelled`` run in a
+thread of their own, so a slow receiver never delays the renewal of locks.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ __all__ = [
     "lock_acquired",
     "lock_cancelled",
     "lock_conflict",
+    "lock_force_released",
     "lock_heartbeat",
     "lock_lost",
     "lock_outage",
@@ -65,10 +70,11 @@ def _signal(name: str, *arguments: str) -> Signal:
     return Signal(name=name, providing_args=set(arguments))
 
 
-lock_acquired = _signal("lock_acquired", "lease", "task_id", "waited")
+lock_acquired = _signal("lock_acquired", "lease", "task_id", "waited", "in_backlog")
 lock_conflict = _signal("lock_conflict", "conflict", "decision", "waited")
 lock_outage = _signal("lock_outage", "outage", "decision", "waited")
 lock_renewed = _signal("lock_renewed", "lease", "task_id", "lateness")
+lock_force_released = _signal("lock_force_released", "lease", "task_id", "released_by")
 lock_lost = _signal("lock_lost", "lease", "task_id", "decision")
 lock_cancelled = _signal("lock_cancelled", "lease", "task_id", "cancelled_by")
 lock_released = _signal("lock_released", "lease", "task_id")

@@ -20,7 +20,10 @@ makes. Without that, they continue the trace in the message, if there is one.
 ==========================  ====================================================
 attribute                   meaning
 ==========================  ====================================================
-``redlock.key``             the key of the lock
+``redlock.key``             the key of the lock; of several keys, one a line
+``redlock.permit``          of keys with limits: the permits that it holds, and those
+                            for a start, one a line
+``redlock.limit``           how many permits the key has of which none was free
 ``redlock.outcome``         of a wait: ``granted``, or the name of the decision:
                             ``skip``, ``raise``, ``retry``, ``allow``
 ``redlock.fence``           the fence of the grant
@@ -91,7 +94,8 @@ class Tracing(Observer):
         self, sender: Any, lease: Lease, task_id: str, waited: float, **_: Any
     ) -> None:
         attributes = {
-            **_attributes(sender, lease.key, task_id),
+            **_attributes(sender, lease.wanted, task_id),
+            **_permits(lease),
             "redlock.fence": lease.fence,
             "redlock.votes": lease.votes,
             "redlock.ttl": lease.ttl,
@@ -123,6 +127,8 @@ class Tracing(Observer):
         attributes = _attributes(sender, conflict.key, conflict.task_id)
         if conflict.holder is not None:
             attributes["redlock.holder"] = conflict.holder.task_id
+        if conflict.limit is not None:
+            attributes["redlock.limit"] = conflict.limit.most
         self._wait(sender, waited, {**attributes, "redlock.outcome": decision.name})
 
     def _on_outage(
@@ -154,6 +160,12 @@ class Tracing(Observer):
 def _attributes(task: Any, key: str, task_id: str) -> dict[str, Any]:
     attributes = {"redlock.key": key, "celery.task_name": task.name}
     return {**attributes, "messaging.message.id": task_id} if task_id else attributes
+
+
+def _permits(lease: Lease) -> dict[str, Any]:
+    pairs = lease.choice.held + lease.choice.starts if lease.choice else []
+    names = [name for _, name in pairs]
+    return {"redlock.permit": "\n".join(names)} if names else {}
 
 
 class _OfRequest(Getter[Any]):

@@ -18,6 +18,7 @@ except ImportError:
     sys.exit("The demo needs the package rich: pip install 'celery-redlock[dev]'.")
 
 from celery_redlock import RedlockError
+from celery_redlock.cli.output.format import plural
 from celery_redlock.core.redlock import Redlock
 from demo.journal import overlaps, record, runs
 from demo.processes import Processes, start_processes
@@ -26,7 +27,7 @@ from demo.tasks import import_catalogue, send_invoice
 
 _ROUNDS, _INVOICES, _COPIES = 14, 4, 6
 _PACE = 0.8  # seconds from round to round
-_KILL_NODE, _START_IMPORT, _KILL_WORKER, _NODE_BACK = 4, 5, 8, 10  # rounds
+_KILL_NODE, _START_IMPORT, _KILL_CHILD, _NODE_BACK = 4, 5, 8, 10  # rounds
 _INVOICE_TAKES, _IMPORT_TAKES = 1.3, 5.0  # seconds
 _RESULTS_WITHIN = 30.0  # seconds after the last round
 _LOCK_FREE_WITHIN = 6.0  # seconds after the kill of its process
@@ -51,8 +52,8 @@ class Demo:
                 self._kill_node()
             if number >= _START_IMPORT:
                 self._publish("catalogue", import_catalogue, _IMPORT_TAKES)
-            if number == _KILL_WORKER:
-                self._kill_worker()
+            if number == _KILL_CHILD:
+                self._kill_child()
             if number == _NODE_BACK:
                 self._start_node()
             self._watch(until=time.monotonic() + _PACE)
@@ -70,7 +71,8 @@ class Demo:
 
     def _publish(self, key: str, task: Any, *args: Any) -> None:
         self.states[task.delay(*args).id] = PENDING
-        self.published[key] += 1
+        # The screen shows the keys that were published last.
+        self.published[key] = self.published.pop(key, 0) + 1
 
     def _publish_invoices(self, number: int) -> None:
         invoices = [f"{number}-{letter}" for letter in "abcdefgh"[:_INVOICES]]
@@ -95,7 +97,7 @@ class Demo:
             f"{self.redlock.timing.quarantine:.0f} s."
         )
 
-    def _kill_worker(self) -> None:
+    def _kill_child(self) -> None:
         self.processes.journal.read()
         victim = next(
             (
@@ -107,14 +109,14 @@ class Demo:
         )
         holder = self.redlock.inspect("catalogue").holder
         if victim is None or holder is None:
-            self.screen.say("No worker runs the import, so none is killed.")
+            self.screen.say("No process runs the import, so none is killed.")
             return
         os.kill(victim.pid, signal.SIGKILL)
         killed_at = time.monotonic()
         record("killed", victim=victim.pid)
         self.screen.say(
-            f"[red]kill -9[/] of the worker process {victim.pid}, which runs the "
-            "import. The ttl of its lock is 30 s."
+            f"[red]kill -9[/] of process {victim.pid}, a child of a worker, which runs "
+            "the import. The ttl of its lock is 30 s."
         )
         while (now := self.redlock.inspect("catalogue").holder) is not None:
             if now.base != holder.base:
@@ -158,9 +160,9 @@ def _summarize(demo: Demo, console: Console) -> bool:
     free_after = demo.lock_free_after
     rows: list[tuple[str, str, bool | None]] = [
         ("published", f"{calls} calls, {keys} keys", None),
-        ("ran", f"{len(found) - imports} invoices; the import {imports} times", None),
-        ("skipped as duplicates", f"{skips} calls", None),
-        ("locks renewed", f"{renewals} times", None),
+        ("ran", f"{len(found) - imports} invoices; {plural(imports, 'import')}", None),
+        ("skipped as duplicates", plural(skips, "call"), None),
+        ("locks renewed", plural(renewals, "time"), None),
         ("results", ", ".join(f"{n} {s}" for s, n in sorted(states.items())), None),
         ("overlapping runs of one key", str(len(pairs)), not pairs),
         ("keys without a finished run", str(len(lost)), not lost),

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from celery_redlock.cli.output.format import plural
 from celery_redlock.core.quorum import VoteKind
 from demo.journal import runs
 
@@ -66,7 +67,7 @@ class Screen:
         """Redraw everything."""
         self._live.update(
             Group(
-                self._calls(events, published, inspections),
+                self._calls(events, published, inspections, votes),
                 self._nodes(inspections, votes),
                 Panel(
                     "\n".join(self._messages), title="Messages", height=_MESSAGES + 2
@@ -79,12 +80,13 @@ class Screen:
         events: list[Event],
         published: dict[str, int],
         inspections: dict[str, Inspection],
+        votes: Ballot,
     ) -> Table:
-        table = Table(title="Calls by key, newest first", expand=True)
+        table = Table(title="Calls by key, last published first", expand=True)
         table.add_column("key")
         for column in ("calls", "runs", "skipped", "renewals"):
             table.add_column(column, justify="right")
-        table.add_column("votes")
+        table.add_column("nodes")
         table.add_column("state", overflow="ellipsis", no_wrap=True, ratio=1)
         all_runs = runs(events)
         for key in list(reversed(published))[:_ROWS]:
@@ -94,7 +96,7 @@ class Screen:
             if running:
                 state = f"[green]runs[/] in process {running[-1].pid}"
             elif found and found[-1].killed:
-                state = "[red]was killed[/]"
+                state = f"[red]process {found[-1].pid} was killed[/]"
             else:
                 state = "done" if found else "waits in the queue"
             if skips and running:
@@ -105,18 +107,22 @@ class Screen:
                 str(len(found)),
                 str(len(skips)),
                 str(sum(run.renewals for run in found)),
-                self._votes(inspections.get(key)),
+                self._nodes_of(inspections.get(key), votes),
                 state,
             )
         return table
 
-    def _votes(self, inspection: Inspection | None) -> Text:
+    @staticmethod
+    def _nodes_of(inspection: Inspection | None, votes: Ballot) -> Text:
+        """Return a mark for each node: full if it has the lock, green if it votes."""
         if inspection is None or inspection.holder is None:
             return Text("")
         marks = Text()
-        for vote in inspection.ballot.votes:
+        for vote, present in zip(inspection.ballot.votes, votes.votes, strict=True):
             taken = vote is not None and vote.kind is VoteKind.TAKEN
-            marks.append("● " if taken else "○ ", "green" if taken else "red")
+            may_vote = present is not None and present.kind is VoteKind.GRANTED
+            color = "yellow" if taken and not may_vote else "green" if taken else "red"
+            marks.append("● " if taken else "○ ", color)
         return marks
 
     def _nodes(self, inspections: dict[str, Inspection], votes: Ballot) -> Table:
@@ -129,7 +135,7 @@ class Screen:
         for label, vote in zip(self._labels, votes.votes, strict=True):
             table.add_column(label, justify="center")
             if vote is not None and vote.kind is VoteKind.GRANTED:
-                cells.append(f"[green]votes[/], has {locks[label]} locks")
+                cells.append(f"[green]votes[/], has {plural(locks[label], 'lock')}")
             elif vote is not None and vote.kind is VoteKind.QUARANTINED:
                 cells.append(f"[yellow]in quarantine[/], {vote.number // 1000} s left")
             else:

@@ -1,4 +1,8 @@
-"""Real redis-servers for tests; no process of a test outlives the session."""
+"""Real redis-servers for tests; no process of a test outlives the session.
+
+A program that this machine lacks is named once, at the end of the run, with the number
+of tests that were skipped for want of it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hypothesis
@@ -23,10 +30,10 @@ from celery.app import builtins
 
 from celery_redlock.devnodes import DevNodes, find_redis_server, redis_servers
 from celery_redlock.errors import RedlockError
+from tests.harness.signals import handle_ignored_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
 # No test here is about time, so a busy machine must not fail one.
 hypothesis.settings.register_profile("desk", deadline=None)
@@ -43,6 +50,52 @@ def missing(what: str) -> NoReturn:
     pytest.skip(what)
 
 
+# -- What is run, and what is not ----------------------------------------------
+
+# `make test` leaves these out, with the tests that are marked `long` one by one.
+_LONG = ("docker", "example", "torture/test_torture.py")  # in this folder
+
+
+def with_long(values: Iterable[Any], *names: str) -> list[Any]:
+    """Return parameters, of which those with these names make a test long."""
+    marks = {True: (pytest.mark.long,), False: ()}
+    return [pytest.param(x, marks=marks[str(x) in names], id=str(x)) for x in values]
+
+
+# Until 3.12, ssl.SSLSocket._create makes its socket without a `try` that closes it. If
+# the peer has reset the connection before the handshake (a server that is killed while
+# a client connects), its `self.recv(1)` raises ECONNRESET, and `if e.errno not in
+# (errno.ENOTCONN, errno.EINVAL): raise` leaves the socket open (Lib/ssl.py, line 1069
+# in 3.11.7, 1007 in 3.12.1). 3.13 closes it, and there a leak of ours is found.
+_LEFT_OPEN = r"Exception ignored in. <ssl\.SSLSocket"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ignore what CPython leaves open."""
+    if sys.version_info < (3, 13):
+        warning = "pytest.PytestUnraisableExceptionWarning"
+        config.addinivalue_line("filterwarnings", f"ignore:{_LEFT_OPEN}:{warning}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of whole folders as long."""
+    folders = [Path(__file__).parent / name for name in _LONG]
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker("long")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print each reason for skipped tests once."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(report.longrepr[2] for report in skipped)
+    if reasons:
+        terminalreporter.section("not tested on this machine")
+    for reason, count in sorted(reasons.items()):
+        tests = "1 test" if count == 1 else f"{count} tests"
+        terminalreporter.line(f"{tests}: {reason.removeprefix('Skipped: ')}")
+
+
 @pytest.fixture(autouse=True)
 def root_log_level() -> Iterator[None]:
     """Restore the level of the root logger: a command of Celery changes it."""
@@ -50,6 +103,24 @@ def root_log_level() -> Iterator[None]:
     level = root.level
     yield
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def logs_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep out of ``caplog`` what threads of other tests log: they may end late."""
+    if "caplog" not in request.fixturenames or sys.platform != "linux":
+        yield
+        return
+    threads = {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
+    others = threads - {threading.get_native_id()}
+
+    def is_ours(_: logging.LogRecord) -> bool:
+        return threading.get_native_id() not in others
+
+    handler = request.getfixturevalue("caplog").handler
+    handler.addFilter(is_ours)
+    yield
+    handler.removeFilter(is_ours)
 
 
 # -- Servers -------------------------------------------------------------------
@@ -172,6 +243,12 @@ def apps_are_closed() -> Iterator[None]:
     for runtime in list(runtimes._runtimes) if runtimes else ():  # noqa: SLF001
         for redlock in runtime._service.values():  # noqa: SLF001
             redlock.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _children_ignore_no_signal() -> None:
+    """Let children start with the signals of a terminal, however pytest was started."""
+    handle_ignored_signals()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,8 +66,15 @@ from celery_redlock import (
 from celery_redlock import beat as redlock_beat
 from celery_redlock.cli import redlock as redlock_command
 from celery_redlock.operations import doctor
-from celery_redlock.testing import FakeNodes, freeze, held_elsewhere, lose_lock
+from celery_redlock.testing import (
+    FakeNodes,
+    force_release,
+    freeze,
+    held_elsewhere,
+    lose_lock,
+)
 from tests.harness.source import finding_codes, log_events, source_nodes, texts_in
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,6 +213,18 @@ def lose_the_lock(app: Celery) -> None:
 
     task = task_of(app, body, name="loses")
     with pytest.raises(LockLost):
+        task.apply((KEY,)).get()
+
+
+def lose_it_to_an_operator(app: Celery) -> None:
+    """Run a task whose lock an operator releases."""
+
+    def body() -> None:
+        force_release(task, KEY)
+        wait_to_be_stopped()
+
+    task = task_of(app, body, name="released")
+    with pytest.raises(LockLost, match="was released by an operator, tester"):
         task.apply((KEY,)).get()
 
 
@@ -437,6 +456,9 @@ def shape_of(text: str) -> str:
         r"[0-9a-f]{32}\.[0-9a-f]{16}": "<base>.<attempt>",
         r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}": "<task id>",
         r"\b[0-9a-f]{40}\b": "<run id>",
+        r"(?<=deployment )[0-9a-f]{16}(?=, )": "<random>",
+        r"(?<=epoch 1\.)[0-9a-f]{8}(?= )": "<random>",
+        r"\bs[0-9a-f]{16}\b": "<identity>",
         r"\b[0-9a-f]{32}\b": "<random>",
         r"127\.0\.0\.1:\d+": "<server>",
         r"(?<=<random>)/\d+": "",
@@ -605,10 +627,12 @@ def test_signals_are_sent_with_the_same_arguments(
     usual.delay(KEY)
     usual.delay(KEY)
     lose_the_lock(app)
+    lose_it_to_an_operator(app)
     cancel_a_run(app)
     with leading_beat(app):
         pass
-    for name in ("lock_lost", "lock_cancelled", "leader_resigned"):
+    names = ("lock_lost", "lock_force_released", "lock_cancelled", "leader_resigned")
+    for name in names:
         redlock_events.wait_for(name)
 
     sent = {event.name: sorted(event.named) for event in redlock_events.seen}
@@ -661,13 +685,24 @@ def test_events_have_the_same_fields(app: Celery, redlock_fake: FakeNodes) -> No
         runs.put(None)
         if runs.qsize() == 1:
             wait_to_be_stopped()
-        end("superseded", replaced, published=1)
+        # By name, without a number on the nodes: its own time decides.
+        old = {"redlock": {"published": 1}}
+        result = app.send_task(replaced.name, (KEY,), headers=old)
+        ids[result.id] = "superseded"
+        with suppress(errors.DuplicateTask):
+            result.get(timeout=SOON, interval=0.01, disable_sync_subtasks=False)
 
     runs: queue.SimpleQueue[None] = queue.SimpleQueue()
     usual = task_of(app, on_backend_error="skip")
     allowed = task_of(app, name="allowed", on_conflict="allow")
     options = {"on_conflict": "cancel_running", "ttl": 2}
     replaced = task_of(app, be_replaced, name="replaced", **options)
+
+    def be_released() -> None:
+        force_release(lost, KEY)
+        wait_to_be_stopped()
+
+    lost = task_of(app, be_released, name="lost")
     with events_of(app) as events:
         with start_worker(
             app, perform_ping_check=False, shutdown_timeout=SOON, task_events=True
@@ -684,9 +719,10 @@ def test_events_have_the_same_fields(app: Celery, redlock_fake: FakeNodes) -> No
             while runs.empty():
                 threading.Event().wait(0.01)
             replaced.apply((KEY,)).get()
+            end("lost", lost)
         told = [event for event in events() if event["uuid"] in ids]
 
-    kinds = ("task-conflict", "task-revoked")
+    kinds = ("task-conflict", "task-lock-lost", "task-revoked")
     seen = {
         f"{ids[event['uuid']]}: {event['type']}": sorted(set(event) - OF_CELERY)
         for event in told
@@ -872,8 +908,11 @@ def test_commands_print_the_same_json(
     tmp_path: Path,
 ) -> None:
     """Programs find the same fields in what a command prints with `--json`."""
+    # Nothing is due meanwhile: a call that beat sends would be one that waits.
+    live_app.conf.beat_schedule["often"]["schedule"] = 3600.0
     task = task_of(live_app, unique_while="queued", unique_for=60)
     task.apply(("succeeded",)).get()
+    until(lambda: task.explain("succeeded").waiting is None)  # its claim is released
     task.delay("waits")
     new = start_nodes(1, max_ttl=0.4, initialize=False)
     (tmp_path / "settings.py").write_text(

@@ -10,8 +10,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_redlock.devnodes import DevNodes
+
+    Start = Callable[..., DevNodes]
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -27,7 +33,8 @@ def here(code: str, nodes: DevNodes) -> str:
     """Put servers that exist in the place of those of the README."""
     for name, url in zip("abc", nodes.urls, strict=False):
         code = code.replace(f"redis://redlock-{name}:6379/0", url)
-    return code.replace("redis://localhost:6379/0", "memory://")
+    code = code.replace("redis://localhost:6379/0", "memory://")
+    return code.replace("redis://localhost:6379/1", "cache+memory://")
 
 
 def run(folder: Path, *command: str) -> str:
@@ -95,3 +102,49 @@ def test_readme_sql_refuses_the_late_writer() -> None:
 
     assert matched == [1, 1, 0]
     database.close()
+
+
+def test_readme_single_redis_is_enough(start_nodes: Start, tmp_path: Path) -> None:
+    """The Redis of the broker is the only node, by the README's line of settings."""
+    (server,) = start_nodes(1, initialize=False).urls
+    setting = next(line for line in re.findall("`(app.conf[^`]+)`", README))
+    program = f"""
+from celery import Celery
+from celery_redlock import singleton_task
+
+app = Celery("proj", broker="redis://localhost:6379/0")
+{setting}
+
+@singleton_task(app=app)
+def job(): ...
+
+if __name__ == "__main__":
+    with job.lock() as lease:
+        print(lease.votes)
+"""
+    program = program.replace("redis://localhost:6379/", server.removesuffix("0"))
+    (tmp_path / "proj.py").write_text(program)
+
+    said = run(tmp_path, "-m", "celery", "-A", "proj", "redlock", "init", "--yes")
+
+    assert "/2" in said
+    assert run(tmp_path, "proj.py") == "1\n"
+
+
+def test_readme_costs_are_those_of_the_page_about_performance() -> None:
+    """A figure of the first screen is the page's, rounded."""
+    page = (ROOT / "docs/explanation/performance.md").read_text("utf-8")
+    row = re.search(
+        r"\*\*celery-redlock\*\* \| 5 \|[^|]*\|[^|]*\|([^|]*)\|([^|]*)", page
+    )
+    said = re.search(r"([\d.]+) ms and ([\d.]+) ms of CPU for each call", README)
+    rate = re.search(r"celery-redlock \| \d+ \| ([\d.]+) ×", page)
+    assert row
+    assert said
+    assert rate
+
+    for measured, rounded in zip(row.groups(), said.groups(), strict=True):
+        assert float(rounded) == pytest.approx(int(measured) / 1000, rel=0.25)
+    assert float(rate[1]) == pytest.approx(2 / 3, rel=0.1)
+    assert re.search(r"265 bytes", README)
+    assert re.search(r"memory of a lock with its key \| 265 bytes", page)

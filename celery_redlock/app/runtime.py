@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from celery_redlock.app.masking import mask
+from celery_redlock.app.outage_log import OutageLog
+from celery_redlock.app.refusal_log import RefusalLog
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.locking import watchdog_of
 from celery_redlock.settings import Settings
@@ -36,6 +38,7 @@ __all__ = [
     "Runtime",
     "SignalDispatcher",
     "app_itself",
+    "forget_runtimes",
     "instead",
     "redlock_from",
     "runtime_of",
@@ -64,6 +67,8 @@ class Runtime:
     Attributes:
         settings: The app's ``redlock_*`` settings.
         dispatcher: Sends the signals of the watchdog's thread.
+        outage_log: Logs that too few nodes vote, and when that is over.
+        refusal_log: Notes the calls that this process refuses, for its worker.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -71,8 +76,11 @@ class Runtime:
 
     def __init__(self, app: Any, **defaults: Any) -> None:
         mask(app)
+        self._app = weakref.ref(app)
         self.settings = Settings.of(app.conf, **defaults)
         self.dispatcher = SignalDispatcher()
+        self.outage_log = OutageLog()
+        self.refusal_log = RefusalLog()
         self._service: dict[str, Redlock] = {}
         self._options: dict[str, ResolvedOptions] = {}
         self._waiters: set[str] = set()
@@ -194,6 +202,19 @@ def runtime_of(app: Any) -> Runtime:
         # If two threads come here at once, both get the same runtime.
         runtime = vars(app).setdefault(_ATTRIBUTE, Runtime(app))
     return runtime
+
+
+def forget_runtimes() -> None:
+    """Let all apps read their settings again at their next use. For tests.
+
+    Their connections are closed, and what they knew about their nodes is forgotten.
+    """
+    for runtime in list(_runtimes):
+        app = runtime._app()  # noqa: SLF001
+        if app is not None and vars(app).get(_ATTRIBUTE) is runtime:
+            del vars(app)[_ATTRIBUTE]
+            for redlock in runtime._service.values():  # noqa: SLF001
+                redlock.close()
 
 
 def app_itself(app: Any) -> Any:

@@ -2,7 +2,8 @@
 
 ::
 
-    worker starts ──► settings and options are checked; a mistake ends the worker
+    worker starts ──► settings and options are checked; a mistake ends the worker;
+                       then it watches its processes: see ``refusal_log``
     worker is ready ─► every node is asked for a vote: a quarantine begins now and not
                        with the first task, and the log says which nodes do not vote;
                        then the findings of ``doctor`` are logged
@@ -50,6 +51,12 @@ def _check_configuration(sender: Any, **_: Any) -> None:
     except ConfigurationError as error:
         # Signal.send catches all other exceptions.
         raise SystemExit(f"celery-redlock: {error}") from error
+    if tasks:
+        # Only a worker pays for this import.
+        from celery_redlock.app.refusal_step import RefusalStep  # noqa: PLC0415
+
+        runtime_of(sender.app).refusal_log.share()  # before the pool forks
+        sender.app.steps["consumer"].add(RefusalStep)
 
 
 def _check_nodes(sender: Any, **_: Any) -> None:
@@ -78,17 +85,17 @@ def _log_report(report: NodesReport) -> None:
     ballot, problems = report.ballot, "; ".join(report.problems)
     nodes, quorum = len(ballot.labels), ballot.quorum
     fields = log_fields("votes", votes=ballot.granted, nodes=nodes, quorum=quorum)
-    votes = f"{ballot.granted} of {nodes} nodes vote ({quorum} are a quorum)"
+    votes = f"{ballot.granted} of {nodes} nodes vote (quorum: {quorum})"
     if not problems:
-        log.info("All %d nodes vote (%d are a quorum).", nodes, quorum, extra=fields)
+        log.info("All nodes vote: %d (quorum: %d).", nodes, quorum, extra=fields)
     elif report.has_quorum:
         log.warning("%s: %s.", votes, problems, extra=fields)
     else:
         left = report.retry_after
-        when = "until this has changed" if left is None else f"for {left:.0f} s more"
+        when = "until more nodes vote" if left is None else f"for {left:.0f} s more"
         log.error(
             "Only %s: %s. Tasks that need a lock do not run %s. (For a brand-new "
-            "deployment, `celery -A proj redlock init`.)",
+            "deployment, run `celery -A proj redlock init`.)",
             votes,
             problems,
             when,

@@ -63,8 +63,8 @@ def scheduler_class(wanted: Any, usual: Any, *, wrapper: type) -> Any:
     found = _class(setting, value)
     if not (isinstance(found, type) and hasattr(found, "setup_schedule")):
         raise ConfigurationError(
-            f"{setting} is {value!r}, which is no beat scheduler. Name a subclass of "
-            "celery.beat:Scheduler, or remove the setting."
+            f"{setting} is {value!r}, which is not a beat scheduler. Name a subclass "
+            "of celery.beat:Scheduler, or remove the setting."
         )
     if not issubclass(found, wrapper):
         return found

@@ -203,10 +203,11 @@ class RedlockScheduler(Scheduler):
     @property
     def info(self) -> str:
         """The lines for the banner."""
-        inner = self._inner_class
+        inner, count = self._inner_class, len(self._redlock.labels)
+        nodes = "1 node" if count == 1 else f"{count} nodes"
         lines = {
             "wraps": f"{inner.__module__}.{inner.__qualname__}",
-            "leader of": f"{self.elector.key}, on {len(self._redlock.labels)} nodes",
+            "leader of": f"{self.elector.key}, on {nodes}",
             "takes over": f"within {self.elector.ttl:g} s",
             "catches up": f"{self._settings.beat_catchup:g} s",
         }

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import signal
-import threading
 from typing import TYPE_CHECKING
 
 import click
 
 from celery_redlock.cli.output.format import painted, plural
 from celery_redlock.cli.output.session import Command, Session
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes import DevNodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_TTL = 60.0  # the default of redlock_max_ttl
+# In seconds. CPython does not notice a signal that comes between its last look for one
+# and a system call that blocks, until that call returns.
+_LONGEST_SLEEP = 0.5
 
 
 @click.command(cls=Command, short_help="Run nodes on this machine.")
@@ -31,9 +34,10 @@ def dev(session: Session, *, nodes: int, max_ttl: float) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with DevNodes(nodes, max_ttl=max_ttl) as running:
         document = {"redlock_nodes": running.urls, "redlock_max_ttl": max_ttl}
-        session.tell(_lines(running.urls, max_ttl), lambda: document)
         try:
-            threading.Event().wait()
+            session.tell(_lines(running.urls, max_ttl), lambda: document)
+            while True:
+                SYSTEM_CLOCK.sleep(_LONGEST_SLEEP)
         except KeyboardInterrupt:
             session.say("", f"Stopped {plural(nodes, 'node')}. Their data are lost.")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,18 @@ from celery_redlock.cli.output.format import (
     Row,
     fit,
     painted,
-    plural,
     state_cell,
     table,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.operations.acl import acl_rules
-from celery_redlock.operations.doctor import Case, Severity, findings_of, worst_of
+from celery_redlock.operations.doctor import (
+    Case,
+    Severity,
+    counted,
+    findings_of,
+    worst_of,
+)
 from celery_redlock.operations.inspect import inspect_nodes
 
 if TYPE_CHECKING:
@@ -54,8 +58,9 @@ def doctor(session: Session, *, acl: bool) -> int:
     reports = inspect_nodes(session.redlock)
     found = findings_of(Case(session.redlock, reports, session.app))
     worst = worst_of(found)
+    summary = f"{counted(found)}." if found else "No findings."
     session.tell(
-        [*_nodes(reports), "", *_findings(found), _summary(found)],
+        [*_nodes(reports), "", *_findings(found), summary],
         lambda: {
             "nodes": [
                 {"node": report.label, "state": str(state_cell(report.status))}
@@ -106,13 +111,6 @@ def _wrapped(text: str) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _summary(found: Sequence[Finding]) -> str:
-    numbers = Counter(finding.severity for finding in found)
-    worst_first = [severity for severity in reversed(Severity) if numbers[severity]]
-    counts = [plural(numbers[severity], severity.word) for severity in worst_first]
-    return f"{', '.join(counts)}." if counts else "No findings."
 
 
 def _acl(redlock: Redlock) -> tuple[list[str], dict[str, str]]:

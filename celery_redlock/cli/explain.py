@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_redlock.cli.output.format import holder_document, painted
+from celery_redlock.cli.output.format import (
+    holder_document,
+    keys_text,
+    limit_lines,
+    painted,
+    permits_document,
+    permits_table,
+)
 from celery_redlock.cli.output.session import (
     DONE,
     ERROR,
@@ -36,6 +43,9 @@ def explain(session: Session, *, name: str, args: str, kwargs: str) -> int:
     Shows the key, whether the call would be published and would run now, which call is
     in its way, and what the task's policies would decide.
 
+    Where keys have limits, it shows how many permits are in use, who has them, and of
+    a rate when the next start is possible.
+
     Exits with 0 if a worker would run it now, with 1 if not, and with 3 if too few
     nodes answered to tell.
     """
@@ -43,10 +53,14 @@ def explain(session: Session, *, name: str, args: str, kwargs: str) -> int:
     named = _json("--kwargs", kwargs, dict, 'such as {"number": 42}')
     found = _task(session.app, name).explain(*positional, **named)
     lines = [
-        f"{'key':12}{found.key}",
+        f"{'key':12}{keys_text(found.key)}",
         f"{'published':12}it would {_painted(found.publish)}",
         f"{'executed':12}it would {_painted(found.execute)}",
     ]
+    if found.limits:
+        nodes = len(session.redlock.labels)
+        permits = permits_table(found.limits, nodes=nodes)
+        lines += ["", *limit_lines(found.limits), *([""] if permits else []), *permits]
     session.tell(lines, lambda: _document(found))
     if not found.is_known:
         return ERROR
@@ -79,6 +93,7 @@ def _document(found: Explanation) -> dict[str, Any]:
         "known": found.is_known,
         "publish": _step(found.publish),
         "execute": _step(found.execute),
+        "limits": permits_document(found.limits),
         "running": _job(found.running),
         "waiting": _job(found.waiting),
         "succeeded": _job(found.succeeded),

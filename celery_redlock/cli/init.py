@@ -8,7 +8,6 @@ from celery_redlock.cli.output.format import (
     Column,
     Row,
     duration,
-    plural,
     state_cell,
     table,
 )
@@ -34,8 +33,10 @@ def init(session: Session, *, yes: bool) -> None:
         f"Were these nodes unused for the last {span} (redlock_max_ttl)?", yes=yes
     )
     redlock.initialize()
-    nodes = plural(len(redlock.labels), "node")
     session.tell(
-        [f"All {nodes} vote now."],
-        lambda: {"nodes": list(redlock.labels), "config": redlock.guard.config},
+        [f"All nodes vote now: {len(redlock.labels)}."],
+        lambda: {
+            "nodes": list(redlock.labels),
+            "config": str(redlock.guard.configuration),
+        },
     )

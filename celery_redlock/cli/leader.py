@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_redlock.beat import election_key
-from celery_redlock.cli.output.format import holder_document, since
+from celery_redlock.cli.output.format import (
+    doubt_lines,
+    duration,
+    holder_document,
+    plural,
+    since,
+)
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.lease import Inspection
 from celery_redlock.core.records.standbys import Leadership, leadership_of
+from celery_redlock.operations.inspect import LockStatus, node_status, other_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,36 +32,37 @@ def leader(session: Session) -> int:
 
     Exits with 1 if there is no leader, and with 3 if too few nodes answered to tell.
     """
-    found = leadership_of(session.redlock, election_key(session.app))
-    session.tell(_lines(found), lambda: _document(found))
-    return DONE if found.leader else WARNING if _is_known(found) else ERROR
+    redlock = session.redlock
+    found = leadership_of(redlock, election_key(session.app))
+    seen = Inspection(
+        found.key, found.leader, found.votes, found.ttl_left, found.ballot
+    )
+    status = LockStatus(seen, node_status(redlock))
+    settings = other_settings(redlock, status.nodes)
+    lines = [*_lines(found, status), *doubt_lines(status.nodes, settings)]
+    session.tell(lines, lambda: _document(found, status))
+    return {True: DONE, False: WARNING, None: ERROR}[status.is_held]
 
 
-def _is_known(found: Leadership) -> bool:
-    """Tell whether enough nodes answered to be sure that there is no leader."""
-    return found.ballot.answered >= found.ballot.quorum
-
-
-def _lines(found: Leadership) -> Iterator[str]:
+def _lines(found: Leadership, status: LockStatus) -> Iterator[str]:
     if found.leader is not None:
         yield f"{found.key} is led by {found.leader}"
         yield f"  since    {since(found.leader)}"
         yield f"  term     {found.leader.fence}"
-        yield f"  votes    {found.votes} of {len(found.ballot.labels)} nodes"
-        yield f"  expires  in {found.ttl_left:.1f} s, unless renewed"
-    elif _is_known(found):
-        yield f"{found.key} has no leader: no beat sends anything."
-    else:
+        nodes = plural(len(found.ballot.labels), "node")
+        yield f"  nodes    on {found.votes} of {nodes}"
+        yield f"  expires  in {duration(status.ttl_left)}, unless renewed"
+    elif status.is_held is None:
         yield f"Too few nodes answered to tell which beat leads {found.key}."
+    else:
+        yield f"{found.key} has no leader: no beat sends scheduled tasks."
     for standby in found.standbys:
         yield f"Standing by: {standby}, since {since(standby)}"
-    if not found.standbys:
+    if not found.standbys and status.is_held is not None:
         yield "No beat stands by."
-    for problem in found.ballot.problems():
-        yield f"Node {problem}."
 
 
-def _document(found: Leadership) -> dict[str, Any]:
+def _document(found: Leadership, status: LockStatus) -> dict[str, Any]:
     leader = None
     if found.leader is not None:
         leader = {**_candidate(found.leader), "term": found.leader.fence}
@@ -62,13 +70,10 @@ def _document(found: Leadership) -> dict[str, Any]:
     return {
         "key": found.key,
         "leader": leader,
+        "known": status.is_held is not None,
         "standbys": [_candidate(standby) for standby in found.standbys],
         "nodes": list(found.ballot.labels),
-        "unseen": {
-            label: vote.reason if vote else "had not answered"
-            for label, vote in zip(found.ballot.labels, found.ballot.votes, strict=True)
-            if vote is None or vote.kind in (VoteKind.SILENT, VoteKind.REFUSED)
-        },
+        "unseen": {n.label: n.doubt for n in status.nodes if n.doubt},
     }
 
 

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_redlock.cli.output.format import Column, plural, table, unseen_lines
+from celery_redlock.cli.output.format import (
+    Column,
+    painted,
+    plural,
+    table,
+    unseen_lines,
+)
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.operations.scan import keys_without_ttl
 
@@ -20,7 +26,7 @@ def leaked(session: Session) -> int:
     """List keys under our prefix that have no ttl: locks that never expire.
 
     This package writes no such key. Another program may have, or a person with
-    redis-cli. Exits with 1 if there are any.
+    redis-cli. Exits with 1 if there are any, and with 3 if too few nodes answered.
     """
     redlock = session.redlock
     nodes = keys_without_ttl(redlock)
@@ -29,14 +35,18 @@ def leaked(session: Session) -> int:
     lines = _lines(found, redlock.keys.lock(""))
     if not found:
         lines = [f"Every key on {plural(answered, 'node')} has a ttl."]
+        if answered < redlock.quorum:
+            few = f"{answered} of {plural(len(redlock.labels), 'node')} answered"
+            fact = f"It cannot be told whether there are keys without a ttl: {few}."
+            lines = [painted(fact, "bad")]
     document = {"nodes": list(redlock.labels), "unseen": nodes.unseen}
     session.tell(
         [*lines, *unseen_lines(nodes.unseen)],
         lambda: {**document, "leaked": found},
     )
-    if found:
-        return WARNING
-    return DONE if answered >= redlock.quorum else ERROR
+    if answered < redlock.quorum:
+        return ERROR
+    return WARNING if found else DONE
 
 
 def _lines(found: Mapping[str, Sequence[str]], lock: str) -> list[str]:

@@ -9,15 +9,17 @@ import click
 
 from celery_redlock.cli.output.format import (
     LOCK_COLUMNS,
-    finite,
-    holder_document,
+    doubt_lines,
+    limit_lines,
+    limits_document,
     lock_row,
     painted,
     plural,
+    seen_document,
     table,
-    unseen_lines,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, Command, Session
+from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 
 if TYPE_CHECKING:
@@ -41,11 +43,18 @@ def ls(
 
     PATTERN selects keys: 'invoice:*'. All nodes are scanned at the same time and in
     small steps, so that tasks need not wait. A minority of the nodes may be down.
+
+    A permit of a key with a limit says which one it is. If PATTERN selects all permits
+    of a limit, a line says how many of them are in use. A permit for a start (rate) is
+    no held lock: it is kept for its period, and its run may have ended.
+
+    Exits with 3 if too few nodes can tell which locks are held.
     """
 
     def frame(seen: Scan) -> tuple[Iterator[str], Callable[[], Any]]:
-        shown = seen.found if everything else seen.held
-        return _lines(seen, shown), lambda: _document(seen, shown)
+        shown = [lock for lock in seen.found if everything or lock.is_held is not False]
+        settings = other_settings(session.redlock, seen.nodes)
+        return _lines(seen, shown, settings), lambda: _document(seen, shown)
 
     if watch:
         session.watch(lambda: frame(scan(session.redlock, pattern)), every)
@@ -59,38 +68,45 @@ def ls(
     return DONE if seen.has_quorum else ERROR
 
 
-def _lines(seen: Scan, shown: Sequence[SeenHolder]) -> Iterator[str]:
-    nodes, held = len(seen.labels), len(seen.held)
+def _lines(seen: Scan, shown: Sequence[SeenHolder], settings: str) -> Iterator[str]:
+    nodes, held, possible = len(seen.labels), len(seen.held), len(seen.possible)
     if shown:
-        yield from table(
-            LOCK_COLUMNS,
-            [lock_row(lock, nodes=nodes, quorum=seen.quorum) for lock in shown],
-        )
+        yield from table(LOCK_COLUMNS, [lock_row(lock, nodes=nodes) for lock in shown])
         yield ""
-    answered = f"{nodes - len(seen.unseen)} of {plural(nodes, 'node')}"
-    yield f"{plural(held, 'lock')} held, as seen on {answered}."
-    if others := len(seen.found) - max(held, len(shown)):
+    if seen.has_quorum:
+        answered = f"{seen.can_tell} of {plural(nodes, 'node')}"
+        yield f"{plural(held, 'lock')} held, as seen on {answered}."
+        yield from limit_lines(seen.limits)
+    else:
+        can = f"{seen.can_tell} of {plural(nodes, 'node')} can tell"
+        fact = f"Too few nodes answered to tell which locks are held: {can}, "
+        yield painted(f"{fact}{seen.quorum} are needed.", "bad")
+        if held:
+            yield f"{plural(held, 'lock')} held for certain; there may be others."
+    if starts := len(seen.starts):
+        are = f"{plural(starts, 'permit')} for a start {'is' if starts == 1 else 'are'}"
+        yield f"{are} kept until the period has passed. The run may have ended."
+    if possible:
+        more = plural(possible, "lock")
+        yield f"{more} may be held: that depends on the nodes that cannot tell."
+    if others := len(seen.others):
         others_ = plural(others, "more key")
-        yield f"{others_} on fewer nodes than a majority: --all shows them."
-    yield from unseen_lines(seen.unseen)
-    if not seen.has_quorum:
-        yield painted("Too few nodes answered to tell which locks are held.", "bad")
+        if len(shown) < len(seen.found):
+            yield f"{others_} on fewer nodes than a majority: --all shows them."
+    yield from doubt_lines(seen.nodes, settings)
 
 
 def _document(seen: Scan, shown: Sequence[SeenHolder]) -> dict[str, Any]:
-    """Return the JSON document. Durations are in seconds; None: for ever."""
+    """Return the JSON document.
+
+    Durations are in seconds; None: for ever. ``held`` is None where it cannot be told.
+    """
     return {
         "nodes": list(seen.labels),
         "quorum": seen.quorum,
         "unseen": seen.unseen,
-        "locks": [
-            {
-                "key": lock.key,
-                **holder_document(lock.holder),
-                "ttl_left": finite(lock.ttl_left),
-                "votes": lock.votes,
-                "held": lock.votes >= seen.quorum,
-            }
-            for lock in shown
-        ],
+        "doubts": {node.label: node.doubt for node in seen.nodes if node.doubt},
+        "known": seen.has_quorum,
+        "limits": limits_document(seen.limits) if seen.has_quorum else None,
+        "locks": [seen_document(lock) for lock in shown],
     }

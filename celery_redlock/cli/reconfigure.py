@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 @click.option("--to", "new", metavar="NODES", help="The future nodes.")
 @click.option("--from-max-ttl", type=float, help="The present redlock_max_ttl.")
 @click.option("--max-ttl", type=float, help="The future redlock_max_ttl.")
+@click.option(
+    "--gone",
+    multiple=True,
+    metavar="NODE",
+    help="An old node that is switched off for good, by its name. May be repeated.",
+)
 @click.option("--abort", is_flag=True, help="Take an unfinished change back.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.pass_obj
@@ -45,6 +51,7 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     new: str | None,
     from_max_ttl: float | None,
     max_ttl: float | None,
+    gone: tuple[str, ...],
     abort: bool,
     yes: bool,
 ) -> None:
@@ -56,31 +63,38 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
 
     No lock is granted for about as long as the greater max_ttl. If it is interrupted,
     run it again with the same arguments: it goes on where it stopped. With --abort the
-    nodes go back to the old settings instead, after one more wait. That is possible
-    until the first node votes for the new settings.
+    nodes vote for the old settings again, at once. That is possible until the first
+    node votes for the new settings. A node that is switched off for good, and is given
+    with --gone, counts as closed: make sure that no client ever reaches it again.
     """
     if all(given is None for given in (old, new, from_max_ttl, max_ttl)):
         raise click.UsageError("Say what to change: --from, --to or --max-ttl.")
     before = _redlock(session, old, from_max_ttl)
     after = _redlock(session, new, max_ttl)
     with closing(before), closing(after):
-        session.say(*_comparison(before, after))
+        session.say(*_comparison(before, after, abort=abort))
         question = "Take this change back now?" if abort else "Change it now?"
         session.confirm(question, yes=yes)
-        steps = _run(session, before, after, abort=abort)
-    gone = [label for label in before.labels if label not in after.labels and not abort]
+        steps = _run(session, before, after, gone=gone, abort=abort)
+    removed = [it for it in before.labels if it not in after.labels and not abort]
     lines = ["", "Update all clients now: clients with the old settings get no locks."]
     if abort:
         lines = ["", "The nodes have the old settings again."]
-    if gone:
-        lines.append(f"Shut down the nodes that were removed: {', '.join(gone)}.")
+    if removed:
+        lines.append(f"Shut down the nodes that were removed: {', '.join(removed)}.")
     present = before if abort else after
-    document = {"config": present.guard.config, "steps": steps, "gone": gone}
+    config = str(present.guard.configuration)
+    document = {"config": config, "steps": steps, "gone": removed}
     session.tell(lines, lambda: document)
 
 
 def _run(
-    session: Session, before: Redlock, after: Redlock, *, abort: bool
+    session: Session,
+    before: Redlock,
+    after: Redlock,
+    *,
+    gone: Sequence[str],
+    abort: bool,
 ) -> list[str]:
     """Change it, print each step, and return the steps."""
     steps: list[str] = []
@@ -90,7 +104,7 @@ def _run(
         session.say(sentence)
 
     try:
-        operation.reconfigure(before, after, abort=abort, on_step=on_step)
+        operation.reconfigure(before, after, abort=abort, gone=gone, on_step=on_step)
     except ConfigurationError:
         raise
     except RedlockError as error:
@@ -128,7 +142,7 @@ def _nodes_in(text: str) -> Sequence[str | Mapping[str, str] | NodeAddress]:
     return nodes
 
 
-def _comparison(before: Redlock, after: Redlock) -> list[str]:
+def _comparison(before: Redlock, after: Redlock, *, abort: bool) -> list[str]:
     rows: list[Row] = []
     for label in dict.fromkeys((*before.labels, *after.labels)):
         if label not in after.labels:
@@ -143,12 +157,17 @@ def _comparison(before: Redlock, after: Redlock) -> list[str]:
     if old_ttl != new_ttl:
         max_ttl += f", and {new_ttl:g} s afterwards"
     longest = duration(max(before.timing.quarantine, after.timing.quarantine))
+    warning = [
+        painted(f"No lock is granted or renewed for about {longest}.", "warning"),
+        "A task that runs longer than its ttl meanwhile loses its lock.",
+    ]
+    if abort:
+        warning = ["This change is taken back: locks are granted again at once."]
     return [
         *table((Column("NODE"), Column("AFTERWARDS")), rows),
         "",
         f"{plural(len(before.labels), 'node')}, {len(after.labels)} afterwards.",
         f"{max_ttl}.",
-        painted(f"No lock is granted or renewed for about {longest}.", "warning"),
-        "A task that runs longer than its ttl meanwhile loses its lock.",
+        *warning,
         "",
     ]

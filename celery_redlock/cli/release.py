@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,9 +10,11 @@ import click
 from celery_redlock.cli.output.format import (
     Column,
     Row,
+    doubt_lines,
     duration,
     finite,
     holder_document,
+    keys_text,
     painted,
     plural,
     table,
@@ -20,30 +23,49 @@ from celery_redlock.cli.output.format import (
 from celery_redlock.cli.output.session import (
     DONE,
     ERROR,
+    USAGE,
     WARNING,
     Command,
     Failure,
     Session,
 )
-from celery_redlock.core.lease import Holder, Inspection
+from celery_redlock.core.keys import keys_of
+from celery_redlock.core.lease import Holder
 from celery_redlock.operations.force_release import (
+    Operator,
     is_ours,
     release_found,
     release_lock,
     values_on,
 )
-from celery_redlock.operations.scan import Kind, Scan, scan
+from celery_redlock.operations.inspect import (
+    LockStatus,
+    NodeState,
+    lock_status,
+    other_settings,
+)
+from celery_redlock.operations.kill_holder import HolderLives, kill_holder
+from celery_redlock.operations.scan import Kind, Scan, other_permits, scan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery_redlock.core.transport.client import PerNode
 
 _NOTHING_DONE = "Nothing was done."
+_NO_LOCK = (
+    "{key} is a permit for a start, and its run may have ended. --kill is for the lock "
+    "that a run holds. Nothing was released."
+)
+_MOST_NAMED = 10
 
 
 @click.command(cls=Command, short_help="Take a lock away from its holder.")
 @click.argument("key", required=False)
 @click.option("--claims", is_flag=True, help="Release claims of queued jobs instead.")
 @click.option("--cool-downs", is_flag=True, help="Release cool-downs instead.")
+@click.option("--reason", default="", help="Why, for those who look at it later.")
+@click.option("--kill", is_flag=True, help="Kill the holder first (prefork workers).")
 @click.option("--dry-run", is_flag=True, help="Show what would be released.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.pass_obj
@@ -53,14 +75,30 @@ def release(  # noqa: PLR0913  (click gives each option by name)
     key: str | None,
     claims: bool,
     cool_downs: bool,
+    reason: str,
+    kill: bool,
     dry_run: bool,
     yes: bool,
 ) -> int:
     """Take the lock KEY away from its holder.
 
+    Of a key with a limit, KEY is one permit: 'imports' is the first, then 'imports#2'.
+    A permit for a start (rate), such as 'mail@2', is kept for its period after the
+    start. Its release lets another run start before the period has passed.
+
     Wait instead, if you can: the lock of a dead holder expires within its ttl. Only
     what is shown is released: if another client acquires the lock meanwhile, it keeps
-    the lock. Exits with 1 if there is nothing to release.
+    the lock. Exits with 1 if there is nothing to release, and with 3 if the lock may
+    still be held on nodes that were not reached.
+
+    A live holder learns of the release at its next renewal: its lock is lost, its log
+    says who released it and why, and on_lock_lost decides about the body. Until then
+    two can run. With --kill, the process that runs the task is killed first, and
+    nothing is released if that fails. This needs a prefork worker that answers: threads
+    and greenlets cannot be killed.
+
+    The nodes keep a record of each release: who, when, from where, why. `show` lists
+    them.
 
     With --claims or --cool-downs, KEY is a pattern and can be omitted: '*'. After
     `celery purge`, the claims of deleted jobs keep their calls from being published. A
@@ -68,75 +106,197 @@ def release(  # noqa: PLR0913  (click gives each option by name)
     """
     if claims and cool_downs:
         raise click.UsageError("Use --claims or --cool-downs, not both.")
+    if (claims or cool_downs) and (reason or kill):
+        raise click.UsageError("--reason and --kill are for locks.")
     if claims or cool_downs:
         kind: Kind = "claim" if claims else "cooldown"
         found = scan(session.redlock, key or "*", kind)
         return _release_found(session, found, key or "*", dry_run=dry_run, yes=yes)
     if key is None:
         raise click.UsageError("Missing argument 'KEY'.")
-    return _release_lock(session, key, dry_run=dry_run, yes=yes)
+    return _release_lock(session, key, reason, kill=kill, dry_run=dry_run, yes=yes)
 
 
 # -- a lock ----------------------------------------------------------------------
 
 
-def _release_lock(session: Session, key: str, *, dry_run: bool, yes: bool) -> int:
-    seen = session.redlock.inspect(key)
-    values = values_on(seen.ballot)
-    if not values:
-        if seen.ballot.answered < seen.ballot.quorum:
-            raise Failure(f"Too few nodes answered: {seen.ballot.reasons()}.", ERROR)
-        session.tell([f"{key} is not held."], lambda: {"key": key, "released": {}})
-        return WARNING
-    session.say(*_explanation(seen, values))
+def _release_lock(  # noqa: PLR0913  (the options of the command)
+    session: Session, key: str, reason: str, *, kill: bool, dry_run: bool, yes: bool
+) -> int:
+    redlock = session.redlock
+    found = lock_status(redlock, key)
+    values = values_on(found.seen.ballot)
+    settings = other_settings(redlock, found.nodes)
+    others = other_permits(redlock, key)
     document: dict[str, Any] = {
         "key": key,
+        "held": found.is_held,
         "dry_run": dry_run,
         "holders": [holder_document(Holder.parse(value)) for value in values],
+        "other_permits": others,
         "released": {},
     }
+    if not values:
+        fact = f"{key} is not held."
+        if found.is_held is None:
+            fact = f"It cannot be told whether {key} is held."
+        lines = [fact, *_other_permit_lines(key, others)]
+        lines += doubt_lines(found.nodes, settings)
+        session.tell(lines, lambda: document)
+        return WARNING if found.is_held is False else ERROR
+    if _are_of_others(found):
+        raise Failure(f"Nothing was released. {settings}", ERROR)
+    holders = [Holder.parse(value) for value in values if is_ours(value)]
+    if kill and any(holder.is_kept for holder in holders):
+        raise Failure(_NO_LOCK.format(key=key), USAGE)
+    session.say(*_explanation(found, values, kill=kill, others=others))
     if dry_run:
         session.tell([_NOTHING_DONE], lambda: document)
         return DONE
-    session.confirm("Release this lock?", yes=yes)
-    nodes = release_lock(session.redlock, key, values)
+    if kill:
+        session.confirm("Kill the holder, and release this lock?", yes=yes)
+        document["killed"] = _kill(session, holders)
+    else:
+        is_kept = any(holder.is_kept for holder in holders)
+        what = "permit for a start" if is_kept else "lock"
+        session.confirm(f"Release this {what}?", yes=yes)
+    tool = f"celery redlock release{' --kill' if kill else ''}"
+    operator = Operator.here(tool, reason, killed=kill)
+    nodes = release_lock(redlock, key, values, operator)
     document["released"] = {
         label: nodes.results.get(label, nodes.unseen.get(label))
-        for label in session.redlock.labels
+        for label in redlock.labels
     }
-    session.tell(_result(nodes), lambda: document)
-    return DONE if any(nodes.results.values()) else WARNING
+    may_last = len(nodes.unseen) >= redlock.quorum
+    document["held"] = None if may_last else False
+    lines = _result(key, nodes, may_last=may_last, killed=kill)
+    session.tell(lines, lambda: document)
+    if may_last:
+        return ERROR
+    return DONE if kill or any(nodes.results.values()) else WARNING
 
 
-def _explanation(seen: Inspection, values: dict[str, list[str]]) -> list[str]:
-    lines, nodes = [], plural(len(seen.ballot.labels), "node")
-    for value, labels in values.items():
-        held = f"is held by {Holder.parse(value)}"
-        fact = held if is_ours(value) else "has a value of another program"
-        lines.append(f"{seen.key} {fact}, on {len(labels)} of {nodes}.")
-    if seen.holder:
-        left = duration(seen.ttl_left)
-        lines.append(f"It expires in {left}, unless its holder renews it.")
+def _kill(session: Session, holders: list[Holder]) -> list[str]:
+    """Kill the processes of these holders; return what was done, a line for each.
+
+    Raises:
+        Failure: A holder may still run. Nothing was released.
+    """
+    try:
+        done = [kill_holder(session.app, holder) for holder in holders]
+    except HolderLives as error:
+        raise Failure(f"{error} Nothing was released.") from error
+    session.say(*done)
+    return done
+
+
+def _are_of_others(found: LockStatus) -> bool:
+    """Tell whether a majority of the nodes belongs to clients with other settings."""
+    states = [node.state for node in found.nodes]
+    return states.count(NodeState.OTHER_CONFIG) >= found.seen.ballot.quorum
+
+
+def _explanation(
+    found: LockStatus,
+    values: dict[str, list[str]],
+    *,
+    kill: bool,
+    others: Sequence[str],
+) -> list[str]:
+    seen = found.seen
+    nodes = plural(len(seen.ballot.labels), "node")
+    lines = [
+        line
+        for value, labels in values.items()
+        for line in _holder_lines(seen.key, value, f"on {len(labels)} of {nodes}")
+    ]
+    lines += _other_permit_lines(seen.key, others)
+    holders = [Holder.parse(value) for value in values if is_ours(value)]
+    is_kept = any(holder.is_kept for holder in holders)
+    if found.is_held is None:
+        lines.append("It cannot be told whether the lock is held on a majority.")
+    elif not found.is_held:
+        lines.append("A lock on a minority of the nodes is not held.")
+    if seen.holder and math.isinf(found.ttl_left):
+        lines.append("It never expires: it has no ttl.")
+    elif seen.holder:
+        unless = "" if is_kept else ", unless its holder renews it"
+        lines.append(f"It expires in {duration(found.ttl_left)}{unless}.")
+    are_permits = any(holder.permit(seen.key) for holder in holders)
+    more = "one more than the limit" if are_permits else "two"
+    risk = [
+        painted(
+            f"If the holder is alive, {more} can run after the release.", "warning"
+        ),
+        "The holder learns of the release at its next renewal, within a third of its",
+        "ttl. Then it has lost its lock, and on_lock_lost decides whether it stops.",
+        "--kill ends the holder first.",
+    ]
+    if is_kept:
+        risk = [
+            painted("Another run can start after the release.", "warning"),
+            "Then the period has one more start than the limit. A run that is under",
+            "way goes on, and keeps its lock.",
+        ]
+    if kill:
+        risk = [
+            painted("The process that runs the task is killed.", "warning"),
+            "Its task does not run again: Celery revokes it. If the process cannot be",
+            "killed, nothing is released.",
+        ]
+    return [*lines, *doubt_lines(found.nodes), "", *risk, ""]
+
+
+def _holder_lines(key: str, value: str, where: str) -> list[str]:
+    """Say who holds the lock, of which limit it is, and what is released with it."""
+    if not is_ours(value):
+        return [f"{key} has a value of another program, {where}."]
+    holder = Holder.parse(value)
+    lines = [
+        f"{key} is {'kept for' if holder.is_kept else 'held by'} {holder}, {where}."
+    ]
+    if permit := holder.permit(key):
+        limit, number = permit
+        most = f"{limit.most} starts in {limit.period:g} s"
+        what = f"a permit for a start of {limit.key}, which may have {most}"
+        if not limit.period:
+            what = f"permit {number} of {limit.most} of {limit.key}"
+        lines.append(f"It is {what}.")
+    whole = keys_of(holder.whole_key(key))
+    if together := " and ".join(one for one in whole if one != key):
+        lines.append(f"It was taken together with {together}: all are released.")
+    return lines
+
+
+def _other_permit_lines(key: str, others: Sequence[str]) -> list[str]:
+    """Say that other permits of the key are in use, and how to release one."""
+    if not others:
+        return []
+    named = ", ".join(others[:_MOST_NAMED])
+    more = len(others) - _MOST_NAMED
+    named += f" and {more:,} more" if more > 0 else ""
     return [
-        *lines,
-        "",
-        painted("If the holder is alive, two can run after the release.", "warning"),
-        "The release does not stop a live holder. The holder notices at its next",
-        "renewal: if another client has the lock by then, the holder has lost it; if",
-        "the lock is free, the holder takes it again.",
-        "",
+        f"Other permits of {key} are in use, and stay: {named}.",
+        f"To release one, name it: `celery redlock release '{others[0]}'`.",
     ]
 
 
-def _result(nodes: PerNode[bool]) -> list[str]:
+def _result(
+    key: str, nodes: PerNode[bool], *, may_last: bool, killed: bool
+) -> list[str]:
     released = sum(nodes.results.values())
     total = plural(len(nodes.results) + len(nodes.unseen), "node")
     lines = [f"Released on {released} of {total}."]
-    if not released:
+    if not released and killed:
+        lines = ["Its lock was released when it ended."]
+    elif not released:
         lines = ["The lock expired or has another holder: nothing was released."]
     if nodes.unseen:
         lines += unseen_lines(nodes.unseen)
         lines.append("Such a node keeps the lock until its ttl has ended.")
+    if may_last:
+        fact = f"{key} may still be held: a majority of the nodes was not reached. "
+        lines.append(painted(f"{fact}Release it again when they answer.", "bad"))
     return lines
 
 
@@ -181,9 +341,14 @@ def _release_found(
         "released": 0,
         "unseen": seen.unseen,
     }
+    settings = other_settings(session.redlock, seen.nodes)
     if not seen.found:
-        session.tell([f"There is no {name} for {pattern}.", *unseen], lambda: document)
-        return WARNING
+        lines = [f"There is no {name} for {pattern}.", *unseen]
+        if not seen.has_quorum:
+            lines[0] = f"It cannot be told whether there is a {name} for {pattern}."
+            lines[1:] = doubt_lines(seen.nodes, settings)
+        session.tell(lines, lambda: document)
+        return WARNING if seen.has_quorum else ERROR
     session.say(*_table(seen), "", *_EFFECT[seen.kind], *unseen, "")
     if dry_run:
         session.tell([_NOTHING_DONE], lambda: document)
@@ -195,6 +360,8 @@ def _release_found(
     if unseen_now:
         lines.append("What such a node still has expires by itself.")
     session.tell(lines, lambda: document)
+    if len(unseen_now) >= seen.quorum:
+        return ERROR
     return DONE if released else WARNING
 
 
@@ -203,5 +370,6 @@ def _table(seen: Scan) -> list[str]:
     for one in seen.found:
         left, votes = duration(one.ttl_left), f"{one.votes}/{len(seen.labels)}"
         holder = one.holder
-        rows.append([one.key, holder.task or "–", holder.task_id or "–", left, votes])
+        key, task, job = keys_text(one.key), holder.task or "–", holder.task_id or "–"
+        rows.append([key, task, job, left, votes])
     return table(_COLUMNS, rows)

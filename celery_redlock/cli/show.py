@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,17 +12,40 @@ from celery_redlock.cli.output.format import (
     Column,
     Row,
     duration,
+    finite,
     holder_document,
+    keys_text,
+    limit_lines,
     painted,
+    permit_text,
+    permits_document,
+    permits_table,
     plural,
     since,
     table,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.core.lease import Holder, Inspection
-from celery_redlock.core.quorum import Ballot, Vote, VoteKind
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.quorum import Vote, VoteKind
+from celery_redlock.core.records.forced_releases import forced_releases
+from celery_redlock.operations.inspect import (
+    LockStatus,
+    NodeState,
+    NodeStatus,
+    lock_status,
+    other_settings,
+)
+from celery_redlock.operations.scan import permits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.core.forced_release import ForcedRelease
+    from celery_redlock.core.lease import Inspection
+    from celery_redlock.operations.scan import LimitInUse
 
 _MS = 1000
+_MOST_RELEASES = 10  # in the table
 
 
 @click.command(cls=Command, short_help="Show the holder of a lock.")
@@ -30,36 +54,102 @@ _MS = 1000
 def show(session: Session, *, key: str) -> int:
     """Show the holder of the lock KEY, and the answer of each node.
 
-    Exits with 1 if the lock is not held.
+    Of a key with a limit, that is the first permit: all permits of the key follow, with
+    their holders, and the permits for a start (rate) with when each is free again. They
+    are kept, whether the run has ended or not. KEY can be one permit: 'imports#3'.
+
+    Lists who released this lock with `release` or in the Django admin in the last 30
+    days, and why.
+
+    Exits with 1 if neither the lock nor a permit of it is held, and with 3 if too few
+    nodes answered to tell.
     """
-    seen = session.redlock.inspect(key)
-    session.tell([*_summary(seen), "", *_answers(seen.ballot)], lambda: _document(seen))
-    if seen.ballot.answered < seen.ballot.quorum:
-        return ERROR
-    return DONE if seen.holder else WARNING
+    found = lock_status(session.redlock, key)
+    limits = permits_of(session.redlock, key)
+    lines = [
+        *_summary(found, has_limit=bool(limits)),
+        "",
+        *_answers(found),
+        *_permits(limits, found),
+    ]
+    released = forced_releases(session.redlock, key)
+    lines += _released(released, key)
+    if settings := other_settings(session.redlock, found.nodes):
+        lines += ["", painted(settings, "warning")]
+    session.tell(lines, lambda: _document(found, released, limits))
+    if any(one.in_use for one in limits if not one.limit.period):
+        return DONE
+    return {True: DONE, False: WARNING, None: ERROR}[found.is_held]
 
 
-def _summary(seen: Inspection) -> list[str]:
+def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
+    seen = found.seen
     ballot, holder = seen.ballot, _holder(seen)
     nodes = plural(len(ballot.labels), "node")
     if holder is None:
-        if ballot.answered < ballot.quorum:
-            return [f"Only {ballot.answered} of {nodes} answered."]
+        if found.is_held is None:
+            few = "too few nodes can tell"
+            fact = f"It cannot be told whether {seen.key} is held: {few}."
+            return [painted(fact, "bad")]
         minority = " A minority of the nodes names a holder." if ballot.taken else ""
-        return [f"{seen.key} is not held.{minority}"]
+        what = f"The first permit of {seen.key}" if has_limit else seen.key
+        return [f"{what} is not held.{minority}"]
+    left = found.ttl_left
     facts = {
         "task": holder.task or "none: locked outside of a task",
         "id": holder.task_id,
-        "holder": f"{holder.host}, pid {holder.pid}",
+        "holder": f"{holder.host or 'an unknown host'}, pid {holder.pid or 'unknown'}",
         "since": since(holder),
-        "expires": f"in {duration(seen.ttl_left)}, unless renewed",
-        "fence": str(holder.fence),
-        "votes": f"{seen.votes} of {nodes}",
+        "expires": "never: it has no ttl. Only `celery redlock release` ends it"
+        if math.isinf(left)
+        else f"in {duration(left)}, unless renewed",
+        "fence": str(holder.fence or ""),
+        "nodes": f"on {seen.votes} of {nodes}",
+        "keys": " and ".join(holder.keys),
+        "limit": permit_text(holder.permit(seen.key)),
     }
-    lines = [
+    if holder.is_kept:
+        facts["expires"] = f"in {duration(left)}: its period has passed then"
+        fact = "is kept: it is a permit for a start. The run may have ended."
+        return [f"{seen.key} {fact}", "", *_fact_lines(facts)]
+    return [f"{seen.key} is held.", "", *_fact_lines(facts)]
+
+
+def _fact_lines(facts: dict[str, str]) -> list[str]:
+    return [
         f"  {painted(f'{n:<9}', 'faint')}{text}" for n, text in facts.items() if text
     ]
-    return [f"{seen.key} is held.", "", *lines]
+
+
+def _permits(limits: Sequence[LimitInUse], found: LockStatus) -> list[str]:
+    """List the permits of the key, and say how many are in use."""
+    if not limits:
+        return []
+    shown = permits_table(limits, nodes=len(found.nodes))
+    return ["", *shown, "", *limit_lines(limits)]
+
+
+def _released(releases: Sequence[ForcedRelease], key: str) -> list[str]:
+    """List the releases by operators, the latest first."""
+    if not releases:
+        return []
+    columns = [
+        Column("RELEASED"),
+        Column("BY", cut="end"),
+        Column("REASON", cut="end"),
+        Column("HOLDER", cut="end", spare=True),
+        Column("NODES", right=True),
+    ]
+    rows = [
+        [one.when, one.place, one.reason or "–", one.holder, str(one.nodes)]
+        for one in releases[:_MOST_RELEASES]
+    ]
+    if any(one.key != key for one in releases):
+        columns.insert(1, Column("KEY", cut="end"))
+        for row, one in zip(rows, releases, strict=False):
+            row.insert(1, keys_text(one.key))
+    more = len(releases) - len(rows)
+    return ["", *table(columns, rows), *([f"and {more} before"] if more else [])]
 
 
 def _holder(seen: Inspection) -> Holder | None:
@@ -71,38 +161,64 @@ def _holder(seen: Inspection) -> Holder | None:
     return max(same, key=lambda holder: holder.fence)
 
 
-def _answers(ballot: Ballot) -> list[str]:
+def _answers(found: LockStatus) -> list[str]:
+    ballot = found.seen.ballot
     rows: list[Row] = [
-        [label, _answer(vote, ballot.top_taker[0])]
-        for label, vote in zip(ballot.labels, ballot.votes, strict=True)
+        [node.label, _answer(vote, ballot.top_taker[0], node)]
+        for vote, node in zip(ballot.votes, found.nodes, strict=True)
     ]
     return table((Column("NODE"), Column("ANSWER")), rows)
 
 
-def _answer(vote: Vote | None, token: str) -> Cell:
+def _answer(vote: Vote | None, token: str, node: NodeStatus) -> Cell:
+    """Return the answer of a node, and what to know about it."""
     if vote is None:
         return Cell("did not answer in time", "bad")
+    doubt = "" if node.can_tell or node.state is NodeState.SILENT else node.doubt
+    remark = f"; the node {doubt}" if doubt else ""
     if vote.kind is VoteKind.TAKEN:
         left = f"{duration(vote.number / _MS)} left" if vote.number >= 0 else "no ttl"
         if vote.token == token:
-            return Cell(f"held, {left}", "good")
-        return Cell(f"held by {Holder.parse(vote.value)}, {left}", "warning")
+            return Cell(f"held, {left}{remark}", "warning" if remark else "good")
+        holder = Holder.parse(vote.value)
+        return Cell(f"held by {holder}, {left}{remark}", "warning")
     if vote.kind is VoteKind.FREE:
-        return Cell("free", "faint")
+        return Cell(f"free{remark}", "warning" if remark else "faint")
     return Cell(vote.reason or vote.kind.value, "bad")
 
 
-def _document(seen: Inspection) -> dict[str, Any]:
+def _document(
+    found: LockStatus,
+    released: Sequence[ForcedRelease],
+    limits: Sequence[LimitInUse],
+) -> dict[str, Any]:
+    """Return the JSON document. ``held`` is None where it cannot be told."""
+    seen = found.seen
     ballot, holder = seen.ballot, _holder(seen)
     return {
         "key": seen.key,
-        "held": holder is not None,
+        "held": found.is_held,
         "holder": holder and holder_document(holder),
-        "ttl_left": seen.ttl_left,
+        "ttl_left": finite(found.ttl_left),
         "votes": seen.votes,
         "quorum": ballot.quorum,
         "nodes": {
-            label: str(_answer(vote, ballot.top_taker[0]))
-            for label, vote in zip(ballot.labels, ballot.votes, strict=True)
+            node.label: str(_answer(vote, ballot.top_taker[0], node))
+            for vote, node in zip(ballot.votes, found.nodes, strict=True)
         },
+        "limits": permits_document(limits),
+        "released": [
+            {
+                "key": one.key,
+                "at": one.at,
+                "who": one.who,
+                "host": one.host,
+                "tool": one.tool,
+                "reason": one.reason or None,
+                "holder": one.holder,
+                "killed": one.killed,
+                "nodes": one.nodes,
+            }
+            for one in released
+        ],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,8 @@ from celery_redlock.cli.output.format import (
     Column,
     Row,
     age_of,
+    limit_lines,
+    limits_document,
     lock_row,
     painted,
     plural,
@@ -21,7 +24,7 @@ from celery_redlock.cli.output.format import (
 )
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.operations.inspect import NodeState, NodeStatus, node_status
+from celery_redlock.operations.inspect import NodeState, other_settings
 from celery_redlock.operations.scan import Scan, scan
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ _NODE_COLUMNS = (
     Column("COMMANDS/S", right=True),
     Column("MEMORY", right=True),
 )
+_Locks = set[tuple[str, str]]  # key and token
+_MOST_LIMITS = 5  # lines
 _FOOT = 3  # lines below the locks
 
 
@@ -47,48 +52,72 @@ _FOOT = 3  # lines below the locks
 def top(session: Session, *, every: float) -> None:
     """Watch the nodes and the locks, the oldest first, until Ctrl-C.
 
-    Locks that live shorter than one refresh are not counted.
+    Locks that are taken and released between two refreshes are not counted, and neither
+    are permits for a start. The fullest limits have a line each. Without
+    enough nodes to tell which locks are held, it says so, and shows no number of locks
+    and no rates.
     """
     frames = ((_lines(f), partial(_document, f)) for f in _frames(session.redlock))
     session.watch(lambda: next(frames), every)
 
 
 class _Frame(NamedTuple):
-    nodes: list[NodeStatus]
+    """The nodes and locks at one moment.
+
+    Attributes:
+        seen: The nodes and locks.
+        settings: How the settings of nodes differ from ours, or ``""``.
+        taken: Locks per second since the frame before; None if that cannot be told.
+        released: The same.
+    """
+
     seen: Scan
-    taken: float  # locks per second since the last frame
-    released: float
+    settings: str
+    taken: float | None
+    released: float | None
 
 
 def _frames(redlock: Redlock) -> Iterator[_Frame]:
-    tokens: set[str] | None = None
-    read_at = 0.0
+    before: tuple[_Locks, _Locks, float] | None = None  # held; held or possible; at
     while True:
-        nodes, seen = node_status(redlock), scan(redlock)
-        now = SYSTEM_CLOCK.monotonic()
-        held = {lock.holder.token for lock in seen.held}
-        before, elapsed = held if tokens is None else tokens, now - read_at
-        taken, released = len(held - before), len(before - held)
-        yield _Frame(nodes, seen, taken / elapsed, released / elapsed)
-        tokens, read_at = held, now
+        seen, now = scan(redlock), SYSTEM_CLOCK.monotonic()
+        held = {(lock.key, lock.holder.token) for lock in seen.held}
+        possible = held | {(lock.key, lock.holder.token) for lock in seen.possible}
+        taken = released = None
+        if seen.has_quorum:
+            held_before, possible_before, read_at = before or (held, held, -math.inf)
+            # A lock that *may be* held, now or before, counts in neither rate.
+            taken = len(held - possible_before) / (now - read_at)
+            released = len(held_before - possible) / (now - read_at)
+        yield _Frame(seen, other_settings(redlock, seen.nodes), taken, released)
+        before = (held, possible, now) if seen.has_quorum else None
 
 
 def _lines(frame: _Frame) -> list[str]:
     """Return a screen: nodes, and as many locks as fit."""
-    seen, nodes = frame.seen, len(frame.nodes)
-    voting = sum(node.state is NodeState.VOTES for node in frame.nodes)
+    seen, nodes = frame.seen, len(frame.seen.nodes)
+    voting = sum(node.state is NodeState.VOTES for node in seen.nodes)
     mood = "warning" if voting >= seen.quorum else "bad"
     vote = f"{voting} of {plural(nodes, 'node')} vote"
-    head = [
-        painted(vote, "good" if voting == nodes else mood),
-        f"{plural(len(seen.held), 'lock')} held",
-        f"{frame.taken:.1f} taken/s",
-        f"{frame.released:.1f} released/s",
-    ]
-    lines = ["   ".join(head), "", *_node_table(frame), ""]
+    head = [painted(vote, "good" if voting == nodes else mood)]
+    if frame.taken is None or frame.released is None:
+        head.append(painted("Too few nodes can tell which locks are held.", "bad"))
+    else:
+        head.append(f"{plural(len(seen.held), 'lock')} held")
+        if seen.possible:
+            head.append(f"{len(seen.possible)} may be held")
+        head += [f"{frame.taken:.1f} taken/s", f"{frame.released:.1f} released/s"]
+        if seen.starts:
+            head.append(f"{plural(len(seen.starts), 'start')} kept")
+    lines = ["   ".join(head), "", *_node_table(seen), ""]
+    if frame.taken is not None and seen.limits:
+        lines += [*limit_lines(seen.limits, _MOST_LIMITS), ""]
+    if frame.settings:
+        lines += [painted(frame.settings, "warning"), ""]
     room = max(1, shutil.get_terminal_size().lines - len(lines) - _FOOT)
-    oldest = sorted(seen.held, key=lambda lock: -(age_of(lock.holder) or 0.0))
-    rows = [lock_row(lock, nodes=nodes, quorum=seen.quorum) for lock in oldest[:room]]
+    shown = seen.held + seen.possible
+    oldest = sorted(shown, key=lambda lock: -(age_of(lock.holder) or 0.0))
+    rows = [lock_row(lock, nodes=nodes) for lock in oldest[:room]]
     if rows:
         lines += table(LOCK_COLUMNS, rows)
     if len(oldest) > len(rows):
@@ -97,11 +126,11 @@ def _lines(frame: _Frame) -> list[str]:
     return lines
 
 
-def _node_table(frame: _Frame) -> list[str]:
+def _node_table(seen: Scan) -> list[str]:
     rows: list[Row] = []
-    for node in frame.nodes:
+    for node in seen.nodes:
         is_silent = node.state is NodeState.SILENT
-        locks = "–" if is_silent else f"{frame.seen.counts[node.label]:,}"
+        locks = "–" if is_silent else f"{seen.counts[node.label]:,}"
         rate = node.info.get("instantaneous_ops_per_sec", "–")
         memory = node.info.get("used_memory_human", "–")
         rows.append([node.label, state_cell(node), locks, rate, memory])
@@ -109,18 +138,25 @@ def _node_table(frame: _Frame) -> list[str]:
 
 
 def _document(frame: _Frame) -> dict[str, Any]:
+    """Return the JSON document. None: that cannot be told."""
+    seen = frame.seen
     return {
         "nodes": [
             {
                 "node": node.label,
                 "state": str(state_cell(node)),
                 "votes": node.state is NodeState.VOTES,
-                "locks": frame.seen.counts[node.label],
+                "locks": None
+                if node.state is NodeState.SILENT
+                else seen.counts[node.label],
             }
-            for node in frame.nodes
+            for node in seen.nodes
         ],
-        "quorum": frame.seen.quorum,
-        "held": len(frame.seen.held),
+        "quorum": seen.quorum,
+        "known": seen.has_quorum,
+        "held": len(seen.held) if seen.has_quorum else None,
+        "kept": len(seen.starts) if seen.has_quorum else None,
+        "limits": limits_document(seen.limits) if seen.has_quorum else None,
         "taken_per_second": frame.taken,
         "freed_per_second": frame.released,
     }

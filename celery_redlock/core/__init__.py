@@ -2,31 +2,39 @@
 
 Read in this order:
 
-1.  ``redlock``: the lock service, and the algorithm in one picture.
+1.  ``redlock``: the lock service, and the algorithm in one picture. ``steps``,
+    ``event_loop``: how threads and coroutines carry it out.
 2.  ``lease``: the result of an acquire, and the holder as the nodes store it.
 3.  ``quorum``: how votes are counted. ``failure``: the error for a lost vote.
 4.  ``fence``, ``restart_guard``: two guarantees that plain Redlock lacks.
-    ``configuration``: the settings on which all clients must agree.
+    ``view``: the members of a deployment, and its epochs. ``configuration``: the
+    settings on which all clients must agree.
 5.  ``extension``: one renewal. ``renewal``: the thread that renews all leases.
-6.  ``wait_queue``: waiting for a lock that another client holds.
+    ``forced_release``: what a holder learns of an operator's release.
+6.  ``wait_queue``: waiting for a lock that another client holds. ``limits``,
+    ``permits``: several holders of a key, and so many starts in a period.
 7.  ``scripts``: what a node does, in Lua. ``keys``: the names of all keys there.
 8.  ``transport``: requests, connections, and one conversation with all nodes.
 9.  ``records``: what nodes remember besides locks.
 10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
-    durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields`` and
-    ``spelling``: small helpers.
+    durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields``,
+    ``log_limit`` and ``spelling``: small helpers.
 """
 
 __all__ = [
     "backoff",
     "callbacks",
     "clock",
-    "configuration",
     "deployment",
+    "event_loop",
     "failure",
+    "forced_release",
     "keys",
     "lease",
+    "limits",
     "log_fields",
+    "log_limit",
+    "permits",
     "quorum",
     "records",
     "redlock",
@@ -34,6 +42,8 @@ __all__ = [
     "restart_guard",
     "scripts",
     "spelling",
+    "steps",
     "timing",
     "transport",
+    "view",
 ]

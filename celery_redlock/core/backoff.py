@@ -7,8 +7,14 @@ Source: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING, TypeVar
 
-__all__ = ["doubled", "jittered"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["any_of", "doubled", "jittered"]
+
+T = TypeVar("T")
 
 _MOST_DOUBLINGS = 16
 
@@ -21,3 +27,8 @@ def doubled(first: float, times: int, longest: float) -> float:
 def jittered(seconds: float, least: float = 0.5, most: float = 1.0) -> float:
     """Return a random time between ``least`` and ``most`` times these seconds."""
     return seconds * random.uniform(least, most)  # noqa: S311  (no secret)
+
+
+def any_of(things: Sequence[T]) -> T:
+    """Return one of these things at random."""
+    return things[min(int(jittered(len(things), 0.0)), len(things) - 1)]

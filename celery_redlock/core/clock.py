@@ -7,8 +7,12 @@ except where a name ends in ``_ms`` or ``_us`` (beside Lua) or says ``wall``.
 from __future__ import annotations
 
 import functools
+import sys
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
 
@@ -26,9 +30,15 @@ class Clock(Protocol):
         """Pause the calling thread or greenlet."""
 
 
-# CLOCK_MONOTONIC stands still while a machine is suspended; the nodes' ttl does
-# not. A lease must not look valid to a laptop that slept through its end.
-_CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# The nodes' ttl goes on while a machine is suspended. A lease must not look valid to a
+# laptop that slept through its end, so the clock has to count the suspended time. Not
+# all clocks do: CLOCK_MONOTONIC stands still on Linux, and time.monotonic() on macOS.
+_monotonic: Callable[[], float]
+if sys.platform == "win32":
+    _monotonic = time.perf_counter
+else:
+    _clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    _monotonic = functools.partial(time.clock_gettime, _clock)
 
 
 class SystemClock:
@@ -40,7 +50,7 @@ class SystemClock:
 
     __slots__ = ()
 
-    monotonic = staticmethod(functools.partial(time.clock_gettime, _CLOCK_ID))
+    monotonic = staticmethod(_monotonic)
     wall = staticmethod(time.time)
 
     def sleep(self, seconds: float) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.configuration import refusal
-from celery_redlock.core.transport.client import each_node, escaped
+from celery_redlock.core.transport.client import NodeUnreachable, each_node, escaped
+from celery_redlock.core.transport.resp import ErrorReply, refusal_of
+from celery_redlock.core.view import JOINED, View, refusal
 from celery_redlock.errors import RedlockError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["NodesReport", "initialize"]
+
+_PAUSE = 0.05  # seconds between two tries
+_OLDER = ("protocol 1,", "format 2,")  # what older versions stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ def initialize(
 
     def look(client: NodeClient) -> tuple[str, int]:
         (config,) = client.ask(("HGET", guard.keys.meta, "config"))
+        if isinstance(config, ErrorReply):
+            raise NodeUnreachable(refusal_of(str(config)))
         locks = len({key for keys, _ in client.scan(pattern) for key in keys})
         return config.decode(errors="replace") if config else "", locks
 
@@ -73,10 +79,12 @@ def initialize(
     for label, reason in nodes.unseen.items():
         raise RedlockError(
             f"Node {label} {reason}. It may hold live locks, so nothing was changed. "
-            "Start it, or remove it from the list of nodes."
+            "Start or repair it, or remove it from the list of nodes."
         )
     for label, (config, locks) in nodes.results.items():
-        if config not in ("", guard.config) and not config.startswith("protocol 1,"):
+        view = View.parse(config)
+        is_ours = view is not None and view.configuration == guard.configuration
+        if not (is_ours or config in ("", JOINED) or config.startswith(_OLDER)):
             difference, remedy = refusal(config, guard.config)
             raise RedlockError(
                 f"Node {label} belongs to another deployment, so nothing was changed: "
@@ -90,9 +98,29 @@ def initialize(
                 "stop all workers and wait for one max_ttl."
             )
     give_up_at = SYSTEM_CLOCK.monotonic() + timeout
-    while (ballot := guard.initialize()).granted < len(addresses):
+    while True:
+        # In each round: a client that starts meanwhile has them wait once more.
+        _forget_what_does_not_vote(guard)
+        ballot = guard.initialize()
+        if ballot.granted == len(addresses):
+            return
         if SYSTEM_CLOCK.monotonic() > give_up_at:
             raise RedlockError(
-                f"Only {ballot.granted} of {len(addresses)} nodes were initialized: "
-                f"{ballot.reasons()}. Run it again: twice is harmless."
+                f"Only {ballot.granted} of {len(addresses)} nodes vote: "
+                f"{ballot.reasons()}. Nodes of a deployment that was initialized "
+                "before vote again by themselves: see `celery -A proj redlock doctor`."
             )
+        SYSTEM_CLOCK.sleep(_PAUSE)
+
+
+def _forget_what_does_not_vote(guard: RestartGuard) -> None:
+    """Take nodes out of views in which none votes: they wait, for nothing.
+
+    And let them forget what older versions stored, also beside nodes that vote: an init
+    that was interrupted is run again.
+    """
+    looks = [look for look in guard.look() if look]
+    has_votes = any(look.votes and look.view for look in looks)
+    for config in {look.config for look in looks} - {JOINED}:
+        if not has_votes or config.startswith(_OLDER):
+            guard.look(forget=config)

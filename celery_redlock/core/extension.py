@@ -6,6 +6,7 @@
                 │         └─ nodes without the key ──► RESTORE, not waited for
                 ├─► no majority, but nodes without the key
                 │         └──► RESTORE ──► majority of both ──► renewed
+                ├─► no majority, and an operator released it ─► lost
                 └─► neither ──────────────────────────────────► not renewed
 
 A majority must say yes AND the lease must still be valid when it does: an extension
@@ -15,6 +16,10 @@ RESTORE is not sent once the release has begun. The transport asks for that at t
 moment of sending, so no release can come between. A node on which another client holds
 the key is left alone. RESTORE also brings the lock to nodes that were away at acquire.
 
+A lock that an operator released stays released, also where no client has it yet: the
+lease ends at once. A release that reached a minority only is no loss: the lock is
+restored there.
+
 A renewal does not wait for all nodes. A node that says too late that it is without the
 key gets its RESTORE with the next renewal.
 """
@@ -23,8 +28,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.keys import Keys, stripe_of
+from celery_redlock.core.forced_release import records_in
+from celery_redlock.core.keys import Keys, stripes_of
 from celery_redlock.core.lease import LeaseState, end_of_validity
+from celery_redlock.core.permits import lock_name
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.scripts import EXTEND, GRANTED, RESTORE
 from celery_redlock.core.transport.requests import grant_is_decided
@@ -49,7 +56,7 @@ class Extension:
         lease: The lease to renew.
         nodes: The nodes of the deployment.
         keys: The names of the keys on the nodes.
-        guard: Knows the configuration that the nodes must have.
+        guard: Knows the view that the nodes must have.
 
     Attributes:
         lease: The lease that is renewed.
@@ -64,8 +71,11 @@ class Extension:
         "_before",
         "_config",
         "_extended",
-        "_keys",
+        "_guard",
+        "_locks",
+        "_meta",
         "_nodes",
+        "_stripes",
         "cancelled_by",
         "lease",
         "request",
@@ -81,14 +91,19 @@ class Extension:
         self.result: bool | None = None
         self.cancelled_by = ""
         self._nodes = nodes
-        self._keys = (keys.lock(lease.key), keys.meta)
-        self._config = guard.config
+        self._meta, self._locks = keys.meta, keys.locks(lease.key)
+        self._stripes = stripes_of(lease.key)
+        if lease.choice is not None:
+            for limit, name in lease.choice.call:
+                self._locks.append(lock_name(limit, name, keys))
+                self._stripes.append(self._stripes[0])
+        self._guard, self._config = guard, guard.config
         self._extended: Ballot | None = None
         self._before = lease.renewal_ballot
         self.request = nodes.request(
             EXTEND,
-            self._keys,
-            [guard.config, lease.token, round(lease.ttl * _MS), guard.quarantine_ms],
+            (*self._locks, keys.meta, keys.releases),
+            [self._config, lease.token, round(lease.ttl * _MS)],
             done_when=grant_is_decided,
             is_obsolete=self._is_over,
         )
@@ -124,11 +139,15 @@ class Extension:
             granted |= set(self._extended.indexes(VoteKind.GRANTED))
         if len(granted) >= ballot.quorum:
             self._renew(len(granted))
+        elif not restoring and (release := self._forced_release(ballot)):
+            self.lease.released_by = release
+            self.lease.until = min(self.lease.until, self._nodes.clock.monotonic())
         is_missing = not restoring and (_is_free(ballot) or _is_free(self._before))
         if is_missing and self.lease.is_valid():
             return self._restore(ballot)
         if self.result is None:
             self.result = False
+            self._guard.adopt(ballot)
         return None
 
     def _renew(self, votes: int) -> None:
@@ -138,6 +157,14 @@ class Extension:
             until = end_of_validity(self.started_at, lease.ttl)
             lease.until = max(lease.until, until)
             lease.votes = votes
+
+    def _forced_release(self, ballot: Ballot) -> str:
+        """Return who released the lock by force, if no majority can have it; or ""."""
+        missing = len(ballot.indexes(VoteKind.FREE)) + ballot.taken
+        if missing <= len(ballot.labels) - ballot.quorum:
+            return ""
+        found = records_in(self.request.replies)
+        return str(found[0]) if found else ""
 
     def _restore(self, extended: Ballot) -> ScriptRequest:
         def decided(ballot: Ballot) -> bool:
@@ -149,14 +176,14 @@ class Extension:
         self._extended = extended
         self.request = self._nodes.request(
             RESTORE,
-            self._keys,
+            (*self._locks, self._meta),
             [
                 self._config,
                 lease.token,
                 lease.holder_info,
                 round(lease.ttl * _MS),
-                stripe_of(lease.key),
                 lease.fence,
+                *self._stripes,
             ],
             done_when=decided,
             is_obsolete=self._is_over,

@@ -9,9 +9,10 @@ import math
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.backoff import doubled, jittered
-from celery_redlock.core.configuration import refusal
+from celery_redlock.core.keys import keys_of, shown
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import Ballot, Verdict, VoteKind
+from celery_redlock.core.view import CLOSED, View, refusal
 from celery_redlock.errors import (
     LockContended,
     LockHeld,
@@ -22,6 +23,10 @@ from celery_redlock.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from celery_redlock.core.limits import Limits
+    from celery_redlock.core.permits import Choice, Occupancy
+    from celery_redlock.core.quorum import Vote
+
 __all__ = ["delay_after", "ends_in", "failure_of", "ttl_left", "unreachable"]
 
 _MS = 1000
@@ -29,28 +34,40 @@ _SHORTEST_DELAY, _LONGEST_DELAY = 0.002, 0.25  # seconds
 
 
 def failure_of(
-    key: str, ballot: Ballot, *, node_timeout: float, config: str
+    key: str,
+    ballot: Ballot,
+    *,
+    node_timeout: float,
+    config: str,
+    choice: Choice | None = None,
 ) -> LockUnavailable:
     """Return the error for an attempt that ended with these votes.
 
-    The arguments are those of `unreachable`.
+    The arguments are those of `unreachable`, and the permits that were tried for.
     """
     verdict = ballot.final_verdict()
-    if verdict is Verdict.HELD:
+    if choice is not None and choice.full is not None:
+        return _full(key, ballot, choice.full, choice.limits)
+    if verdict is Verdict.HELD and choice is None:
         return _held(key, ballot)
     if verdict is Verdict.UNREACHABLE:
         return unreachable(key, ballot, node_timeout=node_timeout, config=config)
     nodes = len(ballot.labels)
     if verdict is Verdict.WON:
         fact = (
-            f"The lock {key!r} was granted by {ballot.granted} of {nodes} nodes, but "
-            "its fence or its validity could not be confirmed in time"
+            f"The lock {shown(key)} was granted by {ballot.granted} of {nodes} nodes, "
+            "but its fence or its validity could not be confirmed in time"
+        )
+    elif choice is not None:
+        fact = (
+            f"Permits of {shown(key)} are free, as some of {nodes} nodes say, but "
+            "other clients took those that this one tried for"
         )
     else:
         reasons = ballot.reasons()
         fact = (
-            f"The votes for {key!r} were split: {ballot.granted} of {nodes} nodes "
-            f"granted it (need {ballot.quorum}), {ballot.taken} named others"
+            f"The votes for {shown(key)} were split: {ballot.granted} of {nodes} nodes "
+            f"granted it (need {ballot.quorum}), {ballot.taken} named other holders"
             f"{f'; {reasons}' if reasons else ''}"
         )
     return LockContended(f"{fact}. Nothing is held; try again.", key=key, ballot=ballot)
@@ -70,7 +87,7 @@ def unreachable(
         key: The name of the lock.
         ballot: The votes.
         node_timeout: Seconds that a node had to answer.
-        config: The configuration of this client.
+        config: The view of this client.
         state: What holds now, as a clause.
     """
     wait_ms = ballot.quarantine_ms()
@@ -86,31 +103,29 @@ def unreachable(
     else:
         remedy = "Run `celery -A proj redlock doctor`"
     return QuorumUnreachable(
-        f"Only {ballot.answered} of {len(ballot.labels)} nodes gave a vote on {key!r} "
-        f"within {node_timeout:g} s (need {ballot.quorum}): {ballot.reasons()}. "
-        f"{state}. {remedy}.",
+        f"Only {ballot.answered} of {len(ballot.labels)} nodes gave a vote on "
+        f"{shown(key)} within {node_timeout:g} s (need {ballot.quorum}): "
+        f"{ballot.reasons()}. {state}. {remedy}.",
         key=key,
         ballot=ballot,
         retry_after=None if wait_ms is None else wait_ms / _MS,
     )
 
 
-def ttl_left(ballot: Ballot, token: str) -> float:
-    """Return the seconds until a majority no longer names this token.
+def ttl_left(ballot: Ballot, votes: Sequence[Vote] | None = None) -> float:
+    """Return the seconds until a majority no longer names the top taker.
 
-    A majority must name it now. 0 for a lock that does not end.
+    A majority must name it now. 0 for a lock that does not end. The votes are those
+    that name it, by default for any key.
     """
-    left = ends_in(ballot, token)
+    left = ends_in(ballot, votes)
     return 0.0 if left == math.inf else left
 
 
-def ends_in(ballot: Ballot, token: str) -> float:
+def ends_in(ballot: Ballot, votes: Sequence[Vote] | None = None) -> float:
     """Return the same as ``ttl_left``, but infinity for a lock that does not end."""
-    left = sorted(
-        math.inf if vote.number < 0 else vote.number
-        for vote in ballot.votes
-        if vote is not None and vote.kind is VoteKind.TAKEN and vote.token == token
-    )
+    votes = ballot.top_votes() if votes is None else votes
+    left = sorted(math.inf if vote.number < 0 else vote.number for vote in votes)
     return left[len(left) - ballot.quorum] / _MS
 
 
@@ -129,18 +144,76 @@ def delay_after(
 
 
 def _held(key: str, ballot: Ballot) -> LockHeld:
-    token, votes = ballot.top_taker
-    holder, left = Holder.parse(ballot.holder_value()), ttl_left(ballot, token)
+    _, votes = ballot.top_taker
+    holder, left = Holder.parse(ballot.holder_value()), ttl_left(ballot)
+    keys = keys_of(key)
+    held_key = keys[ballot.top_place]
+    ours = f"You hold none of {shown(key)}" if keys[1:] else "You do not hold the lock"
     return LockHeld(
-        f"The lock {key!r} is held by {holder}, as {votes} of {len(ballot.labels)} "
-        f"nodes say, for {left:.1f} s more unless renewed. You do not hold the lock.",
+        f"The lock {held_key!r} is held by {holder}, as {votes} of "
+        f"{len(ballot.labels)} nodes say, for {left:.1f} s more unless renewed. "
+        f"{ours}.",
         key=key,
+        held_key=held_key,
         ballot=ballot,
         holder=holder,
         retry_after=left,
     )
 
 
+def _full(key: str, ballot: Ballot, occupancy: Occupancy, limits: Limits) -> LockHeld:
+    """Return the error for a limit of which all permits have a holder.
+
+    It names the holder of the permit of this limit that was tried for.
+    """
+    limit = occupancy.limit
+    named = ballot.votes_at(limits.index(limit))
+    is_told = len(named) >= ballot.quorum
+    holder = Holder.parse(named[0].value) if is_told else None
+    due = occupancy.due() if limit.period else []
+    retry_after: float | None
+    if limit.period:
+        retry_after = due[0]
+        fact = (
+            f"{shown(limit.key)} has had {limit.most} starts within "
+            f"{limit.period:g} s, as many as it may have. The next one is possible in "
+            f"{retry_after:.1f} s"
+        )
+    else:
+        retry_after = ttl_left(ballot, named) if is_told else None
+        fact = (
+            f"A copy of the call {limit.key} runs: {holder or 'another client'}"
+            if limit.is_call
+            else f"The lock {shown(limit.key)} is held by {holder or 'another client'}"
+            if limit.most == 1
+            else f"All {limit.most} permits of {shown(limit.key)} are in use"
+            f"{f', one of them by {holder}' if holder else ''}"
+        )
+    return LockHeld(
+        f"{fact}. So a majority of {len(ballot.labels)} nodes says. You hold nothing.",
+        key=key,
+        held_key=None if limit.is_call else limit.key,
+        ballot=ballot,
+        holder=holder,
+        retry_after=retry_after,
+        limit=limit,
+        due=tuple(due),
+    )
+
+
 def _configurations(ballot: Ballot) -> Sequence[str]:
     refused = (v for v in ballot.votes if v and v.kind is VoteKind.REFUSED and v.value)
-    return sorted({vote.value for vote in refused})
+    told = {vote.value for vote in refused}
+    opened = [view for view in map(View.parse, told) if view]
+    return sorted(text for text in told if not _is_left_closed(text, opened))
+
+
+def _is_left_closed(text: str, opened: Sequence[View]) -> bool:
+    """Tell whether a node is closed for a move for which others have opened.
+
+    Then the move is done, or nearly so, and not to be waited for.
+    """
+    if not text.startswith(CLOSED):
+        return False
+    plan = View.parse(text.removeprefix(CLOSED))
+    return plan is not None and any(map(plan.is_same_epoch, opened))

@@ -6,7 +6,7 @@ Each node keeps counters. A grant adds one to a counter there, or raises it to a
 is all: ``Ballot.agreed_number``. Otherwise a second round raises the counters to t:
 
 1.  A raise acts only while that node's key still holds *my* token, in the same
-    script.
+    script: for several keys, each of them.
 2.  A raise counts only on nodes whose own number was part of the max.
 
 Why it holds. On one node, tenures of a key are disjoint, and each begins with a
@@ -16,9 +16,13 @@ R share a node, and its number there is at least t + 1. So fences are unique. A 
 whose attempt began after another grant is greater, however wrong clocks are. Without
 (1) or (2) there are counterexamples: see ``docs/explanation/safety.md``.
 
-Counters are striped (``core.keys.stripe_of``), so that their memory is bounded for
+Counters are striped (``core.keys.stripes_of``), so that their memory is bounded for
 any number of keys. The fences of a key are a part of the sequence of its stripe,
 which changes nothing above.
+
+Several keys that are taken together get one fence. A node grants all of them or none,
+with one number above the counters of all, to which it sets these. Two grants that share
+a key are ordered by the tenures of that key, as above.
 
 Source: the second round is the write-back of a multi-writer register: Attiya,
 Bar-Noy, Dolev, "Sharing memory robustly in message-passing systems", JACM 1995.
@@ -30,27 +34,35 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.scripts import RAISE_FENCE
+from celery_redlock.core.steps import Ask
 
 if TYPE_CHECKING:
     from celery_redlock.core.quorum import Ballot
+    from celery_redlock.core.steps import Steps
     from celery_redlock.core.transport.requests import Nodes
 
 __all__ = ["raise_fence"]
 
 
 def raise_fence(
-    won: Ballot, nodes: Nodes, keys: tuple[str, str], args: tuple[str, str, int]
-) -> int | None:
+    won: Ballot,
+    nodes: Nodes,
+    keys: list[str],
+    args: tuple[str, str],
+    stripes: list[int],
+) -> Steps[int | None]:
     """Raise the counters of a won ballot to its greatest number: one round trip.
 
     Args:
         won: The ballot of the grant.
         nodes: The nodes of the deployment.
-        keys: The names of the lock and of the fence counters.
-        args: Token and holder_info of the grant, and the stripe of its key.
+        keys: The names of the locks, then that of the fence counters.
+        args: Token and holder_info of the grant.
+        stripes: The stripe of each of its keys.
 
     Returns:
-        The fence of the grant. None if fewer than a quorum confirmed it.
+        Steps. Their result is the fence of the grant; None if fewer than a quorum
+        confirmed it.
     """
     numbers = _numbers_of(won)
     fence, counted = max(numbers.values()), set(numbers)
@@ -64,7 +76,10 @@ def raise_fence(
         done = raised(ballot)
         return len(done) >= won.quorum or len(done | outstanding) < won.quorum
 
-    request = nodes.ask(RAISE_FENCE, keys, (*args, fence), done_when=decided)
+    request = nodes.request(
+        RAISE_FENCE, keys, (*args, fence, *stripes), done_when=decided
+    )
+    yield Ask(request)
     return fence if len(raised(request.ballot)) >= won.quorum else None
 
 

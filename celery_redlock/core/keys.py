@@ -4,13 +4,22 @@
 key, under the prefix      content
 =========================  ======================================================
 ``lock:{key}``             the lock; its value names the holder (``core.lease``)
+``call:{task_id}``         lock of a call that has permits: one copy of it runs at
+                           a time (``core.limits.with_copies``)
 ``line:{key}``             sorted set, the wait queue: waiter -> since when
 ``next:{key}:{task}``      the call that runs next (``records.successors``)
+``order:{key}:{task}``     sorted set: the calls that were published, in their order
 ``claim:{key}``            the job that waits in the queue (``records.claims``)
 ``cooldown:{key}``         the job that succeeded a short time ago
+``backlog:{key}``          sorted set: refused call -> since when it waits
+                           (``records.backlog``)
+``return:{key}``           sorted set: refused call -> by when it must come back
+``pace:{key}``             how many runs were counted, and their mean in µs
 ``slots:{election}``       hash: schedule entry -> until when its slots were sent
 ``ran:{slot}``             id of the task that runs for this slot of a schedule
 ``standby:{election}``     hash: standby of this election -> until when
+``releases``               hash: token -> release by an operator
+                           (``records.forced_releases``)
 ``meta``                   hash: what the node must not forget, see below
 ``wake:{process}``         no key: the channel of one process with waiters
 =========================  ======================================================
@@ -19,11 +28,15 @@ What a node must not forget are the fields of one hash: to lose a part is to los
 and that is noticed.
 
 ====================  ===========================================================
-``config``            the settings of all clients (``core.configuration``)
-``run_id``            the server process in which the node was admitted to the vote
-``incarnation``       its present memory: another one after each loss
-``synced``            the incarnation whose fence counters are complete
+``config``            the view that clients must have (``core.view``), or why it has
+                      none
+``identity``          of the server: another one after each loss of memory
+``run_id``            the server process that was given this identity
+``votes``             there, if the node votes for clients with this view
 ``quarantine_until``  until when the node must not vote, in ms since 1970
+``known:{label}``     since when it knows the member at this place, in ms since 1970
+``view``              of a node that is closed: the view that it had
+``aborted``           the reconfigurations that were aborted, one per line
 ``0`` ... ``4095``    the fence counters; ``floor``: the least counter of all
 ====================  ===========================================================
 """
@@ -32,18 +45,98 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["STRIPES", "Keys", "stripe_of"]
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "MOST",
+    "MOST_BYTES",
+    "STRIPES",
+    "Keys",
+    "key_of",
+    "keys_of",
+    "shown",
+    "stripe_of",
+    "stripes_of",
+    "text_of",
+]
 
 STRIPES = 4096
+MOST = 100  # keys that are taken together
+MOST_BYTES = 8192  # of them all: each of their locks names each of them
+
+
+def key_of(keys: str | Iterable[str]) -> str:
+    """Return the one text for these keys: each once, sorted, one a line.
+
+    It is the text of the lock wherever that is named, and of one key the key itself.
+
+    Raises:
+        ConfigurationError: There is no key, one that is not one line of text, more than
+            `MOST`, or several of more than `MOST_BYTES`.
+    """
+    if isinstance(keys, str) and keys and "\n" not in keys:
+        return keys
+    parts: list[Any] = [keys] if isinstance(keys, str) else list(keys)
+    for key in parts or [""]:
+        if not isinstance(key, str) or not key or "\n" in key:
+            raise ConfigurationError(f"The key {key!r} must be one line of text.")
+    text = text_of(parts)
+    several = keys_of(text)
+    if len(several) > MOST:
+        raise ConfigurationError(
+            f"{len(several)} keys are too many to take together: at most {MOST}. Use a "
+            "key that covers several of them."
+        )
+    size = len(text.encode(errors="replace"))
+    if several[1:] and size > MOST_BYTES:
+        raise ConfigurationError(
+            f"{len(several)} keys of {size:,} bytes are too long to take together: at "
+            f"most {MOST_BYTES:,} bytes. (The lock of each key names all of them.) Use "
+            "shorter keys, or a key that covers several of them."
+        )
+    return text
+
+
+def text_of(keys: Iterable[str]) -> str:
+    """Return the one text for keys that were checked before: see ``key_of``."""
+    return "\n".join(sorted(set(keys)))
+
+
+def keys_of(key: str) -> list[str]:
+    """Return the keys of a text that ``key_of`` has made."""
+    return key.split("\n")
+
+
+def shown(key: str) -> str:
+    """Return the keys of such a text for a message: ``'a'``, or ``'a' and 'b'``."""
+    return " and ".join(map(repr, keys_of(key)))
 
 
 def stripe_of(key: str) -> int:
-    """Return the number of the fence counter that this key shares with others.
+    """Return the number of the fence counter that one key shares with others.
 
     It is a field of the hash ``meta``, so that the memory for counters is bounded.
     """
     return zlib.crc32(key.encode()) % STRIPES
+
+
+def stripes_of(key: str) -> list[int]:
+    """Return the stripe of each of these keys."""
+    if "\n" in key:
+        return [stripe_of(one) for one in key.split("\n")]
+    return [stripe_of(key)]
+
+
+def _each(head: str, key: str) -> list[str]:
+    """Return the names that begin like this, one for each of these keys."""
+    if "\n" in key:  # most have one key, and pay for no more
+        return [head + one for one in key.split("\n")]
+    return [head + key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +146,44 @@ class Keys:
     Attributes:
         prefix: ``redlock_prefix``: the start of every name.
         meta: What the node must not forget.
+        releases: The latest releases by operators.
     """
 
     prefix: str
     meta: str = field(init=False)
+    releases: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meta", f"{self.prefix}:meta")
+        object.__setattr__(self, "releases", f"{self.prefix}:releases")
 
     def lock(self, key: str) -> str:
-        """Return the name of the lock of this key."""
+        """Return the name of the lock of one key."""
         return f"{self.prefix}:lock:{key}"
 
+    def locks(self, key: str) -> list[str]:
+        """Return the names of the locks of these keys."""
+        return _each(f"{self.prefix}:lock:", key)
+
+    def call(self, task_id: str) -> str:
+        """Return the name of the lock that copies of one call share."""
+        return f"{self.prefix}:call:{task_id}"
+
     def wait_queue(self, key: str) -> str:
-        """Return the name of the wait queue of this key."""
+        """Return the name of the wait queue of one key."""
         return f"{self.prefix}:line:{key}"
+
+    def wait_queues(self, key: str) -> list[str]:
+        """Return the names of the wait queues of these keys."""
+        return _each(f"{self.prefix}:line:", key)
 
     def successor(self, key: str, task: str) -> str:
         """Return the name of the successor register of this key and task."""
         return f"{self.prefix}:next:{key}:{task}"
+
+    def order(self, key: str, task: str) -> str:
+        """Return the name of the published calls of this key and task."""
+        return f"{self.prefix}:order:{key}:{task}"
 
     def claim(self, key: str) -> str:
         """Return the name of the claim of a queued call."""
@@ -80,6 +192,18 @@ class Keys:
     def cooldown(self, key: str) -> str:
         """Return the name of the cool-down after a success."""
         return f"{self.prefix}:cooldown:{key}"
+
+    def backlogs(self, key: str) -> list[str]:
+        """Return the names of the backlogs of these keys."""
+        return _each(f"{self.prefix}:backlog:", key)
+
+    def returns(self, key: str) -> list[str]:
+        """Return the names of the times by which calls in them must come back."""
+        return _each(f"{self.prefix}:return:", key)
+
+    def paces(self, key: str) -> list[str]:
+        """Return the names of the records of how long runs of these keys take."""
+        return _each(f"{self.prefix}:pace:", key)
 
     def slots(self, election: str) -> str:
         """Return the name of beat's record of the slots that it sent."""

@@ -10,6 +10,11 @@ The value of a lock on a node is readable text::
     4711                     pid      │
     1790000000.123           start, seconds since 1970 by the holder's clock │
     1789999999000000         µs since 1970 when its call was published, if known ┘
+    limit 5 0 imports        of each limit that it has a permit of: how many permits
+                             there are, the period, the key; see ``core.limits``
+    key account:1            of several keys that are taken together, each
+    key account:2
+    kept                     if this is a permit for a start: see ``core.permits``
     cancelled send_invoice…  the newcomer that asked the holder to end, if any
 
 The *base* is minted once per execution and the *attempt* for every try. So a delayed
@@ -20,18 +25,23 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 import os
 import secrets
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.keys import keys_of, shown, text_of
+from celery_redlock.core.limits import Limit
 from celery_redlock.errors import LockCancelled, LockLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.core.clock import Clock
+    from celery_redlock.core.limits import Limits
+    from celery_redlock.core.permits import Choice
     from celery_redlock.core.quorum import Ballot
 
 __all__ = [
@@ -44,11 +54,16 @@ __all__ = [
     "end_of_validity",
     "new_base",
     "new_token",
+    "together_lines",
 ]
 
-_BASE_BYTES, _ATTEMPT_BYTES = 16, 8
 _DRIFT_RATE, _DRIFT_FIXED = 0.01, 0.002
+_BASE_BYTES, _ATTEMPT_BYTES = 16, 8
 _CANCELLED = "\ncancelled "  # as REQUEST_CANCEL of core.scripts writes it
+_KEY = "key "  # how a line with one of several keys begins
+_LIMIT = "limit "  # how a line with a limit begins
+_KEPT = "kept"  # the last line of a permit for a start
+_FIELDS = 7  # lines before these, at least
 TOKEN_LENGTH = 2 * _BASE_BYTES + 1 + 2 * _ATTEMPT_BYTES
 
 
@@ -62,9 +77,9 @@ def new_token(base: str) -> str:
     return f"{base}.{secrets.token_hex(_ATTEMPT_BYTES)}"
 
 
-def drift_of(ttl: float) -> float:
-    """Return the seconds by which two clocks may part over one ttl: 1 % + 2 ms."""
-    return ttl * _DRIFT_RATE + _DRIFT_FIXED
+def drift_of(seconds: float) -> float:
+    """Return the seconds by which two clocks may part in this time: 1 % + 2 ms."""
+    return seconds * _DRIFT_RATE + _DRIFT_FIXED
 
 
 def end_of_validity(started_at: float, ttl: float) -> float:
@@ -78,6 +93,12 @@ def end_of_validity(started_at: float, ttl: float) -> float:
 
 
 _host = functools.cache(socket.gethostname)
+
+
+def together_lines(key: str) -> str:
+    """Return the lines in the value of a lock that name several keys; "" for one."""
+    keys = keys_of(key)
+    return "\n".join(f"{_KEY}{one}" for one in keys) if keys[1:] else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +117,10 @@ class Holder:
         published: Microseconds since 1970, by the publisher's clock, when the call
             was published; 0 if unknown.
         cancelled_by: The newcomer that asked the holder to end, or ``""``.
+        keys: The keys that were taken together, if several were.
+        is_kept: Whether this is a permit for a start: it is kept for its period,
+            whether its holder still runs or not.
+        limits: The limits of which it has a permit, without those of one holder.
     """
 
     token: str
@@ -107,6 +132,9 @@ class Holder:
     started: float = 0.0
     published: int = 0
     cancelled_by: str = ""
+    keys: tuple[str, ...] = ()
+    is_kept: bool = False
+    limits: Limits = ()
 
     @classmethod
     def here(
@@ -125,8 +153,12 @@ class Holder:
     def parse(cls, value: str) -> Holder:
         """Read the value of a lock. Parts that are missing or foreign stay empty."""
         value, _, by = value.partition(_CANCELLED)
+        lines = value.split("\n")
+        more = lines[_FIELDS:]
+        keys = tuple(line.removeprefix(_KEY) for line in more if line.startswith(_KEY))
+        limits = tuple(_limit(line) for line in more if line.startswith(_LIMIT))
         token, fence, task, task_id, host, pid, started, published, *_ = (
-            *value.split("\n"),
+            *lines,
             *[""] * 8,
         )
         return cls(
@@ -139,28 +171,74 @@ class Holder:
             _seconds(started),
             _number(published),
             by,
+            keys,
+            lines[-1] == _KEPT,
+            limits,
         )
+
+    def whole_key(self, key: str) -> str:
+        """Return the name of the lock of this holder of a key: all that it took.
+
+        A permit for a start is none of it.
+        """
+        return text_of(self.keys) if self.keys and not self.is_kept else key
+
+    def permit(self, name: str) -> tuple[Limit, int] | None:
+        """Return the limit and the number of the permit that this holder has.
+
+        Args:
+            name: The name of a lock of this holder.
+
+        Returns:
+            None for a plain lock. Its name may look like that of a permit.
+        """
+        for limit in self.limits:
+            number = limit.number(name)
+            if number and bool(limit.period) == self.is_kept:
+                return limit, number
+        return None
 
     @property
     def base(self) -> str:
         """The part of the token that names the execution."""
         return self.token.partition(".")[0]
 
-    def info(self) -> str:
-        """Return the text that follows token and fence in the value of a lock."""
-        fields = (self.task, self.task_id, self.host, str(self.pid))
-        clean = (field.replace("\n", " ") for field in fields)
-        published = (str(self.published),) if self.published else ()
-        return "\n".join((*clean, f"{self.started:.3f}", *published))
+    def info(self, key: str = "", limits: Limits = ()) -> str:
+        """Return the text that follows token and fence in the value of a lock.
+
+        Args:
+            key: The name of the lock, which names the keys if there are several.
+            limits: The limits of the permits that it is of.
+        """
+        names = self.task, self.task_id, self.host
+        task, task_id, host = [name.replace("\n", " ") for name in names]
+        published = f"\n{self.published}" if self.published else ""
+        together = f"\n{together_lines(key)}" if "\n" in key else ""
+        permits = "".join(map(_limit_line, limits)) if limits else ""
+        return (
+            f"{task}\n{task_id}\n{host}\n{self.pid}\n{self.started:.3f}"
+            f"{published}{permits}{together}"
+        )
 
     def __str__(self) -> str:
-        task = self.task or "a lock taken outside of a task"
+        task = self.task or "code outside of a task"
         name = f"{task}[{self.task_id}]" if self.task_id else task
         return f"{name} on {self.host or 'an unknown host'} (pid {self.pid})"
 
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
+
+
+def _limit_line(limit: Limit) -> str:
+    if limit.most == 1 and not limit.period:
+        return ""  # a plain lock
+    return f"\n{_LIMIT}{limit.most} {limit.period!r} {limit.key}"
+
+
+def _limit(line: str) -> Limit:
+    _, most, period, key, *_ = (*line.split(" ", 3), "", "")
+    return Limit(key, _number(most), _seconds(period))
 
 
 def _seconds(text: str) -> float:
@@ -208,7 +286,8 @@ class Lease:
     lease is never valid, and cannot be renewed or released.
 
     Attributes:
-        key: The name of the lock.
+        key: The name of the lock; of several keys, one a line. Of a limit, it is the
+            permit: ``imports#3``.
         token: Proof of ownership, unique to the attempt that won.
         fence: A number greater than that of every earlier grant of this key. Pass it
             to storage that refuses a lesser one. Renewal keeps it.
@@ -223,7 +302,12 @@ class Lease:
         renewal_ballot: The votes at the last renewal, late ones included.
         cancelled_by: The newcomer that asked the holder to end; ``""`` if none did.
             The lease stays valid until its holder releases it.
+        released_by: The operator that released the lock of this lease, from where and
+            why; ``""`` if none did. The lease is lost.
         pid: The process that acquired it.
+        choice: The permits that it has, where keys have limits; None for a plain lock.
+        began_at: Instant at which the work began, by ``begin``; None before.
+        begin_by: Instant by which it must begin, if it needs a permit for a start.
     """
 
     key: str
@@ -239,7 +323,56 @@ class Lease:
     state: LeaseState = LeaseState.HELD
     renewal_ballot: Ballot | None = None
     cancelled_by: str = ""
+    released_by: str = ""
     pid: int = field(default_factory=lambda: os.getpid())  # noqa: PLW0108  (tests fork)
+    choice: Choice | None = None
+    began_at: float | None = None
+    begin_by: float = math.inf
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that this lease holds: one, or several that are held together."""
+        return tuple(keys_of(self.key))
+
+    @property
+    def wanted(self) -> str:
+        """The keys that it was acquired for: of a permit, the key with the limit."""
+        if self.choice is None:
+            return self.key
+        return text_of(limit.key for limit in self.choice.limits if not limit.is_call)
+
+    def covers(self, key: str) -> bool:
+        """Tell whether this lease holds these keys, or permits of them."""
+        if key == self.key:
+            return True
+        limits = self.choice.limits if self.choice else ()
+        held = {*self.keys, *(limit.key for limit in limits if not limit.is_call)}
+        return held.issuperset(keys_of(key))
+
+    def is_enough_for(self, key: str, limits: Limits) -> bool:
+        """Tell whether who holds this lease needs no other one for these keys."""
+        if limits:
+            needed = {limit for limit in limits if not limit.is_call}
+            return self.choice is not None and needed <= {*self.choice.limits}
+        if self.choice is None:
+            return self.covers(key)
+        # The first permit has the name of the lock, but others have the other ones.
+        permits = {limit.key for limit in self.choice.limits if limit.most > 1}
+        return {*keys_of(key)} <= {*self.keys} - permits
+
+    def begin(self) -> None:
+        """Note that the work begins now. A permit for a start is kept from now on.
+
+        Raises:
+            LockLost: It begins so late that the permit may have ended before.
+        """
+        choice = self.choice
+        if choice is None or not choice.starts or self.began_at is not None:
+            return
+        now = self.clock.monotonic()
+        if now > self.begin_by:
+            raise self.lost_error()
+        self.began_at = now
 
     def remaining(self) -> float:
         """Return the seconds of validity that are left; 0 once it is not held."""
@@ -290,14 +423,16 @@ class Lease:
         """Build the error for a lease that cannot be proven any more."""
         if self.is_inherited():
             fact = (
-                f"The lock {self.key!r} is held by process {self.pid}, or was, and not "
-                f"by its child {os.getpid()}, which must acquire a lock of its own"
+                f"Process {self.pid} acquired the lock {shown(self.key)}. Its child "
+                f"{os.getpid()} does not hold it, and must acquire a lock of its own"
             )
+        elif self.released_by:
+            fact = f"The lock {shown(self.key)} was released by {self.released_by}"
         elif self.state is LeaseState.RELEASED:
-            fact = f"The lock {self.key!r} was already released"
+            fact = f"The lock {shown(self.key)} was already released"
         else:
             late = self.clock.monotonic() - self.until
-            fact = f"The lock {self.key!r} (ttl {self.ttl:g} s) was lost"
+            fact = f"The lock {shown(self.key)} (ttl {self.ttl:g} s) was lost"
             if late >= 0:
                 fact += f": it was last confirmed {late + self.ttl:.1f} s ago"
         return LockLost(
@@ -310,9 +445,9 @@ class Lease:
     def cancelled_error(self) -> LockCancelled:
         """Build the error for a lease whose holder was asked to end."""
         return LockCancelled(
-            f"{self.cancelled_by} asked for the lock {self.key!r} and cancelled the "
-            "run that holds it (on_conflict: cancel_running). This run holds the lock "
-            f"under fence {self.fence} until it ends.",
+            f"{self.cancelled_by} asked for the lock {shown(self.key)} and cancelled "
+            "the run that holds it (on_conflict: cancel_running). This run holds the "
+            f"lock under fence {self.fence} until it ends.",
             key=self.key,
             fence=self.fence,
             by=self.cancelled_by,
@@ -320,6 +455,6 @@ class Lease:
 
     def __repr__(self) -> str:
         return (
-            f"<Lease {self.key!r} {self.state.value} fence={self.fence} "
+            f"<Lease {shown(self.key)} {self.state.value} fence={self.fence} "
             f"{self.remaining():.1f} s left>"
         )

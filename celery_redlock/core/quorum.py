@@ -5,7 +5,7 @@ attempt ends in one of four ways, tested in this order:
 
 ===========  =====================================================
 won          at least q nodes granted
-held         at least q nodes name one and the same other token
+held         at least q nodes name one and the same other token on one key
 unreachable  fewer than q nodes either granted or named a holder
 contended    anything else: the votes are split, no client won
 ===========  =====================================================
@@ -21,7 +21,7 @@ import enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Ballot", "Verdict", "Vote", "VoteKind", "quorum_of"]
 
@@ -38,7 +38,7 @@ class VoteKind(enum.Enum):
     TAKEN = "taken"
     FREE = "free"
     QUARANTINED = "quarantined"
-    UNSYNCED = "not yet synced"
+    UNSYNCED = "not yet confirmed"
     REFUSED = "refused"
     SILENT = "silent"
 
@@ -50,14 +50,19 @@ class Vote(NamedTuple):
         kind: The kind of vote.
         number: The node's fence counter (granted), or the milliseconds that the lock
             (taken) or the quarantine (quarantined) still lasts there.
-        value: The holder's value (taken): see ``core.lease.Holder``.
+        value: The holder's value (taken): see ``core.lease.Holder``; the identity of
+            the node (not yet confirmed); what the node has stored (refused).
         reason: Why there is no vote (refused, silent), in words.
+        place: Which of several keys is taken, counted from 0.
+        more: Of several keys, the others that are taken on this node, too.
     """
 
     kind: VoteKind
     number: int = 0
     value: str = ""
     reason: str = ""
+    place: int = 0
+    more: tuple[Vote, ...] = ()
 
     @property
     def token(self) -> str:
@@ -65,7 +70,8 @@ class Vote(NamedTuple):
         return self.value.partition("\n")[0]
 
 
-_NO_TAKERS: Mapping[str, int] = {}  # shared, because each lease keeps its last ballot
+_NO_TAKERS: Mapping[tuple[int, str], int] = {}  # shared by leases, in their ballots
+_NO_TAKER = (0, ""), 0
 
 
 class Verdict(enum.Enum):
@@ -83,6 +89,11 @@ class Ballot:
 
     Not thread-safe: only the thread that polls the nodes casts votes.
 
+    Args:
+        labels: The names of the nodes.
+        done_when: Tells whether there is nothing more to wait for. By default there is
+            until all have voted.
+
     Attributes:
         labels: The names of the nodes.
         votes: The vote of each node; None while it is outstanding.
@@ -91,28 +102,34 @@ class Ballot:
         answered: How many nodes gave a vote that counts: granted, taken or free.
         granted: How many nodes granted.
         taken: How many nodes name another holder, of any token.
-        unsynced: How many nodes wait for the restart guard to recover their fences.
+        astray: How many nodes have another view, or wait for others to confirm them.
     """
 
     __slots__ = (
+        "_done_when",
         "_takers",
         "answered",
+        "astray",
         "granted",
         "labels",
         "pending",
         "quorum",
         "taken",
-        "unsynced",
         "votes",
     )
 
-    def __init__(self, labels: Sequence[str]) -> None:
+    def __init__(
+        self,
+        labels: Sequence[str],
+        done_when: Callable[[Ballot], bool] | None = None,
+    ) -> None:
         nodes = len(labels)
+        self._done_when = done_when
         self.labels = labels
         self.quorum = quorum_of(nodes)
         self.votes: list[Vote | None] = [None] * nodes
         self.pending = nodes
-        self.answered = self.granted = self.taken = self.unsynced = 0
+        self.answered = self.granted = self.taken = self.astray = 0
         self._takers = _NO_TAKERS
 
     def cast(self, index: int, vote: Vote) -> None:
@@ -129,17 +146,65 @@ class Ballot:
         elif kind is VoteKind.TAKEN:
             self.answered += 1
             self.taken += 1
-            times = self._takers.get(vote.token, 0) + 1
-            self._takers = {**self._takers, vote.token: times}
+            takers = dict(self._takers)
+            for one in (vote, *vote.more):
+                named = (one.place, one.token)
+                takers[named] = takers.get(named, 0) + 1
+            self._takers = takers
         elif kind is VoteKind.FREE:
             self.answered += 1
-        elif kind is VoteKind.UNSYNCED:
-            self.unsynced += 1
+        elif kind is VoteKind.UNSYNCED or (kind is VoteKind.REFUSED and vote.value):
+            self.astray += 1
+
+    def is_done(self) -> bool:
+        """Tell whether there is nothing more to wait for."""
+        return self._done_when(self) if self._done_when else not self.pending
+
+    @property
+    def leaves_work(self) -> bool:
+        """Whether nodes are astray, or too few vote because they are in quarantine."""
+        is_short = self.answered < self.quorum
+        return bool(self.astray or (is_short and self.indexes(VoteKind.QUARANTINED)))
 
     @property
     def top_taker(self) -> tuple[str, int]:
-        """The token that most nodes name as the holder, and how many nodes do."""
-        return max(self._takers.items(), key=lambda item: item[1], default=("", 0))
+        """The token that most nodes name as the holder of a key, and how many do."""
+        (_, token), votes = self._top()
+        return token, votes
+
+    @property
+    def top_place(self) -> int:
+        """The key whose holder that is, counted from 0."""
+        return self._top()[0][0]
+
+    def _top(self) -> tuple[tuple[int, str], int]:
+        if not self._takers:
+            return _NO_TAKER
+        return max(self._takers.items(), key=lambda item: item[1])
+
+    def top_votes(self) -> list[Vote]:
+        """Return the votes that name the top taker, with value and ttl of that key."""
+        named, _ = self._top()
+        return [
+            one
+            for vote in self.votes
+            if vote is not None and vote.kind is VoteKind.TAKEN
+            for one in (vote, *vote.more)
+            if (one.place, one.token) == named
+        ]
+
+    def votes_at(self, place: int) -> list[Vote]:
+        """Return the votes that name the top taker of one key, counted from 0."""
+        named = [
+            one
+            for vote in self.votes
+            if vote is not None and vote.kind is VoteKind.TAKEN
+            for one in (vote, *vote.more)
+            if one.place == place
+        ]
+        tokens = [one.token for one in named]
+        top = max(tokens, key=tokens.count, default="")
+        return [one for one in named if one.token == top]
 
     def verdict(self) -> Verdict:
         """Return how it ended, or OPEN while an outstanding vote can change it."""
@@ -153,7 +218,7 @@ class Ballot:
         quorum = self.quorum
         if self.granted >= quorum:
             return Verdict.WON
-        top = self.top_taker[1]
+        top = self._top()[1]
         if top >= quorum:
             return Verdict.HELD
         voted = self.granted + self.taken
@@ -171,11 +236,7 @@ class Ballot:
 
     def holder_value(self) -> str:
         """Return the value of the holder that most nodes name, or ``""``."""
-        token = self.top_taker[0]
-        for vote in self.votes:
-            if vote is not None and vote.kind is VoteKind.TAKEN and vote.token == token:
-                return vote.value
-        return ""
+        return next((vote.value for vote in self.top_votes()), "")
 
     def indexes(self, kind: VoteKind) -> list[int]:
         """Return the indexes of the nodes that voted this way, in node order."""
@@ -185,9 +246,14 @@ class Ballot:
         """Return the numbers that came with the votes of this kind."""
         return [v.number for v in self.votes if v and v.kind is kind]
 
-    def votes_for(self, token: str) -> int:
-        """Return how many nodes name this token as the holder."""
-        return self._takers.get(token, 0)
+    def votes_for(self, token: str, keys: int = 1) -> int:
+        """Return how many nodes name this token as the holder of so many keys."""
+        named = (
+            sum(one.token == token for one in (vote, *vote.more))
+            for vote in self.votes
+            if vote is not None and vote.kind is VoteKind.TAKEN
+        )
+        return sum(times >= keys for times in named)
 
     def quarantine_ms(self) -> int | None:
         """Return after how many ms a majority may vote again, by the nodes' account.
@@ -203,16 +269,22 @@ class Ballot:
         return ", ".join(self.problems())
 
     def problems(self) -> list[str]:
-        """Return one clause per node that gave no vote; [] when all voted."""
+        """Return one clause per node that gave no vote; [] when all voted.
+
+        A node whose vote cannot change the outcome was not waited for. This is no
+        problem of the node, so it is not called silent.
+        """
         problems = []
+        no_vote = "was not waited for" if self.is_done() else "had not answered"
         for label, vote in zip(self.labels, self.votes, strict=True):
             if vote is None:
-                problems.append(f"{label} had not answered")
+                problems.append(f"{label} {no_vote}")
             elif vote.kind is VoteKind.QUARANTINED:
                 wait = vote.number / 1000
                 problems.append(f"{label} is in quarantine for {wait:.1f} s")
             elif vote.kind is VoteKind.UNSYNCED:
-                problems.append(f"{label} has not recovered its fences yet")
+                reason = "is not confirmed by other nodes yet"
+                problems.append(f"{label} {reason if vote.value else 'has restarted'}")
             elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
                 problems.append(f"{label} {vote.reason}")
         return problems

@@ -23,7 +23,8 @@ and, for what that page leaves open, ``core.fence`` and ``core.restart_guard``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.deployment import NodesReport, initialize
@@ -35,19 +36,35 @@ from celery_redlock.core.failure import (
     unreachable,
 )
 from celery_redlock.core.fence import raise_fence
-from celery_redlock.core.keys import Keys, stripe_of
+from celery_redlock.core.keys import Keys, key_of, stripe_of, stripes_of
 from celery_redlock.core.lease import (
     Holder,
     Inspection,
     Lease,
     LeaseState,
+    drift_of,
     end_of_validity,
     new_base,
     new_token,
 )
+from celery_redlock.core.limits import START_WITHIN
+from celery_redlock.core.permits import (
+    Choice,
+    Permits,
+    lock_name,
+    occupancies,
+    words_of,
+)
 from celery_redlock.core.quorum import Ballot, Verdict
 from celery_redlock.core.restart_guard import RestartGuard
-from celery_redlock.core.scripts import ACQUIRE, INSPECT, RELEASE
+from celery_redlock.core.scripts import (
+    ACQUIRE,
+    ACQUIRE_PERMITS,
+    INSPECT,
+    INSPECT_PERMITS,
+    RELEASE,
+)
+from celery_redlock.core.steps import Ask, Call, Listen, Sleep
 from celery_redlock.core.timing import Timing
 from celery_redlock.core.transport.broadcast import Broadcast
 from celery_redlock.core.transport.node import Node
@@ -70,10 +87,15 @@ from celery_redlock.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from celery_redlock.core.limits import Limit, Limits
+    from celery_redlock.core.permits import Occupancy
+    from celery_redlock.core.steps import Steps
     from celery_redlock.core.transport.requests import ScriptRequest, Transport
     from celery_redlock.core.transport.url import NodeAddress
 
-__all__ = ["Redlock"]
+__all__ = ["Redlock", "run"]
+
+T = TypeVar("T")
 
 _TRIES_AT_ONCE = 5
 _MS, _US = 1000, 1_000_000
@@ -108,6 +130,7 @@ class Redlock:
         guard: Brings nodes that may not vote yet back to the vote.
         listener: Hears when a lock is released. None where a transport is given: a
             wait then polls.
+        permits: The permits that this process had last, where keys have limits.
 
     Raises:
         ConfigurationError: A value cannot be used. The message names it and the remedy.
@@ -150,22 +173,25 @@ class Redlock:
             self.nodes, keys=self.keys, timing=self.timing, enabled=restart_guard
         )
         self._last_won = Ballot(self.labels)
+        self.permits = Permits()
 
     # -- acquire -------------------------------------------------------------------
 
-    def acquire(
+    def acquire(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         self,
-        key: str,
+        key: str | Sequence[str],
         ttl: float | None = None,
         wait: float = 0.0,
         *,
         base: str | None = None,
         holder: Holder | None = None,
+        limits: Limits = (),
     ) -> Lease:
         """Take the lock, or raise. Never return an invalid lease.
 
         Args:
-            key: The name of the lock.
+            key: The name of the lock, or a list of several: then all of them are
+                taken or none, by one lease with one fence.
             ttl: Seconds; the service's ttl by default.
             wait: Seconds to wait for the lock, in a queue with other clients. At 0 a
                 lock that is held is an error at once, and split votes are tried at
@@ -173,6 +199,8 @@ class Redlock:
             base: First part of the token, for when another process must be able to
                 release the locks of this execution; random by default.
             holder: What other clients see of the holder; this process by default.
+            limits: How many holders the keys may have, and how many starts, if not
+                one holder each; see ``core.permits``. A start begins with the grant.
 
         Raises:
             LockHeld: A majority names another holder.
@@ -181,63 +209,119 @@ class Redlock:
             ConfigurationError: The ttl or the key cannot be used.
                 After each of them nothing is held.
         """
-        if not key or "\n" in key:
+        steps = self.acquiring(
+            key_of(key), ttl, wait, base=base, holder=holder, limits=limits
+        )
+        lease = self.carry_out(steps)
+        lease.begin()
+        return lease
+
+    async def aacquire(  # noqa: PLR0913  (keyword-only, see ``acquire``)
+        self,
+        key: str | Sequence[str],
+        ttl: float | None = None,
+        wait: float = 0.0,
+        *,
+        base: str | None = None,
+        holder: Holder | None = None,
+        limits: Limits = (),
+    ) -> Lease:
+        """Take the lock as ``acquire`` does, in a coroutine.
+
+        It takes no thread and blocks no event loop. A cancellation leaves nothing
+        locked.
+        """
+        from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
+
+        steps = self.acquiring(
+            key_of(key), ttl, wait, base=base, holder=holder, limits=limits
+        )
+        lease = await drive(steps, self.transport)
+        lease.begin()
+        return lease
+
+    def acquiring(  # noqa: PLR0913  (keyword-only, see ``acquire``)
+        self,
+        key: str,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        *,
+        base: str | None = None,
+        holder: Holder | None = None,
+        limits: Limits = (),
+    ) -> Steps[Lease]:
+        """Return the steps of ``acquire``, for a caller that carries them out.
+
+        The key is the text that ``core.keys.key_of`` makes of all keys. Who needs a
+        permit for a start calls ``Lease.begin`` when it starts.
+        """
+        if not key:
             raise ConfigurationError(f"The key {key!r} must be one line of text.")
-        default_ttl = self.timing.ttl
-        if ttl is None:
-            ttl = default_ttl
-        elif ttl != default_ttl:
-            ttl = self.timing.checked(ttl)
+        if ttl != self.timing.ttl:  # most are, and pay for no check
+            ttl = self.timing.ttl if ttl is None else self.timing.checked(ttl)
         base = base or new_base()
         holder = holder or Holder.here(started=self.clock.wall())
         give_up_at = self.clock.monotonic() + wait
+        choice = Choice(limits, self.permits) if limits else None
         tries, queue, outcome = 0, None, None
         try:
             while True:
                 began = self.clock.monotonic()
-                outcome = self._attempt(key, ttl, new_token(base), holder.info())
+                outcome = yield from self._attempt(
+                    key, ttl, new_token(base), holder, choice
+                )
                 if isinstance(outcome, Lease):
                     return outcome
-                if outcome.ballot and self.guard.recover(outcome.ballot):
+                if (yield from self._recover(outcome.ballot)):
+                    continue
+                if choice is not None and choice.tries_others():
                     continue
                 tries, now = tries + 1, self.clock.monotonic()
                 if self.listener and now < give_up_at and isinstance(outcome, LockHeld):
                     queue = queue or WaitQueue(
-                        key, self.nodes, self.keys, self.listener
+                        key, self.nodes, self.keys, self.listener, choice
                     )
-                    queue.pause(give_up_at)
+                    yield from queue.pause(give_up_at)
                     tries = 0
                     continue
                 delay = delay_after(outcome, tries, ttl=ttl, took=now - began)
                 again = isinstance(outcome, LockContended) and tries < _TRIES_AT_ONCE
                 if now + delay > give_up_at and not again:
                     raise outcome
-                self.clock.sleep(delay)
+                yield Sleep(delay)
         finally:
             if queue:
                 queue.end(acquired=isinstance(outcome, Lease))
 
     def _attempt(
-        self, key: str, ttl: float, token: str, holder_info: str
-    ) -> Lease | LockUnavailable:
+        self, key: str, ttl: float, token: str, holder: Holder, choice: Choice | None
+    ) -> Steps[Lease | LockUnavailable]:
+        taken = choice.key if choice else key  # what the lease is of
+        holder_info = holder.info(taken, choice.limits if choice else ())
         request = self.acquire_request(
-            key, ttl=ttl, token=token, holder_info=holder_info
+            key, ttl=ttl, token=token, holder_info=holder_info, choice=choice
         )
         ballot = request.ballot
         started_at = self.clock.monotonic()
         try:
-            self.transport.ask(request)
+            yield Ask(request)
             if ballot.final_verdict() is Verdict.WON:
                 fence = ballot.agreed_number()
                 if fence is None:
-                    keys = (self.keys.lock(key), self.keys.meta)
-                    args = (token, holder_info, stripe_of(key))
-                    fence = raise_fence(ballot, self.nodes, keys, args)
-                self._recover_late_voters(ballot)
+                    fence = yield from raise_fence(
+                        ballot,
+                        self.nodes,
+                        [*self.keys.locks(taken), self.keys.meta],
+                        (token, holder_info),
+                        stripes_of(taken),
+                    )
+                before, self._last_won = self._last_won, ballot
+                if ballot.leaves_work or before.leaves_work:
+                    yield from self._recover_late_voters(ballot, before)
                 until = end_of_validity(started_at, ttl)
                 if fence is not None and self.clock.monotonic() < until:
-                    return Lease(
-                        key=key,
+                    lease = Lease(
+                        key=taken,
                         token=token,
                         holder_info=holder_info,
                         fence=fence,
@@ -248,31 +332,41 @@ class Redlock:
                         clock=self.clock,
                         confirm=self.confirm,
                     )
+                    if choice is not None:
+                        lease.choice = choice
+                        lease.begin_by = started_at + ttl + START_WITHIN
+                    return lease
         except BaseException:
-            self._send_release(key, token, since=started_at)
+            self._send_release(key, token, since=started_at, choice=choice)
             raise
-        failure = failure_of(
+        if ballot.granted or ballot.answered < len(self.labels):
+            # Not waited for: later requests on a connection come after it.
+            self._send_release(key, token, since=started_at, choice=choice)
+        if choice is not None:
+            choice.renew(ballot, request.replies)
+        return failure_of(
             key,
             ballot,
             node_timeout=self.timing.node_timeout,
             config=self.guard.config,
+            choice=choice,
         )
-        if ballot.granted or ballot.answered < len(self.labels):
-            # Not waited for: later requests on a connection come after it.
-            self._send_release(key, token, since=started_at)
-        return failure
 
-    def _recover_late_voters(self, won: Ballot) -> None:
-        """Recover the unsynced nodes of a ballot that was won without them.
+    def _recover(self, ballot: Ballot | None) -> Steps[bool]:
+        if ballot is None or not ballot.leaves_work:
+            return False
+        return bool((yield Call(partial(self.guard.recover, ballot))))
+
+    def _recover_late_voters(self, won: Ballot, before: Ballot) -> Steps[None]:
+        """Recover the nodes of a ballot that was won without them.
 
         Also those of the ballot before: an early verdict does not wait for their
         votes, but by now the votes have come in.
         """
-        before, self._last_won = self._last_won, won
-        if (won.unsynced or before.unsynced) and not self.guard.recover(won):
-            self.guard.recover(before)
+        if not (yield from self._recover(won)):
+            yield from self._recover(before)
 
-    def acquire_request(
+    def acquire_request(  # noqa: PLR0913  (keyword-only)
         self,
         key: str,
         *,
@@ -280,22 +374,33 @@ class Redlock:
         token: str,
         holder_info: str,
         done_when: Callable[[Ballot], bool] = verdict_is_certain,
+        choice: Choice | None = None,
     ) -> ScriptRequest:
-        """Build the request of one attempt to take the lock."""
+        """Build the request of one attempt to take the lock, or these permits."""
         guard = self.guard
+        words = (
+            token,
+            holder_info,
+            round(ttl * _MS),
+            round(self.clock.wall() * _US),
+            guard.hint_tolerance_us,
+            guard.config,
+        )
+        if choice is None:
+            return self.nodes.request(
+                ACQUIRE,
+                (*self.keys.locks(key), self.keys.meta),
+                (*words, *stripes_of(key)),
+                done_when=done_when,
+            )
+        stripes = [stripe_of(name) for name in choice.names]
+        if choice.call:
+            stripes[0] = stripes[1]  # copies need no fence of their own
+        kept = words_of(choice.limits, self.keys, partial(_kept, ttl))
         return self.nodes.request(
-            ACQUIRE,
-            (self.keys.lock(key), self.keys.meta),
-            (
-                token,
-                holder_info,
-                round(ttl * _MS),
-                stripe_of(key),
-                round(self.clock.wall() * _US),
-                guard.hint_tolerance_us,
-                guard.config,
-                guard.quarantine_ms,
-            ),
+            ACQUIRE_PERMITS,
+            (*choice.locks(self.keys), self.keys.meta),
+            (*words, *stripes, *kept),
             done_when=done_when,
         )
 
@@ -304,9 +409,10 @@ class Redlock:
     def extend(self, lease: Lease) -> bool:
         """Renew the lease now. Return whether its validity has moved.
 
-        After False the lease is as valid as before. It can be renewed again until its
-        validity ends. A lease that has ended is never resurrected. A forked child
-        cannot renew the lease of its parent, and asks no node.
+        After False the lease is as valid as before, and can be renewed again until its
+        validity ends, unless an operator released it: then it has ended. A lease that
+        has ended is never resurrected. A forked child cannot renew the lease of its
+        parent, and asks no node.
         """
         if lease.is_inherited():
             return False
@@ -333,33 +439,107 @@ class Redlock:
             majority had answered. All nodes are asked. A node that is away is asked
             when it reconnects.
         """
+        return self.carry_out(self.releasing(lease, keep=keep))
+
+    async def arelease(self, lease: Lease, *, keep: float = 0.0) -> int:
+        """Release the lock as ``release`` does, in a coroutine.
+
+        The release is handed over before the first await: a cancellation does not
+        hold it up.
+        """
+        from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
+
+        return await drive(self.releasing(lease, keep=keep), self.transport)
+
+    def releasing(self, lease: Lease, *, keep: float = 0.0) -> Steps[int]:
+        """Return the steps of ``release``, for a caller that carries them out."""
         if lease.is_inherited():
             return 0
         if lease.state is LeaseState.HELD:
             lease.state = LeaseState.RELEASED
-        request = self.release_request(
-            lease.key, lease.token, keep=keep, since=lease.started_at
+        locks, queues = self._places(lease.key, lease.choice, with_call=not keep)
+        if lease.choice is not None:
+            if keep:
+                self._release_call(lease, lease.choice)
+            self._release_starts(lease, lease.choice)
+            lease.choice.give_back()
+        request = self._release_request(
+            locks, queues, lease.token, keep=keep, since=lease.started_at
         )
-        self.transport.ask(request)
+        yield Ask(request)
         return request.ballot.granted
 
-    def release_base(self, key: str, base: str) -> int:
+    def _release_starts(self, lease: Lease, choice: Choice) -> None:
+        """Keep the permits for a start until their period has passed since it.
+
+        Where the work did not begin there was no start. Nothing is waited for: later
+        requests on a connection come after it.
+        """
+        now, began_at = self.clock.monotonic(), lease.began_at
+        for limit, name in choice.starts:
+            keep = 0.0
+            if began_at is not None:
+                keep = began_at + limit.period + drift_of(limit.period) - now
+            request = self._release_request(
+                [self.keys.lock(name)],
+                [self.keys.wait_queue(limit.key)],
+                lease.token,
+                keep=keep,
+                since=lease.started_at,
+            )
+            self.transport.send(request)
+
+    def _release_call(self, lease: Lease, choice: Choice) -> None:
+        """Release the lock that copies of the call share. A retry need not wait."""
+        if choice.call:
+            locks, queues = self._names(choice.call)
+            since = lease.started_at
+            request = self._release_request(locks, queues, lease.token, since=since)
+            self.transport.send(request)
+
+    def release_base(self, key: str, base: str, limits: Limits = ()) -> int:
         """Release any lock on the key that an attempt of this execution got.
 
         For a process that outlives the holder: the worker's main process releases
-        the lock of a child that is gone. Returns as ``release`` does.
+        the lock of a child that is gone. Permits for a start are left: they end when
+        the period has passed. Returns as ``release`` does.
         """
-        request = self.release_request(key, f"{base}.")
+        at_once = tuple(limit for limit in limits if not limit.period)
+        request = self.release_request(key, f"{base}.", at_once)
         self.transport.ask(request)
         return request.ballot.granted
 
     def release_request(
-        self, key: str, prefix: str, *, keep: float = 0.0, since: float = 0.0
+        self, key: str, prefix: str, limits: Limits = (), *, since: float = 0.0
     ) -> ScriptRequest:
-        """Build the request that releases the lock, now or in ``keep`` seconds.
+        """Build the request that releases the lock, or all permits of these limits.
 
         Args:
             key: The name of the lock.
+            prefix: The start of the token.
+            limits: How many permits there are; empty for a plain lock.
+            since: Instant at which the lock was first asked for; as below.
+        """
+        locks, queues = self.keys.locks(key), self.keys.wait_queues(key)
+        if limits:
+            pairs = [(limit, name) for limit in limits for name in limit.names()]
+            locks, queues = self._names(pairs)
+        return self._release_request(locks, queues, prefix, since=since)
+
+    def _release_request(
+        self,
+        locks: Sequence[str],
+        queues: Sequence[str],
+        prefix: str,
+        *,
+        keep: float = 0.0,
+        since: float = 0.0,
+    ) -> ScriptRequest:
+        """Build the request that releases locks, now or in ``keep`` seconds.
+
+        Args:
+            locks: The names of the locks on the nodes.
+            queues: The wait queue of each.
             prefix: The start of the token.
             keep: Seconds for which nodes keep the lock instead of deleting it.
             since: Instant at which the lock was first asked for. A node that was away
@@ -368,32 +548,78 @@ class Redlock:
         """
         return self.nodes.request(
             RELEASE,
-            (self.keys.lock(key), self.keys.wait_queue(key)),
+            (*locks, *queues),
             (prefix, max(0, round(keep * _MS))),
             done_when=majority_answered,
             resend=True,
             resend_since=since,
         )
 
-    def _send_release(self, key: str, token: str, *, since: float) -> None:
-        self.transport.send(self.release_request(key, token, since=since))
+    def _send_release(
+        self, key: str, token: str, *, since: float, choice: Choice | None = None
+    ) -> None:
+        """Release all that an attempt may have been granted; wait for nothing."""
+        locks, queues = self._places(key, choice, with_starts=True, with_call=True)
+        request = self._release_request(locks, queues, token, since=since)
+        self.transport.send(request)
+
+    def _places(
+        self,
+        key: str,
+        choice: Choice | None,
+        *,
+        with_starts: bool = False,
+        with_call: bool,
+    ) -> tuple[list[str], list[str]]:
+        """Return the names of locks on the nodes, and the wait queue of each."""
+        if choice is None:
+            return self.keys.locks(key), self.keys.wait_queues(key)
+        pairs = choice.held
+        if with_call:
+            pairs = choice.call + pairs
+        return self._names(pairs + (choice.starts if with_starts else []))
+
+    def _names(self, pairs: list[tuple[Limit, str]]) -> tuple[list[str], list[str]]:
+        """Return the names of permits on the nodes, and the wait queue of each."""
+        return (
+            [lock_name(limit, name, self.keys) for limit, name in pairs],
+            [self.keys.wait_queue(limit.key) for limit, _ in pairs],
+        )
 
     # -- ask -----------------------------------------------------------------------
 
-    def inspect(self, key: str) -> Inspection:
-        """Tell who holds the key now. Changes nothing and promises nothing."""
+    def inspect(self, key: str | Sequence[str]) -> Inspection:
+        """Tell who holds the key now, or one of several. Changes and promises nothing.
+
+        Where it names no majority holder, no key has one.
+        """
+        key = key if isinstance(key, str) else key_of(key)
         ballot = self.nodes.ask(
-            INSPECT, (self.keys.lock(key),), done_when=all_answered
+            INSPECT, self.keys.locks(key), done_when=all_answered
         ).ballot
-        token, votes = ballot.top_taker
+        _, votes = ballot.top_taker
         held = votes >= ballot.quorum
         return Inspection(
             key=key,
             holder=Holder.parse(ballot.holder_value()) if held else None,
             votes=votes,
-            ttl_left=ttl_left(ballot, token) if held else 0.0,
+            ttl_left=ttl_left(ballot) if held else 0.0,
             ballot=ballot,
         )
+
+    def permits_in_use(self, limits: Limits) -> list[Occupancy] | None:
+        """Tell which permits have a holder now. Changes and promises nothing.
+
+        Returns:
+            The occupancy of each limit; None where no majority answered.
+        """
+        request = self.nodes.ask(
+            INSPECT_PERMITS,
+            [self.keys.meta],
+            words_of(limits, self.keys),
+            done_when=majority_answered,
+        )
+        return occupancies(limits, request.replies, self.quorum)
 
     def confirm(self, lease: Lease) -> None:
         """Ask the nodes whether the lease is still the holder; raise if not.
@@ -403,7 +629,7 @@ class Redlock:
             QuorumUnreachable: Too few nodes answered to tell.
         """
         ballot = self.inspect(lease.key).ballot
-        ours = ballot.votes_for(lease.token)
+        ours = ballot.votes_for(lease.token, len(lease.keys))
         if ours >= self.quorum:
             return
         if ours + len(self.labels) - ballot.answered >= self.quorum:
@@ -422,18 +648,24 @@ class Redlock:
         A node that must go into quarantine goes now and not with the first task.
         """
         base = new_base()
-        key, token = f"check:{base}", new_token(base)
-        request = self.acquire_request(
-            key,
-            ttl=self.timing.ttl,
-            token=token,
-            holder_info="",
-            done_when=all_answered,
-        )
-        self.transport.ask(request)
-        self._send_release(key, token, since=0.0)
-        self.guard.recover(request.ballot)
-        return NodesReport(request.ballot)
+        key = f"check:{base}"
+        while True:
+            token = new_token(base)
+            request = self.acquire_request(
+                key,
+                ttl=self.timing.ttl,
+                token=token,
+                holder_info="",
+                done_when=all_answered,
+            )
+            self.transport.ask(request)
+            self._send_release(key, token, since=0.0)
+            if not self.guard.recover(request.ballot):
+                return NodesReport(request.ballot)
+
+    def carry_out(self, steps: Steps[T]) -> T:
+        """Carry steps out in this thread or greenlet, and return the result."""
+        return run(steps, self.transport, self.clock)
 
     # -- life cycle ----------------------------------------------------------------
 
@@ -454,3 +686,36 @@ class Redlock:
 
     def __repr__(self) -> str:
         return f"<Redlock {', '.join(self.labels)}>"
+
+
+def _kept(ttl: float, limit: Limit) -> float:
+    """Return the seconds for which nodes keep a permit that was just granted.
+
+    One for a start outlasts the period, which begins with the start. That is at most
+    `START_WITHIN` after the ttl of the grant.
+    """
+    if not limit.period:
+        return ttl
+    longest = ttl + START_WITHIN + limit.period
+    return longest + drift_of(longest)
+
+
+def run(steps: Steps[T], transport: Transport, clock: Clock) -> T:
+    """Carry the steps out in this thread or greenlet, and return the result."""
+    result: Any = None
+    try:
+        while True:
+            step = steps.send(result)
+            result = None
+            if isinstance(step, Ask):
+                transport.ask(step.request)
+            elif isinstance(step, Sleep):
+                clock.sleep(step.seconds)
+            elif isinstance(step, Listen):
+                step.waiter.listen(step.seconds)
+            else:
+                result = step.function()
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()

@@ -19,20 +19,38 @@ listened to, waiters look more often instead.
 
 The wall clocks of the waiters decide about their order. That is fairness and no
 guarantee: a client that does not wait, or tries at the same moment, can be faster.
+
+Of several permits some are nearly always on their way from one holder to the next. So a
+waiter that finds a permit free, and was not woken for it, first waits for a moment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.failure import ends_in
-from celery_redlock.core.scripts import JOIN_WAIT_QUEUE, LEAVE_WAIT_QUEUE
+from celery_redlock.core.permits import (
+    lock_name,
+    occupancies,
+    tellers,
+    words_of,
+)
+from celery_redlock.core.scripts import (
+    JOIN_PERMIT_QUEUE,
+    JOIN_WAIT_QUEUE,
+    LEAVE_WAIT_QUEUE,
+)
+from celery_redlock.core.steps import Ask, Listen
+from celery_redlock.core.transport.requests import majority_answered
 
 if TYPE_CHECKING:
     from celery_redlock.core.keys import Keys
+    from celery_redlock.core.permits import Choice
+    from celery_redlock.core.steps import Steps
     from celery_redlock.core.transport.pubsub import WakeupListener
-    from celery_redlock.core.transport.requests import Nodes
+    from celery_redlock.core.transport.requests import Nodes, ScriptRequest
 
 __all__ = ["WaitQueue"]
 
@@ -54,12 +72,31 @@ class WaitQueue:
         nodes: The nodes of the deployment.
         keys: The names of the keys on the nodes.
         listener: Hears when a node wakes the waiter.
+        choice: The permits that it tries for, if keys have limits. It then waits in
+            the queue of each key, and each release of a permit wakes one waiter.
     """
 
     def __init__(
-        self, key: str, nodes: Nodes, keys: Keys, listener: WakeupListener
+        self,
+        key: str,
+        nodes: Nodes,
+        keys: Keys,
+        listener: WakeupListener,
+        choice: Choice | None = None,
     ) -> None:
-        self._keys = (keys.lock(key), keys.wait_queue(key))
+        self._choice = choice
+        if choice is None:
+            self._keys = (*keys.locks(key), *keys.wait_queues(key))
+        else:
+            # In place of the locks are names that no permit has: who leaves the queue
+            # without a permit always wakes the next one.
+            limits = choice.limits
+            self._limits = words_of(limits, keys)
+            self._queues = [keys.wait_queue(limit.key) for limit in limits]
+            self._keys = (
+                *(lock_name(one, one.name(0), keys) for one in limits),
+                *self._queues,
+            )
         self._nodes = nodes
         self._clock = nodes.clock
         self._listener = listener
@@ -67,16 +104,16 @@ class WaitQueue:
         self._rank = round(self._clock.wall() * _US)
         self._waiter = listener.add_waiter()
 
-    def pause(self, until: float) -> None:
-        """Return when the lock seems worth another try, or at this instant."""
+    def pause(self, until: float) -> Steps[None]:
+        """Wait until the lock seems worth another try, or until this instant."""
         while self._clock.monotonic() < until:
             self._waiter.reset()
-            look_at = self._look()
+            look_at = yield from self._look()
             if look_at is None:
-                self._slow_down(until)
+                yield from self._slow_down(until)
                 return
             self._free_looks = 0
-            if self._listen(min(look_at, until)):
+            if (yield from self._listen(min(look_at, until))):
                 return
 
     def end(self, *, acquired: bool) -> None:
@@ -92,32 +129,62 @@ class WaitQueue:
             free_in_ms = max(0, round(free_in * _MS))
         self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [self._waiter.name, free_in_ms])
 
-    def _look(self) -> float | None:
+    def _look(self) -> Steps[float | None]:
         """Join the queue. Return when to look again; None when the lock is free."""
-        args = [self._waiter.name, self._rank, _QUEUE_TTL_MS]
-        ballot = self._nodes.ask(JOIN_WAIT_QUEUE, self._keys, args).ballot
-        token, votes = ballot.top_taker
-        if votes < ballot.quorum:
+        args: list[Any] = [self._waiter.name, self._rank, _QUEUE_TTL_MS]
+        if self._choice is None:
+            request = self._nodes.request(JOIN_WAIT_QUEUE, self._keys, args)
+        else:
+            args += self._limits
+            request = self._nodes.request(
+                JOIN_PERMIT_QUEUE, self._queues, args, done_when=majority_answered
+            )
+        yield Ask(request)
+        left = self._free_in(request)
+        if left is None:
             return None
-        every = _DEAF_LOOK_EVERY
-        if self._listener.listening >= ballot.quorum:
-            every = max(_LEAST_LOOK_EVERY, _LOOK_EVERY * len(ballot.labels))
+        every, nodes = _DEAF_LOOK_EVERY, len(self._nodes.labels)
+        if self._listener.listening >= self._nodes.quorum:
+            every = max(_LEAST_LOOK_EVERY, _LOOK_EVERY * nodes)
         pause = jittered(every, 0.75, 1.25)
-        left = ends_in(ballot, token)  # in this very millisecond, perhaps
         pause = min(pause, left + jittered(_AFTER_END, 0.02))
         return self._clock.monotonic() + pause
 
-    def _slow_down(self, until: float) -> None:
+    def _free_in(self, request: ScriptRequest) -> float | None:
+        """Return in how many seconds the lock ends by itself; None if it is free."""
+        ballot = request.ballot
+        if self._choice is None:
+            is_held = ballot.top_taker[1] >= ballot.quorum
+            # It may end in this very millisecond.
+            return ends_in(ballot) if is_held else None
+        found = occupancies(self._choice.limits, request.replies, ballot.quorum)
+        frees = [
+            one.due()[0] if one.limit.period else self._first_end(place, request)
+            for place, one in enumerate(found or ())
+            if one.is_full
+        ]
+        return max(frees, default=None)
+
+    @staticmethod
+    def _first_end(place: int, request: ScriptRequest) -> float:
+        """Return in how many seconds a majority has a permit that ended by itself."""
+        told = [reply[2 + place] for reply in tellers(request.replies)]
+        ends = sorted(math.inf if ttl_ms < 0 else ttl_ms for ttl_ms in told)
+        return float(ends[request.ballot.quorum - 1]) / _MS
+
+    def _slow_down(self, until: float) -> Steps[None]:
         """Pause when looks say "free" and tries say "held", time after time.
 
-        Nodes may refuse to answer a look: no memory, no permission.
+        Nodes may refuse to answer a look: no memory, no permission. A permit that is
+        free mostly belongs to the waiter that was woken for it: if all others tried
+        for it, too, each run would cost many tries without success.
         """
         self._free_looks += 1
-        if self._free_looks > _FREE_LOOKS_AT_ONCE:
+        if self._choice is not None or self._free_looks > _FREE_LOOKS_AT_ONCE:
             pause = jittered(doubled(_GRACE, self._free_looks, _LONGEST_GRACE))
-            self._listen(min(until, self._clock.monotonic() + pause))
+            yield from self._listen(min(until, self._clock.monotonic() + pause))
 
-    def _listen(self, until: float) -> bool:
+    def _listen(self, until: float) -> Steps[bool]:
         """Listen until then, or until there is a reason to look.
 
         Returns:
@@ -136,4 +203,4 @@ class WaitQueue:
                 until = min(until, now + jittered(_GRACE))
             if now >= until:
                 return False
-            waiter.listen(until - now)
+            yield Listen(waiter, until - now)

@@ -45,8 +45,8 @@ def redis_servers() -> list[str]:
         path = shutil.which(named)
         if path is None:
             raise ConfigurationError(
-                f"REDLOCK_REDIS_SERVER is {named!r}, which is no program that can be "
-                "run. No server was started. Correct the variable or unset it."
+                f"REDLOCK_REDIS_SERVER is {named!r}, which is not a program that can "
+                "be run. No server was started. Correct the variable or unset it."
             )
         return [path]
     candidates = ["redis-server", "valkey-server"]

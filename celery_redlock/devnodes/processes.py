@@ -116,7 +116,15 @@ class Process:
 
         Raises:
             OSError: There is no such program.
+            RedlockError: This is Windows, which cannot pause programs or end them
+                with their children.
         """
+        if sys.platform == "win32":
+            raise RedlockError(
+                f"{self!r} was not started: it needs signals and process groups, which "
+                "Windows does not have. Start it in WSL, in a container or on another "
+                "machine."
+            )
         if self.is_running:
             return
         command = list(self.command)
@@ -162,19 +170,19 @@ class Process:
 
     def pause(self) -> None:
         """Stop the process and its children (SIGSTOP); return when it is stopped."""
-        self._signal_group(signal.SIGSTOP)
+        self._signal_group("SIGSTOP")
         if sys.platform == "linux" and self.is_running:
             flags = os.WSTOPPED | os.WEXITED | os.WNOWAIT
             os.waitid(os.P_PID, self.pid, flags)
 
     def resume(self) -> None:
         """Let the process and its children go on (SIGCONT)."""
-        self._signal_group(signal.SIGCONT)
+        self._signal_group("SIGCONT")
 
     def kill(self) -> None:
         """End the process and its children at once (SIGKILL), paused or not."""
         if self._process is not None:
-            self._signal_group(signal.SIGKILL)
+            self._signal_group("SIGKILL")
             self._process.wait()
 
     def has_ended(self) -> bool:
@@ -198,20 +206,22 @@ class Process:
             raise RedlockError(f"{self!r} was never started. Start it first.")
         return self._process
 
-    def _signal_group(self, number: int) -> None:
-        if os.getpid() != self._owner:  # a fork does not own the process
-            return
+    def _signal_group(self, name: str) -> None:
+        if sys.platform == "win32" or os.getpid() != self._owner:
+            return  # nothing was started, or a fork does not own the process
         if self.returncode is not None and _exists(self.pid):  # the id was reused
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, getattr(signal, name))
 
     def _group_exists(self) -> bool:
         """Tell whether a process of the group is left. Call it after the leader's end.
 
         Orphans of the group become children of this process if it is a subreaper.
         """
-        if self._process is None or _exists(self.pid):  # the id was reused
+        if sys.platform == "win32" or self._process is None:
+            return False
+        if _exists(self.pid):  # the id was reused
             return False
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-self.pid, os.WNOHANG)[0]:

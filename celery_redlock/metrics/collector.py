@@ -1,12 +1,14 @@
-"""Gauges of the nodes and of beat's leadership, read from the nodes at each scrape.
+"""Gauges of the nodes, of permits and of beat's leadership, read at each scrape.
 
 A scrape asks the nodes and not the memory of this process, so the gauges are right also
-in an idle process. The gauges of the leadership exist once a candidate was seen.
+in an idle process. The gauges of the leadership exist once a candidate was seen, and
+those of permits if tasks of the app have limits.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,14 @@ from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.operations.inspect import NodeState, node_status
+from celery_redlock.operations.scan import inspect_limits, scan
+from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.options.call_key import LimitedKey
 
 __all__ = ["StateCollector"]
 
@@ -36,6 +41,22 @@ _GAUGES = {  # name: (help text, labels)
     "node_quarantine_seconds": (
         "Seconds until the node may vote again after a restart.",
         "node",
+    ),
+    "permits_in_use": (
+        "Permits of keys of this template that calls hold at once.",
+        "key",
+    ),
+    "permits_free": (
+        "Free permits of the keys of this template that have a holder.",
+        "key",
+    ),
+    "starts_taken": (
+        "Starts of keys of this template that count in their period now.",
+        "key",
+    ),
+    "starts_free": (
+        "Starts that are possible now, of the keys of this template that had one.",
+        "key",
     ),
     "leaders": ("1 if a majority of the nodes names a leader of beat.", "election"),
     "standbys": ("Number of beats that stand by.", "election"),
@@ -69,6 +90,7 @@ class StateCollector:
             log.error("The nodes cannot be asked: %s", error)  # noqa: TRY400  (it says all)
             return
         yield from _nodes(redlock)
+        yield from self._permits(redlock)
         yield from self._leadership(redlock)
 
     def close(self) -> None:
@@ -90,6 +112,35 @@ class StateCollector:
             restart_guard=guard.enabled,
         )
 
+    def _permits(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges of the limits that the tasks of the app have."""
+        keys = _limited_keys(self._app)
+        labels = {limit.key: one.label for one in keys for limit in one.limits}
+        fixed = tuple(limit for one in keys for limit in one.limits)
+        in_use = inspect_limits(redlock, fixed) if fixed else []
+        if in_use is None:
+            return  # it is not known which permits have a holder
+        found = [(labels[one.limit.key], one) for one in in_use]
+        if others := [one for one in keys if not one.limits]:
+            seen = scan(redlock)
+            if not seen.has_quorum:
+                return
+            others.sort(key=lambda one: one.literals, reverse=True)
+            for one in seen.limits:
+                of = [o.label for o in others if o.pattern.fullmatch(one.limit.key)]
+                if of and one.limit.key not in labels:
+                    found.append((of[0], one))
+        counts: dict[str, Counter[str]] = {}
+        for label, one in found:
+            starts = bool(one.limit.period)
+            taken = "starts_taken" if starts else "permits_in_use"
+            free = "starts_free" if starts else "permits_free"
+            left = max(0, one.limit.most - one.in_use)
+            for name, number in ((taken, one.in_use), (free, left)):
+                counts.setdefault(name, Counter())[label] += number
+        for name, values in counts.items():
+            yield _gauge(name, values)
+
     def _leadership(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
         found = leadership_of(redlock, election_key(self._app))
         if found.ballot.answered < found.ballot.quorum:
@@ -98,6 +149,13 @@ class StateCollector:
         if self._has_candidates:
             yield _gauge("leaders", {found.key: found.leader is not None})
             yield _gauge("standbys", {found.key: len(found.standbys)})
+
+
+def _limited_keys(app: Any) -> list[LimitedKey]:
+    """Return the templates of the tasks of this app that have limits."""
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
+    found = {key.label: key for task in tasks for key in task.key_rule.limited_keys()}
+    return list(found.values())
 
 
 def _nodes(redlock: Redlock) -> Iterator[GaugeMetricFamily]:

@@ -30,6 +30,7 @@ __all__ = ["Instruments", "instruments_in"]
 
 _LATE_AT = 1 / 2  # of the ttl
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_BACKLOGS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400, 86_400)
 _HOLDS = (0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
 _LATENESSES = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30)
 _LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -68,6 +69,13 @@ class Instruments:
         )
         self._hold = histogram(
             "hold", "Seconds from the grant to the release.", "task", buckets=_HOLDS
+        )
+        self._backlog = histogram(
+            "backlog",
+            "Seconds from the first refusal of a call to its grant, of calls that came "
+            "back from a backlog.",
+            "task",
+            buckets=_BACKLOGS,
         )
         self._conflicts = counter(
             "conflicts",
@@ -118,10 +126,14 @@ class Instruments:
 
     # -- receivers -----------------------------------------------------------
 
-    def on_acquired(self, sender: Any, waited: float, **_: Any) -> None:
-        """Observe the wait of a call that got its lock."""
+    def on_acquired(
+        self, sender: Any, waited: float, in_backlog: float | None = None, **_: Any
+    ) -> None:
+        """Observe the wait of a call that got its lock, and its time in a backlog."""
         with _lock:
             self._wait.labels(sender.name, "granted").observe(waited)
+            if in_backlog is not None:
+                self._backlog.labels(sender.name).observe(in_backlog)
 
     def on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
         """Observe the time for which a lock was held."""

@@ -5,8 +5,17 @@ blocking client of ``core.transport.client``. Nothing here prints or asks: ``cli
 the Django admin do that.
 
 Read in this order: ``scan`` (what the nodes store), ``force_release`` (release it),
+``kill_holder`` (end the process of its holder),
 ``inspect`` (which nodes vote, and in which state they are), ``acl`` (which permissions
 our user needs), ``doctor`` (judge all that), ``reconfigure`` (change the nodes).
 """
 
-__all__ = ["acl", "doctor", "force_release", "inspect", "reconfigure", "scan"]
+__all__ = [
+    "acl",
+    "doctor",
+    "force_release",
+    "inspect",
+    "kill_holder",
+    "reconfigure",
+    "scan",
+]

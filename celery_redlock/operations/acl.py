@@ -11,14 +11,14 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.scripts import ALL_SCRIPTS, INSPECT
-from celery_redlock.core.transport.resp import ErrorReply
+from celery_redlock.core.transport.resp import ErrorReply, unknown_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_redlock.core.transport.client import NodeClient
 
-__all__ = ["COMMANDS", "OUR_KEYS", "acl_rules", "denied_command", "denied_permissions"]
+__all__ = ["COMMANDS", "OUR_KEYS", "acl_rules", "denied_command", "try_commands"]
 
 _CALLED_BY_SCRIPTS = {
     verb.lower()
@@ -37,6 +37,8 @@ OUR_KEYS = "~"
 """Listed among denied commands: the keys under our prefix."""
 
 _MS = 1000
+# Until Redis 7.0, and since 7.2.
+_NO_KEYS = re.compile(r"o permissions to access (one of the keys|a key)")
 
 
 def acl_rules(prefix: str, *, select: bool = False) -> str:
@@ -58,11 +60,16 @@ def denied_command(error: str) -> str:
     return found[1] if found else ""
 
 
-def denied_permissions(client: NodeClient, prefix: str) -> tuple[str, ...]:
-    """Return which of ``COMMANDS`` and ``OUR_KEYS`` the node denies, by trying each.
+def try_commands(
+    client: NodeClient, prefix: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Try each of ``COMMANDS`` and ``OUR_KEYS``.
 
     The trials use one key of their own, which expires after a second. The last trial
     subscribes to a channel: do not use the connection afterwards.
+
+    Returns:
+        Those that the node denies, and the commands that it does not know.
     """
     unique = secrets.token_hex(8)
     key, channel = f"{prefix}:doctor:{unique}", f"{prefix}:wake:doctor:{unique}"
@@ -74,6 +81,7 @@ def denied_permissions(client: NodeClient, prefix: str) -> tuple[str, ...]:
         "hmget": ("HMGET", key, "field"),
         "hset": ("HSET", key, "field", "value"),
         "get": ("GET", key),
+        "mget": ("MGET", key),
         "pttl": ("PTTL", key),
         "pexpire": ("PEXPIRE", key, _MS),
         "del": ("DEL", key),
@@ -84,8 +92,14 @@ def denied_permissions(client: NodeClient, prefix: str) -> tuple[str, ...]:
         "scan": ("SCAN", 0, "COUNT", 1),
         "time": ("TIME",),
         "zadd": ("ZADD", key, 0, "member"),
+        "zcard": ("ZCARD", key),
+        "zrangebyscore": ("ZRANGEBYSCORE", key, 0, 0),
         "zpopmin": ("ZPOPMIN", key),
+        "zrank": ("ZRANK", key, "member"),
         "zrem": ("ZREM", key, "member"),
+        "zremrangebyscore": ("ZREMRANGEBYSCORE", key, 0, 0),
+        "zrevrange": ("ZREVRANGE", key, 0, 0),
+        "zscore": ("ZSCORE", key, "member"),
         "publish": ("PUBLISH", channel, ""),
         # Last: a connection that has subscribed accepts no other commands.
         "subscribe": ("SUBSCRIBE", channel),
@@ -94,13 +108,20 @@ def denied_permissions(client: NodeClient, prefix: str) -> tuple[str, ...]:
     if isinstance(stored, ErrorReply):
         del trials["hset"], trials["zadd"]  # would create a key without ttl
     answers = [str(reply) for reply in (stored, *client.ask(*trials.values()))]
-    foreign = any("no permissions to access one of the keys" in a for a in answers)
+    foreign = any(_NO_KEYS.search(answer) for answer in answers)
+    tried = list(zip(("set", *trials), answers, strict=True))
     denied = [
         name
-        for name, answer in zip(("set", *trials), answers, strict=True)
-        if denied_command(answer) or (_denies_channel(answer) and not foreign)
+        for name, answer in tried
+        if _names(answer, name) or (_denies_channel(answer) and not foreign)
     ]
-    return (*sorted(denied), *((OUR_KEYS,) if foreign else ()))
+    unknown = sorted(name for name, answer in tried if unknown_command(answer))
+    return (*sorted(denied), *((OUR_KEYS,) if foreign else ())), tuple(unknown)
+
+
+def _names(error: str, command: str) -> bool:
+    """Tell whether this command is denied, and not one that its script calls."""
+    return denied_command(error).partition("|")[0] == command.partition("|")[0]
 
 
 def _denies_channel(error: str) -> bool:

@@ -3,9 +3,10 @@
 Only what the operator was shown is released: each node compares the value before it
 deletes the key. A client that has acquired the lock meanwhile keeps it.
 
-The release does not stop a live holder. The holder notices at its next renewal: if
-another client has the lock by then, its lease is lost; if the lock is free, the holder
-takes it again.
+The release does not stop a live holder at once. The holder learns of it at its next
+renewal, and has lost its lock then. Until that moment, two can run.
+
+Each release is recorded on all nodes that it reaches: ``core.records.forced_releases``.
 
 A claim ends when its job begins, is revoked, or expires. A job that was deleted from
 its queue does none of these, so its claim lasts for ``claim_ttl`` unless it is released
@@ -14,11 +15,17 @@ here.
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.forced_release import ForcedRelease
 from celery_redlock.core.lease import TOKEN_LENGTH, Holder
 from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.scripts import GRANTED, RELEASE, RELEASE_CLAIM
+from celery_redlock.core.records.forced_releases import force_release_words
+from celery_redlock.core.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
 from celery_redlock.core.transport.client import BATCH, each_node
 
 if TYPE_CHECKING:
@@ -29,7 +36,50 @@ if TYPE_CHECKING:
     from celery_redlock.core.transport.client import NodeClient, PerNode
     from celery_redlock.operations.scan import Scan
 
-__all__ = ["is_ours", "release_found", "release_lock", "values_on"]
+__all__ = ["Operator", "is_ours", "release_found", "release_lock", "values_on"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The operator of a release, for its record.
+
+    Attributes:
+        who: The name of a user.
+        tool: The program: a command, or the Django admin.
+        reason: Why the lock is released; ``""`` if the operator does not say.
+        host: The machine on which the operator works.
+        killed: Whether the holder was killed before.
+    """
+
+    who: str
+    tool: str
+    reason: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    killed: bool = False
+
+    @classmethod
+    def here(cls, tool: str, reason: str = "", *, killed: bool = False) -> Operator:
+        """Return the user of the system who runs this process."""
+        try:
+            who = getpass.getuser()
+        except (KeyError, OSError, ImportError):  # no entry in /etc/passwd, or Windows
+            who = f"uid {os.getuid()}" if hasattr(os, "getuid") else ""
+        sudo = os.environ.get("SUDO_USER", "")
+        who = f"{sudo} (sudo)" if sudo and sudo != who else who
+        return cls(who, tool, reason, killed=killed)
+
+    def release(self, key: str, holder: str, *, at: float) -> ForcedRelease:
+        """Return the record of a release."""
+        return ForcedRelease(
+            key=key,
+            holder=holder,
+            who=self.who,
+            host=self.host,
+            tool=self.tool,
+            reason=self.reason,
+            at=at,
+            killed=self.killed,
+        )
 
 
 def values_on(ballot: Ballot) -> dict[str, list[str]]:
@@ -58,21 +108,38 @@ def is_ours(value: str) -> bool:
     return len(token) == TOKEN_LENGTH and "." in token
 
 
-def release_lock(redlock: Redlock, key: str, values: Iterable[str]) -> PerNode[bool]:
-    """Delete a lock on every node that has one of these values for it.
+def release_lock(
+    redlock: Redlock, key: str, values: Iterable[str], by: Operator
+) -> PerNode[bool]:
+    """Delete a lock on every node that has one of these values for it; record that.
 
+    All keys that were taken together with this one are released, but no permit for a
+    start: that ends by itself, or is released by its own name.
     Waits for a node for ``connect_timeout`` at most.
+
+    Args:
+        redlock: The lock service.
+        key: The name of the lock.
+        values: What the operator was shown; see `values_on`.
+        by: The operator.
 
     Returns:
         Whether each node had one of the values. An unseen node keeps the lock until its
         ttl has ended.
     """
-    proofs = [Holder.parse(v).token if is_ours(v) else v for v in values]
-    lock = redlock.keys.lock(key)
-    calls = [("EVAL", RELEASE.source, 1, lock, proof, 0) for proof in proofs if proof]
+    calls = []
+    for value in filter(None, values):
+        # A value of another program has no holder that could look for the record.
+        holder = Holder.parse(value) if is_ours(value) else None
+        whole = holder.whole_key(key) if holder else key
+        proof = holder.token if holder else value
+        shown = str(holder or "another program")
+        record = by.release(whole, shown, at=redlock.clock.wall())
+        names, args = force_release_words(redlock.keys, whole, holder, proof, record)
+        calls.append(("EVAL", FORCE_RELEASE.source, len(names), *names, *args))
     return each_node(
         redlock.addresses,
-        lambda client: 1 in client.ask(*calls),
+        lambda client: [GRANTED, 0] in client.ask(*calls),
         timeout=redlock.timing.connect_timeout,
     )
 

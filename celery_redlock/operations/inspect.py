@@ -1,34 +1,51 @@
 """Inspects nodes: whether they vote, and their clocks, settings and permissions.
 
+Also tells whether a lock is held. That is certain where a majority of the nodes names
+one holder. That a lock is *not* held takes nodes that can tell: a node that is silent,
+may have forgotten locks or belongs to another deployment could have the missing votes.
+
 Nothing is judged here (``doctor`` does that), and nothing on a node changes.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.failure import ends_in
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.transport.client import each_node
-from celery_redlock.operations.acl import denied_command, denied_permissions
+from celery_redlock.core.transport.resp import DOES_NOT_KNOW
+from celery_redlock.core.view import CLOSED, JOINED, View, refusal
+from celery_redlock.operations.acl import denied_command, try_commands
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from celery_redlock.core.clock import Clock
+    from celery_redlock.core.lease import Inspection
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.restart_guard import RestartGuard
     from celery_redlock.core.transport.client import NodeClient
 
 __all__ = [
     "ClockSample",
+    "LockStatus",
     "NodeReport",
     "NodeState",
     "NodeStatus",
     "inspect_nodes",
+    "is_held",
+    "lock_status",
     "node_status",
+    "other_settings",
+    "present_view",
+    "silent",
+    "status_of",
 ]
 
 _SAMPLE = 500  # keys
@@ -41,7 +58,7 @@ class NodeState(enum.Enum):
 
     VOTES = "votes"
     QUARANTINED = "in quarantine"
-    UNSYNCED = "recovers its fences"
+    UNSYNCED = "waits for other nodes to confirm it"
     NEW = "new or restarted"
     CLOSED = "closed for a reconfiguration"
     OTHER_CONFIG = "set up differently"
@@ -56,10 +73,11 @@ class NodeStatus:
     Attributes:
         label: The node's name.
         state: Whether it votes.
-        reason: Why it is silent or unfit, or its configuration if that differs. Reads
-            on after the node's name.
+        reason: Why it is silent or unfit, or its view if that differs. Reads on after
+            the node's name.
         wait: Seconds until its quarantine ends.
         info: The reply to INFO, by name.
+        view: The view that it has, if it has our settings.
     """
 
     label: str
@@ -67,11 +85,61 @@ class NodeStatus:
     reason: str = ""
     wait: float = 0.0
     info: Mapping[str, str] = field(default_factory=dict)
+    view: str = ""
 
     @property
     def run_id(self) -> str:
         """The random name of the server process."""
         return self.info.get("run_id", "")
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether a lock that the node does not have is not held by its vote."""
+        return self.state in (NodeState.VOTES, NodeState.UNSYNCED)
+
+    @property
+    def doubt(self) -> str:
+        """Why the node cannot tell what is held; reads on after its name; or ``""``."""
+        if self.can_tell:
+            return ""
+        return {
+            NodeState.QUARANTINED: f"is in quarantine for {math.ceil(self.wait)} s: it "
+            "may have forgotten locks",
+            NodeState.NEW: "is new or restarted: it may have forgotten locks",
+            NodeState.CLOSED: "is closed for a reconfiguration",
+            NodeState.OTHER_CONFIG: "is set up differently",
+        }.get(self.state, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class LockStatus:
+    """A lock, and the nodes that were asked about it.
+
+    Attributes:
+        seen: The holder, and the answer of each node.
+        nodes: The status of each node.
+    """
+
+    seen: Inspection
+    nodes: list[NodeStatus]
+
+    @property
+    def is_held(self) -> bool | None:
+        """Whether the lock is held; None if that cannot be told."""
+        ballot = self.seen.ballot
+        token, votes = ballot.top_taker
+        unsure = 0
+        for vote, node in zip(ballot.votes, self.nodes, strict=True):
+            answered = vote and vote.kind in (VoteKind.TAKEN, VoteKind.FREE)
+            names_it = vote and vote.kind is VoteKind.TAKEN and vote.token == token
+            unsure += not names_it and not (answered and node.can_tell)
+        return is_held(votes, unsure, ballot.quorum)
+
+    @property
+    def ttl_left(self) -> float:
+        """Seconds until the lock expires on a majority; infinity: never; 0: unheld."""
+        ballot = self.seen.ballot
+        return ends_in(ballot) if self.seen.holder else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +151,15 @@ class ClockSample:
         ahead: Seconds by which the node's wall clock is ahead of ours.
         drift: Seconds per second by which it runs faster than our monotonic clock. Only
             the part that network latency cannot explain.
+        watched: Seconds for which it was watched, by our monotonic clock.
+        moved: Seconds by which it moved in that time.
     """
 
     latencies: tuple[float, ...] = ()
     ahead: float = 0.0
     drift: float = 0.0
+    watched: float = 0.0
+    moved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +170,7 @@ class NodeReport:
         status: Whether it votes.
         clock: Its clock.
         denied: Which of ``acl.COMMANDS`` and ``acl.OUR_KEYS`` it denies us.
+        unknown: Which of ``acl.COMMANDS`` it does not know.
         foreign_keys: Names of some keys outside of our prefix.
         holders: Some of the holders of locks on it.
         saves: When it writes snapshots, as in redis.conf; ``""`` if never or unknown.
@@ -107,6 +180,7 @@ class NodeReport:
     status: NodeStatus
     clock: ClockSample = ClockSample()
     denied: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     foreign_keys: tuple[str, ...] = ()
     holders: tuple[Holder, ...] = ()
     saves: str = ""
@@ -117,18 +191,68 @@ class NodeReport:
         """The node's name."""
         return self.status.label
 
+    @property
+    def lacks_commands(self) -> bool:
+        """Whether it denies us a command or our keys, or does not know a command."""
+        return bool(self.denied or self.unknown)
+
+
+def is_held(votes: int, unsure: int, quorum: int) -> bool | None:
+    """Tell whether a holder holds the lock; None if that cannot be told.
+
+    Args:
+        votes: How many nodes name the holder.
+        unsure: How many of the others cannot tell.
+        quorum: How many nodes are a majority.
+    """
+    if votes >= quorum:
+        return True
+    return None if votes + unsure >= quorum else False
+
+
+def lock_status(redlock: Redlock, key: str) -> LockStatus:
+    """Ask the nodes who holds the key, and whether each node can tell."""
+    return LockStatus(redlock.inspect(key), node_status(redlock))
+
+
+def other_settings(redlock: Redlock, nodes: Sequence[NodeStatus]) -> str:
+    """Say how the settings of nodes differ from ours, and the remedy; or ``""``."""
+    states = (NodeState.OTHER_CONFIG, NodeState.CLOSED)
+    theirs = sorted({node.reason for node in nodes if node.state in states})
+    ours = present_view(nodes) or redlock.guard.config
+    told = [refusal(config, ours) for config in theirs]
+    if not told:
+        return ""
+    differences = "; some nodes ".join(difference for difference, _ in told)
+    return f"The nodes {differences}. {told[0][1]}."
+
 
 def node_status(redlock: Redlock) -> list[NodeStatus]:
     """Return the present status of each node."""
     nodes = each_node(
         redlock.addresses,
-        lambda client: _status(client, redlock.guard),
+        lambda client: status_of(client, redlock.guard),
         timeout=redlock.timing.connect_timeout,
     )
-    return [
-        nodes.results.get(label) or _silent(label, nodes.unseen[label])
+    statuses = [
+        nodes.results.get(label) or silent(label, nodes.unseen[label])
         for label in redlock.labels
     ]
+    present = present_view(statuses)
+    return [_beside(status, present) for status in statuses]
+
+
+def present_view(statuses: Iterable[NodeStatus]) -> str:
+    """Return the view in which most of the nodes vote; "" if none votes."""
+    views = [it.view for it in statuses if it.state is NodeState.VOTES]
+    return max(sorted(set(views)), key=views.count, default="")
+
+
+def _beside(status: NodeStatus, present: str) -> NodeStatus:
+    """Judge a node that votes beside the others: its view may be another one."""
+    if status.state is NodeState.VOTES and status.view != present:
+        return replace(status, state=NodeState.OTHER_CONFIG, reason=status.view)
+    return status
 
 
 def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
@@ -142,35 +266,44 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
 
     def visit(client: NodeClient) -> NodeReport:
         foreign_keys, holders = _sample(client, redlock)
-        return NodeReport(
-            status=_status(client, redlock.guard),
+        report = NodeReport(
+            status=status_of(client, redlock.guard),
             clock=_watch_clock(client, redlock.clock, span),
             foreign_keys=foreign_keys,
             holders=holders,
             saves=_saves(client),
             database=client.database,
-            denied=denied_permissions(client, redlock.keys.prefix),  # must be last
         )
+        denied, unknown = try_commands(client, redlock.keys.prefix)  # must be last
+        return replace(report, denied=denied, unknown=unknown)
 
     timeout = redlock.timing.connect_timeout
     nodes = each_node(redlock.addresses, visit, timeout=timeout)
-    return [
+    reports = [
         nodes.results.get(label) or _unreachable(label, nodes.unseen[label])
         for label in redlock.labels
     ]
+    present = present_view(report.status for report in reports)
+    return [replace(it, status=_beside(it.status, present)) for it in reports]
 
 
-def _silent(label: str, reason: str) -> NodeStatus:
+def silent(label: str, reason: str) -> NodeStatus:
+    """Return the status of a node that could not be reached or read."""
     return NodeStatus(label, NodeState.SILENT, reason)
 
 
 def _unreachable(label: str, reason: str) -> NodeReport:
-    denied = denied_command(reason)
-    return NodeReport(_silent(label, reason), denied=(denied,) if denied else ())
+    _, _, unknown = reason.partition(DOES_NOT_KNOW)
+    return NodeReport(
+        silent(label, reason),
+        denied=(denied,) if (denied := denied_command(reason)) else (),
+        unknown=(unknown.lower(),) if unknown else (),
+    )
 
 
-def _status(client: NodeClient, guard: RestartGuard) -> NodeStatus:
-    fields = ("config", "run_id", "incarnation", "synced", "quarantine_until")
+def status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
+    """Return the present status of the node at the other end of this connection."""
+    fields = ("config", "run_id", "votes", "quarantine_until")
     info_text, meta, time = client.ask(
         ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
     )
@@ -185,7 +318,13 @@ def _status(client: NodeClient, guard: RestartGuard) -> NodeStatus:
         now = int(time[0]) + int(time[1]) / _US
         left = max(0.0, float(known["quarantine_until"]) / _MS - now)
     state, reason = _state(client, guard, info, known, left)
-    return NodeStatus(client.label, state, reason, left, info)
+    view = known.get("config", "") if _has_our_settings(guard, known) else ""
+    return NodeStatus(client.label, state, reason, left, info, view)
+
+
+def _has_our_settings(guard: RestartGuard, meta: Mapping[str, str]) -> bool:
+    view = View.parse(meta.get("config", ""))
+    return view is not None and view.configuration == guard.configuration
 
 
 def _state(
@@ -198,15 +337,16 @@ def _state(
     """Judge in the same order as the script that votes (``core.scripts``)."""
     config, run_id = meta.get("config", ""), info.get("run_id")
     unfit = client.facts.unfit_because
-    is_new = not config or (guard.enabled and meta.get("run_id") != run_id)
-    is_synced = "incarnation" in meta and meta.get("synced") == meta["incarnation"]
+    is_new = config in ("", JOINED)
+    is_other = not is_new and not _has_our_settings(guard, meta)
+    has_restarted = guard.enabled and meta.get("run_id") != run_id
     judgements = (
         (unfit, NodeState.UNFIT, unfit),
-        (config.startswith("closed"), NodeState.CLOSED, config),
-        (config not in ("", guard.config), NodeState.OTHER_CONFIG, config),
-        (is_new, NodeState.NEW, ""),
+        (config.startswith(CLOSED), NodeState.CLOSED, config),
+        (is_other, NodeState.OTHER_CONFIG, config),
+        (is_new or has_restarted, NodeState.NEW, ""),
         (left, NodeState.QUARANTINED, ""),
-        (not is_synced, NodeState.UNSYNCED, ""),
+        ("votes" not in meta, NodeState.UNSYNCED, ""),
         (True, NodeState.VOTES, ""),
     )
     return next((state, reason) for applies, state, reason in judgements if applies)
@@ -230,14 +370,16 @@ def _watch_clock(client: NodeClient, clock: Clock, span: float) -> ClockSample:
     third = _CLOCK_READINGS // 3
     first = min(readings[:third], key=lambda reading: reading[2])
     last = min(readings[-third:], key=lambda reading: reading[2])
-    elapsed = last[0] - first[0]
-    gained = (last[1] - first[1]) - elapsed
+    elapsed, moved = last[0] - first[0], last[1] - first[1]
+    gained = moved - elapsed
     uncertainty = (first[2] + last[2]) / 2
-    certain = max(0.0, abs(gained) - uncertainty) / elapsed
+    certain = max(0.0, abs(gained) - uncertainty) / elapsed if elapsed else 0.0
     return ClockSample(
         latencies=tuple(sorted(latency for _, _, latency in readings)),
         ahead=ahead,
         drift=certain if gained > 0 else -certain,
+        watched=elapsed,
+        moved=moved,
     )
 
 

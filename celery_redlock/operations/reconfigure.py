@@ -2,50 +2,55 @@
 
 ::
 
-    look ──► close the nodes ──► wait ──► read their fences ──► open the new nodes
-             (a majority of the  (the greater  (N − q + 1 of the  (with those fences)
-              old, all the new)   quarantine)   old)
+    look ──► plan ──► close ──► wait ──► read the fences ──► open the planned nodes
+                      │ a majority      (N − q + 1 of        (with those fences)
+                      │ of the old,      the old)
+                      │ all the new
+                      └──► abort: mark a majority of the planned nodes, reopen the old
+
+The *plan* is the first view of the next epoch (``core.view``): the identity of the
+server at each place. Every closed node stores it. So an operator who runs the command
+again, after an interruption or beside another operator, goes on with the same plan.
 
 While a majority of the old nodes is closed, no client gets a lock, and no lease is
 renewed: leases expire, or are released, within their ttl. A closed node says so to
-clients of either configuration.
+clients of either configuration. Only a server that was planned, that is closed for this
+plan, and that has waited, is opened. So a node that lost its memory meanwhile is not;
+it joins later, like any server that restarted. A node that votes already is left alone.
 
-The new nodes are closed as well, and only a node that is closed for this move, and has
-waited, is opened. So a node that lost its memory meanwhile waits once more, whenever
-another operator runs the command again, and a node that votes already is left alone.
-A node that is closed for one move is not closed for another: a majority is needed, so
-of two operators with different plans at most one goes on.
+An abort must not leave two deployments. So it first marks a majority of the planned
+nodes, which never open for this plan from then on, and then lets the old nodes vote
+again. At once, if those cannot have opened before; a planned node that has lost its
+memory may have, and may have granted locks. So if such nodes are needed, the abort
+first waits until these locks have ended, and the old nodes start above its own clock.
 
-Every step can be repeated. An interrupted reconfiguration is resumed by starting it
-again: the wait is a field on the closed nodes and goes on meanwhile. ``abort`` takes it
-back, until the first node is opened: it moves the closed nodes back to the old
-configuration in the same way, which takes one more wait.
-
-Update the settings of all clients when it is done, not before: if a majority of the
-nodes is new, these nodes do not know about the old ones. Then shut down the nodes that
+Clients whose settings are the new ones follow by themselves. Shut down the nodes that
 were removed: clients with the old settings could use them again once they have been
 wiped.
+
+Source: the model in ``tests/model/reconfiguration.py``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from celery_redlock.core.configuration import refusal
 from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.restart_guard import greatest
-from celery_redlock.core.scripts import CLOSE, COUNTERS, OPEN
-from celery_redlock.core.transport.client import each_node
+from celery_redlock.core.restart_guard import counters_in, greatest
+from celery_redlock.core.scripts import ABORT, CLOSE, COUNTERS, OPEN, REOPEN
+from celery_redlock.core.view import CLOSED, JOINED, View, refusal
 from celery_redlock.errors import ConfigurationError, RedlockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from celery_redlock.core.quorum import Ballot
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.transport.client import NodeClient
-    from celery_redlock.core.transport.url import NodeAddress
+    from celery_redlock.core.restart_guard import Look
+    from celery_redlock.core.scripts import Script
 
 __all__ = ["reconfigure"]
 
@@ -53,13 +58,23 @@ log = logging.getLogger(__name__)
 
 _PAUSE = 0.5  # seconds between two tries of a step
 _MARGIN = 0.01  # seconds, for the rounding of milliseconds
+_ABORTED = "aborted"  # what CLOSE replies then
+_TOO_LATE = (
+    "Too many nodes vote for the new configuration already. Finish the "
+    "reconfiguration: run it again without --abort"
+)
+_INTERRUPTED = (
+    "Nothing is granted until the reconfiguration is done: run it again, with the same "
+    "arguments, when the nodes are up, or take it back with --abort."
+)
 
 
-def reconfigure(
+def reconfigure(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     old: Redlock,
     new: Redlock,
     *,
     abort: bool = False,
+    gone: Iterable[str] = (),
     on_step: Callable[[str], None] = lambda _: None,
     patience: float = 30.0,
 ) -> None:
@@ -68,40 +83,48 @@ def reconfigure(
     Args:
         old: A lock service with the present nodes and max_ttl.
         new: A lock service with the future nodes and max_ttl.
-        abort: Move back instead: an interrupted move from `old` to `new` is undone.
+        abort: Take back an interrupted move from `old` to `new` instead. Possible
+            until a majority of the planned nodes may have opened.
+        gone: Names of old nodes that are switched off for good. They count as closed:
+            the caller promises that no client ever reaches them again.
         on_step: Called with a sentence for the operator after each step.
         patience: Seconds to keep trying to reach enough nodes in each step.
 
     Raises:
-        ConfigurationError: Nothing would change, prefixes differ, or the restart
-            guard is off. Nothing was changed.
+        ConfigurationError: Nothing would change, prefixes differ, a name in `gone` is
+            no old node, or the restart guard is off. Nothing was changed.
         RedlockError: Not enough nodes could be closed, read or opened, or a node
-            belongs to another deployment. The message says whether anything was
-            changed. Run it again with the same arguments: it goes on where it stopped.
+            belongs to another deployment. The message says what holds now. Run it again
+            with the same arguments: it goes on where it stopped.
     """
     if not (old.guard.enabled and new.guard.enabled):
         raise ConfigurationError(
-            "The restart guard is off, so nodes do not keep waits. Stop all workers, "
-            "change the settings, delete the keys of this prefix on all nodes, wait "
-            "for one max_ttl, and start the workers again."
+            "The restart guard is off, so nodes cannot delay their votes. Stop all "
+            "workers, change the settings, delete the keys of this prefix on all "
+            "nodes, wait for one max_ttl, and start the workers again."
         )
-    if old.guard.config == new.guard.config:
+    if old.guard.configuration == new.guard.configuration:
         raise ConfigurationError(
-            f"Both configurations are the same ({new.guard.config}). Nothing to do."
+            f"Both configurations are the same ({new.guard.configuration}). Nothing to "
+            "do."
         )
     if old.keys.prefix != new.keys.prefix:
         raise ConfigurationError(
             "A reconfiguration cannot change redlock_prefix: a new prefix is a new "
             "deployment. Stop all workers, and start it with `redlock init`."
         )
-    there, back = f"closed: moving to {new.guard.config}", "closed: moving back"
+    switched_off = set(gone)
+    unknown = switched_off - (set(old.labels) - set(new.labels))
+    if unknown:
+        raise ConfigurationError(
+            f"{', '.join(sorted(unknown))} cannot be given as gone: only an old node "
+            f"that is not among the future nodes can ({', '.join(old.labels)})."
+        )
+    move = _Move(old, new, switched_off, on_step, patience)
     if abort:
-        # Those who run the move open nodes that are closed for it, a majority at
-        # least: if all but a minority are closed for the way back, they cannot.
-        back_to_old = f"{back} to {old.guard.config}"
-        _Move(new, old, old, there, back_to_old, on_step, patience).run()
+        move.abort()
     else:
-        _Move(old, new, old, old.guard.config, there, on_step, patience).run()
+        move.run()
 
 
 class _Move:
@@ -110,135 +133,317 @@ class _Move:
     Args:
         old: The nodes of which a majority is closed.
         new: The nodes that vote in the end. All of them must be up.
-        known_by: The nodes that know the fences.
-        before: The configuration that the nodes have before the move.
-        closed: The configuration that they have during the move.
+        gone: See `reconfigure`.
         on_step: See `reconfigure`.
         patience: See `reconfigure`.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(
         self,
         old: Redlock,
         new: Redlock,
-        known_by: Redlock,
-        before: str,
-        closed: str,
+        gone: set[str],
         on_step: Callable[[str], None],
         patience: float,
     ) -> None:
-        self._old, self._new, self._known_by = old, new, known_by
-        self._before, self._closed, self._after = before, closed, new.guard.config
+        self._old, self._new = old, new
+        self._gone = gone
         self._on_step = on_step
         self._patience = patience
+        self._clock = new.clock
+        self._before = ""  # the view that is left
+        self._plan: View  # the view that is entered
+
+    @property
+    def _after(self) -> str:
+        return str(self._plan)
+
+    @property
+    def _closed(self) -> str:
+        return CLOSED + self._after
 
     def run(self) -> None:
-        self._look()
-        self._close()
-        self._open(self._read_fences())
+        olds, news = self._look()
+        opened = [look for look in news if look.votes and self._is_new(look.view)]
+        plan = self._plan_of([*olds, *news], opened)
+        self._check_deployment(olds, opened)
+        is_left = any(look.config.startswith(CLOSED) for look in news)
+        if len(opened) >= self._new.quorum and not is_left:
+            self._on_step("The nodes have the new configuration already.")
+            return
+        if plan is None:
+            self._plan = self._planned(olds, news)
+        else:
+            self._before, self._plan = plan
+        # A node opens when a majority has been closed for a whole wait, and not before.
+        if not any(it.view and it.view.is_same_epoch(self._plan) for it in opened):
+            self._prepare(self._lost(news))
+            self._close()
+        self._open(self._read_fences(opened))
+        self._new.guard.use(self._plan)
 
-    # -- look ----------------------------------------------------------------------
+    def _check_deployment(self, olds: Sequence[Look], opened: Sequence[Look]) -> None:
+        """Refuse nodes that vote with the new settings in a deployment of their own.
 
-    def _look(self) -> None:
-        """Check that the move can be finished, before anything is changed."""
-        meta = self._new.keys.meta
+        Clients with the new settings were started too early, and have founded it.
+        """
+        views = [View.parse(look.left or look.config) for look in olds]
+        known = {view.deployment for view in views if view}
+        for look in opened:
+            if known and look.view and look.view.deployment not in known:
+                self._refuse(
+                    f"Node {look.label} votes with the new settings in another "
+                    f"deployment, {look.view.deployment}. Stop the clients that have "
+                    "the new settings already, delete the key `meta` on this node, "
+                    "and run it again"
+                )
 
-        def config_of(client: NodeClient) -> str:
-            (config,) = client.ask(("HGET", meta, "config"))
-            return config.decode(errors="replace") if config else ""
+    def _lost(self, news: Sequence[Look]) -> set[str]:
+        """Return the planned nodes that have lost their memory since. They never open.
 
-        both = {**_addresses(self._old), **_addresses(self._new)}
-        timeout = self._new.timing.connect_timeout
-        found = each_node(list(both.values()), config_of, timeout=timeout)
-        known = ("", self._before, self._closed, self._after)
-        for label, config in found.results.items():
-            if config not in known:
-                self._refuse(f"Node {label} cannot be moved: {self._why(config)}")
-        up = [label for label in self._old.labels if label in found.results]
-        if len(up) < self._old.quorum:
+        Raises:
+            RedlockError: Those that are left are no majority.
+        """
+        plan = self._plan
+        lost = {x.label for x in news if plan.member(x.label).identity != x.identity}
+        if len(news) - len(lost) < self._new.quorum:
+            raise RedlockError(
+                f"{', '.join(sorted(lost))} restarted since this reconfiguration was "
+                "begun, and the other future nodes are no majority. Take it back with "
+                "--abort, then run it again."
+            )
+        return lost
+
+    def _is_new(self, view: View | None) -> bool:
+        new = self._new.guard.configuration
+        return view is not None and view.configuration == new
+
+    # -- look and plan ---------------------------------------------------------------
+
+    def _look(self) -> tuple[list[Look], list[Look]]:
+        """Check that the move can be finished, before anything is closed."""
+        old, new = self._old, self._new
+        olds, news = self._looks(old), self._looks(new)
+        for look in (*olds, *news):
+            if not self._may_move(look):
+                self._refuse(f"Node {look.label} cannot be moved: {self._why(look)}")
+        up = {look.label for look in olds}
+        if len(up | self._gone) < old.quorum:
             self._refuse(
-                f"Only {len(up)} of the {len(self._old.labels)} nodes that are to be "
-                f"closed answer, and {self._old.quorum} are needed: "
-                f"{_reasons(found.unseen)}"
+                f"Only {len(up)} of the {len(old.labels)} nodes that are to be closed "
+                f"answer, and {old.quorum} are needed: {_silence(old, up)}"
             )
-        if any(label in found.unseen for label in self._new.labels):
-            self._refuse(f"Every future node must be up: {_reasons(found.unseen)}")
+        up = {look.label for look in news}
+        if len(up) < len(new.labels):
+            self._refuse(f"Every future node must be up: {_silence(new, up)}")
+        identities = {look.identity: look.label for look in news}
+        for look in news:
+            if identities[look.identity] != look.label:
+                self._refuse(
+                    f"The nodes {look.label} and {identities[look.identity]} are one "
+                    "server"
+                )
+        return olds, news
 
-    def _why(self, config: str) -> str:
-        if config.startswith("closed"):
+    def _looks(self, redlock: Redlock) -> list[Look]:
+        """Ask the nodes what they know of themselves; wait for slow ones."""
+        give_up_at = self._clock.monotonic() + redlock.timing.connect_timeout
+        while True:
+            looks = [look for look in redlock.guard.look() if look]
+            late = self._clock.monotonic() > give_up_at
+            if len(looks) == len(redlock.labels) or late:
+                return looks
+            self._clock.sleep(_MARGIN)
+
+    def _may_move(self, look: Look) -> bool:
+        old = self._old.guard.configuration
+        plan = View.parse(look.config.removeprefix(CLOSED))
+        if plan is None:
+            return look.config == JOINED
+        is_closed = look.config.startswith(CLOSED)
+        return self._is_new(plan) or (not is_closed and plan.configuration == old)
+
+    def _why(self, look: Look) -> str:
+        if look.config.startswith(CLOSED):
+            plan = View.parse(look.config.removeprefix(CLOSED))
             return (
-                f"it is {config}. Finish that reconfiguration first, or abort it with "
-                "--abort and its arguments"
+                f"it is closed, moving to {plan.configuration if plan else 'others'}. "
+                "Finish that reconfiguration first, or abort it with --abort and its "
+                "arguments"
             )
-        difference, _ = refusal(config, self._before)
+        difference, _ = refusal(look.config, self._old.guard.config)
         return f"the nodes {difference}"
+
+    def _plan_of(
+        self, looks: Sequence[Look], opened: Sequence[Look]
+    ) -> tuple[str, View] | None:
+        """Return the view that is left, and the plan, of a move that has begun.
+
+        It has if an old node is closed. Then the others are closed for the same plan.
+        When all old nodes have opened, those that are new still tell the plan.
+        """
+        entered = [look.view for look in opened if look.view]
+        for look in looks:
+            plan = View.parse(look.config.removeprefix(CLOSED))
+            if not look.config.startswith(CLOSED) or not plan or not self._is_new(plan):
+                continue
+            if look.left or any(map(plan.is_same_epoch, entered)):
+                return look.left, plan
+        return None
+
+    def _planned(self, olds: Sequence[Look], news: Sequence[Look]) -> View:
+        """Make a plan from the view that a majority of the old nodes has."""
+        configuration = self._old.guard.configuration
+        texts = [
+            look.config
+            for look in olds
+            if look.votes and look.view and look.view.configuration == configuration
+        ]
+        present = max(set(texts), key=texts.count, default="")
+        view = View.parse(present)
+        if view is None or texts.count(present) + len(self._gone) < self._old.quorum:
+            self._refuse(
+                f"Only {texts.count(present)} of the {len(self._old.labels)} present "
+                f"nodes vote, and {self._old.quorum} are needed: wait until they vote "
+                "again (`redlock doctor`), or give nodes that are switched off for "
+                "good with --gone"
+            )
+        self._before = present
+        identities = {look.label: look.identity for look in news}
+        for label, identity in identities.items():
+            stays = label in configuration.labels
+            if stays and view.member(label).identity != identity:
+                self._refuse(f"Node {label} was replaced just now. Run it again")
+        waiting = [
+            look.label
+            for look in news
+            if look.view
+            and look.view.configuration == configuration
+            and not (look.votes and look.config == present)
+        ]
+        if len(news) - len(waiting) < self._new.quorum:
+            self._refuse(
+                f"{', '.join(waiting)} would not open, because they do not vote, and "
+                "the other future nodes are no majority: wait until they vote again "
+                "(`redlock doctor`)"
+            )
+        # Two operators with one intent make one plan; an aborted epoch is not reused.
+        plan = View.first_of_epoch(
+            self._new.guard.configuration, identities, before=view, is_founded=False
+        )
+        aborted = [
+            View.parse(line.removeprefix(CLOSED))
+            for look in (*olds, *news)
+            for line in look.aborted.splitlines()
+        ]
+        burnt = [it.epoch for it in aborted if it and it.deployment == view.deployment]
+        plan = replace(plan, epoch=max([view.epoch, *burnt]) + 1, nonce="0")
+        digest = hashlib.sha256(f"{present}\n{plan}".encode()).hexdigest()
+        return replace(plan, nonce=digest[:8])
 
     def _refuse(self, reason: str) -> NoReturn:
         raise RedlockError(f"{reason}. Nothing was changed.")
 
     # -- close and wait ------------------------------------------------------------
 
+    def _prepare(self, lost: set[str]) -> None:
+        """Close the nodes that are new. The old ones still vote."""
+        wanted = set(self._new.labels) - set(self._old.labels) - lost
+        give_up_at = self._clock.monotonic() + self._patience
+        while True:
+            ballot = self._ask_to_close(self._new, before="")
+            self._end_if_aborted(_aborted(ballot))
+            if wanted <= {ballot.labels[index] for index in _closed(ballot)}:
+                return
+            if self._clock.monotonic() > give_up_at:
+                self._give_up("prepared", ballot)
+            self._clock.sleep(_PAUSE)
+
     def _close(self) -> None:
-        """Close the nodes, and return when all their old locks have ended.
+        """Close the old nodes, and return when all their locks have ended.
 
         A node counts only while it says that it is closed, and that its wait is over.
         So one that falls silent, or loses its memory, is waited for again.
         """
-        before, old, new = None, self._old, self._new
-        give_up_at = new.clock.monotonic() + self._patience
+        before, old = None, self._old
+        give_up_at = self._clock.monotonic() + self._patience
         while True:
-            olds, news = self._ask_to_close(old), self._ask_to_close(new)
-            waits = [*olds.numbers(VoteKind.QUARANTINED)]
-            waits += news.numbers(VoteKind.QUARANTINED)
-            closed = len(_closed(olds)) >= old.quorum
-            is_closed = closed and len(_closed(news)) == len(new.labels)
-            if is_closed and not waits:
-                return
-            if is_closed:
+            ballot = self._ask_to_close(old, before=self._before)
+            self._end_if_aborted(_aborted(ballot))
+            closed = {ballot.labels[index] for index in _closed(ballot)}
+            waits = ballot.numbers(VoteKind.QUARANTINED)
+            if len(closed | self._gone) >= old.quorum:
+                if not waits and self._is_every_new_node_up(give_up_at):
+                    return
                 if before is None:
                     self._on_step(
-                        f"{len(_closed(olds))} of {len(old.labels)} nodes are closed: "
+                        f"{len(closed)} of {len(old.labels)} nodes are closed: "
                         "nothing is granted or renewed from now on."
                     )
-                left = max(waits) / 1000
+                left = max(waits, default=0) / 1000
                 if before is None or left > before:
                     self._on_step(f"Waiting {left:.0f} s until the last lock expires.")
                 before = left
-                new.clock.sleep(left + _MARGIN)
-                give_up_at = new.clock.monotonic() + self._patience
-            elif new.clock.monotonic() > give_up_at:
-                self._give_up(
-                    "closed", olds if len(_closed(olds)) < old.quorum else news
-                )
+                self._clock.sleep(left + _MARGIN if waits else _PAUSE)
+                if waits:
+                    give_up_at = self._clock.monotonic() + self._patience
+            elif self._clock.monotonic() > give_up_at:
+                self._give_up("closed", ballot)
             else:
-                new.clock.sleep(_PAUSE)
+                self._clock.sleep(_PAUSE)
 
-    def _ask_to_close(self, redlock: Redlock) -> Ballot:
+    def _end_if_aborted(self, marked: Sequence[str]) -> None:
+        """End, if nodes say that another operator aborts this reconfiguration."""
+        if marked:
+            raise RedlockError(
+                f"Another operator aborts this reconfiguration: {', '.join(marked)} "
+                "never open for it. If the nodes do not vote in the old configuration "
+                "again, finish the abort: run it with --abort and the same arguments."
+            )
+
+    def _marked(self, looks: Sequence[Look | None]) -> list[str]:
+        """Return the future nodes that an abort has marked."""
+        return [x.label for x in looks if x and self._closed in x.aborted.splitlines()]
+
+    def _is_every_new_node_up(self, give_up_at: float) -> bool:
+        """Tell it before the first node opens: until then, all can be taken back."""
+        looks = self._new.guard.look()
+        self._end_if_aborted(self._marked(looks))
+        up = {look.label for look in looks if look}
+        if len(up) < len(looks) and self._clock.monotonic() > give_up_at:
+            silence = _silence(self._new, up)
+            raise RedlockError(
+                f"Every future node must be up: {silence}. {_INTERRUPTED}"
+            )
+        return len(up) == len(looks)
+
+    def _ask_to_close(self, redlock: Redlock, *, before: str) -> Ballot:
         wait = max(self._old.guard.quarantine_ms, self._new.guard.quarantine_ms)
-        args = (self._before, self._closed, self._after, wait)
+        args = (before, self._closed, self._after, wait)
         return redlock.guard.ask(CLOSE, args).ballot
 
     # -- read and open -------------------------------------------------------------
 
-    def _read_fences(self) -> list[Any]:
+    def _read_fences(self, opened: Sequence[Look]) -> list[Any]:
+        configs = {self._closed, self._after, *(look.config for look in opened)}
         pairs: list[Any] = []
-        source = self._known_by
+        source = self._old
         needed = len(source.labels) - source.quorum + 1
 
         def read() -> int:
             pairs.clear()
             sources = set()
-            for config in (self._closed, self._after):
+            for config in configs:
                 request = source.guard.ask(COUNTERS, [config])
-                for index in request.ballot.indexes(VoteKind.GRANTED):
-                    sources.add(index)
-                    pairs.extend(request.replies[index][1:])
+                for index, reply in enumerate(request.replies):
+                    if isinstance(reply, list) and reply[2:]:
+                        sources.add(index)
+                        pairs.extend(counters_in(reply[2:]))
             return len(sources)
 
-        clock = self._new.clock
-        give_up_at = clock.monotonic() + self._patience
-        while (sources := read()) < needed and clock.monotonic() < give_up_at:
-            clock.sleep(_PAUSE)
+        give_up_at = self._clock.monotonic() + self._patience
+        while (sources := read()) < needed and self._clock.monotonic() < give_up_at:
+            self._clock.sleep(_PAUSE)
         if sources >= needed:
             self._on_step(f"The fences were read from at least {needed} nodes.")
             return greatest(pairs)
@@ -247,42 +452,209 @@ class _Move:
             "nodes start above the time of this clock: the order of fences across this "
             "reconfiguration depends on clocks."
         )
-        self._on_step("Too few old nodes know their fences: clocks order them.")
-        floor = round(clock.wall() * 1e6) + source.guard.hint_tolerance_us
-        return [*greatest([*pairs, b"floor", floor])]
+        self._on_step(
+            "Too few old nodes know their fences: their order depends on clocks."
+        )
+        return greatest([*pairs, *self._floor()])
 
     def _open(self, counters: Sequence[Any]) -> None:
         new = self._new
         args = (self._closed, self._after, *counters)
-        give_up_at = new.clock.monotonic() + self._patience
+        give_up_at = self._clock.monotonic() + self._patience
         while True:
-            ballot = new.guard.ask(OPEN, args).ballot
-            if ballot.granted == len(new.labels):
+            new.guard.ask(OPEN, args)
+            looks = new.guard.look()
+            voting = [x for x in looks if x and x.votes and self._is_new(x.view)]
+            marked = self._marked(looks)
+            if len(new.labels) - len(marked) < new.quorum:
+                self._end_if_aborted(marked)
+            late = [
+                label
+                for label, look in zip(new.labels, looks, strict=True)
+                if look is None or (look.config == self._closed and label not in marked)
+            ]
+            if len(voting) >= new.quorum and not late:
                 break
-            if new.clock.monotonic() > give_up_at:
-                self._give_up("opened", ballot)
-            new.clock.sleep(_PAUSE)
+            if self._clock.monotonic() > give_up_at:
+                self._give_up_opening(len(voting), late)
+            self._clock.sleep(_PAUSE)
         self._on_step(
-            f"All {ballot.granted} nodes vote for the new configuration: {self._after}."
+            f"{len(voting)} of {len(looks)} nodes vote for the new configuration: "
+            f"{self._plan.configuration}, at epoch {self._plan.epoch}."
         )
+        if marked:  # by an abort that came too late: they join like restarted nodes
+            new.guard.look(forget=self._closed)
+        restarted = [it.label for it in looks if it and it not in voting]
+        if restarted:
+            self._on_step(
+                f"{', '.join(restarted)} restarted meanwhile: the clients bring them "
+                "back to the vote."
+            )
+
+    def _give_up_opening(self, voting: int, late: Sequence[str]) -> NoReturn:
+        fact = (
+            f"{voting} of {len(self._new.labels)} nodes vote for the new configuration"
+            f"{'; not opened yet: ' if late else ''}{', '.join(late)}"
+        )
+        if voting >= self._new.quorum:
+            raise RedlockError(
+                f"{fact}. Locks are granted again. Run it again, with the same "
+                "arguments, when these nodes are up."
+            )
+        raise RedlockError(f"{fact}. {_INTERRUPTED}")
 
     def _give_up(self, verb: str, ballot: Ballot) -> NoReturn:
-        raise RedlockError(
-            f"Too few nodes could be {verb} ({ballot.reasons()}). Nothing is granted "
-            "until the reconfiguration is done: run it again, with the same "
-            "arguments, when the nodes are up, or take it back with --abort."
+        fact = f"Too few nodes could be {verb} ({ballot.reasons()})"
+        if verb == "prepared":
+            raise RedlockError(
+                f"{fact}. The old nodes still vote. A node that is closed for another "
+                "plan is freed with --abort and the arguments of that plan."
+            )
+        raise RedlockError(f"{fact}. {_INTERRUPTED}")
+
+    # -- abort -----------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Let the old nodes vote again in the view that they had."""
+        olds, news = self._looks(self._old), self._looks(self._new)
+        plans = {
+            look.config for look in (*olds, *news) if look.config.startswith(CLOSED)
+        }
+        plans &= {
+            CLOSED + str(plan)
+            for plan in map(View.parse, [text.removeprefix(CLOSED) for text in plans])
+            if plan and self._is_new(plan)
+        }
+        opened = [look for look in news if look.votes and self._is_new(look.view)]
+        if len(self._new.labels) - len(opened) < self._new.quorum:
+            self._refuse(_TOO_LATE)
+        if not plans:
+            self._refuse("No reconfiguration with these arguments is under way")
+        for closed in sorted(plans):
+            self._abort(closed, news)
+
+    def _abort(self, closed: str, news: Sequence[Look]) -> None:
+        old, new = self._old, self._new
+        text = closed.removeprefix(CLOSED)
+        plan = View.parse(text)
+        if plan is None:  # `plans` has only those that can be read
+            return
+        lost = {x.label for x in news if plan.member(x.label).identity != x.identity}
+        left = [view for view in (View.parse(look.left) for look in news) if view]
+        if any(x.deployment == plan.deployment and x.order >= plan.order for x in left):
+            self._refuse("A later reconfiguration leaves the new settings already")
+
+        done: set[str] = set()
+
+        def marked(ballot: Ballot) -> bool:
+            self._end_if_opened(plan, ballot, lost)
+            done.update(ballot.labels[i] for i in ballot.indexes(VoteKind.GRANTED))
+            return len(done | lost) >= new.quorum
+
+        # A majority must never open. Nodes that have lost their memory never do.
+        self._until(new, ABORT, (closed, text), marked, "marked as aborted")
+        self._on_step(f"A majority of the {len(new.labels)} future nodes is marked.")
+        for look in new.guard.look():  # those that have opened; they are no majority
+            if look and look.view and look.view.is_same_epoch(plan):
+                new.guard.look(forget=look.config)
+        fences: list[Any] = []
+        if len(new.labels) - len(done) >= new.quorum:
+            fences = self._outlast_forgotten_locks()
+        self._until(
+            old,
+            REOPEN,
+            (closed, *fences),
+            _all_answer,
+            "reopened",
         )
+        present = old.guard.configuration
+        views = [look.view for look in old.guard.look() if look and look.votes]
+        voting = [view for view in views if view and view.configuration == present]
+        self._on_step(
+            f"{len(voting)} of {len(old.labels)} nodes vote in the old "
+            "configuration again."
+        )
+
+    def _outlast_forgotten_locks(self) -> list[Any]:
+        """Wait for the end of locks that planned nodes may have granted and forgotten.
+
+        Returns:
+            A fence that is greater than those of these locks, if clocks agree.
+        """
+        longest = max(self._old.guard.quarantine_ms, self._new.guard.quarantine_ms)
+        self._on_step(
+            "A majority of the future nodes may have voted, and forgotten it: waiting "
+            f"{longest / 1000:.0f} s until the last lock expires. The order of fences "
+            "across this abort depends on clocks."
+        )
+        self._clock.sleep(longest / 1000 + _MARGIN)
+        looks = self._new.guard.look()
+        voting = [x for x in looks if x and x.votes and self._is_new(x.view)]
+        if len(looks) - len(voting) < self._new.quorum:
+            raise RedlockError(f"{_TOO_LATE}.")
+        return self._floor()
+
+    def _floor(self) -> list[Any]:
+        """Return a counter above this clock, and above every clock that counted."""
+        tolerance_us = self._old.guard.hint_tolerance_us
+        return [b"floor", round(self._clock.wall() * 1e6) + tolerance_us]
+
+    def _end_if_opened(self, plan: View, ballot: Ballot, lost: set[str]) -> None:
+        """End, if too many nodes have opened since the abort looked at them."""
+        stored = {
+            label: View.parse(vote.value)
+            for label, vote in zip(ballot.labels, ballot.votes, strict=True)
+            if vote and label not in lost
+        }
+        opened = [it for it in stored.values() if it and it.is_same_epoch(plan)]
+        if len(self._new.labels) - len(opened) < self._new.quorum:
+            raise RedlockError(f"{_TOO_LATE}.")
+
+    def _until(
+        self,
+        redlock: Redlock,
+        script: Script,
+        args: Sequence[Any],
+        is_done: Callable[[Ballot], bool],
+        verb: str,
+    ) -> None:
+        """Ask until it is done."""
+        give_up_at = self._clock.monotonic() + self._patience
+        while True:
+            ballot = redlock.guard.ask(script, args).ballot
+            if is_done(ballot):
+                return
+            if self._clock.monotonic() > give_up_at:
+                if verb == "reopened" and ballot.granted:
+                    raise RedlockError(
+                        f"Not all nodes were {verb} ({ballot.reasons()}). The others "
+                        "vote in the old configuration. Run it again when these are up."
+                    )
+                self._give_up(verb, ballot)
+            self._clock.sleep(_PAUSE)
+
+
+def _silence(redlock: Redlock, up: set[str]) -> str:
+    """Return a clause for each other node, with the reason why it does not answer."""
+    votes = redlock.guard.ask(COUNTERS, [redlock.guard.config]).ballot.votes
+    clauses = {
+        label: f"{label} {(vote and vote.reason) or 'did not answer'}"
+        for label, vote in zip(redlock.labels, votes, strict=True)
+    }
+    return ", ".join(text for label, text in clauses.items() if label not in up)
+
+
+def _all_answer(ballot: Ballot) -> bool:
+    return all(vote and vote.kind is not VoteKind.SILENT for vote in ballot.votes)
+
+
+def _aborted(ballot: Ballot) -> list[str]:
+    """Return the nodes that are not closed, because the plan is aborted there."""
+    votes = zip(ballot.labels, ballot.votes, strict=True)
+    return [label for label, vote in votes if vote and vote.value == _ABORTED]
 
 
 def _closed(ballot: Ballot) -> list[int]:
     """Return the nodes that are closed, or have the new configuration already."""
     closed = ballot.indexes(VoteKind.QUARANTINED) + ballot.indexes(VoteKind.FREE)
     return closed + ballot.indexes(VoteKind.GRANTED)
-
-
-def _addresses(redlock: Redlock) -> dict[str, NodeAddress]:
-    return dict(zip(redlock.labels, redlock.addresses, strict=True))
-
-
-def _reasons(unseen: Mapping[str, str]) -> str:
-    return ", ".join(f"{label} {reason}" for label, reason in unseen.items())

@@ -4,29 +4,54 @@ All nodes are scanned at the same time and in small steps (``NodeClient.scan``),
 tasks need not wait. A lock is *held* when a majority of the nodes names one holder.
 
 The result is no snapshot. A lock that is taken or released meanwhile may be found on
-some nodes only. The votes of an unreachable node are missing: a lock that needs one of
-them for its majority is not listed as held.
+some nodes only. Some nodes cannot tell what is held: they are unreachable, may have
+forgotten locks, or are set up differently. A lock that needs one of their votes for its
+majority *may be* held.
+
+A permit of a key with a limit is a lock, and its value says so. A permit for a start is
+none: it is kept for its period, whether its run has ended or not.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import quorum_of
+from celery_redlock.core.scripts import INSPECT, TAKEN
 from celery_redlock.core.transport.client import each_node, escaped
+from celery_redlock.core.transport.requests import all_answered
+from celery_redlock.operations.inspect import (
+    NodeStatus,
+    is_held,
+    silent,
+    status_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from celery_redlock.core.limits import Limit, Limits
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.client import NodeClient, PerNode
 
-__all__ = ["Kind", "Scan", "SeenHolder", "keys_without_ttl", "scan"]
+__all__ = [
+    "Kind",
+    "LimitInUse",
+    "Scan",
+    "SeenHolder",
+    "inspect_limits",
+    "keys_without_ttl",
+    "limits_in_use",
+    "other_permits",
+    "permits_of",
+    "scan",
+]
 
 Kind = Literal["lock", "claim", "cooldown"]
 """The kinds of keys: each is a method of ``core.keys.Keys``."""
@@ -47,12 +72,60 @@ class SeenHolder:
         ttl_left: Seconds until fewer nodes than a majority name it, if the holder does
             not renew it; with fewer votes, until the last node forgets it.
             ``math.inf``: never.
+        is_held: Whether the lock is held; None if that cannot be told.
     """
 
     key: str
     holder: Holder
     votes: int
     ttl_left: float
+    is_held: bool | None
+
+    @property
+    def permit(self) -> tuple[Limit, int] | None:
+        """The limit and the number of this permit; None for a plain lock."""
+        return self.holder.permit(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitInUse:
+    """The permits of one limit that nodes have.
+
+    Attributes:
+        limit: The limit; of several that clients have, the greatest.
+        permits: The permits that have a holder, by their numbers.
+    """
+
+    limit: Limit
+    permits: list[SeenHolder]
+
+    @property
+    def in_use(self) -> int:
+        """The number of permits that have a holder for certain."""
+        return sum(seen.is_held is True for seen in self.permits)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all permits have a holder."""
+        return self.in_use >= self.limit.most
+
+    @property
+    def free_in(self) -> float:
+        """The seconds until a permit ends, if it is not renewed; 0 if one is free."""
+        if not self.is_full:
+            return 0.0
+        # Of holders with a greater limit there may be too many.
+        ends = sorted(seen.ttl_left for seen in self.permits if seen.is_held)
+        return ends[self.in_use - self.limit.most]
+
+    def __str__(self) -> str:
+        limit = self.limit
+        number = f"{self.in_use} of {limit.most}"
+        if not limit.period:
+            return f"{limit.key}: {number} permits in use."
+        text = f"{limit.key}: {number} starts in {limit.period:g} s are taken."
+        next_one = f" The next one is possible in {self.free_in:.1f} s."
+        return text + next_one * self.is_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +138,8 @@ class Scan:
         unseen: Why nodes could not be read, or not to the end, by name.
         found: All holders, ordered by key.
         counts: How many keys each node has.
+        nodes: The status of each node.
+        pattern: Which keys were scanned for.
     """
 
     kind: Kind
@@ -72,6 +147,8 @@ class Scan:
     unseen: dict[str, str]
     found: list[SeenHolder]
     counts: dict[str, int]
+    nodes: list[NodeStatus]
+    pattern: str = "*"
 
     @property
     def quorum(self) -> int:
@@ -79,24 +156,46 @@ class Scan:
         return quorum_of(len(self.labels))
 
     @property
+    def can_tell(self) -> int:
+        """The number of nodes that can tell what is held."""
+        return sum(node.can_tell for node in self.nodes)
+
+    @property
     def has_quorum(self) -> bool:
-        """Whether enough nodes answered to tell what is held."""
-        return len(self.labels) - len(self.unseen) >= self.quorum
+        """Whether enough nodes can tell: then no other lock is held than these."""
+        return self.can_tell >= self.quorum
 
     @property
     def held(self) -> list[SeenHolder]:
-        """The holders that a majority names."""
-        quorum = self.quorum
-        return [seen for seen in self.found if seen.votes >= quorum]
+        """The holders that a majority names. No permits for a start are among them."""
+        return [seen for seen in self._locks if seen.is_held]
+
+    @property
+    def possible(self) -> list[SeenHolder]:
+        """The holders that nodes which cannot tell may name, too."""
+        return [seen for seen in self._locks if seen.is_held is None]
+
+    @property
+    def starts(self) -> list[SeenHolder]:
+        """The permits for a start that are kept, or may be."""
+        return [s for s in self.found if s.holder.is_kept and s.is_held is not False]
+
+    @property
+    def limits(self) -> list[LimitInUse]:
+        """The limits of which all permits were scanned for, the fullest first."""
+        stem = self.pattern.removesuffix("*")
+        is_whole = stem != self.pattern
+        found = limits_in_use(self.found)
+        return [one for one in found if is_whole and one.limit.key.startswith(stem)]
+
+    @property
+    def _locks(self) -> list[SeenHolder]:
+        return [seen for seen in self.found if not seen.holder.is_kept]
 
     @property
     def others(self) -> list[SeenHolder]:
-        """The holders that fewer nodes name.
-
-        Their keys are contended, left over, or held with votes of unreachable nodes.
-        """
-        quorum = self.quorum
-        return [seen for seen in self.found if seen.votes < quorum]
+        """The holders that too few nodes name: contended keys, or left over."""
+        return [seen for seen in self.found if seen.is_held is False]
 
 
 def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
@@ -112,10 +211,12 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
     sightings: defaultdict[bytes, dict[bytes, list[int]]] = defaultdict(dict)
     counts = dict.fromkeys(redlock.labels, 0)
     texts: dict[bytes, bytes] = {}  # most values are the same on all nodes: keep one
+    unsure_votes: Counter[tuple[bytes, bytes]] = Counter()  # of nodes that cannot tell
     mutex = threading.Lock()
 
-    def visit(client: NodeClient) -> None:
+    def visit(client: NodeClient) -> NodeStatus:
         known: set[bytes] = set()
+        status = status_of(client, redlock.guard)
         for keys, replies in client.scan(escaped(head) + pattern, "GET", "PTTL"):
             with mutex:
                 for key, value, left in zip(
@@ -128,16 +229,107 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
                         text = texts.setdefault(text, text)
                         sightings[key].setdefault(text, []).append(left)
                         counts[client.label] += 1
+                        if not status.can_tell:
+                            unsure_votes[key, text] += 1
+        return status
 
     timeout = redlock.timing.connect_timeout
-    unseen = each_node(redlock.addresses, visit, timeout=timeout).unseen
-    skip = len(head.encode())
+    visited = each_node(redlock.addresses, visit, timeout=timeout)
+    nodes = [
+        visited.results.get(label) or silent(label, visited.unseen[label])
+        for label in redlock.labels
+    ]
+    unsure = sum(not node.can_tell for node in nodes)
+    skip, quorum = len(head.encode()), redlock.quorum
     found = [
         holder
         for key, values in sorted(sightings.items())
-        for holder in _holders(_text(key[skip:]), values, redlock.quorum)
+        for holder in _holders(
+            _text(key[skip:]),
+            values,
+            {text: unsure - unsure_votes[key, text] for text in values},
+            quorum,
+        )
     ]
-    return Scan(kind, redlock.labels, unseen, found, counts)
+    return Scan(kind, redlock.labels, visited.unseen, found, counts, nodes, pattern)
+
+
+def limits_in_use(found: Iterable[SeenHolder]) -> list[LimitInUse]:
+    """Return the limits of these permits, the fullest first.
+
+    A plain lock of a key that has a limit for other clients counts: it is the first
+    permit.
+    """
+    locks: dict[str, SeenHolder] = {}
+    limits: dict[str, Limit] = {}
+    permits: defaultdict[str, list[tuple[int, SeenHolder]]] = defaultdict(list)
+    for seen in found:
+        if seen.is_held is False:
+            continue
+        if permit := seen.permit:
+            limit, number = permit
+            limits[limit.head] = max(limit, limits.get(limit.head, limit))
+            permits[limit.head].append((number, seen))
+        else:
+            locks[seen.key] = seen
+    for head, limit in limits.items():
+        if limit.key in locks and not limit.period:
+            permits[head].append((1, locks[limit.key]))
+    known = [
+        LimitInUse(
+            limit, [seen for _, seen in sorted(permits[head], key=itemgetter(0))]
+        )
+        for head, limit in limits.items()
+    ]
+    return sorted(known, key=lambda one: -one.in_use / one.limit.most)
+
+
+def inspect_limits(redlock: Redlock, limits: Limits) -> list[LimitInUse] | None:
+    """Return the permits of these limits that have a holder. Changes nothing.
+
+    Asks for them by their names, in one request. None where no majority answered.
+    """
+    names = [name for limit in limits for name in limit.names()]
+    request = redlock.nodes.ask(
+        INSPECT, list(map(redlock.keys.lock, names)), done_when=all_answered
+    )
+    unsure = len(redlock.labels) - request.ballot.answered
+    if request.ballot.answered < redlock.quorum:
+        return None
+    values: list[dict[bytes, list[int]]] = [{} for _ in names]
+    for reply in request.replies:
+        if isinstance(reply, list) and reply[0] == TAKEN:
+            for known, value, left in zip(
+                values, reply[1::2], reply[2::2], strict=True
+            ):
+                if left != _GONE:
+                    known.setdefault(value, []).append(left)
+    found = {
+        name: [*_holders(name, known, dict.fromkeys(known, unsure), redlock.quorum)]
+        for name, known in zip(names, values, strict=True)
+    }
+    return [
+        LimitInUse(limit, [seen for name in limit.names() for seen in found[name]])
+        for limit in limits
+    ]
+
+
+def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
+    """Return the limits of one key, with the permits that have a holder.
+
+    The limit of holders at once comes before that of starts.
+    """
+    found = scan(redlock, f"{escaped(key)}*").found
+    heads = (f"{key}#", f"{key}@")
+    ours = [seen for seen in found if seen.key == key or seen.key.startswith(heads)]
+    limits = [one for one in limits_in_use(ours) if one.limit.key == key]
+    return sorted(limits, key=lambda one: one.limit.period)
+
+
+def other_permits(redlock: Redlock, key: str) -> list[str]:
+    """Return the names of the other permits of this key that are in use."""
+    at_once = [one for one in permits_of(redlock, key) if not one.limit.period]
+    return [seen.key for one in at_once for seen in one.permits if seen.key != key]
 
 
 def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
@@ -162,19 +354,29 @@ def _text(data: bytes) -> str:
 
 
 def _holders(
-    key: str, values: dict[bytes, list[int]], quorum: int
+    key: str, values: dict[bytes, list[int]], unsure: dict[bytes, int], quorum: int
 ) -> Iterator[SeenHolder]:
+    """Yield the holders of one key.
+
+    Args:
+        key: The name of the lock or call.
+        values: The milliseconds left on each node that has this value.
+        unsure: How many of the nodes that do not have this value cannot tell.
+        quorum: How many nodes are a majority.
+    """
     # Values of one holder differ in the fence alone, if at all.
-    by_token: dict[str, tuple[Holder, list[float]]] = {}
+    by_token: dict[str, tuple[Holder, list[float], int]] = {}
     for value, milliseconds in values.items():
-        holder = Holder.parse(_text(value))
+        holder, others = Holder.parse(_text(value)), unsure[value]
         ends = [math.inf if ms < 0 else float(ms) for ms in milliseconds]
         if holder.token in by_token:
-            known, others = by_token[holder.token]
+            known, ends_before, others_before = by_token[holder.token]
             holder = max(known, holder, key=lambda each: each.fence)
-            ends += others
-        by_token[holder.token] = holder, ends
-    for holder, ends in by_token.values():
+            ends, others = ends + ends_before, min(others, others_before)
+        by_token[holder.token] = holder, ends, others
+    for holder, ends, others in by_token.values():
         ends.sort()
-        end = ends[len(ends) - quorum] if len(ends) >= quorum else ends[-1]
-        yield SeenHolder(key, holder, len(ends), end / _MS)
+        votes = len(ends)
+        end = ends[votes - quorum] if votes >= quorum else ends[-1]
+        held = is_held(votes, others, quorum)
+        yield SeenHolder(key, holder, votes, end / _MS, held)

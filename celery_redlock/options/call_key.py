@@ -2,11 +2,12 @@
 
 Two calls are the same when they name the same task and their arguments have the same
 *wire form*: the JSON that kombu writes for them, after they are bound to the task's
-signature and its defaults are applied. So a publisher with Python objects and a worker
-with decoded JSON compute the same key.
+signature. So a publisher with Python objects and a worker with decoded JSON compute the
+same key. An argument that is equal to its default does not count, so that old and new
+workers compute the same key when a task gets one more argument with a default.
 
 ============================================  ===============================
-``f(1)``, ``f(a=1)``, ``f(1, b=<default>)``   one call
+``f(1)``, ``f(a=1)``, ``f(1, b=<default>)``   one call; the default does not count
 ``(1, 2)``, ``[1, 2]``                        one call: JSON has only lists
 ``{1: "x"}``, ``{"1": "x"}``, any key order   one call: JSON keys are text
 ``1``, ``"1"``, ``1.0``, ``True``             four calls: four texts
@@ -18,7 +19,9 @@ set, enum member                              sorted members, the value
 
 A key is made in one of three ways: as a hash of the arguments (all, or those in
 ``unique_on``; they may be private, so the key does not show them), by a template, or
-by a callable that returns it.
+by a callable that returns it. The latter two get the defaults, too. Several templates
+(``keys``) make several keys, which are taken together. Where a key may have several
+holders, or starts are counted, the limits are made with the key: ``wanted_by``.
 """
 
 from __future__ import annotations
@@ -30,17 +33,22 @@ import inspect
 import json
 import re
 import string
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.utils import json as kombu_json
 
+from celery_redlock.core.keys import key_of
+from celery_redlock.core.limits import rate_of, wanted
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError, FingerprintError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["KeyRule", "KeyTemplate", "PlainSignature"]
+    from celery_redlock.core.limits import Limits
+
+__all__ = ["KeyRule", "KeyTemplate", "LimitedKey", "PlainSignature"]
 
 _LONGEST_KEY = 512  # characters
 _HASH_BYTES = 16
@@ -48,7 +56,7 @@ _SHORT = 64  # bits
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"[^.\[\]]+")
-_NOT_REDUCIBLE = (TypeError, ValueError, RecursionError)
+_NOT_REDUCIBLE = (TypeError, ValueError, RecursionError, ArithmeticError)
 _KOMBU: Any = kombu_json  # has no types
 _KOMBU_ENCODER = _KOMBU.JSONEncoder()
 _canonical = json.JSONEncoder(
@@ -57,6 +65,7 @@ _canonical = json.JSONEncoder(
     check_circular=False,  # it gets wire forms only, which are trees
 ).encode
 _P = inspect.Parameter
+_OF_CATCH_ALL = {_P.VAR_POSITIONAL: "[]", _P.VAR_KEYWORD: "{}"}
 
 
 class KeyRule:
@@ -68,60 +77,175 @@ class KeyRule:
         key: A template (see ``KeyTemplate``), or a callable that returns the key. A
             callable gets the bound arguments that it names, as a worker sees them: a
             tuple as a list, and an object that JSON cannot carry as it is.
+        keys: Templates, instead: each call takes all of their keys together. A mapping
+            has the number of holders that each key may have at once.
         unique_on: Names of the arguments that are hashed; ``None``: all of them;
             ``[]``: all calls of the task are the same.
+        limit: How many calls may hold the key at once, if there are no ``keys``; 1 by
+            default, or with a rate as many as starts.
+        rate: How many calls may start in a period, for each key; see
+            ``core.limits.rate_of``.
 
     Raises:
         ConfigurationError: The rule names an argument that the task does not have,
             or the default of an argument that counts cannot be part of a key.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         self,
         task: str,
         signature: inspect.Signature,
         *,
         key: str | Callable[..., str] | None = None,
+        keys: Sequence[str] | Mapping[str, int] | None = None,
         unique_on: Sequence[str] | None = None,
+        limit: int | None = None,
+        rate: Any = None,
     ) -> None:
         self.task = task
         bare = [p.replace(annotation=_P.empty) for p in signature.parameters.values()]
         self.signature = inspect.Signature(bare)  # errors show it
-        self.key = KeyTemplate(key) if isinstance(key, str) else key
+        texts = [key] if isinstance(key, str) else [*(keys or ())]
+        self._templates = tuple(map(KeyTemplate, texts))
+        self.key = key if callable(key) else self._filled_in if texts else None
         self._plain = PlainSignature.of(self.signature)
         kinds = {p.kind: name for name, p in signature.parameters.items()}
         self._rest = kinds.get(_P.VAR_KEYWORD)
         self._form: Callable[[Any], Any] = _wire_form
         self._names, self._needed, what = unique_on, unique_on or (), "unique_on"
-        if isinstance(self.key, KeyTemplate):
-            what, self._form = f"The key {self.key.text!r}", _decoded_form
-            self._names = self._needed = self.key.names
+        if self._templates:
+            self._form = _decoded_form
+            names = [name for one in self._templates for name in one.names]
+            self._names = self._needed = tuple(dict.fromkeys(names))
         elif self.key is not None:
             what, self._form = "The key function", _as_a_worker_sees
             self._names, self._needed = _names_taken_by(self.key)
         elif unique_on is None:
             self._needed = tuple(signature.parameters)
-        for name in self._needed:
-            self._check(what, name)
+        self._defaults: dict[str, Any] = {}
+        self._wire_defaults: dict[str, str] = {}
+        if self.key is None:
+            for name, parameter in signature.parameters.items():
+                self._defaults[name] = parameter.default
+                if parameter.kind in _OF_CATCH_ALL:
+                    self._wire_defaults[name] = _OF_CATCH_ALL[parameter.kind]
+        self._check_names(what, are_several=keys is not None)
+        self._limit, self._rate = limit, rate and rate_of("rate", rate)
+        # Of each of the ``keys``: how many calls may hold it at once.
+        self._mosts = dict.fromkeys(keys or (), 1)
+        if isinstance(keys, Mapping):
+            self._mosts = dict(keys)
+        most = max(self._mosts.values(), default=limit or 1)
+        self._has_limits = most > 1 or rate is not None
+
+    def __repr__(self) -> str:
+        """Return all on which the keys depend. The doctor compares it among workers."""
+        texts = [one.text for one in self._templates]
+        key: Any = texts[0] if len(texts) == 1 else None if texts else self.key
+        unique_on = None if texts or key else self._names
+        rule = {
+            "key": key,
+            "keys": texts if texts[1:] else None,
+            "unique_on": unique_on,
+        }
+        given = [f", {n}={v!r}" for n, v in rule.items() if v is not None]
+        return f"<KeyRule {self.task}{self.signature}{''.join(given)}>"
 
     def key_of(
         self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
     ) -> str:
         """Return the key of a call with these arguments, at most 512 characters.
 
-        A longer text is cut and ends in a hash of the whole text.
+        A longer text is cut and ends in a hash of the whole text. Several keys are one
+        text, as ``core.keys.key_of`` makes it.
 
         Raises:
             FingerprintError: The arguments do not fit the task, an argument that
                 counts has no wire form, or the result cannot be a key.
         """
-        arguments = self._bound(args or (), kwargs or {})
-        names = arguments if self._names is None else self._names
-        values = {n: self._reduced(n, arguments[n]) for n in names if n in arguments}
+        values = self._values(args or (), kwargs or {})
         if self.key is None:
-            key = f"{self.task}:{_hash(_canonical(values))}"
+            key = f"{self.task}:{_hash(_canonical(self._without_defaults(values)))}"
+        elif len(self._templates) > 1:
+            return self._together([one(**values) for one in self._templates])
         else:
             key = self.key(**values)
+        return self._short(key)
+
+    def wanted_by(
+        self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> tuple[str, Limits]:
+        """Return the key of a call, and the limits of the permits that it needs.
+
+        There are none where each key has one holder at a time, and starts are not
+        counted. If two templates make the same key, the lesser of their limits counts.
+
+        Raises:
+            FingerprintError: As ``key_of`` does.
+        """
+        if not self._has_limits:
+            return self.key_of(args, kwargs), ()
+        if not self._mosts:
+            return wanted(self.key_of(args, kwargs), self._limit, self._rate)
+        values = self._values(args or (), kwargs or {})
+        mosts: dict[str, int] = {}
+        for one in self._templates:
+            key, most = self._short(one(**values)), self._mosts[one.text]
+            mosts[key] = min(most, mosts.get(key, most))
+        self._together(mosts)
+        return wanted(mosts, rate=self._rate)
+
+    def limited_keys(self) -> list[LimitedKey]:
+        """Return the templates of the keys that may have several holders, or a rate.
+
+        Keys that a callable makes have no template, and are none of these.
+        """
+        if not self._has_limits:
+            return []
+        starts = self._rate[0] if self._rate else 1
+        most = self._limit or starts
+        mosts = self._mosts or {one.text: most for one in self._templates}
+        found = [
+            LimitedKey(one.text, one.pattern, () if one.names else self._limits_of(one))
+            for one in self._templates
+            if mosts[one.text] > 1 or self._rate
+        ]
+        if self.key is None:
+            hashed = re.compile(re.escape(f"{self.task}:") + "[0-9a-f]+")
+            found = [LimitedKey(self.task, hashed, ())]
+        return found
+
+    def _limits_of(self, template: KeyTemplate) -> Limits:
+        """Return the limits of a key that is the same for all calls."""
+        most = self._mosts.get(template.text, self._limit)
+        return wanted(self._short(template()), most, self._rate)[1]
+
+    def _values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that count, in the form in which they do."""
+        arguments = self._bound(args, kwargs)
+        names = arguments if self._names is None else self._names
+        # A default that was not given is the very object: a body may have changed it.
+        return {
+            name: self._reduced(name, arguments[name])
+            for name in names
+            if name in arguments and arguments[name] is not self._defaults.get(name, _P)
+        }
+
+    def _filled_in(self, **values: Any) -> str:
+        return self._templates[0](**values)
+
+    def _together(self, keys: Iterable[str]) -> str:
+        """Check that these keys can be used together; return the text of them all."""
+        try:
+            return key_of([self._short(key) for key in keys])
+        except ConfigurationError as error:
+            raise FingerprintError(
+                f"The keys of this call of {self.task} cannot be used: {error} Nothing "
+                "was sent or locked."
+            ) from None
+
+    def _short(self, key: str) -> str:
+        """Check that a key can be used; cut it if it is too long."""
         try:
             _usable(key)
         except ValueError as error:
@@ -159,6 +283,15 @@ class KeyRule:
             )
         return arguments
 
+    def _without_defaults(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the wire forms of the arguments that differ from their defaults."""
+        known = self._wire_defaults
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in known or _canonical(value) != known[name]
+        }
+
     def _reduced(self, name: str, value: Any) -> Any:
         try:
             return self._form(value)
@@ -168,6 +301,21 @@ class KeyRule:
                 f"part of a key: {error}. Nothing was sent or locked. Leave it out "
                 "with unique_on=[...], or name the call with key=...."
             ) from error
+
+    def _check_names(self, what: str, *, are_several: bool) -> None:
+        if not self._templates:
+            for name in self._needed:
+                self._check(what, name)
+        for text, names in ((one.text, one.names) for one in self._templates):
+            for name in names:
+                self._check(f"The key {text!r}", name)
+            # The bare name of an argument, as celery-once has it in its ``keys``.
+            if are_several and text in self.signature.parameters:
+                raise ConfigurationError(
+                    f"The key {text!r} is the same for all calls of {self.task}, and "
+                    f"has the name of an argument. Write '{{{text}}}', or, to hash "
+                    "arguments, unique_on=[...]."
+                )
 
     def _check(self, what: str, name: str) -> None:
         parameters = self.signature.parameters
@@ -183,9 +331,30 @@ class KeyRule:
         if default is _P.empty or isinstance(default, _KOMBU.textual_types):
             return
         try:
-            self._reduced(name, default)
+            wire_form = self._reduced(name, default)
         except FingerprintError as error:
             raise ConfigurationError(f"The default cannot be used: {error}") from error
+        if self.key is None:
+            self._wire_defaults[name] = _canonical(wire_form)
+
+
+class LimitedKey(NamedTuple):
+    """Keys of a task that have a limit or a rate.
+
+    Attributes:
+        label: Their template; of hashed keys the name of the task.
+        pattern: What each of them matches.
+        limits: Their limits, where the key is the same for all calls; else empty.
+    """
+
+    label: str
+    pattern: re.Pattern[str]
+    limits: Limits
+
+    @property
+    def literals(self) -> int:
+        """The number of characters that all of these keys have in common."""
+        return len(self.pattern.pattern.replace(".*", ""))
 
 
 class PlainSignature(NamedTuple):
@@ -249,6 +418,13 @@ class KeyTemplate:
                 f"The key {text!r} cannot be used: {error}. Write something like "
                 "'invoice:{invoice_id}', and {{ for a brace."
             ) from None
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The pattern that all texts of this template match, and few others."""
+        parts = string.Formatter().parse(self.text)
+        texts = (re.escape(text) + ".*" * bool(field) for text, field, *_ in parts)
+        return re.compile("".join(texts))
 
     def __call__(self, /, **arguments: Any) -> str:
         """Return the text with these arguments filled in, as a worker sees them."""

@@ -14,6 +14,10 @@ with the settings. Options and rules of single policies are in their files: see
 =======================  ====================================================
 
 ``unique_for`` adds the seconds after a job has succeeded, in each of them.
+
+Where a key may have several holders at once, or starts are counted, a refused call is
+no duplicate as a rule: it is one more job, and has to wait. So ``"retry"`` is the
+default of ``on_conflict`` there, and what needs the one running call is refused.
 """
 
 from __future__ import annotations
@@ -23,16 +27,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock import policies
+from celery_redlock.core.limits import limit_of, rate_of
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
+from celery_redlock.options.exactly_once import ExactlyOnce, check_exactly_once
+from celery_redlock.options.foreign import FOREIGN
 
 if TYPE_CHECKING:
     import inspect
+
+    from celery_redlock.core.timing import Timing
 
 __all__ = ["LockOptions", "ResolvedOptions", "flag", "naming", "seconds_or_zero"]
 
@@ -53,8 +63,13 @@ class ResolvedOptions:
         is_claimed: Whether a call is claimed for the job that waits.
         renew_every: Seconds between renewals of the lock; ``None``: a third of the
             ttl.
-        only_newest: Whether each call enters the successor register; see `Decision`.
+        keeps: Which of the calls that were published runs: the ``"latest"`` or the
+            ``"first"``; ``""``: all of them.
+        replaces: Whether a call that is published asks the running call to end.
         needs_arguments: Whether the arguments are needed again after the body.
+        has_backlog: Whether a refused call joins the backlog of its key, and comes back
+            when its turn is near.
+        exactly_once: How calls are recorded in the database of their effects, or None.
     """
 
     on_publish: policies.Policy[policies.Conflict, policies.PublishDecision]
@@ -70,8 +85,11 @@ class ResolvedOptions:
     claim_ttl: float
     cancel_grace: float
     renew_every: float | None
-    only_newest: bool
+    keeps: str
+    replaces: bool
     needs_arguments: bool
+    has_backlog: bool
+    exactly_once: ExactlyOnce | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +100,7 @@ class LockOptions:
     Durations are in seconds or a ``timedelta``.
 
     Attributes:
-        key: ``"sync:{user_id}"`` over the arguments, or a callable of them.
-        unique_on: Names of the arguments that make two calls the same; all.
-        unique_while: Which other job makes a job a duplicate: one that is
-            ``"running"``, ``"queued"`` or ``"queued_or_running"``.
-        unique_for: Seconds after a success in which a job is a duplicate, too; 0.
-        claim_ttl: Seconds, beyond its countdown or eta, for which a waiting job keeps
-            others out of the queue; 1 h.
-        on_conflict: Policy for a duplicate; see ``policies``.
-        on_lock_lost: Policy for a running body whose lock can no longer be proven.
-        on_backend_error: Policy for an outage, when too few nodes answer;
-            ``redlock_on_backend_error``.
-        ttl: Seconds for which nodes keep a lock without renewal; ``redlock_ttl``.
-        renew: Whether the lock is renewed while the body runs.
-        hold_at_least: Seconds from the start for which the lock is kept, also when
-            the body was faster: against schedulers whose clocks differ; at most
-            max_ttl.
-        wait_timeout: For ``wait``; 10 s.
-        retry_countdown: For ``retry``; by default random, ttl / 2 on average. For
-            ``buffer_one``; by default from 1 s on, doubled each time, up to that.
-        buffer_keep: For ``buffer_one``: of the waiting calls the ``"latest"`` runs, or
-            the ``"first"``.
-        cancel_grace: For ``cancel_running``: seconds that the cancelled body may take
-            before it is interrupted again; 10 s.
+        key, unique_on, ...: See ``arguments.LockArguments``, which has all of them.
         registers_successors: Not an option, but a consequence: whether a publisher
             notes when it published a call, for the successor register.
 
@@ -113,11 +109,14 @@ class LockOptions:
     """
 
     key: str | Callable[..., str] | None = None
+    keys: Sequence[str] | Mapping[str, int] | None = None
     unique_on: Sequence[str] | None = None
+    limit: int | None = None
+    rate: str | tuple[int, float | timedelta] | None = None
     unique_while: str = "running"
     unique_for: float | timedelta = 0.0
     claim_ttl: float | timedelta | None = None
-    on_conflict: Any = "skip"
+    on_conflict: Any = None
     on_lock_lost: Any = "abort"
     on_backend_error: Any = None
     ttl: float | timedelta | None = None
@@ -127,6 +126,11 @@ class LockOptions:
     retry_countdown: float | timedelta | None = None
     buffer_keep: str | None = None
     cancel_grace: float | timedelta | None = None
+    exactly_once_in: str | Callable[[], Any] | None = None
+    exactly_once_per: str = "task_id"
+    exactly_once_for: float | timedelta | None = None
+    exactly_once_failures: bool = False
+    record_keep: float | timedelta | None = None
     registers_successors: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -136,16 +140,21 @@ class LockOptions:
         for name in ("hold_at_least", "unique_for"):
             _put(self, name, seconds_or_zero(name, getattr(self, name)))
         flag("renew", self.renew)
+        self._check_key()
+        self._check_limits()
+        _put(self, "on_conflict", self._on_conflict())
         policies.ON_CONFLICT.policy(self.on_conflict)
         policies.publish_policy(self.on_conflict)
         policies.ON_LOCK_LOST.policy(self.on_lock_lost)
         if self.on_backend_error is not None:
             policies.ON_BACKEND_ERROR.policy(self.on_backend_error)
-        self._check_key()
+        for kind in self._given():
+            self._refuse_registering(kind)
         self._check_uniqueness()
         self._check_options_of_policies()
-        possible = policies.ON_CONFLICT.possible(self.on_conflict)
-        _put(self, "registers_successors", any(kind.registers for kind in possible))
+        self._check_records()
+        registers = any(kind.registers for kind in self._possible())
+        _put(self, "registers_successors", registers)
 
     def _check_key(self) -> None:
         if isinstance(self.key, str):
@@ -165,6 +174,47 @@ class LockOptions:
             raise ConfigurationError(
                 "key and unique_on both say which calls are the same. Leave one out."
             )
+        if self.keys is not None:
+            self._check_keys()
+
+    def _check_keys(self) -> None:
+        texts = self.keys if isinstance(self.keys, (list, tuple, Mapping)) else ()
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise ConfigurationError(
+                f"keys is {self.keys!r}; it must be a list of templates such as "
+                '["account:{source}", "account:{target}"], or a mapping of templates '
+                'to limits such as {"tenant:{tenant}": 1, "imports": 10}.'
+            )
+        for text in texts:
+            KeyTemplate(text)
+        for other in ("key", "unique_on"):
+            if getattr(self, other) is not None:
+                raise ConfigurationError(
+                    f"keys and {other} both say what a call locks. Leave one out."
+                )
+
+    def _check_limits(self) -> None:
+        if self.limit is not None:
+            limit_of("limit", self.limit)
+            if self.keys is not None:
+                with_limits = dict.fromkeys(self.keys, self.limit)
+                raise ConfigurationError(
+                    "limit is for one key. With keys, write the limit of each of them: "
+                    f"keys={with_limits}."
+                )
+        if isinstance(self.keys, Mapping):
+            for text, most in self.keys.items():
+                limit_of(f"The limit of the key {text!r}", most)
+        if self.rate is not None:
+            rate_of("rate", self.rate)
+
+    def _on_conflict(self) -> Any:
+        """Return the policy as it was given, or by default."""
+        given = self.on_conflict
+        default = "retry" if self._is_limited else "skip"
+        if isinstance(given, Mapping) and given and self._is_limited:
+            return {"execute": default, **given}
+        return default if given is None else given
 
     def _check_uniqueness(self) -> None:
         while_ = self.unique_while
@@ -182,6 +232,29 @@ class LockOptions:
                 "on_conflict['publish'] has no effect with unique_while='running': a "
                 "publisher does not look for duplicates. Leave it out, or write "
                 "unique_while='queued'."
+            )
+        if while_ == "queued_or_running" and self.most_at_once > 1:
+            raise ConfigurationError(
+                "unique_while='queued_or_running' makes a call a duplicate while "
+                f"another one runs, and with {self._several} several may run at once. "
+                "Write unique_while='queued', or leave it out."
+            )
+        if self.unique_for and self._has_permits:
+            raise ConfigurationError(
+                f"unique_for makes no sense with {self._several}: the success of one "
+                "call would keep the others out. For so many starts in a period write "
+                "rate, such as rate='1/h'."
+                if self.rate is None
+                else "unique_for makes no sense with rate, which says how often calls "
+                "may start. Leave one out."
+            )
+
+    def _check_records(self) -> None:
+        check_exactly_once(self, _put)
+        if self.exactly_once_per == "key" and self._has_permits:
+            raise ConfigurationError(
+                "exactly_once_per='key' needs one call of the key at a time, and with "
+                f"{self._several} several may start. Leave one of the two out."
             )
 
     def _check_options_of_policies(self) -> None:
@@ -217,12 +290,47 @@ class LockOptions:
         given = policies.given_at(self.on_conflict, "publish")
         return given is not None and not given.goes_on
 
+    @property
+    def most_at_once(self) -> int:
+        """The greatest number of calls that may have a key of the task at once."""
+        if self.keys is not None:
+            return max(self.keys.values()) if isinstance(self.keys, Mapping) else 1
+        if self.limit is None and self.rate is not None:
+            return rate_of("rate", self.rate)[0]
+        return self.limit or 1
+
+    @property
+    def _has_permits(self) -> bool:
+        return self.most_at_once > 1 or self.rate is not None
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether a limit or a rate was written, also a limit of 1."""
+        return self.limit is not None or self._has_permits
+
+    def _has_backlog(self) -> bool:
+        possible = policies.ON_CONFLICT.possible(self.on_conflict)
+        comes_back = policies.Retry in possible and self.retry_countdown is None
+        return self._is_limited and comes_back
+
+    @property
+    def _several(self) -> str:
+        """The option by which several calls may have a key, as it was written."""
+        names = ("keys", "limit", "rate") if self.most_at_once > 1 else ("rate",)
+        name = next(name for name in names if getattr(self, name) is not None)
+        return f"{name}={getattr(self, name)!r}"
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """Return the names of all lock options."""
+        return frozenset(_names(cls))
+
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> LockOptions:
         """Read the ``redlock={...}`` of a task; refuse names that do not exist."""
         known = _names(cls)
         for name in sorted(options.keys() - set(known)):
-            hint = did_you_mean(name, known)
+            hint = FOREIGN.get(name) or did_you_mean(name, known)
             raise ConfigurationError(f"There is no lock option {name!r}. {hint}")
         return cls(**options)
 
@@ -232,17 +340,27 @@ class LockOptions:
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split a decorator's arguments into lock options and all others.
 
-        A name that is nearly a lock option, and not in ``foreign``, counts as one, for
-        ``of`` to refuse: Celery would accept it as an attribute of the task.
+        A name that is nearly a lock option, or is one of another library, and is not
+        in ``foreign``, counts as one, for ``of`` to refuse: Celery would accept it as
+        an attribute of the task.
         """
-        known = _names(cls)
-        near = {n for n in arguments if get_close_matches(n, known, 1, _NEARLY)}
+        known = tuple(_names(cls))
+        near = {name for name in arguments if _is_near(name, known)}
+        near |= FOREIGN.keys() & arguments.keys()
         ours = {n: arguments[n] for n in near if n in known or n not in foreign}
         return ours, {n: value for n, value in arguments.items() if n not in ours}
 
     def key_rule(self, task: str, signature: inspect.Signature) -> KeyRule:
         """Return the rule by which a call gets its key, checked against the task."""
-        return KeyRule(task, signature, key=self.key, unique_on=self.unique_on)
+        return KeyRule(
+            task,
+            signature,
+            key=self.key,
+            keys=self.keys,
+            unique_on=self.unique_on,
+            limit=self.limit,
+            rate=self.rate,
+        )
 
     def resolve(self, settings: Any, task: str = "this task") -> ResolvedOptions:
         """Fill in an app's `Settings` and the defaults. An app does this once per task.
@@ -250,14 +368,7 @@ class LockOptions:
         A ttl or a hold_at_least that does not go with the settings is refused.
         """
         with naming(task):
-            given = settings.ttl if self.ttl is None else self.ttl
-            ttl = settings.timing.checked(given)
-            hold: Any = self.hold_at_least  # in seconds by now
-            if hold > settings.max_ttl:
-                raise ConfigurationError(
-                    f"hold_at_least is {hold:g} s, above redlock_max_ttl "
-                    f"({settings.max_ttl:g} s): no lock lasts longer. Lower it."
-                )
+            ttl, hold = self.durations(settings.timing)
         grace = self.cancel_grace or policies.CancelRunning.default_grace
         seconds: dict[str, Any] = {"unique_for": self.unique_for, "cancel_grace": grace}
         seconds["claim_ttl"] = self.claim_ttl or _CLAIM_TTL
@@ -266,7 +377,12 @@ class LockOptions:
         possible_losses = policies.ON_LOCK_LOST.possible(self.on_lock_lost)
         return ResolvedOptions(
             on_publish=policies.publish_policy(self.on_conflict),
-            on_conflict=_filled(policies.ON_CONFLICT, self.on_conflict, whole),
+            on_conflict=_filled(
+                policies.ON_CONFLICT,
+                self.on_conflict,
+                whole,
+                None if self._knows_one_running_call else self._refuse_registering,
+            ),
             on_lock_lost=_filled(policies.ON_LOCK_LOST, self.on_lock_lost, whole),
             on_backend_error=_filled(
                 policies.ON_BACKEND_ERROR, on_backend_error, whole
@@ -277,19 +393,77 @@ class LockOptions:
             unique_while=self.unique_while,
             is_claimed=self.unique_while != "running",
             renew_every=self._renew_every(),
-            only_newest=any(kind.only_newest for kind in self._given()),
+            keeps=self._keeps(),
+            replaces=any(kind.replaces for kind in self._given()),
             needs_arguments=any(kind.needs_arguments for kind in possible_losses),
+            has_backlog=self._has_backlog(),
+            exactly_once=self._exactly_once(task),
             **seconds,
         )
 
+    def _exactly_once(self, task: str) -> ExactlyOnce | None:
+        with naming(task):
+            return ExactlyOnce.of(self)
+
+    def durations(self, timing: Timing) -> tuple[float, float]:
+        """Return ttl and hold_at_least in seconds.
+
+        Raises:
+            ConfigurationError: One of them does not go with the settings.
+        """
+        ttl = timing.ttl if self.ttl is None else timing.checked(self.ttl)
+        hold: Any = self.hold_at_least  # in seconds by now
+        if hold > timing.max_ttl:
+            raise ConfigurationError(
+                f"hold_at_least is {hold:g} s, above redlock_max_ttl "
+                f"({timing.max_ttl:g} s): no lock lasts longer. Lower it."
+            )
+        return ttl, hold
+
     def _renew_every(self) -> float | None:
-        possible = policies.ON_CONFLICT.possible(self.on_conflict)
-        seconds = [kind.renew_every for kind in possible if kind.renew_every]
+        seconds = [kind.renew_every for kind in self._possible() if kind.renew_every]
         return min(seconds, default=None) if self.renew else None
+
+    def _keeps(self) -> str:
+        given: Any = self.on_conflict
+        if isinstance(given, Mapping):
+            given = given.get("execute", "skip")
+        return next((kind.keeps(given, self) for kind in self._given()), "")
 
     def _given(self) -> tuple[type[policies.ConflictDecision], ...]:
         given = policies.ON_CONFLICT.given(self.on_conflict)
         return () if given is None else (given,)
+
+    def _possible(self) -> list[type[policies.ConflictDecision]]:
+        """Return the classes of all decisions that may be performed in a worker."""
+        possible = policies.ON_CONFLICT.possible(self.on_conflict)
+        if self._knows_one_running_call:
+            return [*possible]
+        return [kind for kind in possible if not kind.registers]
+
+    @property
+    def _knows_one_running_call(self) -> bool:
+        """Whether one call at most keeps another one from running."""
+        return self.keys is None and not self._has_permits
+
+    def _refuse_registering(self, kind: type[policies.ConflictDecision]) -> None:
+        """Refuse a policy that lets one of the refused calls follow the running one."""
+        if not kind.registers or self._knows_one_running_call:
+            return
+        needs = f"on_conflict={kind.name!r} needs"
+        remedy = "Write on_conflict='retry' or 'wait', or"
+        if self.keys is not None:
+            raise ConfigurationError(
+                f"{needs} one key: of calls with several keys, more than one can run "
+                f"and keep another one out. {remedy} one key=...."
+            )
+        why = "several may run at once"
+        if self.most_at_once == 1:
+            why = "a call is refused when none runs, too"
+        raise ConfigurationError(
+            f"{needs} the one call that runs, and with {self._several} {why}. {remedy} "
+            f"leave {self._several.partition('=')[0]} out."
+        )
 
     @property
     def waits(self) -> bool:
@@ -322,7 +496,31 @@ def _names(options: type[LockOptions]) -> list[str]:
     return [option.name for option in fields(options) if option.init]
 
 
-def _filled(option: policies.PolicyOption[Any, Any], value: Any, options: Any) -> Any:
-    """Return a policy whose decisions have no gaps; see ``Decision.fill``."""
+# Every task that is registered asks this for each of its attributes. The names are
+# mostly Celery's, and the same for all tasks.
+@lru_cache(maxsize=1024)
+def _is_near(name: str, known: tuple[str, ...]) -> bool:
+    """Tell whether a name is one of these, or nearly one."""
+    return bool(get_close_matches(name, known, 1, _NEARLY))
+
+
+def _filled(
+    option: policies.PolicyOption[Any, Any],
+    value: Any,
+    options: LockOptions,
+    check: Callable[[Any], None] | None = None,
+) -> Any:
+    """Return a policy whose decisions have no gaps; see ``Decision.fill``.
+
+    The check gets the class of each decision, and may refuse it.
+    """
     policy = option.policy(value)
-    return lambda situation: policy(situation).fill(situation, options)
+    if check is None:
+        return lambda situation: policy(situation).fill(situation, options)
+
+    def checked(situation: Any) -> Any:
+        decision = policy(situation)
+        check(type(decision))
+        return decision.fill(situation, options)
+
+    return checked

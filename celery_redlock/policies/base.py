@@ -39,6 +39,8 @@ from celery_redlock.errors import ConfigurationError, LockHeld
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
+    from celery_redlock.core.limits import Limit
+    from celery_redlock.core.records.backlog import Place
     from celery_redlock.policies.successor import Successor
 
 __all__ = [
@@ -76,7 +78,7 @@ class Situation:
     """The facts about a call that every policy knows.
 
     Attributes:
-        key: The name that the call locks.
+        key: The name that the call locks; of several keys, one a line.
         task: Name of the task.
         task_id: Id of the call.
         retries: Celery's count of retries. Republishing by a policy does not count.
@@ -90,13 +92,25 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict(Situation):
-    """A majority of the nodes names another holder of the call's key.
+    """A majority of the nodes names another holder of a key of the call.
+
+    Where a key has a limit, it names one for each of its permits.
 
     Attributes:
+        held_key: The key that the other call has: ``key``, or one of several keys.
+        limit: The limit of this key that is reached: ``limit.most`` holders at once,
+            or, if there is a ``limit.period`` in seconds, so many starts in it;
+            ``None`` for a key with one holder.
         args: The call's positional arguments. They may be private: do not log them.
         kwargs: The call's keyword arguments. They may be private, too.
-        holder: The other call.
-        retry_after: Seconds until the lock ends if the holder does not renew it.
+        holder: The other call; where the key has a limit, one of them.
+        retry_after: Seconds until the lock ends if the holder does not renew it; where
+            starts are limited, until the next one is possible.
+        due: Where starts are limited: in how many seconds each of the permits is free,
+            the soonest first.
+        place: The place of the call in the backlog of ``held_key``, if the task has
+            one and a node answered: how many calls are before it, and how long runs
+            took lately.
         waited: Seconds for which this execution has waited for the lock; 0 when the
             policy is asked for the first time.
         deferrals: How often this call was republished because of a conflict.
@@ -106,10 +120,14 @@ class Conflict(Situation):
             ``"succeeded"`` while its cool-down lasts.
     """
 
+    held_key: str = ""
+    limit: Limit | None = None
     args: tuple[Any, ...] = field(default=(), repr=False)
     kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     holder: Holder | None = None
     retry_after: float | None = None
+    due: tuple[float, ...] = ()
+    place: Place | None = None
     waited: float = 0.0
     deferrals: int = 0
     stage: str = "execute"
@@ -279,10 +297,9 @@ class ConflictDecision(Decision):
             False where Celery's own event ends the call.
         occupies_process: Whether calls wait for it in a worker process as a rule. The
             worker then logs a warning when it starts.
-        registers: Whether it uses the successor register: publishers then note
-            when a call was published.
-        only_newest: Whether each call enters the register, also one that finds the
-            lock free.
+        registers: Whether it uses the successor register: publishers then tell the
+            nodes of each call.
+        replaces: Whether a call that is published asks the running call to end.
         renew_every: Seconds between renewals of the lock that it needs; ``None``: a
             third of the ttl.
     """
@@ -292,8 +309,17 @@ class ConflictDecision(Decision):
     sends_event: ClassVar[bool] = True
     occupies_process: ClassVar[bool] = False
     registers: ClassVar[bool] = False
-    only_newest: ClassVar[bool] = False
+    replaces: ClassVar[bool] = False
     renew_every: ClassVar[float | None] = None
+
+    @classmethod
+    def keeps(cls, given: Any, options: Any) -> str:  # noqa: ARG003  (most have no order)
+        """Return which of the calls that were published runs, also with a free lock.
+
+        It is ``"latest"`` or ``"first"``; ``""``: all of them. ``given`` is the word or
+        the decision in the task's `LockOptions`.
+        """
+        return ""
 
     def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (most end their wait)
         """Tell whether the call stays in its worker process and tries again."""

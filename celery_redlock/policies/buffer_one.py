@@ -68,6 +68,12 @@ class BufferOne(ConflictDecision):
         reason = "the run that follows would come within it"
         cls._refuse_with_cool_down(options, reason)
 
+    @classmethod
+    def keeps(cls, given: Any, options: Any) -> str:
+        """Return which of the calls that wait runs."""
+        keep = given.keep if isinstance(given, cls) else None
+        return keep or options.buffer_keep or "latest"
+
     def fill(self, situation: Situation, options: Any) -> BufferOne | Retry:
         """Return it in full. In a cool-down no call runs: it is a retry."""
         return Retry.after_cool_down(situation) or BufferOne(

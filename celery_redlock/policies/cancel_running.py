@@ -39,7 +39,7 @@ class CancelRunning(ConflictDecision):
     name: ClassVar[str] = "cancel_running"
     reads: ClassVar[OptionChecks] = {"cancel_grace": seconds_of}
     registers: ClassVar[bool] = True
-    only_newest: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
     renew_every: ClassVar[float | None] = 1.0  # a renewal reads the request to end
     default_grace: ClassVar[float] = 10.0  # seconds
 
@@ -63,6 +63,11 @@ class CancelRunning(ConflictDecision):
             )
         reason = "there is nothing left to cancel in it"
         cls._refuse_with_cool_down(options, reason)
+
+    @classmethod
+    def keeps(cls, given: Any, options: Any) -> str:  # noqa: ARG003  (its base's)
+        """Return that only the newest call counts."""
+        return "latest"
 
     def fill(self, situation: Conflict, options: Any) -> CancelRunning | Run:
         """Return it in full. In a cool-down there is nothing to cancel: it runs."""

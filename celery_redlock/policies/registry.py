@@ -85,7 +85,7 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
             return lambda _: value
         if not callable(value) or isinstance(value, type) or not _takes_one(value):
             raise ConfigurationError(
-                f"{self.name}={value!r} is no policy. Give {self.choices()}, or a "
+                f"{self.name}={value!r} is not a policy. Give {self.choices()}, or a "
                 "callable that takes the situation and returns one of these."
             )
 

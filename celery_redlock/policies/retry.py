@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery_redlock.core.backoff import doubled, jittered
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.timing import seconds_of
 from celery_redlock.policies.base import (
+    Conflict,
     ConflictDecision,
-    DecidedCall,
     Duration,
     LossDecision,
     OptionChecks,
@@ -20,9 +21,16 @@ from celery_redlock.policies.base import (
     policy,
 )
 
+if TYPE_CHECKING:
+    from celery_redlock.core.records.backlog import Place
+
 __all__ = ["Retry"]
 
-_SHORTEST, _FIRST, _LONGEST = 0.001, 15.0, 300.0  # seconds of an outage
+_FIRST, _LONGEST = 1.0, 30.0  # seconds until the next try in an outage
+_MOMENT = 0.5  # seconds
+_LEAST = 0.05  # seconds; each way through the broker costs something
+_NEXT = 8  # calls for each permit that may wait in their processes
+_IN_A_BACKLOG = 900.0  # seconds; in a long backlog a call looks again meanwhile
 
 
 @policy
@@ -31,6 +39,9 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
     """Republish the call; ``max_retries`` does not count it.
 
     It may run after ``countdown`` seconds; ``None``: the task's ``retry_countdown``.
+    If the running call began less than half a second ago, the call first waits for
+    ``patience`` seconds in its worker process; ``None``: half a second. So short runs
+    follow each other without a way through the broker.
     """
 
     name: ClassVar[str] = "retry"
@@ -38,37 +49,50 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
     needs_arguments: ClassVar[bool] = True
 
     countdown: Duration = None
+    patience: Duration = None
 
     def __post_init__(self) -> None:
         self._read_seconds("countdown")
+        if self.patience != 0:
+            self._read_seconds("patience")
 
     @classmethod
     def answer(cls, situation: Any) -> Retry:
         """Return a retry; after an outage with a countdown of its own.
 
-        Nodes that said when they vote again are not asked before. Else the countdown
-        is random: up to 15 s, doubled with each republishing, at most 300 s. Calls
-        that fail together in an outage of an hour must not return together.
+        The countdown begins with 1 s and doubles with each republishing, up to 30 s.
+        So a call runs soon after the nodes vote again, also after a quarantine that
+        ``init`` has ended early. It is random, because calls that fail together in an
+        outage must not return together. Where nodes said when they vote, that is the
+        longest countdown.
         """
         if not isinstance(situation, Outage):
             return cls()
+        seconds = jittered(doubled(_FIRST, situation.deferrals, _LONGEST), 0.25)
         if situation.retry_after:
-            return cls(jittered(situation.retry_after, 1.0, 1.2))
-        longest = doubled(_FIRST, situation.deferrals, _LONGEST)
-        return cls(jittered(longest, least=_SHORTEST / longest))
+            seconds = min(seconds, jittered(situation.retry_after, 1.0, 1.2))
+        return cls(seconds)
 
     def fill(self, situation: Situation, options: Any) -> Retry:
         """Return the retry with a countdown, drawn anew for each answer.
 
-        In a cool-down the call runs after its end; else after half a ttl on average.
+        In a cool-down the call runs after its end, and from a backlog in its turn; else
+        after half a ttl on average.
         """
-        if self.countdown is not None:
-            return self
-        if options.retry_countdown is not None:
-            return Retry(options.retry_countdown)
-        return Retry.after_cool_down(situation) or Retry(
-            jittered(options.ttl, 0.25, 0.75)
-        )
+        countdown: Duration = self.countdown
+        if countdown is None:
+            countdown = options.retry_countdown
+        turn = None
+        if countdown is None:
+            if after := Retry.after_cool_down(situation):
+                return after
+            countdown = jittered(options.ttl, 0.25, 0.75)
+            if isinstance(situation, Conflict) and situation.place:
+                turn = _turn(situation, situation.place)
+                countdown = _countdown(turn, situation, situation.place, countdown)
+        patience = _MOMENT if self.patience is None else in_seconds(self.patience)
+        soon = _is_soon(situation, turn, patience)
+        return Retry(countdown, patience if soon else None)
 
     @classmethod
     def after_cool_down(cls, situation: Any) -> Retry | None:
@@ -80,10 +104,90 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
             return cls(jittered(situation.retry_after, 1.0, 1.1))
         return None
 
-    def describe(self, situation: Situation) -> str:  # noqa: ARG002  (its base's)
-        """Return what happens to the call."""
-        return f"be republished, to run after {in_seconds(self.countdown):.1f} s"
+    def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (its base's)
+        """Tell whether the call first waits in its worker process."""
+        return bool(self.patience)
 
-    def perform(self, call: DecidedCall) -> Any:
-        """Publish the call again, and end this copy of it."""
+    def describe(self, situation: Situation) -> str:
+        """Return what happens to the call."""
+        what = f"be republished, to run after {in_seconds(self.countdown):.1f} s"
+        if self.patience:
+            what = f"wait for at most {in_seconds(self.patience):.1f} s"
+        place = situation.place if isinstance(situation, Conflict) else None
+        if place is None:
+            return what
+        return f"{what} ({place.before} of {place.waiting} that wait are before it)"
+
+    def perform(self, call: Any) -> Any:
+        """Publish the call again, and end this copy of it; or first wait a moment."""
+        if self.patience:
+            return call.wait(in_seconds(self.patience))
         return call.republish(in_seconds(self.countdown))
+
+
+def _turn(conflict: Conflict, place: Place) -> float:
+    """Return in how many seconds it may be the turn of a call in a backlog.
+
+    It is the time until enough permits have come free, if all runs take as long as
+    runs took lately. Where no run has ended yet, they take as long as the one that is
+    known has run so far: so the call looks again when that time has doubled.
+    """
+    limit = conflict.limit
+    permits = limit.most if limit else 1
+    if limit and limit.period:
+        periods, number = divmod(place.before, permits)
+        due = conflict.due or (conflict.retry_after or 0.0,)
+        return due[min(number, len(due) - 1)] + periods * limit.period
+    started = conflict.holder.started if conflict.holder else 0.0
+    age = max(0.0, SYSTEM_CLOCK.wall() - started) if started else 0.0
+    if not place.run_time:
+        return max(age, _MOMENT) * max(1.0, (place.before + 1) / permits)
+    if permits > 1:
+        return place.run_time * (place.before + 1) / permits
+    return max(place.run_time - age, age / 10) + place.before * place.run_time
+
+
+def _countdown(turn: float, conflict: Conflict, place: Place, usual: float) -> float:
+    """Return the countdown of a call whose turn it may be in so many seconds.
+
+    Rather too early than too late: a permit must not be free while all calls wait. So
+    the head of the backlog comes back after the usual countdown at the latest, the
+    calls behind it after a multiple of that. Who waits for a start comes when it is
+    possible, a little apart from the others.
+    """
+    limit = conflict.limit
+    if limit and limit.period:
+        apart = min(_MOMENT, limit.period / limit.most / 10)
+        return max(_LEAST, min(turn, _IN_A_BACKLOG) + jittered(apart, 0.0))
+    permits = limit.most if limit else 1
+    latest = min(usual * (1 + place.before / permits), _IN_A_BACKLOG)
+    return max(_LEAST, jittered(min(turn, latest), 0.95))
+
+
+def _is_soon(situation: Situation, turn: float | None, patience: float) -> bool:
+    """Tell whether the call waits in its process until it is its turn.
+
+    In a backlog these are the first calls alone, a few for each permit: while they
+    wait, their processes do nothing else. With fewer, the other processes would refuse
+    the whole backlog at once, which takes more processor time than the runs do.
+    """
+    if not isinstance(situation, Conflict) or situation.waited:
+        return False
+    place, limit = situation.place, situation.limit
+    if place is not None:
+        if place.before >= _NEXT * (limit.most if limit else 1):
+            return False
+        if turn is not None and (place.run_time or (limit and limit.period)):
+            return turn <= patience
+    return _has_just_begun(situation)
+
+
+def _has_just_begun(situation: Conflict) -> bool:
+    """Tell whether the call that holds the lock may soon end, as short runs do.
+
+    Clocks may differ: that costs one wait of a moment, or one way through the broker.
+    """
+    if situation.phase != "running" or situation.holder is None:
+        return False
+    age = SYSTEM_CLOCK.wall() - situation.holder.started
+    return -_MOMENT < age < _MOMENT

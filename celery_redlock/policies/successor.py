@@ -9,9 +9,9 @@ queue or in here, so it is never lost.
 
     refused ──► enter ──┬─► named: wait in the queue, or in the worker process
                         └─► another call is named: end as superseded
-    granted ──► start ──┬─► named: run
+    granted ──► start ──┬─► named, or no call waits: run
                         └─► another call is named: end as superseded
-    skipped, failed, run without the lock ──► withdraw
+    superseded, skipped, failed, run without the lock ──► withdraw
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from celery.exceptions import Ignore
 
-    from celery_redlock.core.lease import Holder
 
 __all__ = ["Successor"]
 
@@ -45,11 +44,9 @@ class Successor:
 
     def __init__(self, call: Any) -> None:  # a ``task.call.Call``
         self._call = call
-        self._keep = call.header.next
-        self._is_entered = bool(self._keep)  # by a majority of the nodes
-        self._policy = "buffer_one"
-        if call.options.only_newest:  # also where the lock is free
-            self._keep, self._policy = "latest", "cancel_running"
+        self._keep = call.header.next or call.options.keeps
+        self._is_entered = bool(call.header.next)  # by a majority of the nodes
+        self._policy = "cancel_running" if call.options.replaces else "buffer_one"
 
     # -- for the policies ----------------------------------------------------
 
@@ -87,16 +84,21 @@ class Successor:
         """
         call, held, holder = self._call, refused.held, refused.held.holder
         self._policy = "cancel_running"
-        if holder is not None and self._is_newer(holder):
-            raise self._superseded(holder.task_id, held)
-        if grace and not call.request.is_eager:
-            self._enter(held, "latest", grace)
+        if call.request.is_eager and not grace:
+            raise refused.duplicate("did not run: it has no queue")
+        delay = grace or jittered(
+            doubled(1.0, call.header.deferred, call.options.ttl / 2)
+        )
+        if not call.request.is_eager:
+            self._enter(held, "latest", delay)
         if holder is not None:
             ask_to_end(call.runtime.redlock, call.key, holder, str(call))
-        if not grace:
-            return self.wait_in_queue(refused, "latest")
-        waits: float = refused.wait(grace)
-        return waits
+        if grace:
+            waits: float = refused.wait(grace)
+            return waits
+        next_ = "latest" if self._is_entered else ""
+        tried: float = refused.republish(delay, "waits in its queue", next_=next_)
+        return tried
 
     # -- for the admission ---------------------------------------------------
 
@@ -112,9 +114,9 @@ class Successor:
             raise self._superseded(reply.by)
 
     def withdraw(self) -> None:
-        """Leave the register, because the call ends in another way."""
-        call, keep, self._keep = self._call, self._keep, ""
-        if keep:
+        """Leave the register, because the call ends, or runs, in another way."""
+        call, self._keep = self._call, ""
+        if call.id and not call.request.is_eager:
             withdraw(call.runtime.redlock, call.key, call.task.name, call.id)
 
     # -- the register --------------------------------------------------------
@@ -125,7 +127,7 @@ class Successor:
         enter = functools.partial(
             call.register(keep).enter,
             ttl=seconds + call.options.ttl,
-            entered=self._is_entered,
+            entered=self._is_entered or self._policy == "cancel_running",
             holder_id=holder.task_id if holder is not None else "",
         )
         reply = self._asked(enter)
@@ -144,13 +146,6 @@ class Successor:
             log.info("%s has ended before it ran; %s asks again.", reply.by, call)
             withdraw(call.runtime.redlock, call.key, call.task.name, reply.by)
         return RegisterReply(by=None, entered=False)
-
-    def _is_newer(self, holder: Holder) -> bool:
-        """Tell whether the running call was published after this one."""
-        call = self._call
-        return holder.task == call.task.name and (
-            (holder.published, holder.task_id) > (call.header.published, call.id)
-        )
 
     def _superseded(self, by: str, held: LockHeld | None = None) -> Ignore:
         call, policy = self._call, self._policy

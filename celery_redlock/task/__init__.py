@@ -27,15 +27,31 @@ Read the files in the order of a call's life::
 * `admission` acquires the lock. A call that is refused is skipped, fails, waits, is
   republished, or runs without the lock, as its policy says.
 * `interrupt` raises an error in a running body from outside.
+* `refusal` is the exception in which a refused call ends. `tracer` lets it pass
+  Celery's tracer at no more than the cost of a run, with `trace_info`, which only a
+  worker imports.
 
 Beside this path:
 
 * `publishing` claims a call before it is sent, for tasks with ``unique_while`` or
   ``unique_for``, and releases the claim when the body begins.
+* `announcement` tells the nodes of a call that was published, for policies that order
+  the calls.
+* `awaitables` refuses bodies whose work begins after their lock has ended.
 * `request` releases the lock of a process that was killed.
+* `exactly_once` runs the body in a transaction with a record of the call, for tasks
+  with ``exactly_once_in``; `call_records` says what a record is.
+* `results` asks the result backend whether a call has ended.
 * `explain` says what would happen to a call, and changes nothing.
 """
 
 from __future__ import annotations
 
-__all__ = ["decorator", "explain", "header", "publishing", "singleton_task"]
+__all__ = [
+    "call_records",
+    "decorator",
+    "explain",
+    "header",
+    "publishing",
+    "singleton_task",
+]

@@ -44,14 +44,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.records.backlog import join_backlog, leave_backlog
 from celery_redlock.core.records.beat_slots import mark_slot
 from celery_redlock.errors import (
     DuplicateTask,
-    LockContended,
     LockHeld,
     LockUnavailable,
     QuorumUnreachable,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.core.records.backlog import Place
     from celery_redlock.core.records.claims import ExistingJob
     from celery_redlock.policies import ConflictDecision, OutageDecision
     from celery_redlock.task.call import Call
@@ -74,7 +75,9 @@ __all__ = ["Admission"]
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _PATIENCE = 1.0  # seconds for which a copy waits before it is republished
+_GRACE = 60.0  # seconds, with the ttl, that a call may be late to come back
 
 
 class Admission:
@@ -99,8 +102,9 @@ class Admission:
         self._acquire, self._release = acquire, release
         self._interrupter = interrupter
         self._patience = _PATIENCE
-        may_be_registered = call.header.next or call.options.only_newest
+        may_be_registered = call.header.next or call.options.keeps
         self._successor = Successor(call) if may_be_registered else None
+        self._is_in_backlog = call.options.has_backlog and bool(call.header.deferred)
 
     def enter(self) -> Lease | None:
         """Acquire the lock; it is for the caller to release it.
@@ -119,18 +123,20 @@ class Admission:
             self._drop_if_sent_twice(call.header.slot)
         wait: float | None = 0.0
         while wait is not None:
-            try:
-                lease = self._try(wait)
-            except LockHeld as held:  # noqa: PERF203  (trying is the point)
-                wait = self._when_held(held)
-            except LockContended as contended:
-                wait = self._wait_or_republish(contended)
-            except QuorumUnreachable as unreachable:
-                wait = self._when_unreachable(unreachable)
-            else:
-                if self._may_run():
-                    return lease
+            tried = self._try(wait)
+            if not isinstance(tried, LockUnavailable):
+                self._end_outage()
+                if self._may_run() and self._holds(tried):
+                    self._leave_backlog()
+                    return tried
                 wait = 0.0
+            elif isinstance(tried, LockHeld):
+                self._end_outage()
+                wait = self._when_held(tried)
+            elif isinstance(tried, QuorumUnreachable):
+                wait = self._when_unreachable(tried)
+            else:
+                wait = self._wait_or_republish(tried)
         return None
 
     # -- for decisions -----------------------------------------------------------
@@ -143,9 +149,10 @@ class Admission:
         return self._successor
 
     def withdraw(self) -> None:
-        """Withdraw from the successor register, where the call is in it."""
-        if self._successor is not None:
-            self._successor.withdraw()
+        """Withdraw from the successor register and the backlog, where it may be."""
+        self._leave_backlog()
+        if self.call.task.lock_options.registers_successors:
+            self.successor.withdraw()
 
     def republish(self, reason: RedlockError, countdown: float, **header: Any) -> None:
         """Publish the call again and end this copy of it; see ``Call.republish``."""
@@ -153,15 +160,35 @@ class Admission:
 
     # -- granted -------------------------------------------------------------------
 
-    def _try(self, wait: float) -> Lease:
-        if not wait:
-            return self._acquire(wait)
-        return self._interrupter.interruptible(lambda: self._acquire(wait))
+    def _try(self, wait: float) -> Lease | LockUnavailable:
+        """Return the refusal as it is: what follows is no handling of an exception."""
+        try:
+            if not wait:
+                return self._acquire(wait)
+            return self._wait(lambda: self._acquire(wait))
+        except LockUnavailable as refusal:
+            return refusal.with_traceback(None)
+
+    def _wait(self, wait: Callable[[], _T]) -> _T:
+        """Wait in this process, which runs no other call meanwhile."""
+        refusal_log = self.call.runtime.refusal_log
+        refusal_log.waits(self.call)
+        try:
+            return self._interrupter.time_limited(wait)
+        finally:
+            refusal_log.waits_no_more(self.call)
+
+    def _end_outage(self) -> None:
+        """Log the end of an outage: the nodes have voted on this call."""
+        if (outage_log := self.call.runtime.outage_log).is_on:
+            outage_log.end()
 
     def _may_run(self) -> bool:
         """Tell whether the call runs under the lock that it has now, or tries again."""
         call = self.call
         if call.is_redelivered:
+            if call.header.met_copy:
+                self._wait(call.wait_for_result)
             call.drop_if_outdated()
         elif call.header.deferred:
             # The process that published this copy may have been killed right then:
@@ -169,8 +196,26 @@ class Admission:
             call.drop_if_finished()
         if self._successor is not None:
             self._successor.start()
+        else:
+            self.withdraw()
         other = cooling(call) if call.options.unique_for else None
         return other is None or self._may_run_in_cool_down(other)
+
+    def _holds(self, lease: Lease) -> bool:
+        """Tell whether the call still has its lock; if not, it tries again.
+
+        A copy of a call waits under its lock for the result of the other one. No policy
+        has to decide about a lock that it lost meanwhile: the body has not begun.
+        """
+        if lease.is_valid():
+            return True
+        call = self.call
+        fields = call.log_fields("lost-before-body", fence=lease.fence)
+        log.warning(
+            "%s lost its lock before it began; it tries again.", call, extra=fields
+        )
+        self._release()
+        return False
 
     def _drop_if_sent_twice(self, slot: str) -> None:
         """End the second of two messages that beat has sent for one slot."""
@@ -193,21 +238,28 @@ class Admission:
             return True
         self._release()  # no other call has to wait for the lock meanwhile
         pause = min(wait, other.left)
-        self._interrupter.interruptible(lambda: SYSTEM_CLOCK.sleep(pause))
+        self._wait(lambda: SYSTEM_CLOCK.sleep(pause))
         return False
 
     # -- refused -------------------------------------------------------------------
 
     def _when_held(self, held: LockHeld, phase: str = "running") -> float | None:
         call, holder = self.call, held.holder
-        if holder is not None and holder.task_id and holder.task_id == call.id:
-            return self._wait_or_republish(held, redelivered=True)
+        if _is_copy(call, held):
+            # Not waited for here: Celery stores the result after the lock is released,
+            # and this copy would be woken, and run, between the two.
+            self._patience = 0.0
+            return self._wait_or_republish(held, redelivered=True, met_copy=True)
         conflict = Conflict(
             **call.facts(),
+            held_key=held.held_key or call.key,
+            limit=held.limit,
             args=call.args,
             kwargs=call.kwargs,
             holder=holder,
             retry_after=held.retry_after,
+            due=held.due,
+            place=self._join_backlog(held) if phase == "running" else None,
             waited=self.waited,
             deferrals=call.header.deferred,
             phase=phase,
@@ -217,6 +269,28 @@ class Admission:
         refused.announce()
         wait: float | None = decision.perform(refused)
         return wait
+
+    def _join_backlog(self, held: LockHeld) -> Place | None:
+        """Join the backlog of the key that is held, if the task has one."""
+        call = self.call
+        if not call.options.has_backlog:
+            return None
+        self._is_in_backlog = True
+        if not call.refused:
+            call.refused = round(call.runtime.redlock.clock.wall() * 1e6)
+        return join_backlog(
+            call.runtime.redlock,
+            held.held_key or call.key,
+            call.id,
+            since=call.header.published,
+            limit=held.limit,
+            grace=_GRACE + call.options.ttl,
+        )
+
+    def _leave_backlog(self) -> None:
+        if self._is_in_backlog:
+            self._is_in_backlog = False
+            leave_backlog(self.call.runtime.redlock, self.call.key, self.call.id)
 
     def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
         call = self.call
@@ -240,6 +314,14 @@ class Admission:
             countdown = jittered(doubled(1.0, deferred, self.call.options.ttl))
             self.republish(refusal, countdown, deferred=deferred + 1, **header)
         return patience
+
+
+def _is_copy(call: Call, held: LockHeld) -> bool:
+    """Tell whether the holder is another copy of the same call."""
+    if held.limit is not None and held.limit.is_call:
+        return True
+    holder = held.holder
+    return holder is not None and bool(call.id) and holder.task_id == call.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +392,12 @@ class _RefusedCall:
             f"{self.admission.call} {what} (on_conflict: {self.decision.name}{after}). "
             f"{self.held}",
             key=self.held.key,
+            held_key=self.held.held_key,
             ballot=self.held.ballot,
             holder=self.held.holder,
             retry_after=self.held.retry_after,
+            limit=self.held.limit,
+            due=self.held.due,
         )
 
     def _end(self) -> DuplicateTask:
@@ -323,6 +408,7 @@ class _RefusedCall:
         holder = self.held.holder
         return {
             "key": self.admission.call.key,
+            "held_key": self.conflict.held_key,
             "policy": self.decision.name,
             "holder": str(holder),
             "holder_id": holder.task_id if holder else "",
@@ -341,22 +427,25 @@ class _UnreachableCall:
     def announce(self) -> None:
         """Log the decision, and send the signal."""
         call, decision = self.admission.call, self.decision
-        extra = call.log_fields("outage", decision=decision.name)
-        what = decision.describe(self.outage)
-        text = "%s will %s (on_backend_error): %s"
-        log.warning(text, call, what, self.unreachable, extra=extra)
+        extra = call.log_fields("outage-call", decision=decision.name)
+        what = f"{decision.describe(self.outage)} (on_backend_error)"
+        log.debug("%s will %s: %s", call, what, self.unreachable, extra=extra)
+        outage_log, error = call.runtime.outage_log, self.unreachable
+        outage_log.add(call, call.id, decision.name, what, error)
         facts = {"outage": self.outage, "decision": decision}
         lock_outage.send(sender=call.task, **facts, waited=call.waited)
 
     def skip(self) -> NoReturn:
+        self.admission.withdraw()
         fields = {"key": self.admission.call.key, "policy": self.decision.name}
         raise self.admission.call.skip(self.unreachable, **fields)
 
     def fail(self) -> NoReturn:
+        self.admission.withdraw()
         raise self.unreachable
 
     def run(self) -> None:
-        pass
+        self.admission.withdraw()
 
     def republish(self, countdown: float) -> float:
         """Publish the call again; return 0 if the broker did not take it."""

@@ -18,10 +18,10 @@ import copy
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from logging import DEBUG, INFO
 from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -30,20 +30,32 @@ from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import SuccessorRegister
+from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.options.broker import (
+    accepted_countdown,
+    broker_errors,
+    way_back,
+)
 from celery_redlock.task.header import TaskHeader, extract
+from celery_redlock.task.publishing import release_claim
+from celery_redlock.task.results import can_be_read, has_ended, stored_result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from celery_redlock.core.limits import Limits
     from celery_redlock.errors import RedlockError
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.interrupt import Interrupter
 
-__all__ = ["Call"]
+__all__ = ["Call", "Republished"]
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
+_STORED_WITHIN, _LOOK_EVERY = 5.0, 0.05  # seconds after the release of the lock
+
+
+class Republished(Retry):  # type: ignore[misc]
+    """Ends this copy of a call: the next one is published, and RETRY is stored."""
 
 
 @dataclass(slots=True)
@@ -54,8 +66,11 @@ class Call:
         request: Celery's context of this execution.
         id: Celery's id of the call, ``""`` without one.
         key: The name that it locks.
+        limits: The limits of the permits that it needs; empty for a plain lock.
         is_redelivered: Whether another copy with this task id may run or have run.
         began_at: Instant at which it began to want its lock.
+        refused: µs since 1970 when it joined a backlog, in this copy or an earlier
+            one; 0 if it was in none.
     """
 
     task: Any
@@ -64,11 +79,13 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     key: str
+    limits: Limits
     header: TaskHeader
     is_redelivered: bool
     runtime: Runtime
     options: ResolvedOptions
     began_at: float
+    refused: int = 0
     _refusals: int = 0
 
     @classmethod
@@ -85,7 +102,14 @@ class Call:
         """
         runtime, header = runtime_of(task.app), extract(request)
         delivery = request.delivery_info or {}
-        if task.lock_options.registers_successors and not header.published:
+        try:
+            key, limits = task.key_rule.wanted_by(args, kwargs)
+            options = runtime.options(task.name, task.lock_options)
+        except BaseException:
+            release_claim(runtime, header.claim, request.id)  # it will never begin
+            raise
+        has_order = task.lock_options.registers_successors or options.has_backlog
+        if has_order and not header.published:
             now = round(SYSTEM_CLOCK.wall() * 1e6)
             header = header._replace(published=now)
         return cls(
@@ -94,18 +118,30 @@ class Call:
             id=request.id or "",
             args=args,
             kwargs=kwargs,
-            key=task.key_rule.key_of(args, kwargs),
+            key=key,
+            limits=limits,
             header=header,
             is_redelivered=header.redelivered or bool(delivery.get("redelivered")),
             runtime=runtime,
-            options=runtime.options(task.name, task.lock_options),
+            options=options,
             began_at=runtime.redlock.clock.monotonic(),
+            refused=header.refused,
         )
 
     @property
     def waited(self) -> float:
         """Seconds for which the call has wanted its lock."""
         return self.runtime.redlock.clock.monotonic() - self.began_at
+
+    @property
+    def in_backlog(self) -> float | None:
+        """Seconds since it joined a backlog; None if it was in none.
+
+        The clocks of two machines may differ, so it is an estimate.
+        """
+        if not self.refused:
+            return None
+        return max(0.0, self.runtime.redlock.clock.wall() - self.refused / 1e6)
 
     def facts(self) -> dict[str, Any]:
         """Return what each `policies.Situation` of the call has in common."""
@@ -173,12 +209,33 @@ class Call:
             log.info("%s has expired.", self, extra=self.log_fields("expired"))
             raise self.skip(TaskRevokedError("expired"), expired=True)
 
+    def wait_for_result(self) -> None:
+        """Wait until the other copy, which had the lock before, has stored its result.
+
+        Celery stores a result after the lock is released. If the other copy was killed,
+        there is none, and this call returns after some seconds. A lock of this copy
+        that is not renewed has at least half of its time left then.
+        """
+        if not (self.keeps_result() and can_be_read(self.task)):
+            return
+        awaited = states.READY_STATES
+        if self.request.retries:  # its parent has ended with RETRY
+            awaited |= {states.RETRY}
+        clock, patience = self.runtime.redlock.clock, _STORED_WITHIN
+        if not self.options.renew:
+            patience = min(patience, self.options.ttl / 2)
+        give_up_at = clock.monotonic() + patience
+        while stored_result(self.task, self.id).get("status") not in awaited:
+            if clock.monotonic() > give_up_at:
+                return
+            clock.sleep(_LOOK_EVERY)
+
     def has_ended(self, task_id: str) -> bool:
         """Tell whether a stored result says that another call of the task has ended.
 
         Where this call keeps no result, or it cannot be read, the answer is no.
         """
-        return self._stored(task_id).get("status") in states.READY_STATES
+        return self.keeps_result() and has_ended(self.task, task_id)
 
     def _has_finished(self) -> bool:
         """Tell whether a stored result says that this task id has finished.
@@ -186,35 +243,27 @@ class Call:
         If the answer is no by mistake, the call runs again, after the other copy, as
         it would without this package.
         """
-        task, meta = self.task, self._stored(self.id)
+        if not self.keeps_result():
+            return False
+        task, meta = self.task, stored_result(self.task, self.id)
         if isinstance(meta.get("result"), TimeLimitExceeded) and task.acks_late:
             # Celery stores FAILURE and, where told so, redelivers the message as well.
             usual = task.acks_on_failure_or_timeout
             return bool(getattr(task, "acks_on_timeout", usual))
+        once = self.options.exactly_once
+        if once is not None and meta.get("status") == states.FAILURE:
+            from celery_redlock.task.call_records import has_succeeded  # noqa: PLC0415
+
+            return not has_succeeded(self, once)
         return meta.get("status") in states.READY_STATES
 
-    def _stored(self, task_id: str) -> Mapping[str, Any]:
-        """Return the stored result; an empty mapping where it is not known."""
-        backend = self.task.backend
-        if isinstance(backend, DisabledBackend) or not backend.persistent:
-            return {}
-        if not self._keeps_result():
-            return {}
-        try:
-            meta: Mapping[str, Any] = backend.get_task_meta(task_id, cache=False)
-        except Exception:
-            # Each backend has errors of its own, and none of them may end the call.
-            log.exception("The result of %s could not be read.", task_id)
-            return {}
-        return meta
-
-    def _keeps_result(self) -> bool:
+    def keeps_result(self) -> bool:
         """Tell whether the result is stored: the call can override the task."""
         ignored = vars(self.request).get("ignore_result")
         return not (self.task.ignore_result if ignored is None else ignored)
 
     def _stores_errors(self) -> bool:
-        return self._keeps_result() or self.task.store_errors_even_if_ignored
+        return self.keeps_result() or self.task.store_errors_even_if_ignored
 
     def _count_in_chord(self) -> None:
         """Count a call that succeeded in its chord, in case that was not done.
@@ -259,9 +308,12 @@ class Call:
             **header: Fields of the header that change.
 
         Raises:
-            celery.exceptions.Retry: It was published; the result is RETRY.
+            Republished: It was published; the result is RETRY.
             celery.exceptions.Ignore: It was published; the result is left alone,
                 since another copy of the call may own it.
+            Exception: It cannot be published, and the broker is not the reason: for
+                example a router or a receiver of a signal failed. The call ends in
+                this error, because it would come again.
 
         Returns:
             The broker did not accept it. The call has paused, longer each time: try
@@ -269,24 +321,36 @@ class Call:
         """
         if self.request.is_eager:
             raise reason
-        fields = {"redelivered": self.is_redelivered, **header}
-        fresh = self.header._replace(base=None, **fields)
+        fields = {"redelivered": self.is_redelivered, "met_copy": False, **header}
+        fresh = self.header._replace(base=None, refused=self.refused, **fields)
         if not fresh.redelivered:
             if self.header.deferred:
                 self.drop_if_finished()
             self._note_retry(reason)
+        app = self.task.app
+        countdown = accepted_countdown(app, countdown)
         try:
             self._publish(countdown, fresh)
-        except Exception as error:  # noqa: BLE001  (each transport has its own)
+        except broker_errors(app) as error:
             self._pause_after(error, interrupter)
             return
+        except Exception:
+            extra = self.log_fields("republish-failed")
+            text = "%s cannot be republished, and fails: the broker is not the reason."
+            log.exception(text, self, extra=extra)
+            raise
+        # An outage is logged as a whole, and not for each call; see `OutageLog`.
+        level = DEBUG if isinstance(reason, QuorumUnreachable) else INFO
         text = "%s is republished, to run after %.1f s: %s"
         extra = self.log_fields("republished", countdown=countdown)
-        log.info(text, self, countdown, reason, extra=extra)
+        log.log(level, text, self, countdown, reason, extra=extra)
         if fresh.redelivered:
             raise Ignore(f"{self} is republished, to run after {countdown:.1f} s")
-        self.request.ignore_result = True  # RETRY is stored, and may be outdated by now
-        raise Retry(exc=reason, when=countdown)
+        # RETRY is stored, and may be outdated by now: Celery must not store it again.
+        # `RefusalInfo` sees to it, and this line where the tracer is not Celery's.
+        self.request.ignore_result = True
+        text = f"Retry in {countdown:.1f} s: {type(reason).__name__}"  # Celery logs it
+        raise Republished(text, exc=reason, when=countdown)
 
     def _note_retry(self, error: Exception) -> None:
         """Store RETRY before the call is published again; Celery stores it afterwards.
@@ -309,11 +373,15 @@ class Call:
         )
         options = signature.options
         options["headers"] = (options.get("headers") or {}) | header.for_next_copy()
+        options |= way_back(self.task.app, self.request.delivery_info or {})
+        # As they are shown: the publisher may have masked a secret in them.
+        shown = vars(self.request)
+        options |= {n: shown[n] for n in ("argsrepr", "kwargsrepr") if shown.get(n)}
         if header.redelivered:  # its expiry would end the result of the copy that runs
             options["expires"] = None
         signature.apply_async(add_to_parent=False)
 
-    def _pause_after(self, error: Exception, interrupter: Interrupter) -> None:
+    def _pause_after(self, error: BaseException, interrupter: Interrupter) -> None:
         pause = jittered(doubled(_FIRST_PAUSE, self._refusals, _LONGEST_PAUSE))
         self._refusals += 1
         log.warning(
@@ -325,7 +393,7 @@ class Call:
             pause,
             extra=self.log_fields("republish-failed"),
         )
-        interrupter.interruptible(lambda: SYSTEM_CLOCK.sleep(pause))
+        interrupter.time_limited(lambda: SYSTEM_CLOCK.sleep(pause))
 
     def log_fields(self, event: str, **facts: object) -> dict[str, object]:
         """Return the fields of a log line about this call."""

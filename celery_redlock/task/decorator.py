@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
 from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.task.awaitables import refuse_async
 from celery_redlock.task.singleton_task import (
     PublishedOnCommit,
     SingletonTask,
@@ -19,6 +21,41 @@ from celery_redlock.task.singleton_task import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery.result import AsyncResult
+    from typing_extensions import Unpack
+
+    from celery_redlock.options.arguments import TaskArguments
+    from celery_redlock.policies import Conflict
+
+    class _Result(AsyncResult):
+        conflict: Conflict | None
+
+    class _Task(SingletonTask):
+        """The result, for type checkers: a task, or with options a decorator.
+
+        ``singleton_task`` has no overloads, because of errors in overloaded calls
+        checkers do not say which argument is wrong. A class that is given as ``base``
+        may have any other attribute.
+        """
+
+        @overload
+        def __call__(self, function: Callable[..., Any], /) -> _Task: ...
+        @overload
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+        def delay(self, *args: Any, **kwargs: Any) -> _Result:
+            raise NotImplementedError
+
+        def apply_async(
+            self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+        ) -> _Result:
+            raise NotImplementedError
+
+        def __getattr__(self, name: str, /) -> Any: ...
+
+
 __all__ = ["singleton_task"]
 
 
@@ -28,8 +65,8 @@ def singleton_task(
     *,
     app: Any = None,
     base: type[Task] | None = None,
-    **options: Any,
-) -> Any:
+    **options: Unpack[TaskArguments],
+) -> _Task:
     """Turn a function into a task that runs once at a time.
 
     ::
@@ -47,30 +84,42 @@ def singleton_task(
         app: The Celery app; without one it is a ``shared_task``.
         base: A task class of yours; the app's ``Task`` by default. The task is
             an instance of it and of ``SingletonTask``.
-        **options: Lock options (``options.LockOptions``). All others go to Celery's
-            decorator: ``name``, ``bind``, ``autoretry_for``, ...
+        **options: Lock options, and options of Celery's own decorator: ``name``,
+            ``bind``, ``autoretry_for``, ...; see ``options.arguments``.
 
     Raises:
         ConfigurationError: A lock option does not exist, cannot be used, or names
             an argument that the function does not have.
     """
     if function is None:
-        return lambda function: singleton_task(function, app=app, base=base, **options)
+        decorate = functools.partial(singleton_task, app=app, base=base, **options)
+        return cast("_Task", decorate)
     if isinstance(function, (Proxy, Task)):
         raise TypeError("@singleton_task was applied to a task; apply it once, alone.")
     ours, celerys = LockOptions.split(options, foreign=dir(Task))
     ours = {**celerys.pop("redlock", {}), **ours}
     signature = signature_of(function, bound=celerys.get("bind", False))
     LockOptions.of(ours).key_rule(function.__qualname__, signature)
+    if known := base or (app and app.Task):
+        refuse_async(function.__qualname__, function, _under_the_lock(known))
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own
         celerys["dont_autoretry_for"] = without_lost(
             celerys.get("autoretry_for", getattr(base, "autoretry_for", ())),
             celerys["dont_autoretry_for"],
         )
-    if app is not None:
-        return app.task(base=_composed(base or app.Task), **celerys)(function)
-    return _share(function, base, celerys)
+    if app is None:
+        return cast("_Task", _share(function, base, celerys))
+    task = app.task(base=_composed(base or app.Task), **celerys)(function)
+    return cast("_Task", task)
+
+
+def _under_the_lock(base: type[Task]) -> tuple[type, ...]:
+    """Return the base classes whose ``__call__`` runs while the lock is held."""
+    bases = base.__mro__
+    if issubclass(base, SingletonTask):
+        return bases[bases.index(SingletonTask) + 1 :]
+    return bases
 
 
 def _composed(base: type[Task]) -> type[Task]:

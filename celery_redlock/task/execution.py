@@ -26,6 +26,8 @@ Interrupts and, in a pool's process, soft time limits reach only the body; see
 from __future__ import annotations
 
 import contextvars
+import functools
+import inspect
 import logging
 import threading
 from dataclasses import dataclass
@@ -37,11 +39,15 @@ from celery.exceptions import Retry as RetriesItself
 
 from celery_redlock import signals
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.keys import shown
 from celery_redlock.core.lease import Holder, Lease
+from celery_redlock.core.limits import with_copies
+from celery_redlock.core.records.backlog import note_run
 from celery_redlock.errors import LockCancelled, LockLost
 from celery_redlock.locking import Hold
 from celery_redlock.policies import Abort, CancelRunning, Loss, LossDecision
 from celery_redlock.task.admission import Admission
+from celery_redlock.task.awaitables import refuse_awaitable
 from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
 
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
     from celery.utils.dispatch import Signal
 
     from celery_redlock.app.runtime import Runtime
+    from celery_redlock.core.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.call import Call
 
@@ -60,6 +67,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _INTERRUPT_EVERY = 5.0  # seconds in which a body may tidy up before the next interrupt
+_LOOK_EVERY = 0.05  # seconds, where no body can be interrupted yet
 
 _running: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "celery_redlock_running", default=None
@@ -82,6 +90,7 @@ class TaskLock(Hold):
         base: First part of the token.
         since: Instant at which the call began to want the lock; now by default.
         published: Microseconds since 1970 when the call was published; 0: not known.
+        limits: The limits of the permits that the call needs; empty for a plain lock.
     """
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
@@ -95,6 +104,7 @@ class TaskLock(Hold):
         base: str | None = None,
         since: float | None = None,
         published: int = 0,
+        limits: Limits = (),
     ) -> None:
         super().__init__(
             runtime.redlock,
@@ -104,6 +114,7 @@ class TaskLock(Hold):
             renew_every=options.renew_every,
             hold_at_least=options.hold_at_least,
             base=base,
+            limits=limits,
         )
         self._task = task
         self._task_id = task_id
@@ -120,11 +131,19 @@ class TaskLock(Hold):
             published=self._published,
         )
 
+    @property
+    def in_backlog(self) -> float | None:
+        """Seconds in the backlog of the key; None: a lock by itself is in none."""
+        return None
+
     def on_acquired(self, lease: Lease) -> None:
         """Send ``lock_acquired``."""
         if signals.lock_acquired.receivers:
-            waited = self.redlock.clock.monotonic() - self._since
-            self._send(signals.lock_acquired, lease=lease, waited=waited)
+            facts: dict[str, float | None] = {
+                "waited": self.redlock.clock.monotonic() - self._since,
+                "in_backlog": self.in_backlog,
+            }
+            self._send(signals.lock_acquired, lease=lease, **facts)
 
     def on_renewed(self, lease: Lease, lateness: float) -> None:
         """Send ``lock_renewed``."""
@@ -132,6 +151,7 @@ class TaskLock(Hold):
 
     def on_lost(self, lease: Lease) -> None:
         """Send ``lock_lost``."""
+        self._tell_of_operator(lease)
         self._dispatch(signals.lock_lost, lease=lease, decision=None)
 
     def on_cancelled(self, lease: Lease) -> None:
@@ -143,6 +163,11 @@ class TaskLock(Hold):
         """Send ``lock_released``."""
         if signals.lock_released.receivers:
             self._send(signals.lock_released, lease=lease)
+
+    def _tell_of_operator(self, lease: Lease) -> None:
+        """Send ``lock_force_released``, if an operator released the lock."""
+        if by := lease.released_by:
+            self._dispatch(signals.lock_force_released, lease=lease, released_by=by)
 
     def _send(self, signal: Signal, **facts: Any) -> None:
         signal.send(sender=self._task, task_id=self._task_id, **facts)
@@ -159,6 +184,7 @@ class Execution(TaskLock):
 
     Attributes:
         lease: The lease under which the body runs; None: without the lock.
+        is_admitted: Whether the call was let in, and its body has been called.
     """
 
     def __init__(self, call: Call) -> None:
@@ -172,15 +198,22 @@ class Execution(TaskLock):
             base=header.base,
             since=call.began_at,
             published=header.published,
+            limits=call.limits and with_copies(call.limits, call.id),
         )
         self.call = call
         self.lease: Lease | None = None
+        self.is_admitted = False
         self._interrupter = interrupter()
         self._deciding = threading.Lock()
         self._decision: LossDecision | None = None
         self._is_lost = False
         self._has_ended = False
         self._is_kept = False  # until Celery has stored RETRY
+
+    @property
+    def in_backlog(self) -> float | None:
+        """Seconds since the call joined the backlog of its key; None: it did not."""
+        return self.call.in_backlog
 
     def is_of(self, task: Any, request: Any) -> bool:
         """Tell whether this is the execution of that request."""
@@ -201,6 +234,8 @@ class Execution(TaskLock):
                 return self._run(body)
         finally:
             self._has_ended = True
+            if not self.is_admitted:
+                self._runtime.refusal_log.refused(self.call, self.call.waited)
             _running.reset(before)
 
     def _run(self, body: Callable[[], _T]) -> _T:
@@ -208,8 +243,12 @@ class Execution(TaskLock):
         try:
             try:
                 self.lease = self._admit()
+                self.is_admitted = True
+                if not self._runtime.refusal_log.is_idle:
+                    self._runtime.refusal_log.ran()
                 returned.append(self._run_admitted(body))
-                self.check()
+                if self.call.options.exactly_once is None:
+                    self.check()
             finally:
                 if not self._is_kept:
                     try:
@@ -232,8 +271,9 @@ class Execution(TaskLock):
             lease.ensure()
             if call.options.needs_arguments:
                 call.preserve_arguments()
+            lease.begin()
         try:
-            returned = self._interrupter.interruptible(body)
+            returned = self._run_body(body)
         except RetriesItself:
             if not call.request.is_eager:
                 _retried.set(self)
@@ -241,22 +281,52 @@ class Execution(TaskLock):
             raise
         finally:
             self._has_ended = True
+        if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+            refuse_awaitable(call.task.name, returned)
         if call.options.unique_for:
             cool_down(call)
         return returned
 
+    def _run_body(self, body: Callable[[], _T]) -> _T:
+        """Run the body; with ``exactly_once_in``, in a transaction with its record."""
+        once = self.call.options.exactly_once
+        if once is None:
+            return self._interrupter.interruptible(body)
+        from celery_redlock.task.exactly_once import run_once  # noqa: PLC0415
+
+        interruptible = functools.partial(self._interrupter.interruptible, body)
+        returned: _T = run_once(self, once, interruptible)
+        return returned
+
+    def check_before_commit(self) -> None:
+        """Raise if the lock was lost, unless ``on_lock_lost`` lets the body run on."""
+        try:
+            self.check()
+        except LockLost:
+            if self.lease is None or not self._decide(self.lease).goes_on:
+                raise
+
     def _admit(self) -> Lease | None:
         call = self.call
         admission = Admission(call, self.acquire, self.release, self._interrupter)
-        if not call.options.is_claimed:
+        if not call.header.claim:
             return admission.enter()
         with claimed_until_it_begins(call):
             return admission.enter()
 
+    def on_released(self, lease: Lease) -> None:
+        """Send ``lock_released``, and note how long the run took."""
+        super().on_released(lease)
+        if self.call.options.has_backlog:
+            note_run(self.redlock, self.call.key, lease.age())
+
     # -- in the background: stop the body --------------------------------------
 
     def on_lost(self, lease: Lease) -> None:
-        """Let ``on_lock_lost`` decide about the body."""
+        """Let ``on_lock_lost`` decide about the body, unless there is none yet."""
+        self._tell_of_operator(lease)
+        if self.lease is None:
+            return  # the admission looks at the lease, and `_run_admitted` once more
         self._is_lost = True
         self._in_background(self._stop_body, lease)
 
@@ -281,8 +351,8 @@ class Execution(TaskLock):
 
     def _interrupt(self, error: LockLost, *, every: float) -> None:
         while not self._has_ended:
-            self._interrupter.interrupt(error)
-            SYSTEM_CLOCK.sleep(every)
+            has_body = self._interrupter.interrupt(error)
+            SYSTEM_CLOCK.sleep(every if has_body else _LOOK_EVERY)
 
     def _decide(self, lease: Lease) -> LossDecision:
         """Ask ``on_lock_lost`` once; log the decision and send ``lock_lost``."""
@@ -296,7 +366,23 @@ class Execution(TaskLock):
                 text = "%s lost its lock and will %s (on_lock_lost)."
                 log.warning(text, call, decision.describe(loss), extra=extra)
                 self._dispatch(signals.lock_lost, lease=lease, decision=decision)
+                if call.header.events:
+                    self._in_background(self._send_event, lease)
         return self._decision
+
+    def _send_event(self, lease: Lease) -> None:
+        """Send the event ``task-lock-lost``. The broker may take a while."""
+        call, decision = self.call, self._decision
+        facts = {"key": call.key, "fence": lease.fence}
+        facts |= {"decision": decision.name if decision else ""}
+        facts |= {"released_by": lease.released_by}
+        # Not `Task.send_event`, which asks for the request of this thread.
+        events, host = call.task.app.events, call.request.hostname
+        try:
+            with events.default_dispatcher(hostname=host) as dispatcher:
+                dispatcher.send("task-lock-lost", uuid=call.id, retry=False, **facts)
+        except Exception:
+            log.exception("The event task-lock-lost of %s could not be sent.", call)
 
     def _ask(self, loss: Loss) -> LossDecision:
         try:
@@ -339,8 +425,8 @@ class Execution(TaskLock):
         """Release the lock if an interrupt at a bad moment left it held."""
         if lease := self.own:
             fields = self.call.log_fields("lock-left", fence=lease.fence)
-            text = "%s ended and left its lock %r; it is released now."
-            log.error(text, self.call, lease.key, extra=fields)
+            text = "%s ended and left its lock %s; it is released now."
+            log.error(text, self.call, shown(lease.key), extra=fields)
             self.release()
 
 

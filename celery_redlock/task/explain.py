@@ -1,9 +1,9 @@
 """``task.explain(42)``: the fate of a call, and the reasons, without running it.
 
-Nodes are asked for the holder of the lock, for the claim, for the last success, and
-whether they vote. The task's policies are asked for their decision. No lock is taken;
-nothing is sent or changed. A policy that is a callable is called, with an empty
-``task_id``.
+Nodes are asked for the holder of the lock, or of each permit of its limits, for the
+claim, for the last success, and whether they vote. The task's policies are asked for
+their decision. No lock is taken; nothing is sent or changed. A policy that is a
+callable is called, with an empty ``task_id``.
 
 The explanation holds at this moment. To act on it, take the lock instead.
 """
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.failure import unreachable
+from celery_redlock.core.keys import shown
+from celery_redlock.core.records.backlog import place_of_next
 from celery_redlock.core.records.claims import Claims, ExistingJob
 from celery_redlock.core.scripts import COUNTERS
-from celery_redlock.policies import Decision, Outage, Situation
+from celery_redlock.operations.scan import LimitInUse, inspect_limits
+from celery_redlock.policies import Conflict, Decision, Outage, Situation
 from celery_redlock.task.publishing import conflict_with
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ class Explanation:
         waiting: The job that has the claim in the queue; or None.
         succeeded: The job whose cool-down lasts; or None.
         is_known: Whether enough nodes answered.
+        limits: The limits of its keys, with the permits that have a holder; empty for
+            a plain lock. Where there are several permits, ``running`` is None.
     """
 
     task: str
@@ -73,6 +78,7 @@ class Explanation:
     waiting: ExistingJob | None
     succeeded: ExistingJob | None
     is_known: bool
+    limits: tuple[LimitInUse, ...] = ()
 
     @property
     def would_run(self) -> bool:
@@ -85,25 +91,32 @@ class Explanation:
         return self.running.holder if self.running else None
 
     def __str__(self) -> str:
-        return (
-            f"A call of {self.task} with the key {self.key!r}.\n"
-            f"Published now, it would {self.publish}\n"
-            f"Executed now, it would {self.execute}"
-        )
+        keys = "keys" if "\n" in self.key else "key"
+        lines = [
+            f"A call of {self.task} with the {keys} {shown(self.key)}.",
+            f"Published now, it would {self.publish}",
+            f"Executed now, it would {self.execute}",
+            *map(str, self.limits),
+        ]
+        return "\n".join(lines)
 
 
 def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
     """Return the fate of this call of a task; see ``SingletonTask.explain``."""
     runtime = runtime_of(task.app)
     redlock, options = runtime.redlock, runtime.options(task.name, task.lock_options)
-    key = task.lock_key(*args, **kwargs)
+    key, limits = task.lock_wanted(*args, **kwargs)
     seen, claims = redlock.inspect(key), Claims(redlock)
-    running = ExistingJob.named_in(key, seen.ballot) if seen.holder else None
+    in_use = inspect_limits(redlock, limits) if limits else []
+    has_one_holder = all(limit.most == 1 or limit.period for limit in limits)
+    running = None
+    if seen.holder and has_one_holder:
+        running = ExistingJob.named_in(key, seen.ballot)
     waiting = claims.queued(key) if options.is_claimed else None
     succeeded = claims.succeeded(key, "") if options.unique_for else None
     outage = None
     if running is None:
-        if seen.ballot.answered < redlock.quorum:
+        if seen.ballot.answered < redlock.quorum or in_use is None:
             timeout = redlock.timing.node_timeout
             outage = unreachable(
                 key, seen.ballot, node_timeout=timeout, config=redlock.guard.config
@@ -111,6 +124,7 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
         elif redlock.guard.enabled:
             outage = _outage_of_votes(redlock, key)
     call = {"task": task.name, "args": args, "kwargs": kwargs}
+    full = next((_FullLimit(key, one) for one in in_use or () if one.is_full), None)
     # In the order in which a publisher's nodes look.
     both = options.unique_while == "queued_or_running"
     here = waiting or (running if both else None) or succeeded
@@ -118,17 +132,20 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
         task=task.name,
         key=key,
         publish=_published(options, here, call),
-        execute=_executed(options, running or succeeded, outage, call),
+        execute=_executed(redlock, options, running or succeeded or full, outage, call),
         running=running,
         waiting=waiting,
         succeeded=succeeded,
         is_known=outage is None,
+        limits=tuple(in_use or ()),
     )
 
 
 def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
     """Return the outage if too few nodes vote, although they answer."""
     ballot = redlock.guard.ask(COUNTERS, [redlock.guard.config]).ballot
+    if redlock.guard.adopt(ballot):
+        ballot = redlock.guard.ask(COUNTERS, [redlock.guard.config]).ballot
     if ballot.granted >= redlock.quorum:
         return None
     return unreachable(
@@ -149,8 +166,9 @@ def _published(
 
 
 def _executed(
+    redlock: Redlock,
     options: ResolvedOptions,
-    here: ExistingJob | None,
+    here: ExistingJob | _FullLimit | None,
     outage: QuorumUnreachable | None,
     call: dict[str, Any],
 ) -> Step:
@@ -164,8 +182,53 @@ def _executed(
         return _step(options.on_backend_error(situation), situation, str(outage))
     if here is None:
         return Step("run", goes_on=True, words="run")
-    conflict = conflict_with(here, **call)
+    place = None
+    if options.has_backlog and here.phase == "running":
+        place = place_of_next(redlock, here.held_key or here.key)
+    if isinstance(here, _FullLimit):
+        conflict = here.conflict(place=place, **call)
+    else:
+        conflict = conflict_with(here, place=place, **call)
     return _step(options.on_conflict(conflict), conflict, str(here))
+
+
+@dataclass(frozen=True, slots=True)
+class _FullLimit:
+    """A limit of which all permits have a holder."""
+
+    key: str
+    limit: LimitInUse
+    phase: str = "running"
+
+    @property
+    def held_key(self) -> str:
+        """The key that has the limit."""
+        return self.limit.limit.key
+
+    def conflict(self, **call: Any) -> Conflict:
+        """Return the conflict that the call has with the holders."""
+        limit, permits = self.limit.limit, self.limit.permits
+        due = sorted(seen.ttl_left for seen in permits) if limit.period else []
+        return Conflict(
+            key=self.key,
+            held_key=limit.key,
+            limit=limit,
+            holder=permits[0].holder,
+            retry_after=self.limit.free_in,
+            due=tuple(due),
+            **call,
+        )
+
+    def __str__(self) -> str:
+        limit, holder = self.limit.limit, self.limit.permits[0].holder
+        if limit.period:
+            return str(self.limit)
+        if limit.most == 1:
+            return f"The key {limit.key!r} is held by {holder}."
+        return (
+            f"All {limit.most} permits of {limit.key!r} are in use, one of them by "
+            f"{holder}."
+        )
 
 
 def _step(decision: Decision, situation: Situation, reason: str) -> Step:

@@ -11,12 +11,16 @@ field            meaning                                            written by
 ``outages``      how often because too few nodes answered           the task
 ``redelivered``  another copy with this task id may run or have     the task
                  run
+``met_copy``     another copy with this task id had the lock when   the task
+                 this one was published
 ``slot``         the tick of a beat schedule that the call is for   beat
 ``published``    µs since 1970 when the call was published first,   publisher or
                  or else when it arrived                            main process
+``refused``      µs since 1970 when the call joined a backlog        the task
 ``next``         order of the successor register that the call has  the task
                  entered: "latest" or "first"
 ``events``       whether its worker sends events                    main process
+``claim``        the key that its publisher has claimed for it      publisher
 ===============  =================================================  ============
 
 Celery copies the headers of a message into its retries. The header is therefore
@@ -37,35 +41,53 @@ from celery_redlock.core.lease import new_base
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-__all__ = ["HEADER", "TaskHeader", "attach", "clean", "extract", "mint"]
+__all__ = [
+    "HEADER",
+    "TaskHeader",
+    "attach",
+    "attach_claim",
+    "claim_in",
+    "clean",
+    "extract",
+    "mint",
+]
 
 HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
-_CARRIED = frozenset(("deferred", "outages", "redelivered", "slot", "next"))
+_CARRIED = frozenset(
+    (
+        *("deferred", "outages", "redelivered", "met_copy"),
+        *("slot", "refused", "next", "claim"),
+    )
+)
 
 
 class TaskHeader(NamedTuple):
     """The fields of one header, as in the table above.
 
-    ``base`` is None if another main process minted it. Not known: ``published`` is 0,
-    ``slot`` and ``next`` are ``""``.
+    ``base`` is None if another main process minted it. Not known: ``published`` and
+    ``refused`` are 0, ``slot`` and ``next`` are ``""``; so is ``claim`` of a call
+    without a claim.
     """
 
     base: str | None = None
     deferred: int = 0
     outages: int = 0
     redelivered: bool = False
+    met_copy: bool = False
     slot: str = ""
     published: int = 0
+    refused: int = 0
     next: str = ""
     events: bool = False
+    claim: str = ""
 
     def for_next_copy(self) -> dict[str, dict[str, Any]]:
         """Return the headers of the next copy: all but what is of this execution."""
         fields, always = self._asdict(), ("deferred", "outages", "redelivered")
         carried = {name: fields[name] for name in always}
-        known = {n: fields[n] for n in ("slot", "published", "next") if fields[n]}
-        return {HEADER: carried | known}
+        others = ("met_copy", "slot", "published", "refused", "next", "claim")
+        return {HEADER: carried | {n: fields[n] for n in others if fields[n]}}
 
 
 def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:
@@ -95,6 +117,17 @@ def attach(headers: Mapping[str, Any] | None, published: int = 0) -> dict[str, A
     return headers
 
 
+def attach_claim(headers: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
+    """Return headers that say which key was claimed for the call."""
+    headers = headers or {}
+    return {**headers, HEADER: {**_fields(headers), "claim": key}}
+
+
+def claim_in(headers: Mapping[str, Any] | None) -> str:
+    """Return the key that was claimed for the call, as its headers say, or ``""``."""
+    return str(_fields(headers or {}).get("claim") or "")
+
+
 def extract(request: Any) -> TaskHeader:
     """Remove the header from a ``task.request`` and return it."""
     fields = vars(request).pop(HEADER, None)
@@ -114,8 +147,11 @@ def extract(request: Any) -> TaskHeader:
         deferred=_count(fields, "deferred"),
         outages=_count(fields, "outages"),
         redelivered=fields.get("redelivered") is True,
+        met_copy=fields.get("met_copy") is True,
         slot=str(fields.get("slot") or ""),
+        refused=_count(fields, "refused"),
         next=str(fields.get("next") or ""),
+        claim=str(fields.get("claim") or ""),
     )
 
 

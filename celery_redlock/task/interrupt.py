@@ -5,7 +5,7 @@ the body runs in    it is interrupted by
 ==================  ==========================================================
 a pool's process    SIGUSR1 to its main thread, which also ends a blocking call
 another thread      an asynchronous exception; a blocking call has to end first
-gevent, eventlet    a throw from the hub; a body that never yields gets none
+gevent, eventlet    a throw from the hub; a body that never yields gets no throw
 ==================  ==========================================================
 
 ::
@@ -19,8 +19,8 @@ releasing the lock, and all that Celery does after the body, are out of reach. A
 that catches the error and goes on has to be interrupted again.
 
 In a pool's process Celery's soft time limit uses the same signal. It reaches the
-interruptible call as always. A limit that arrives while the lock is acquired or
-released takes effect after that.
+interruptible call as always, and a wait that is given to ``time_limited``. A limit that
+arrives while the lock is acquired or released takes effect after that.
 """
 
 from __future__ import annotations
@@ -60,17 +60,18 @@ class Interrupter:
 
     def interruptible(self, call: Callable[[], _T]) -> _T:
         """Call it and return its result. It can be interrupted until it returns."""
-        try:
-            try:
-                self._turn_on()
-                return call()
-            finally:
-                self._turn_off()
-        finally:
-            self._turn_off()  # an interrupt may have cut the first one short
+        return _between(self._turn_on, call, self._turn_off)
 
-    def interrupt(self, error: LockLost) -> None:
-        """Raise the error in the interruptible call, if there is one. Thread-safe."""
+    def time_limited(self, wait: Callable[[], _T]) -> _T:
+        """Call it and return its result. Time limits reach it, but no interrupt."""
+        return wait()
+
+    def interrupt(self, error: LockLost) -> bool:
+        """Raise the error in the interruptible call. Thread-safe.
+
+        Returns:
+            False if there is no such call now.
+        """
         raise NotImplementedError
 
     def _turn_on(self) -> None:
@@ -78,6 +79,20 @@ class Interrupter:
 
     def _turn_off(self) -> None:
         self.is_on = False
+
+
+def _between(
+    before: Callable[[], None], call: Callable[[], _T], after: Callable[[], None]
+) -> _T:
+    """Return what the call returns; `after` is called, also after an interrupt."""
+    try:
+        try:
+            before()
+            return call()
+        finally:
+            after()
+    finally:
+        after()  # an interrupt may have cut the first one short
 
 
 def interrupter() -> Interrupter:
@@ -113,15 +128,25 @@ class _SignalHandler:
 
         This is not possible before the first task: billiard installs its handler
         after the last hook that could call this.
+
+        An interrupt that came too late for an earlier task is forgotten: the next soft
+        time limit would be taken for it, and would have no effect.
         """
+        if self._interrupt and not self._interrupt[0].is_entered:
+            self._interrupt = None
         if signal.getsignal(_SIGNAL) != self._handle:  # type: ignore[arg-type]
             self._previous = signal.signal(_SIGNAL, self._handle)  # type: ignore[arg-type]
 
     def send(self, target: _BySignal, error: LockLost) -> None:
         """Have the error raised in the target's call. Thread-safe."""
         self._interrupt = target, error
-        main = threading.main_thread().ident
-        signal.pthread_kill(main, _SIGNAL)  # type: ignore[arg-type]
+        if sys.platform != "win32":
+            main = threading.main_thread().ident
+            signal.pthread_kill(main, _SIGNAL)  # type: ignore[arg-type]
+
+    def block(self) -> None:
+        """Keep a signal that arrives from now on until ``unblock``."""
+        self.is_blocked = True
 
     def unblock(self) -> None:
         """Handle signals again, and the one that arrived meanwhile."""
@@ -146,13 +171,18 @@ _signal_handler = _SignalHandler()
 
 
 class _BySignal(Interrupter):
-    """Inside ``with``, soft time limits reach only the interruptible call."""
+    """Inside ``with``, a soft time limit reaches only a call that is given to it."""
+
+    is_entered = False
 
     def __enter__(self) -> None:
         _signal_handler.install()
-        self._was_blocked, _signal_handler.is_blocked = _signal_handler.is_blocked, True
+        self.is_entered = True
+        self._was_blocked = _signal_handler.is_blocked
+        _signal_handler.block()
 
     def __exit__(self, *error: object) -> None:
+        self.is_entered = False
         _signal_handler.is_blocked = self._was_blocked
         if _signal_handler.is_blocked:
             return
@@ -167,11 +197,15 @@ class _BySignal(Interrupter):
 
     def _turn_off(self) -> None:
         self.is_on = False
-        _signal_handler.is_blocked = True
+        _signal_handler.block()
 
-    def interrupt(self, error: LockLost) -> None:
-        if self.is_on:
+    def time_limited(self, wait: Callable[[], _T]) -> _T:
+        return _between(_signal_handler.unblock, wait, _signal_handler.block)
+
+    def interrupt(self, error: LockLost) -> bool:
+        if is_on := self.is_on:
             _signal_handler.send(self, error)
+        return is_on
 
 
 # -- threads, solo: an asynchronous exception ------------------------------------
@@ -191,11 +225,12 @@ class _ByAsyncException(Interrupter):
         if self._has_thrown:
             _withdraw_exception(self._thread_id)
 
-    def interrupt(self, error: LockLost) -> None:
+    def interrupt(self, error: LockLost) -> bool:
         with self._mutex:
-            if self.is_on:
+            if is_on := self.is_on:
                 self._has_thrown = True
                 _throw(self._thread_id, type(error))
+        return is_on
 
 
 class _Blank(BaseException):
@@ -231,9 +266,10 @@ class _InGreenlet(Interrupter):
         self._greenlet = sys.modules["greenlet"].getcurrent()
         self._soon = soon
 
-    def interrupt(self, error: LockLost) -> None:
-        if self.is_on:
+    def interrupt(self, error: LockLost) -> bool:
+        if is_on := self.is_on:
             self._soon(functools.partial(self._deliver, error))
+        return is_on
 
     def _deliver(self, error: LockLost) -> None:
         if self.is_on:

@@ -17,35 +17,44 @@ redelivery by the broker       None, if the body had begun before a crash. The
                                call may then wait beside another job.
 =============================  ===================================================
 
-A claim is released when the body begins; the call holds its lock by then. It is also
-released if the body will never begin: sending failed, the call was revoked or has
-expired, or ``on_conflict`` ended it.
+The message names the key that was claimed (see ``header``), and exactly this claim is
+released when the body begins; the call holds its lock by then. It is also released if
+the body will never begin: sending failed, the call was revoked or has expired,
+``on_conflict`` ended it, its arguments do not fit, no worker knows its task, or its
+process was killed. If it is not released, the next publisher takes it over when the
+result of its job says that the job has ended.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from celery import signals as celery_signals
 from celery.exceptions import Ignore, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.keys import shown
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.claims import Claims, ExistingJob
-from celery_redlock.errors import DuplicateTask, LockUnavailable
+from celery_redlock.errors import DuplicateTask, LockUnavailable, QuorumUnreachable
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.signals import publish_claimed, publish_deduplicated
+from celery_redlock.task.header import attach_claim, claim_in
+from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from celery_redlock.app.runtime import Runtime
     from celery_redlock.options.lock_options import ResolvedOptions
 
 __all__ = [
@@ -55,6 +64,8 @@ __all__ = [
     "cool_down",
     "cooling",
     "publish",
+    "release_claim",
+    "seconds_until",
 ]
 
 log = logging.getLogger(__name__)
@@ -74,12 +85,16 @@ class Claim:
         self.key = key
         self.task_id = task_id
 
+    def keep(self, seconds: float) -> None:
+        """Let the claim last for so many seconds from now, unless it was released."""
+        self._claims.keep(self.key, self.task_id, seconds)
+
     def release(self) -> None:
         """Release the claim; another job of the call is then no duplicate."""
         self._claims.release(self.key, self.task_id)
 
     def __repr__(self) -> str:
-        return f"<Claim {self.key!r} of {self.task_id}>"
+        return f"<Claim {shown(self.key)} of {self.task_id}>"
 
 
 def publish(  # noqa: PLR0913  (called in one place)
@@ -98,8 +113,8 @@ def publish(  # noqa: PLR0913  (called in one place)
     that would raise an error is skipped.
 
     Returns:
-        The result of the call, or of the job that is here already. Its
-        ``conflict`` is the ``policies.Conflict`` in the second case, else None.
+        The result of the call, or of the existing job. Its ``conflict`` is the
+        ``policies.Conflict`` in the second case, else None.
 
     Raises:
         DuplicateTask: Another job is here, and ``on_conflict`` raises. No message
@@ -113,26 +128,16 @@ def publish(  # noqa: PLR0913  (called in one place)
     claims = Claims(runtime.redlock)
     seconds = _seconds_to_wait(task, options, resolved.claim_ttl)
     if any(options.get(name) for name in _OF_A_CANVAS):
-        task_id = options.get("task_id")
-        if resolved.is_claimed and task_id and task_id == task.request.id:
-            claims.retake(key, _job(task, task_id), seconds)  # the call that runs here
+        if resolved.is_claimed:
+            options = _with_claim_retaken(task, key, options, claims, seconds)
         return send(**options)
     job = _job(task, uuid())
-    here, is_taken = _look_or_take(claims, key, job, resolved)
-
-    def send_job(conflict: Conflict | None = None) -> Any:
-        try:
-            result = send(**{**options, "task_id": job.task_id})
-        except BaseException:
-            if is_taken:
-                claims.release(key, job.task_id)
-            raise
-        if is_taken:
-            claims.keep(key, job.task_id, seconds)
-            publish_claimed.send(sender=task, claim=Claim(claims, key, job.task_id))
-        result.conflict = conflict
-        return result
-
+    here, is_taken = _look_or_take(claims, key, job, resolved, task)
+    claim = Claim(claims, key, job.task_id) if is_taken else None
+    options = {**options, "task_id": job.task_id}
+    send_job = functools.partial(
+        _send_job, task, send, options=options, claim=claim, seconds=seconds
+    )
     if here is None:
         return send_job()
     args, kwargs = tuple(arguments[0] or ()), dict(arguments[1] or {})
@@ -146,25 +151,86 @@ def publish(  # noqa: PLR0913  (called in one place)
     return decision.perform(duplicate)
 
 
+def _send_job(  # noqa: PLR0913  (called in one place)
+    task: Any,
+    send: Callable[..., Any],
+    conflict: Conflict | None = None,
+    *,
+    options: dict[str, Any],
+    claim: Claim | None,
+    seconds: float,
+) -> Any:
+    """Send a job. Its claim then lasts for some seconds, or ends if sending fails."""
+    if claim is None:
+        result = send(**options)
+    else:
+        options["headers"] = attach_claim(options.get("headers"), claim.key)
+        try:
+            result = send(**options)
+        except BaseException:
+            claim.release()
+            raise
+        claim.keep(seconds)
+        publish_claimed.send(sender=task, claim=claim)
+    result.conflict = conflict
+    return result
+
+
+def _with_claim_retaken(
+    task: Any, key: str, options: Mapping[str, Any], claims: Claims, seconds: float
+) -> Mapping[str, Any]:
+    """Return the options of a message; take its claim again if its call runs here."""
+    task_id, headers = options.get("task_id"), options.get("headers")
+    if not task_id or task_id != task.request.id:
+        return options
+    claimed = claim_in(headers) or key
+    claims.retake(claimed, _job(task, task_id), seconds)
+    return {**options, "headers": attach_claim(headers, claimed)}
+
+
 def _look_or_take(
-    claims: Claims, key: str, job: Holder, options: ResolvedOptions
+    claims: Claims, key: str, job: Holder, options: ResolvedOptions, task: Any
 ) -> tuple[ExistingJob | None, bool]:
-    """Return the job that is here already, and whether the call was claimed."""
+    """Return the existing job, if any, and whether the call was claimed."""
     if not options.is_claimed:
         return claims.succeeded(key, job.task_id), False
+    outage_log = runtime_of(task.app).outage_log
+    looks = {
+        "at_lock": options.unique_while == "queued_or_running",
+        "at_cooldown": options.unique_for > 0,
+    }
     try:
-        here = claims.take(
-            key,
-            job,
-            at_lock=options.unique_while == "queued_or_running",
-            at_cooldown=options.unique_for > 0,
-        )
+        here = claims.take(key, job, **looks)
+        if here is not None and _has_left(task, here):
+            claims.release(key, here.holder.task_id)
+            here = claims.take(key, job, **looks)
     except LockUnavailable as error:
         # A claim that cannot be taken stops no job.
-        text = "%s[%s] is published without a claim: %s"
-        log.warning(text, job.task, job.task_id, error)
+        call, what = f"{job.task}[{job.task_id}]", "be published without a claim"
+        extra = log_fields("unclaimed", task=job.task, task_id=job.task_id, key=key)
+        is_outage = isinstance(error, QuorumUnreachable)
+        level = logging.DEBUG if is_outage else logging.WARNING
+        log.log(level, "%s will %s: %s", call, what, error, extra=extra)
+        if is_outage:
+            outage_log.add(call, job.task_id, "unclaimed", what, error)
         return None, False
+    outage_log.end()
     return here, here is None
+
+
+def _has_left(task: Any, here: ExistingJob) -> bool:
+    """Tell whether a job that has the claim does not wait any more.
+
+    Its result says so: Celery stores REVOKED at once, and discards the job when it is
+    due. The lock alone says whether a job runs.
+    """
+    if here.phase != "queued" or not has_ended(task, here.holder.task_id):
+        return False
+    job, key = here.holder, here.key
+    extra = log_fields("claim-taken-over", task=task.name, task_id=job.task_id, key=key)
+    text = "%s[%s] has ended: the next call takes over its claim of %s."
+    log.info(text, job.task, job.task_id, shown(key), extra=extra)
+    return True
 
 
 def _job(task: Any, task_id: str) -> Holder:
@@ -179,7 +245,12 @@ def conflict_with(here: ExistingJob, **call: Any) -> Conflict:
     """Return the conflict of a call with another job."""
     left, phase = here.left, here.phase
     return Conflict(
-        key=here.key, holder=here.holder, retry_after=left, phase=phase, **call
+        key=here.key,
+        held_key=here.held_key,
+        holder=here.holder,
+        retry_after=left,
+        phase=phase,
+        **call,
     )
 
 
@@ -219,6 +290,7 @@ class _DuplicateCall:
             f"A call of {self.task.name} was not published (on_conflict: "
             f"{self.decision.name}). {here}",
             key=here.key,
+            held_key=here.held_key,
             ballot=here.ballot,
             holder=here.holder,
             retry_after=here.left,
@@ -233,13 +305,13 @@ class _DuplicateCall:
 
 def _seconds_to_wait(task: Any, options: Mapping[str, Any], claim_ttl: float) -> float:
     """Return the seconds of a claim: it ends at the job's expiry at the latest."""
-    delay = _seconds_until(task, options.get("countdown") or options.get("eta")) or 0.0
-    expires = _seconds_until(task, options.get("expires", task.expires))
+    delay = seconds_until(task, options.get("countdown") or options.get("eta")) or 0.0
+    expires = seconds_until(task, options.get("expires", task.expires))
     seconds = max(0.0, delay) + claim_ttl
     return seconds if expires is None else max(_LEAST, min(seconds, expires))
 
 
-def _seconds_until(task: Any, when: Any) -> float | None:
+def seconds_until(task: Any, when: Any) -> float | None:
     """Return the seconds until an instant as Celery takes it: a number is seconds."""
     if when is None or isinstance(when, (int, float)):
         return when
@@ -271,10 +343,22 @@ def claimed_until_it_begins(call: Any) -> Iterator[None]:
     _release_claim(call)
 
 
+def release_claim(runtime: Runtime, key: str, task_id: str) -> None:
+    """Release the claim that a message carries, if it carries one."""
+    if key:
+        Claims(runtime.redlock).release(key, task_id)
+        runtime.watchdog.resend_releases()
+
+
 def _release_claim(call: Any) -> None:
-    if not call.request.is_eager:
-        Claims(call.runtime.redlock).release(call.key, call.id)
-        call.runtime.watchdog.resend_releases()
+    release_claim(call.runtime, call.header.claim, call.id)
+
+
+def _release_claim_of_message(sender: Any, message: Any, **_: Any) -> None:
+    """Release the claim of a message that no task takes: its call will never begin."""
+    headers = message.headers or {}
+    if key := claim_in(headers):
+        release_claim(runtime_of(sender.app), key, str(headers.get("id")))
 
 
 def cooling(call: Any) -> ExistingJob | None:
@@ -286,3 +370,7 @@ def cool_down(call: Any) -> None:
     """Begin the cool-down after a call that has succeeded and still has its lock."""
     job, seconds = _job(call.task, call.id), call.options.unique_for
     Claims(call.runtime.redlock).cool_down(call.key, job, seconds)
+
+
+for _signal in (celery_signals.task_unknown, celery_signals.task_rejected):
+    _signal.connect(_release_claim_of_message, weak=False)

@@ -20,23 +20,23 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
-from celery.exceptions import Ignore, Terminated, WorkerLostError
+from celery.exceptions import Ignore, Reject, Retry, Terminated, WorkerLostError
 from celery.worker.request import Request
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.keys import shown
+from celery_redlock.core.limits import with_copies
 from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.records.claims import Claims
 from celery_redlock.core.records.successors import withdraw
-from celery_redlock.task.header import mint
-
-if TYPE_CHECKING:
-    from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.task.header import claim_in, mint
+from celery_redlock.task.publishing import release_claim
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -67,6 +67,7 @@ class RedlockRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._redlock_base = mint(self.request_dict, events=self._sends_events())
+        self._redlock_claim = claim_in(self.request_dict)
 
     def _sends_events(self) -> bool:
         """Tell whether this worker sends events about tasks, not only heartbeats."""
@@ -86,7 +87,34 @@ class RedlockRequest(Request):
             self.send_event("task-revoked", **{**usual, **error.facts})
         elif isinstance(error, _DIED):
             self._release_lock()
+        elif self._has_lost_result(exc_info, error, **kwargs):
+            log.warning(
+                "The result of %s could not be stored (%s: %s). Its message goes back "
+                "to its queue: the next copy stores what is recorded of the call.",
+                self.humaninfo(),
+                type(error).__name__,
+                error,
+                extra=log_fields("result-lost", task=self.name, task_id=self.id),
+            )
+            exc_info.exception = Reject(error, requeue=True)
         return super().on_failure(exc_info, *args, **kwargs)
+
+    def _has_lost_result(
+        self, exc_info: Any, error: Any, *, return_ok: bool = False, **_: Any
+    ) -> bool:
+        """Tell whether Celery failed after the body of a call that may be recorded.
+
+        Celery acknowledges such a message, and the result would be lost for ever. An
+        error of Celery's tracer is internal; one that it could not store either comes
+        from the pool.
+        """
+        options = self.task.lock_options
+        return bool(
+            (exc_info.internal or not return_ok)
+            and not isinstance(error, (Ignore, Reject, Retry, MemoryError))
+            and self.task.acks_late
+            and options.exactly_once_in is not None
+        )
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  (Celery's)
         """Release the lock after a hard time limit, when the child has ended."""
@@ -110,20 +138,17 @@ class RedlockRequest(Request):
         Its entry in the successor register is withdrawn, too. Both happen before the
         end of the job is known, so that the call can be published again at once.
         """
-        options = self.task.lock_options
-        if options.unique_while != "running" or options.registers_successors:
-            self._release_claim(options)
+        self._release_claim()
         super()._announce_revoked(*args, **kwargs)
 
-    def _release_claim(self, options: LockOptions) -> None:
+    def _release_claim(self) -> None:
         try:
             runtime = runtime_of(self.app)
-            key = self.task.lock_key(*self.args, **self.kwargs)
-            if options.unique_while != "running":
-                Claims(runtime.redlock).release(key, self.id)
-            if options.registers_successors:
+            release_claim(runtime, self._redlock_claim, self.id)
+            if self.task.lock_options.registers_successors:
+                key = self.task.lock_key(*self.args, **self.kwargs)
                 withdraw(runtime.redlock, key, self.name, self.id)
-            runtime.watchdog.resend_releases()
+                runtime.watchdog.resend_releases()
         except Exception:
             # The key may come from a user's function, and this is the main process.
             log.exception(
@@ -147,8 +172,8 @@ class RedlockRequest(Request):
         while not _is_gone(pid):
             if SYSTEM_CLOCK.monotonic() > give_up_at:
                 log.warning(
-                    "Process %d still runs %g s after Celery killed it. It keeps the "
-                    "lock of %s.",
+                    "Process %d still runs %g s after Celery killed it. The lock of "
+                    "%s is not released.",
                     pid,
                     _LOOK_FOR,
                     self.humaninfo(),
@@ -158,11 +183,15 @@ class RedlockRequest(Request):
         self._release()
 
     def _release(self) -> None:
+        comes_back = self.task.acks_late and self.task.reject_on_worker_lost
+        if not comes_back:
+            self._release_claim()
         try:
-            key = self.task.lock_key(*self.args, **self.kwargs)
+            key, limits = self.task.lock_wanted(*self.args, **self.kwargs)
             runtime = runtime_of(self.app)
             redlock = runtime.redlock
-            released = redlock.release_base(key, self._redlock_base)
+            limits = with_copies(limits, self.id)
+            released = redlock.release_base(key, self._redlock_base, limits)
             if self.task.lock_options.registers_successors:
                 withdraw(redlock, key, self.name, self.id)
             runtime.watchdog.resend_releases()
@@ -170,7 +199,7 @@ class RedlockRequest(Request):
             # The key may come from a user's function, and this is the main process.
             log.exception(
                 "The lock of %s, whose process %s is gone, could not be released. It "
-                "ends with its ttl.",
+                "expires when its ttl has passed.",
                 self.humaninfo(),
                 self.worker_pid,
             )
@@ -181,9 +210,9 @@ class RedlockRequest(Request):
                 "lock-released", task=self.name, task_id=self.id, key=key
             )
             log.warning(
-                "Released the lock %r of %s on %s nodes so far: its process %s is "
+                "Released the lock %s of %s on %s nodes so far: its process %s is "
                 "gone.",
-                key,
+                shown(key),
                 self.humaninfo(),
                 votes,
                 self.worker_pid,
@@ -204,6 +233,8 @@ def _is_gone(pid: int) -> bool:
 
 def _answers(pid: int) -> bool:
     """Tell whether the kernel knows the process, where there is no /proc."""
+    if sys.platform == "win32":  # where signal 0 is Ctrl-C
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

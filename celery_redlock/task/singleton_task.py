@@ -20,27 +20,40 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task
+from celery.result import ResultBase
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.app import worker_hooks
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.errors import ConfigurationError, DuplicateTask, LockLost
-from celery_redlock.locking import held_by
+from celery_redlock.core.records.claims import Claims
+from celery_redlock.errors import (
+    ConfigurationError,
+    DuplicateTask,
+    FingerprintError,
+    LockLost,
+)
+from celery_redlock.locking import aheld_by, held_by
 from celery_redlock.options.lock_options import LockOptions
+from celery_redlock.task.announcement import send_announced
+from celery_redlock.task.awaitables import refuse_async
 from celery_redlock.task.call import Call
 from celery_redlock.task.execution import Execution, TaskLock, running
 from celery_redlock.task.header import attach, clean
 from celery_redlock.task.publishing import publish
+from celery_redlock.task.refusal import end_refused
+from celery_redlock.task.tracer import RefusalTracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.core.limits import Limits
     from celery_redlock.options.call_key import KeyRule
     from celery_redlock.task.explain import Explanation
 
@@ -49,6 +62,7 @@ __all__ = ["PublishedOnCommit", "SingletonTask", "signature_of", "without_lost"]
 _REQUEST = "celery_redlock.task.request:RedlockRequest"
 _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
 _AFTER_COMMIT = "redlock_after_commit"
+_OF_A_CLASS = (FunctionType, classmethod, staticmethod, property)
 
 
 class SingletonTask(Task):
@@ -76,23 +90,38 @@ class SingletonTask(Task):
     Request = _REQUEST
     throws = (DuplicateTask,)
     dont_autoretry_for: ClassVar[tuple[type[Exception], ...]] = (LockLost,)
+    __trace__ = RefusalTracer()
 
     redlock: ClassVar[Mapping[str, Any]] = {}
-    lock_options: ClassVar[LockOptions] = LockOptions()
+    lock_options: ClassVar[Any] = LockOptions()  # None: a task of Celery's own
+    _redlock_options: ClassVar[Mapping[str, Any]] = {}
     key_rule: ClassVar[KeyRule]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        inherited: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            inherited |= vars(base).get("redlock") or {}
-        try:
-            cls.lock_options = LockOptions.of(inherited)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{cls.__qualname__}: {error}") from error
+        cls._read_options()
         cls.dont_autoretry_for = without_lost(
             getattr(cls, "autoretry_for", ()), cls.dont_autoretry_for
         )
+
+    @classmethod
+    def _read_options(cls) -> None:
+        """Check the lock options of this class and of its base classes."""
+        if "redlock" in vars(cls):
+            # An annotation (``task_annotations``) comes on top of what was written.
+            cls._redlock_options = {**cls._redlock_options_of(cls), **cls.redlock}
+        inherited: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            inherited |= {**cls._redlock_options_of(base), **_named_options(base)}
+        try:
+            cls.lock_options = LockOptions.of(inherited)
+        except ConfigurationError as error:
+            name = cls.name or cls.__qualname__
+            raise ConfigurationError(f"{name}: {error}") from error
+
+    @staticmethod
+    def _redlock_options_of(base: type) -> Mapping[str, Any]:
+        return vars(base).get("_redlock_options") or vars(base).get("redlock") or {}
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -101,10 +130,21 @@ class SingletonTask(Task):
         mask(app)
         if "key_rule" in vars(cls) or cls.run is Task.run:
             return  # Celery binds a task twice, and base classes without a body, too
+        if str(cls.__module__).startswith("celery."):
+            # Celery's own tasks, where this class is the app's ``task_cls``.
+            cls.lock_options, cls.Request = None, Task.Request
+            return
+        cls._read_options()
         bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
         signature = signature_of(cls.run, bound=bound)
+        lock = cls.__mro__.index(SingletonTask)
+        refuse_async(cls.name, cls.run, cls.__mro__[lock + 1 :])
         cls.key_rule = cls.lock_options.key_rule(cls.name, signature)
         cls.Request = _request_class_of(cls)
+        if cls.lock_options.exactly_once_in is not None:
+            from celery_redlock.task.call_records import register_prune  # noqa: PLC0415
+
+            register_prune(app)
         _warn_of_bypass(cls)
 
     # -- running ------------------------------------------------------------
@@ -113,12 +153,19 @@ class SingletonTask(Task):
         """Run the body: under the lock in a worker, without one elsewhere."""
         request = self.request
         body = functools.partial(super().__call__, *args, **kwargs)
-        if self._takes_lock(request):
-            return Execution(Call.of(self, request, args, kwargs)).run(body)
-        return body()
+        if not self._takes_lock(request):
+            return body()
+        execution = Execution(Call.of(self, request, args, kwargs))
+        try:
+            return execution.run(body)
+        except Exception as error:
+            if execution.is_admitted:
+                raise
+            refusal = error
+        raise end_refused(refusal)
 
     def _takes_lock(self, request: Any) -> bool:
-        if request.called_directly:
+        if request.called_directly or self.lock_options is None:
             return False
         if request.is_eager and not self.app.conf.get("redlock_eager"):
             return False
@@ -137,23 +184,38 @@ class SingletonTask(Task):
         lock does not interrupt the block: ask ``lease.ensure()``.
 
         Raises:
-            LockHeld: Another client has the lock.
+            LockHeld: Another client has the lock, or other clients have all permits.
             LockContended: The votes were split.
             QuorumUnreachable: Too few nodes answered. After each of these errors the
                 block did not run.
             LockLost: The lock was lost while the block ran.
             FingerprintError: The arguments cannot be reduced to a key.
         """
+        with held_by(self._lock_of(args, kwargs)) as lease:
+            yield lease
+
+    def _lock_of(self, args: Any, kwargs: Any) -> TaskLock:
         runtime = runtime_of(self.app)
         execution = running()
-        hold = TaskLock(
+        key, limits = self.lock_wanted(*args, **kwargs)
+        return TaskLock(
             self,
-            self.lock_key(*args, **kwargs),
+            key,
+            limits=limits,
             task_id=execution.call.id if execution else "",
             runtime=runtime,
             options=runtime.options(self.name, self.lock_options),
         )
-        with held_by(hold) as lease:
+
+    @asynccontextmanager
+    async def alock(self, *args: Any, **kwargs: Any) -> AsyncIterator[Lease]:
+        """Hold the lock of the call with these arguments in a coroutine.
+
+        It is ``lock`` for asyncio, for example in a FastAPI or Django view: it does not
+        block the event loop, and the loss of the lock cancels the block. It raises as
+        ``lock`` does.
+        """
+        async with aheld_by(self._lock_of(args, kwargs)) as lease:
             yield lease
 
     def lock_key(self, *args: Any, **kwargs: Any) -> str:
@@ -162,11 +224,44 @@ class SingletonTask(Task):
         Raises:
             FingerprintError: They cannot be reduced to a key.
         """
-        dump = getattr(self, "_dump_pydantic_arguments", None)
-        if dump is not None:
-            args, kwargs = dump(args, kwargs)
-        self._get_app()  # binds the task, which sets the rule
+        args, kwargs = self._as_sent(args, kwargs)
         return self.key_rule.key_of(args, kwargs)
+
+    def lock_wanted(self, *args: Any, **kwargs: Any) -> tuple[str, Limits]:
+        """Return the key of the call with these arguments, and the limits of its keys.
+
+        The limits are empty where each key has one holder at a time, and starts are
+        not counted; see ``core.limits``.
+
+        Raises:
+            FingerprintError: They cannot be reduced to a key.
+        """
+        args, kwargs = self._as_sent(args, kwargs)
+        return self.key_rule.wanted_by(args, kwargs)
+
+    def _as_sent(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return arguments as they are before a message is made of them."""
+        self._get_app()  # binds the task, which sets the rule
+        dump = getattr(self, "_dump_pydantic_arguments", None)
+        return (args, kwargs) if dump is None else dump(args, kwargs)
+
+    def release_claim(self, *args: Any, **kwargs: Any) -> str | None:
+        """Release the claim of the call with these arguments, whichever job has it.
+
+        The next call is then published, also while the job still waits in its queue.
+        Use it for a job that will never begin and that no worker knows about, for
+        example after its queue was purged. Only tasks with ``unique_while`` claim.
+
+        Returns:
+            The id of the job that had the claim; None if there was none.
+
+        Raises:
+            FingerprintError: The arguments cannot be reduced to a key.
+            QuorumUnreachable: Too few nodes answered. The claim is released on the
+                others.
+        """
+        claims = Claims(runtime_of(self.app).redlock)
+        return claims.release_any(self.lock_key(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Return what would happen to a call with these arguments. Changes nothing.
@@ -190,8 +285,11 @@ class SingletonTask(Task):
         """Publish as Celery does, unless the call has no key or is a duplicate.
 
         Only tasks with ``unique_while`` or ``unique_for`` look for duplicates here;
-        see ``publishing``. The result then has an attribute ``conflict``: None, or the
+        see ``publishing``. The result has an attribute ``conflict``: None, or the
         ``policies.Conflict`` with another job of the call.
+
+        A task with ``typing=False`` is published without a look at its arguments where
+        these have no key. It fails in its worker.
 
         Raises:
             FingerprintError: The arguments do not fit the task or cannot be
@@ -199,16 +297,35 @@ class SingletonTask(Task):
             DuplicateTask: There is another job of the call, and ``on_conflict`` is
                 ``raise``. Nothing was sent.
         """
-        key = self.lock_key(*(args or ()), **(kwargs or {}))
+        if self.lock_options is None:
+            return super().apply_async(args, kwargs, *more, **options)
+        try:
+            key = self.lock_key(*(args or ()), **(kwargs or {}))
+        except FingerprintError:
+            if self.typing:
+                raise
+            return super().apply_async(args, kwargs, *more, **options)
+        send = functools.partial(_sent, super().apply_async, args, kwargs)
         if self.lock_options.registers_successors:
             options["headers"] = attach(options.get("headers"))
-        send = functools.partial(super().apply_async, args, kwargs)
+            send = functools.partial(send_announced, self, key, send)
         named = dict(zip(_MORE, more, strict=False))
         can_raise = not options.pop(_AFTER_COMMIT, False)
         if not self.lock_options.is_unique_before_it_runs:
             return send(**named, **options)
         options = {**named, **options}
         return publish(self, key, (args, kwargs), options, send, can_raise=can_raise)
+
+    def AsyncResult(self, *args: Any, **options: Any) -> Any:  # noqa: N802  (Celery's)
+        """Return the result of a call by its id; its ``conflict`` is None.
+
+        The results of the calls in a chain, group or chord are made here.
+        """
+        return _without_conflict(super().AsyncResult(*args, **options))
+
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """Run the call here, as Celery does; the ``conflict`` of its result is None."""
+        return _without_conflict(super().apply(*args, **options))
 
     def signature_from_request(self, *args: Any, **kwargs: Any) -> Any:
         """Return the call for a retry, without the header of this package.
@@ -220,9 +337,25 @@ class SingletonTask(Task):
         if options.get("headers"):
             options["headers"] = clean(options["headers"])
         call = execution and execution.call
-        if self.lock_options.registers_successors and call and call.task is self:
+        if (
+            self.lock_options
+            and self.lock_options.registers_successors
+            and call
+            and call.task is self
+        ):
             options["headers"] = attach(options.get("headers"), call.header.published)
         return signature
+
+
+def _sent(send: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Send a call. Its result says that there was no conflict, as far as is known."""
+    return _without_conflict(send(*args, **options))
+
+
+def _without_conflict(result: Any) -> Any:
+    if isinstance(result, ResultBase):  # a base class may return another thing
+        result.conflict = None
+    return result
 
 
 class PublishedOnCommit:
@@ -258,8 +391,29 @@ def signature_of(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:
     signature = inspect.signature(body)
     if not bound:
         return signature
-    _, *parameters = signature.parameters.values()
-    return signature.replace(parameters=parameters)
+    parameters = [*signature.parameters.values()]
+    if not parameters:
+        raise ConfigurationError(
+            f"{body.__qualname__} takes no arguments, and a task with bind=True gets "
+            "itself as the first one. Leave bind out, or write def "
+            f"{body.__name__}(self)."
+        )
+    return signature.replace(parameters=parameters[1:])
+
+
+def _named_options(task: type) -> dict[str, Any]:
+    """Return the lock options that are attributes of a class: ``on_conflict = ...``.
+
+    Celery's own decorator makes its arguments attributes. A method of a class may have
+    the name of an option.
+    """
+    if task is SingletonTask or not issubclass(task, SingletonTask):
+        return {}
+    own = {n: v for n, v in vars(task).items() if not n.startswith("_")}
+    if not vars(task).get("_decorated"):
+        known = LockOptions.split(own)[0].keys() & LockOptions.names()
+        return {n: own[n] for n in known if not isinstance(own[n], _OF_A_CLASS)}
+    return LockOptions.split(own, foreign=dir(SingletonTask))[0]
 
 
 def _request_class_of(task: type[Task]) -> Any:

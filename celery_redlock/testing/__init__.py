@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from celery_redlock.testing.clock import FakeClock
 from celery_redlock.testing.faults import (
+    force_release,
     freeze,
     held_elsewhere,
     lose_lock,
@@ -44,6 +45,7 @@ __all__ = [
     "SignalRecorder",
     "Signalled",
     "assert_skipped",
+    "force_release",
     "freeze",
     "held_elsewhere",
     "lose_lock",

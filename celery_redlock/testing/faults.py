@@ -18,13 +18,20 @@ a `Redlock` and a key.
 from __future__ import annotations
 
 import importlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.forced_release import ForcedRelease
+from celery_redlock.core.keys import key_of, keys_of
 from celery_redlock.core.lease import Holder, LeaseState, new_base
+from celery_redlock.core.records.forced_releases import force_release_words
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.scripts import FORCE_RELEASE
+from celery_redlock.core.transport.requests import all_answered
+from celery_redlock.errors import LockHeld
 from celery_redlock.locking import watchdog_of
 from celery_redlock.testing.network import FakeNodes
 
@@ -32,9 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.core.limits import Limits
     from celery_redlock.devnodes import DevNodes
 
-__all__ = ["freeze", "held_elsewhere", "lose_lock", "partition"]
+__all__ = ["force_release", "freeze", "held_elsewhere", "lose_lock", "partition"]
 
 _SOON = 10.0  # seconds within which a loss is signalled
 _PAUSE = 0.005
@@ -99,7 +107,9 @@ def partition(nodes: FakeNodes, *indexes: int) -> Iterator[None]:
 def held_elsewhere(what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     """Hold a lock as another process while the block runs, for ``max_ttl`` at most.
 
-    To the nodes, and to this process, the holder is a process on another host.
+    To the nodes, and to this process, the holder is a process on another host. If the
+    task has a limit, all permits that are free are held, so that no call gets one. To
+    hold a single one, name it: ``held_elsewhere(redlock, "imports#2")``.
 
     Args:
         what: A task, or a `Redlock`.
@@ -108,23 +118,32 @@ def held_elsewhere(what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
 
     Raises:
         LockUnavailable: The lock was not granted, for example because it is held.
+
+    Yields:
+        The lease; of several permits, the first one.
     """
-    redlock, key, task = _lock_of(what, args, kwargs)
+    redlock, key, task, limits = _lock_of(what, args, kwargs)
     task_id, started = f"elsewhere-{new_base()[:12]}", redlock.clock.wall()
     holder = Holder.here(task=task, task_id=task_id, started=started)
     holder = replace(holder, host="elsewhere")
-    lease = redlock.acquire(key, redlock.timing.max_ttl, holder=holder)
+    acquire = partial(redlock.acquire, keys_of(key), redlock.timing.max_ttl)
+    leases = [acquire(holder=holder, limits=limits)]
     try:
-        yield lease
+        with suppress(LockHeld):
+            while limits:
+                leases.append(acquire(holder=holder, limits=limits))
+        yield leases[0]
     finally:
-        redlock.release(lease)
+        for lease in leases:
+            redlock.release(lease)
 
 
 def lose_lock(what: Any, *args: Any, **kwargs: Any) -> Lease:
     """Let this process lose a lock, as a process does that is paused past the ttl.
 
     When this function returns, the loss is signalled and the lock is free: the body is
-    about to be interrupted, and another client can take the lock.
+    about to be interrupted, and another client can take the lock. If the task has a
+    limit, that is one of the permits that this process has.
 
     Args:
         what: A task, which runs in a thread of this process; or a `Redlock`.
@@ -138,32 +157,69 @@ def lose_lock(what: Any, *args: Any, **kwargs: Any) -> Lease:
     Returns:
         The lost lease.
     """
-    redlock, key, _ = _lock_of(what, args, kwargs)
+    redlock, key, *_ = _lock_of(what, args, kwargs)
     watchdog = watchdog_of(redlock)
-    lease: Lease | None = None
+    lease = watchdog.expire(key)
+    if lease is None:
+        raise AssertionError(
+            f"This process does not hold {key!r}, so it cannot lose it."
+        )
     deadline = SYSTEM_CLOCK.monotonic() + _SOON
     # Repeated, because a renewal that is just being confirmed extends the lease.
-    while lease is None or lease.state is LeaseState.HELD:
-        lease = watchdog.expire(key) or lease
-        if lease is None:
-            raise AssertionError(
-                f"This process does not hold {key!r}, so it cannot lose it."
-            )
+    while lease.state is LeaseState.HELD:
+        watchdog.expire(lease)
         if SYSTEM_CLOCK.monotonic() > deadline:
             raise AssertionError(f"{lease!r} did not end within {_SOON:g} s.")
         SYSTEM_CLOCK.sleep(_PAUSE)
-    redlock.release_base(key, lease.token.partition(".")[0])
+    limits = lease.choice.limits if lease.choice else ()
+    redlock.release_base(key, lease.token.partition(".")[0], limits)
     return lease
+
+
+def force_release(what: Any, *args: Any, **kwargs: Any) -> None:
+    """Release a lock as an operator does, and let its holder learn of it.
+
+    When this function returns, the lock is free. If this process held it, the loss is
+    signalled, and the body is about to be interrupted. If the task has a limit, one
+    permit is released: the first that is held.
+
+    Args:
+        what: A task, which runs in a thread of this process; or a `Redlock`.
+        *args: The arguments of the call, or the key.
+        **kwargs: The keyword arguments of the call.
+
+    Raises:
+        AssertionError: No process holds the lock, or it is not renewed.
+    """
+    redlock, key, _, limits = _lock_of(what, args, kwargs)
+    names = [name for limit in limits for name in limit.names()] or [key]
+    found = ((name, redlock.inspect(name).holder) for name in names)
+    name, holder = next((pair for pair in found if pair[1]), (key, None))
+    if holder is None:
+        raise AssertionError(f"{key!r} is not held, so it cannot be released.")
+    whole = holder.whole_key(name)
+    record = ForcedRelease(
+        whole, str(holder), "tester", tool="force_release", at=redlock.clock.wall()
+    )
+    words = force_release_words(redlock.keys, whole, holder, holder.token, record)
+    redlock.nodes.ask(FORCE_RELEASE, *words, done_when=all_answered)
+    deadline = SYSTEM_CLOCK.monotonic() + _SOON
+    while watchdog_of(redlock).renew_key(whole):
+        if SYSTEM_CLOCK.monotonic() > deadline:
+            raise AssertionError(f"{whole!r} was not renewed within {_SOON:g} s.")
+        SYSTEM_CLOCK.sleep(_PAUSE)
 
 
 def _lock_of(
     what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Redlock, str, str]:
-    """Return the lock service, the key, and the name of the task."""
+) -> tuple[Redlock, str, str, Limits]:
+    """Return the lock service, the key, the name of the task, and limits of holders."""
     if isinstance(what, Redlock):
         (key,) = args
-        return what, key, ""
+        return what, key_of(key), "", ()
     # Imported on use: the rest of this package works without Celery.
     runtime = importlib.import_module("celery_redlock.app.runtime")
     redlock = runtime.runtime_of(what.app).redlock
-    return redlock, what.lock_key(*args, **kwargs), what.name
+    key, limits = what.lock_wanted(*args, **kwargs)
+    at_once = tuple(limit for limit in limits if not limit.period)
+    return redlock, key, what.name, at_once

@@ -236,18 +236,6 @@ class MemoryNode:
         """The name of the present server process; a restart changes it."""
         return self.redis.run_id.decode()
 
-    def admit(self, meta: str, config: str) -> None:
-        """Let the node vote under this configuration. Its fences start at its TIME.
-
-        Args:
-            meta: The name of the key of what the node must not forget.
-            config: ``RestartGuard.config``.
-        """
-        names = dict.fromkeys((b"run_id", b"incarnation", b"synced"), self.redis.run_id)
-        floor = b"%d" % self.redis.now_us()
-        fields = {b"config": config.encode(), b"floor": floor}
-        self.redis.hset(meta.encode(), {**names, **fields})
-
     def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run one script and return the raw reply: ints, bytes, lists.
 

@@ -26,13 +26,16 @@ Their limit: to connect and to send takes no time.
 from __future__ import annotations
 
 import math
+import secrets
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.scripts import COUNTERS, INITIALIZE, JOIN
 from celery_redlock.core.transport.pending_releases import PendingReleases
 from celery_redlock.core.transport.resp import ErrorReply
+from celery_redlock.core.view import View
 from celery_redlock.testing.clock import FakeClock
 from celery_redlock.testing.memory_node import MemoryNode
 
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from celery_redlock.core.clock import Clock
-    from celery_redlock.core.transport.requests import ScriptRequest
+    from celery_redlock.core.transport.requests import Bell, ScriptRequest
 
 __all__ = ["FakeNode", "FakeNodes"]
 
@@ -104,9 +107,25 @@ class FakeNodes:
         redlock = Redlock(self.urls, transport=self, **options)
         is_new, self._new[0] = self._new[0], False
         if is_new:
-            for node in self.nodes:
-                node.memory.admit(redlock.keys.meta, redlock.guard.config)
+            self._initialize(redlock)
+        else:  # learn the view, which a client learns with its first request
+            redlock.guard.adopt(redlock.guard.ask(COUNTERS, [""]).ballot)
+        self.asked.clear()
         return redlock
+
+    def _initialize(self, redlock: Redlock) -> None:
+        """Let the nodes vote, also those that a test has frozen or cut off."""
+        meta, identities = [redlock.keys.meta], {}
+        for node in self.nodes:
+            reply = node.memory.execute(JOIN, meta, [secrets.token_hex(4), ""])
+            identities[node.label] = reply[3].decode()
+        configuration = redlock.guard.configuration
+        view = View.first_of_epoch(configuration, identities, before=None)
+        hint_us = round(self.clock.wall() * 1_000_000)
+        args = [str(view), hint_us, redlock.guard.hint_tolerance_us]
+        for node in self.nodes:
+            node.memory.execute(INITIALIZE, meta, args)
+        redlock.guard.use(view)
 
     def another_client(self) -> FakeNodes:
         """Return the same nodes as another process reaches them."""
@@ -202,6 +221,11 @@ class FakeNodes:
         """Send one request and wait for it, for one node time-out at most."""
         self.send(request)
         self.wait(request, until=self.clock.monotonic() + self._node_timeout)
+
+    def begin(self, request: ScriptRequest, bell: Bell) -> None:
+        """Ask, and ring the bell: fake time passes at once."""
+        self.ask(request)
+        bell.release()
 
     def drain(self, until: float) -> None:
         """Read the replies that have arrived, without waiting."""

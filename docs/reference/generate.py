@@ -13,8 +13,10 @@ signals, and metrics. ``tests/test_docs.py`` fails when a page is out of date.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import itertools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +27,12 @@ from prometheus_client import CollectorRegistry
 
 from celery_redlock import LockOptions, errors, metrics, policies, signals
 from celery_redlock.cli import redlock
+from celery_redlock.options.arguments import LockArguments
 from celery_redlock.settings import Settings
 from docs.contributing import draw_house
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["BLOCKS", "filled", "out_of_date", "pages"]
 
@@ -111,9 +114,25 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     return f"`{value!r}`".replace("'", '"')
 
 
-def fields_of(kind: type, prefix: str = "") -> str:
-    """Return the table of a dataclass: names, defaults, what the docstring says."""
-    texts = attributes_of(kind)
+def texts_below(kind: type) -> dict[str, str]:
+    """Return the text below each attribute of a class, by name."""
+    (body,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(body, ast.ClassDef)  # noqa: S101  (for mypy)
+    return {
+        ast.unparse(attribute.target): sentence(ast.literal_eval(text.value))
+        for attribute, text in itertools.pairwise(body.body)
+        if isinstance(attribute, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def fields_of(
+    kind: type, prefix: str = "", texts: Mapping[str, str] | None = None
+) -> str:
+    """Return the table of a dataclass: names, defaults and meanings.
+
+    The meanings are those of its docstring, unless they are given.
+    """
+    texts = texts or attributes_of(kind)
     return table(
         ("name", "default", "meaning"),
         [
@@ -285,7 +304,7 @@ def policy_sample() -> str:
 
 BLOCKS = {
     "settings": lambda: fields_of(Settings, "redlock_"),
-    "options": lambda: fields_of(LockOptions),
+    "options": lambda: fields_of(LockOptions, texts=texts_below(LockArguments)),
     "on-conflict": lambda: words_of("on_conflict"),
     "on-lock-lost": lambda: words_of("on_lock_lost"),
     "on-backend-error": lambda: words_of("on_backend_error"),

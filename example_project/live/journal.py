@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery import current_task
 from django.utils import timezone
@@ -18,11 +18,11 @@ from celery_redlock import LockLost, current_lease
 from live.models import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from celery_redlock import Lease
 
-__all__ = ["close_gone", "overlaps", "recorded"]
+__all__ = ["Beyond", "beyond", "close_gone", "overlaps", "recorded"]
 
 
 @contextmanager
@@ -94,3 +94,36 @@ def overlaps(runs: Iterable[Run]) -> list[tuple[Run, Run]]:
             if run.ended_at is None or later.began_at < run.ended_at:
                 found.append((run, later))
     return found
+
+
+class Beyond(NamedTuple):
+    """The number of bodies that ran at once, and those that were too many.
+
+    Attributes:
+        most: The greatest number of bodies at one moment.
+        runs: The keys of the runs that began when as many ran as may.
+    """
+
+    most: int
+    runs: set[int]
+
+
+def beyond(bodies: Iterable[Run], limit_of: Callable[[Run], int]) -> Beyond:
+    """Compare the number of bodies that ran at once with their limit.
+
+    Runs may have different limits, as while a deploy changes one. Then the greatest of
+    those that run counts.
+    """
+    most, found = 0, set()
+    running: list[Run] = []
+    for run in sorted(bodies, key=lambda run: run.began_at):
+        running = [
+            one
+            for one in running
+            if one.ended_at is None or run.began_at < one.ended_at
+        ]
+        running.append(run)
+        most = max(most, len(running))
+        if len(running) > max(map(limit_of, running)):
+            found.add(run.pk)
+    return Beyond(most, found)

@@ -43,7 +43,8 @@ def run(request: HttpRequest) -> HttpResponse:
     for _ in range(times):
         build_report.delay(customer.pk)
     key = build_report.lock_key(customer.pk)
-    return _done(request, f"Published {times} calls with the key {key}.")
+    calls = "1 call" if times == 1 else f"{times} calls"
+    return _done(request, f"Published {calls} with the key {key}.")
 
 
 @require_POST

@@ -6,6 +6,7 @@ and its locks. Nodes do not count renewals, so workers do.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -17,7 +18,7 @@ from django.utils import timezone
 from celery_redlock import runtime_of
 from celery_redlock.beat import election_key
 from celery_redlock.core.records.standbys import leadership_of
-from celery_redlock.operations.inspect import NodeState, node_status
+from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.scan import scan
 from live.journal import close_gone, overlaps
 from live.models import Run
@@ -25,32 +26,44 @@ from live.processes import processes
 from project import celery_app
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import SeenHolder
 
-__all__ = ["look"]
+__all__ = ["LATEST", "WINDOW", "as_json", "look", "shared"]
 
 WINDOW = timedelta(seconds=90)  # the timeline shows a minute of it
-_LATEST = 60  # runs in the list
+LATEST = 60  # runs in the list
 _FRESH = 0.4  # seconds in which all browsers get the same answer
 
-_turn = threading.Lock()
-_last: tuple[float, dict[str, Any]] = (-math.inf, {})
+
+def shared(look: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """Let all browsers get the same answer for a moment."""
+    turn = threading.Lock()
+    last: tuple[float, dict[str, Any]] = (-math.inf, {})
+
+    @functools.wraps(look)
+    def look_or_repeat() -> dict[str, Any]:
+        nonlocal last
+        with turn:
+            if time.monotonic() - last[0] > _FRESH:
+                last = time.monotonic(), look()
+            return last[1]
+
+    return look_or_repeat
 
 
+@shared
 def look() -> dict[str, Any]:
     """Return the present state of everything."""
-    global _last  # noqa: PLW0603  (there is one site)
-    with _turn:
-        if time.monotonic() - _last[0] > _FRESH:
-            _last = time.monotonic(), {**_look_at_nodes(), **_look_at_runs()}
-        return _last[1]
+    return {**_look_at_nodes(), **_look_at_runs()}
 
 
 def _look_at_nodes() -> dict[str, Any]:
     redlock = runtime_of(celery_app).redlock
-    nodes = node_status(redlock)
     seen = scan(redlock)
+    nodes = seen.nodes
     voting = sum(node.state is NodeState.VOTES for node in nodes)
     renewals = {
         (run.key, run.pid): run.renewals
@@ -67,9 +80,14 @@ def _look_at_nodes() -> dict[str, Any]:
         ],
         "locks": [
             _lock(lock, len(nodes), renewals)
-            for lock in sorted(seen.held, key=lambda lock: lock.holder.started)
+            for lock in sorted(
+                seen.held + seen.possible, key=lambda lock: lock.holder.started
+            )
+            if not (lock.holder.keys or lock.holder.is_kept)  # see the app ``limits``
         ],
+        "locks_known": seen.has_quorum,
         "beat": {
+            "known": beat.leader is not None or seen.has_quorum,
             "leader": beat.leader and beat.leader.pid,
             "standbys": [standby.pid for standby in beat.standbys],
         },
@@ -105,30 +123,33 @@ def _lock(
         "pid": holder.pid,
         "host": holder.host,
         "age": round(max(0.0, time.time() - holder.started), 1),
-        "ttl_left": round(lock.ttl_left, 1),
+        "ttl_left": None if math.isinf(lock.ttl_left) else round(lock.ttl_left, 1),
         "renewals": renewals.get((lock.key, holder.pid)),
         "fence": str(holder.fence),  # too large for a number of JavaScript
         "votes": lock.votes,
         "nodes": nodes,
+        "held": lock.is_held,  # null: that cannot be told
     }
 
 
 def _look_at_runs() -> dict[str, Any]:
     close_gone()
     now = timezone.now()
-    recent = list(Run.objects.exclude(ended_at__lt=now - WINDOW)[:500])
+    ours = Run.objects.exclude(key__contains="\n")  # calls with one key
+    recent = list(ours.exclude(ended_at__lt=now - WINDOW)[:500])
     clashes = overlaps(recent)
     clashing = {run.pk for pair in clashes for run in pair}
-    latest = list(Run.objects.all()[:_LATEST])
+    latest = list(ours[:LATEST])
     return {
         "now": now.timestamp(),
         "overlaps": len(clashes),
-        "recent": [_run(run) | {"overlaps": run.pk in clashing} for run in recent],
-        "runs": [_run(run) for run in latest],
+        "recent": [as_json(run) | {"overlaps": run.pk in clashing} for run in recent],
+        "runs": [as_json(run) for run in latest],
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def as_json(run: Run) -> dict[str, Any]:
+    """Return a run for the scripts of the pages."""
     since = run.holder_since
     return {
         "id": run.pk,

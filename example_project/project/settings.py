@@ -8,6 +8,7 @@ Optional variables of the environment:
 ``REDLOCK_NODES``      the URLs of the lock nodes, separated by commas
 ``REPORTS_VAR``        the folder for the SQLite file and the logs
 ``REPORT_SECONDS``     the duration of a report; default 8
+``FETCH_SECONDS``      the duration of a fetch for a tenant; default 12
 =====================  =========================================================
 """
 
@@ -36,6 +37,7 @@ INSTALLED_APPS = [
     "reports",
     "imports",
     "invoices",
+    "limits",
     "live",
 ]
 MIDDLEWARE = [
@@ -124,4 +126,5 @@ CELERY_REDLOCK_NODE_TIMEOUT = 0.2
 # -- Reports -------------------------------------------------------------------
 
 REPORT_SECONDS = float(os.environ.get("REPORT_SECONDS", "8"))
+FETCH_SECONDS = float(os.environ.get("FETCH_SECONDS", "12"))
 IMPORT_SECONDS = 12  # longer than the interval of the schedule

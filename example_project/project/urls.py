@@ -7,6 +7,7 @@ urlpatterns = [
     path("", include("reports.urls")),
     path("import/", include("imports.urls")),
     path("invoices/", include("invoices.urls")),
+    path("limits/", include("limits.urls")),
     path("live/", include("live.urls")),
     path("admin/", admin.site.urls),
 ]

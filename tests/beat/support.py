@@ -205,6 +205,10 @@ class Beats:
             return None
         return next((beat for beat in self.all if beat.pid == holder.pid), None)
 
+    def until_no_standby(self) -> None:
+        """Wait until the nodes know of no beat that stands by."""
+        until(lambda: not leadership_of(self._redlock, KEY).standbys, 30)
+
     def until_led(
         self, *, not_by: LocalBeat | None = None, seconds: float = 20.0
     ) -> LocalBeat:

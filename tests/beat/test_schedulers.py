@@ -131,6 +131,7 @@ def test_frozen_leader_with_shared_storage_stands_by(
     assert [beat.count("Traceback") for beat in beats.all] == [0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inner", ["django"], indirect=True)
 def test_entries_of_the_database_are_sent_once(
     inner: tuple[Beats, StartBeat],

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.core.limits import Limits
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
 
@@ -46,7 +47,10 @@ FOREIGN = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
 
 
 def new_app(settings: Mapping[str, Any]) -> Celery:
-    """Return the project's app, with one task."""
+    """Return the project's app, with one task.
+
+    Where ``proj_import`` is set, there is another one, with these options.
+    """
     app = Celery("proj", set_as_current=False)
     app.conf.update(broker_url="memory://", result_backend="cache+memory://")
     app.conf.update(settings)
@@ -55,6 +59,11 @@ def new_app(settings: Mapping[str, Any]) -> Celery:
         app=app, name="proj.send_invoice", key="invoice:{number}", shared=False
     )
     def send_invoice(number: int) -> None: ...
+
+    if options := settings.get("proj_import"):
+
+        @singleton_task(app=app, name="proj.import", shared=False, **options)
+        def import_rows() -> None: ...
 
     return app
 
@@ -162,6 +171,10 @@ class Project:
         for index in indexes:
             self.nodes[index].kill()
 
+    def change(self, **settings: Any) -> None:
+        """Change ``app.conf`` for the commands that follow."""
+        self._settings |= settings
+
     @functools.cached_property
     def service(self) -> Redlock:
         """The lock service of a worker or a publisher, connected to all nodes."""
@@ -169,11 +182,13 @@ class Project:
         redlock.check()
         return redlock
 
-    def hold(self, key: str, **fields: Any) -> Lease:
-        """Take a lock on all nodes, as a task in a worker does."""
+    def hold(
+        self, key: str | list[str], *, limits: Limits = (), **fields: Any
+    ) -> Lease:
+        """Take a lock, or permits, on all nodes, as a task in a worker does."""
         task = {"task": "proj.send_invoice", "task_id": f"id-of-{key}"}
         holder = Holder("", host="worker-1", pid=4711, **{**task, **fields})
-        return self.service.acquire(key, ttl=60.0, holder=holder)
+        return self.service.acquire(key, ttl=60.0, holder=holder, limits=limits)
 
     def steal(self, key: str, *indexes: int) -> None:
         """Let another client hold this lock on these nodes."""

@@ -32,6 +32,23 @@ def test_dev_runs_nodes_until_it_is_ended(
             client.ping()
 
 
+def test_dev_in_the_background_ends_by_sigterm(
+    project: Project, redis_server: str
+) -> None:
+    """A shell starts ``redlock dev &`` with Ctrl-C ignored; SIGTERM ends it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        dev = project.start("dev", "--nodes", "1", "--json")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with dev:
+        dev.document()
+        dev.process.send_signal(signal.SIGINT)
+        run = dev.interrupt(signal.SIGTERM)
+
+    assert run.code == 0, run.err
+
+
 def test_dev_prints_settings_that_can_be_pasted(
     project: Project, redis_server: str
 ) -> None:

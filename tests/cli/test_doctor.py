@@ -45,7 +45,7 @@ def test_doctor_prints_facts_and_remedies(project: Project) -> None:
     assert "Set maxmemory-policy to noeviction." in text
     assert "warning unreachable" in text
     assert text.index("error") < text.index("warning") < text.index("note")
-    assert "1 error, 2 warnings, 1 note." in text
+    assert "2 errors, 1 warning, 1 note." in text
 
 
 def test_doctor_in_json_has_every_finding(project: Project) -> None:
@@ -167,6 +167,7 @@ def test_each_missing_command_is_named(start_nodes: Callable[..., DevNodes]) -> 
             node.command("ACL", "SETUSER", "redlock", f"+{command}")
 
 
+@pytest.mark.every_server
 def test_denied_keys_are_named(start_nodes: Callable[..., DevNodes]) -> None:
     """An ACL for another prefix differs from one without some commands."""
     nodes = start_nodes(1, options=LIMITED, initialize=False)

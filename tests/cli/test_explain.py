@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.limits import Limit
+
 if TYPE_CHECKING:
     from tests.cli.project import Project
 
@@ -27,7 +29,9 @@ def test_explain_names_the_call_in_the_way(project: Project) -> None:
     run = project.redlock("explain", "proj.send_invoice", "--kwargs", '{"number": 42}')
 
     assert run.code == 1
-    assert "executed    it would be skipped: proj.send_invoice[id-of-" in run.out
+    assert (
+        "executed    it would be skipped: The same call 'invoice:42' runs as" in run.out
+    )
     assert "worker-1 (pid 4711)" in run.out
 
 
@@ -46,6 +50,29 @@ def test_explain_in_json_has_everything(project: Project) -> None:
     assert document["running"]["task_id"] == "id-of-invoice:42"
     assert 0 < document["running"]["ttl_left"] <= 60
     assert document["waiting"] is None
+
+
+def test_explain_shows_the_permits_in_use(project: Project) -> None:
+    """It names their holders, and says when the next start is possible."""
+    options = {"key": "imports", "limit": 3, "rate": "2/m"}
+    limits = (Limit("imports", 3), Limit("imports", 2, 60.0))
+    project.hold("imports", limits=limits)
+    one = project.redlock("explain", "proj.import", proj_import=options)
+    project.hold("imports", limits=limits)
+    words = ("explain", "proj.import")
+    two = project.redlock(*words, proj_import=options)
+    document = project.redlock(*words, "--json", proj_import=options).document
+
+    assert (one.code, two.code) == (0, 1)
+    assert "imports: 1 of 3 permits in use." in one.out
+    assert "imports: 1 of 2 starts in 60 s are taken.\n" in one.out
+    assert "it would be republished" in two.out
+    assert "2 of 2 starts in 60 s are taken. The next one is possible in" in two.out
+    assert two.out.count("id-of-imports") == 4  # its lock, and its start
+    at_once, starts = document["limits"]
+    assert (at_once["most"], at_once["in_use"]) == (3, 2)
+    assert (starts["period"], starts["in_use"]) == (60.0, 2)
+    assert [permit["kept"] for permit in starts["permits"]] == [True, True]
 
 
 def test_explain_of_a_wrong_call_is_wrong_usage(project: Project) -> None:

@@ -11,10 +11,12 @@ import redis
 from celery import Celery
 
 from celery_redlock import singleton_task
+from celery_redlock.core.clock import SystemClock
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.view import CLOSED
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.operations.doctor import Case, Severity, diagnose
-from celery_redlock.operations.doctor.placement import hosts, tls
+from celery_redlock.operations.doctor.placement import hosts, password, tls
 from tests.nodes.clocks import clock_environment
 from tests.nodes.support import client, until
 
@@ -153,10 +155,16 @@ def test_node_after_its_quarantine_waits_for_fences(start_nodes: Start) -> None:
     """Its quarantine has ended, and it has not recovered its fences yet."""
     nodes = start_nodes(5, max_ttl=0.5)
     short = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.1}
-    nodes.nodes[0].restart()
+    first = nodes.nodes[0]
+    first.restart()
     with client(nodes, **short) as redlock:
-        redlock.check()
-    ends_at = int(nodes.nodes[0].command("HGET", "redlock:meta", "quarantine_until"))
+
+        def is_in_quarantine() -> str | None:
+            redlock.check()  # the node may be late
+            said: str | None = first.command("HGET", "redlock:meta", "quarantine_until")
+            return said
+
+        ends_at = int(until(is_in_quarantine) or 0)
     until(lambda: time.time() * 1000 > ends_at)
 
     found = found_on(nodes, **short)
@@ -172,19 +180,22 @@ def test_other_settings_are_compared(three_nodes: DevNodes) -> None:
     missing = label(three_nodes.nodes[2])
     assert codes(other_ttl) == {"configuration", "no-quorum"}
     fact = other_ttl[1].fact
-    assert "set up with max_ttl 60 s; this client has max_ttl 120 s" in fact
+    assert "at epoch 1 with max_ttl 60 s; this client has max_ttl 120 s" in fact
     assert missing in other_list[1].fact
 
 
 def test_unfinished_reconfiguration_is_found(three_nodes: DevNodes) -> None:
     """A closed node names its new configuration. The remedy is to go on."""
+    with client(three_nodes) as redlock:
+        redlock.check()
+        view = redlock.guard.config.replace("max_ttl 60", "max_ttl 90")
     for node in three_nodes.nodes:
-        node.command("HSET", "redlock:meta", "config", "closed: moving to elsewhere")
+        node.command("HSET", "redlock:meta", "config", f"{CLOSED}{view}")
 
     found = found_on(three_nodes)
 
     assert codes(found) == {"closed", "no-quorum"}
-    assert "moving to elsewhere" in found[1].fact
+    assert "moving to format 3, max_ttl 90 s" in found[1].fact
     assert "reconfigure" in found[1].remedy
 
 
@@ -424,16 +435,31 @@ def test_nodes_on_one_machine_are_found() -> None:
     assert judged(hosts, "redis://10.9.8.7:1", "redis://10.9.8.6:1") == []
 
 
-def test_public_address_without_tls_is_found() -> None:
-    """TLS and private networks have no finding."""
-    public, *more = judged(tls, "redis://8.8.8.8:6379", "rediss://8.8.4.4", "unix:///s")
-
-    assert not more
-    assert (public.code, public.severity) == ("no-tls", WARNING)
-    assert "8.8.8.8" in public.fact
-    assert (
-        judged(tls, "redis://10.0.0.1", "redis://127.0.0.1", "redis://[fd00::1]") == []
+def test_address_of_another_machine_without_tls_is_found() -> None:
+    """A public address is a warning, a private one a note; loopback is neither."""
+    public, private, net = judged(
+        tls,
+        *("redis://8.8.8.8:6379", "redis://10.0.0.1", "redis://[fd00::1]"),
+        *("rediss://8.8.4.4", "redis://127.0.0.1", "redis://[::1]:2", "unix:///s"),
     )
+
+    assert {public.code, private.code, net.code} == {"no-tls"}
+    assert [f.severity for f in (public, private, net)] == [WARNING, NOTE, NOTE]
+    assert "8.8.8.8" in public.fact
+    assert "10.0.0.1" in private.fact
+
+
+def test_node_on_another_machine_without_a_password_is_found() -> None:
+    """A client certificate replaces a password; nodes on loopback need none."""
+    (bare,) = judged(
+        password,
+        *("redis://10.0.0.1", "redis://:p@10.0.0.2", "redis://u:p@10.0.0.3"),
+        *("redis://10.0.0.4?password=p", "rediss://10.0.0.5?ssl_certfile=/c.pem"),
+        *("redis://127.0.0.1", "unix:///s"),
+    )
+
+    assert (bare.code, bare.severity) == ("no-password", WARNING)
+    assert bare.fact.startswith("Node 10.0.0.1:6379/0 is reached without a password")
 
 
 # -- clocks ------------------------------------------------------------------------
@@ -483,6 +509,36 @@ def test_clock_that_drifts_is_found(start_with_clock: Clock) -> None:
 
     assert (finding.severity, finding.about) == (ERROR, label(nodes[1]))
     assert "too fast" in finding.fact
+
+
+def test_clock_that_stands_still_is_found(start_with_clock: Clock) -> None:
+    """The time of one node of three does not pass."""
+    nodes = with_clocks(start_with_clock, "+0", "+0 x0.000001", "+0")
+
+    found = found_on(nodes)
+
+    finding = the("clock-stopped", found)
+    assert (finding.severity, finding.about) == (ERROR, label(nodes[1]))
+    assert codes(found) <= {"clock-stopped", "node-clock"}
+
+
+def test_clock_of_this_machine_that_stands_still_is_found(
+    three_nodes: DevNodes,
+) -> None:
+    """The nodes' clocks move, and ours does not."""
+
+    class Stopped(SystemClock):
+        @staticmethod
+        def monotonic() -> float:
+            return 1000.0
+
+    redlock = Redlock(three_nodes.urls)
+    redlock.clock = Stopped()
+    found = diagnose(redlock, span=0.05)
+    redlock.close()
+
+    assert codes(found) == {"client-clock-stopped"}
+    assert the("client-clock-stopped", found).severity is ERROR
 
 
 def test_clock_of_this_machine_is_found_to_differ(start_with_clock: Clock) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.core.limits import Limit
 from tests.cli.project import FOREIGN
 
 if TYPE_CHECKING:
@@ -46,10 +47,84 @@ def test_ls_in_json_is_one_document(project: Project) -> None:
         "pid": 4711,
         "started": 1_700_000_000.0,
         "fence": lease.fence,
+        "keys": [],
+        "permit": None,
+        "limit": None,
+        "kept": False,
         "votes": 3,
         "held": True,
     }
     assert lease.token not in run.out
+
+
+def test_ls_names_the_keys_that_were_taken_together(project: Project) -> None:
+    """Each key has a line, which names the others."""
+    project.hold(["account:1", "account:2"])
+
+    run, document = project.redlock("ls"), project.redlock("ls", "--json").document
+
+    assert "account:1 with account:2  " in run.out
+    assert "account:2 with account:1  " in run.out
+    keys = ["account:1", "account:2"]
+    assert [lock["keys"] for lock in document["locks"]] == [keys, keys]
+
+
+def test_ls_says_which_permit_a_lock_is(project: Project) -> None:
+    """A permit names its limit, and a line says how many are in use."""
+    project.hold("imports")
+    lease = project.hold("imports", limits=(Limit("imports", 3),))
+
+    run, document = project.redlock("ls"), project.redlock("ls", "--json").document
+
+    number = int(lease.key.removeprefix("imports#"))
+    assert f"{lease.key} (permit {number} of 3)  " in run.out
+    assert "2 locks held" in run.out
+    assert "imports: 2 of 3 permits in use." in run.out
+    limit = {"key": "imports", "most": 3, "period": 0.0}
+    assert document["limits"] == [{**limit, "in_use": 2}]
+    plain, permit = document["locks"]
+    assert (plain["permit"], plain["limit"]) == (None, None)
+    assert (permit["permit"], permit["limit"]) == (number, limit)
+
+
+def test_ls_takes_no_plain_key_for_a_permit(project: Project) -> None:
+    """A key of a user may look like the name of a permit, or of one for a start."""
+    for key in ("pr", "pr#17", "pr@2"):
+        project.hold(key)
+
+    run, document = project.redlock("ls"), project.redlock("ls", "--json").document
+
+    assert "3 locks held" in run.out
+    assert not re.search("permit|start ", run.out)
+    assert document["limits"] == []
+    assert not any(lock["limit"] or lock["kept"] for lock in document["locks"])
+
+
+def test_ls_counts_no_permit_for_a_start_as_a_lock(project: Project) -> None:
+    """It is kept after the run, and listed as what it is."""
+    limits = (Limit("mail", 1), Limit("mail", 2, 60.0))
+    project.service.release(project.hold("mail", limits=limits))
+    project.hold("mail", limits=limits)
+
+    run, document = project.redlock("ls"), project.redlock("ls", "--json").document
+
+    assert "1 lock held" in run.out
+    assert "mail@1 (start 1 of 2 in 60 s)" in run.out
+    assert "mail: 2 of 2 starts in 60 s are taken. The next one is possible" in run.out
+    assert "2 permits for a start are kept until the period has passed." in run.out
+    assert [lock["kept"] for lock in document["locks"]] == [False, True, True]
+
+
+def test_ls_counts_permits_only_where_all_were_selected(project: Project) -> None:
+    """A part of the permits of a limit says nothing about the limit."""
+    for _ in range(2):
+        project.hold("imports", limits=(Limit("imports", 2),))
+
+    part = project.redlock("ls", "imports#*")
+    whole = project.redlock("ls", "imp*")
+
+    assert "permits in use" not in part.out
+    assert "imports: 2 of 2 permits in use." in whole.out
 
 
 def test_ls_filters_by_pattern(project: Project) -> None:

@@ -44,7 +44,7 @@ def test_reconfigure_moves_to_more_nodes(
 
     assert run.code == 0, run.err
     assert (run.out.count("stays"), run.out.count("new\n")) == (3, 2)
-    assert "All 5 nodes vote for the new configuration" in run.out
+    assert "5 of 5 nodes vote for the new configuration" in run.out
     assert lock(urls) > before
     with pytest.raises(QuorumUnreachable, match="set up"):
         lock(project.urls)
@@ -116,6 +116,8 @@ def test_reconfigure_is_taken_back(start_project: Callable[..., Project]) -> Non
     run = project.redlock(*words, "--abort")
 
     assert run.code == 0, run.err
+    assert "This change is taken back: locks are granted again at once." in run.out
+    assert "3 of 3 nodes vote in the old configuration again." in run.out
     assert "The nodes have the old settings again." in run.out
     assert lock(project.urls)
 

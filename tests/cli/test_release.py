@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import socket
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.limits import Limit
 from celery_redlock.core.records.claims import Claims
 from tests.cli.project import FOREIGN
 from tests.nodes.support import locks
@@ -48,6 +51,107 @@ def test_release_asks_and_releases_after_a_yes(project: Project) -> None:
     assert "Release this lock?" in run.err
     assert "Released on 3 of 3 nodes." in run.out
     assert not locks(project.nodes, "k")
+
+
+def test_release_of_one_key_releases_those_taken_with_it(project: Project) -> None:
+    """The operator is told before. `show` lists the release for each key."""
+    project.hold(["account:1", "account:2"])
+
+    run = project.redlock("release", "account:2", typed="y\n")
+
+    assert run.code == 0
+    assert "It was taken together with account:1: all are released." in run.out
+    assert not locks(project.nodes, "account")
+    for key in ("account:1", "account:2"):
+        document = project.redlock("show", key, "--json").document
+        assert len(document["released"]) == 1
+
+
+def waiting(project: Project, key: str) -> list[list[str]]:
+    """Return who waits in the queue of this key, on each node."""
+    name = f"redlock:line:{key}"
+    return [node.command("ZRANGE", name, 0, -1) for node in project.nodes]
+
+
+def test_release_of_a_permit_leaves_the_others(project: Project) -> None:
+    """The operator names one. A waiter for the key is woken: no queue has its name."""
+    limits = (Limit("imports", 3),)
+    for _ in range(3):
+        project.hold("imports", limits=limits)
+    for node in project.nodes:
+        for key in ("imports", "imports#2", "other"):
+            node.command("ZADD", f"redlock:line:{key}", 1, f"waiter of {key}:1")
+
+    run = project.redlock("release", "imports#2", typed="y\n")
+    document = project.redlock("show", "imports", "--json").document
+
+    assert run.code == 0
+    assert "It is permit 2 of 3 of imports." in run.out
+    assert "one more than the limit can run after the release" in run.out
+    assert not locks(project.nodes, "imports#2")
+    assert len(locks(project.nodes, "imports")) == 6
+    assert waiting(project, "imports") == [[]] * 3
+    assert waiting(project, "imports#2") == [["waiter of imports#2:1"]] * 3
+    assert waiting(project, "other") == [["waiter of other:1"]] * 3
+    assert [one["key"] for one in document["released"]] == ["imports#2"]
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_release_of_a_limited_key_names_the_other_permits(
+    project: Project, is_held: bool
+) -> None:
+    """The key alone is its first permit, which may be free."""
+    limits = (Limit("imports", 3),)
+    taken = [project.hold("imports", limits=limits) for _ in range(3)]
+    leases = {lease.key: lease for lease in taken}
+    if not is_held:
+        project.service.release(leases["imports"])
+
+    run = project.redlock("release", "imports", "--yes")
+
+    assert run.code == (0 if is_held else 1)
+    named = "Other permits of imports are in use, and stay: imports#2, imports#3."
+    assert named in run.out
+    assert "`celery redlock release 'imports#2'`" in run.out
+    assert len(locks(project.nodes, "imports")) == 6
+
+
+def test_release_of_a_permit_for_a_start_leaves_the_lock(project: Project) -> None:
+    """The run that is under way goes on, and learns of nothing."""
+    limits = (Limit("mail", 1), Limit("tenant", 1), Limit("mail", 1, 60.0))
+    lease = project.hold(["mail", "tenant"], limits=limits)
+
+    run = project.redlock("release", "mail@1", typed="y\n")
+
+    assert run.code == 0
+    assert "It is a permit for a start of mail, which may have 1 starts in" in run.out
+    assert "Another run can start after the release." in run.out
+    assert "together" not in run.out
+    assert "Release this permit for a start?" in run.err
+    assert not locks(project.nodes, "mail@1")
+    assert project.service.extend(lease)
+    assert lease.released_by == ""
+
+
+def test_release_with_kill_refuses_a_permit_for_a_start(project: Project) -> None:
+    """Its run may have ended long ago, and another one have its process."""
+    project.hold("mail", limits=(Limit("mail", 1), Limit("mail", 1, 60.0)))
+
+    run = project.redlock("release", "mail@1", "--kill", "--yes")
+
+    assert run.code == 2
+    assert "--kill is for the lock that a run holds." in run.err
+    assert len(locks(project.nodes, "mail@1")) == 3
+
+
+def test_release_lists_a_claim_of_several_keys(project: Project) -> None:
+    """The keys of the call stand in one line."""
+    claim(project, "account:1\naccount:2")
+
+    run = project.redlock("release", "--claims", typed="y\n")
+
+    assert "account:1 and account:2  proj.send_invoice" in run.out
+    assert claimed(project) == set()
 
 
 @pytest.mark.parametrize("typed", ["n\n", "\n", ""], ids=["no", "enter", "closed"])
@@ -149,6 +253,103 @@ def test_release_says_that_a_value_is_not_ours(project: Project) -> None:
 
     assert "k has a value of another program, on 3 of 3 nodes." in run.out
     assert not locks(project.nodes, "k")
+
+
+# -- the record of a release -------------------------------------------------------
+
+
+def released(project: Project, key: str = "k") -> list[dict[str, Any]]:
+    """Return the releases of the key that ``show`` lists."""
+    found: list[dict[str, Any]] = project.redlock("show", key, "--json").document[
+        "released"
+    ]
+    return found
+
+
+def test_release_is_recorded_on_the_nodes(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names operator, instant, machine, reason and holder, but no token."""
+    monkeypatch.setenv("LOGNAME", "alice")
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    lease = project.hold("k")
+    before = time.time()
+
+    project.redlock("release", "k", "--yes", "--reason", "stuck\nsince noon")
+    shown = project.redlock("show", "k")
+    (found,) = released(project)
+
+    assert before <= found.pop("at") + 0.001
+    assert found == {
+        "key": "k",
+        "who": "alice",
+        "host": socket.gethostname(),
+        "tool": "celery redlock release",
+        "reason": "stuck since noon",
+        "holder": "proj.send_invoice[id-of-k] on worker-1 (pid 4711)",
+        "killed": False,
+        "nodes": 3,
+    }
+    assert shown.code == 1
+    assert "k is not held." in shown.out
+    assert "alice on" in shown.out
+    assert lease.token not in shown.out
+    assert released(project, "another") == []
+
+
+def test_release_names_the_user_behind_sudo(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names the person, not root."""
+    monkeypatch.setenv("LOGNAME", "root")
+    monkeypatch.setenv("SUDO_USER", "alice")
+    project.hold("k")
+
+    project.redlock("release", "k", "--yes")
+
+    assert [one["who"] for one in released(project)] == ["alice (sudo)"]
+    assert [one["reason"] for one in released(project)] == [None]
+
+
+def test_node_without_the_record_does_not_matter(project: Project) -> None:
+    """A release while a node is away is listed by the others, and when it is back."""
+    project.hold("k")
+    project.kill(0)
+    project.redlock("release", "k", "--yes", "--reason", "why")
+    project.nodes[0].restart()
+
+    assert [(one["reason"], one["nodes"]) for one in released(project)] == [("why", 2)]
+
+
+def test_release_that_found_nothing_is_no_release(project: Project) -> None:
+    """A lock that expired before the answer is not listed as released."""
+    project.hold("k")
+
+    with project.start("release", "k") as asking:
+        asking.wait_for("Release this lock?")
+        project.steal("k", 0, 1, 2)
+        asking.type("y\n")
+
+    assert released(project) == []
+
+
+def test_release_of_a_lock_without_a_task_cannot_kill(project: Project) -> None:
+    """There is no worker to ask, so nothing is released."""
+    project.hold("k", task="", task_id="")
+
+    run = project.redlock("release", "k", "--yes", "--kill")
+
+    assert run.code == 1
+    assert "No worker can kill code outside of a task on worker-1" in run.err
+    assert len(locks(project.nodes, "k")) == 3
+
+
+def test_release_of_claims_takes_no_reason(project: Project) -> None:
+    """A claim has no holder that runs."""
+    run = project.redlock("release", "--claims", "--kill")
+
+    assert run.code == 2
+    assert "--reason and --kill are for locks." in run.err
 
 
 # -- claims and cool-downs ---------------------------------------------------------

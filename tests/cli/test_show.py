@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.limits import Limit
+
 if TYPE_CHECKING:
     from tests.cli.project import Project
 
@@ -19,6 +21,16 @@ def test_show_names_the_holder(project: Project) -> None:
     words = ("proj.send_invoice", "worker-1, pid 4711", "2023-11-14 22:13:20 UTC")
     assert all(word in run.out for word in (*words, str(lease.fence), "3 of 3 nodes"))
     assert run.out.count("held, ") == 3
+
+
+def test_show_names_the_keys_that_were_taken_together(project: Project) -> None:
+    """So an operator knows what a release releases."""
+    project.hold(["account:1", "account:2"])
+
+    run = project.redlock("show", "account:2")
+
+    assert run.out.startswith("account:2 is held.")
+    assert "account:1 and account:2" in run.out
 
 
 def test_show_of_a_free_key_exits_with_1(project: Project) -> None:
@@ -38,3 +50,54 @@ def test_show_names_another_holder_on_one_node(project: Project) -> None:
 
     assert "held by proj.other[other-id] on worker-9 (pid 99)" in run.out
     assert "2 of 3 nodes" in run.out
+
+
+# -- permits ---------------------------------------------------------------------
+
+
+def test_show_lists_all_permits_of_a_key(project: Project) -> None:
+    """Also if the first of them, the lock of the key, is free."""
+    limits = (Limit("imports", 2), Limit("imports", 3, 60.0))
+    leases = [project.hold("imports", limits=limits) for _ in range(2)]
+    first = min(leases, key=lambda lease: lease.key)
+    project.service.release(first)
+
+    run = project.redlock("show", "imports")
+    document = project.redlock("show", "imports", "--json").document
+
+    assert run.code == 0
+    assert "The first permit of imports is not held." in run.out
+    assert "imports#2 (permit 2 of 2)" in run.out
+    assert "imports: 1 of 2 permits in use." in run.out
+    assert "imports: 2 of 3 starts in 60 s are taken." in run.out
+    at_once, starts = document["limits"]
+    (permit,) = at_once["permits"]
+    assert (permit["key"], permit["permit"], permit["kept"]) == ("imports#2", 2, False)
+    assert len(starts["permits"]) == starts["in_use"] == 2
+    assert all(permit["kept"] for permit in starts["permits"])
+
+
+def test_show_of_a_permit_says_of_which_limit_it_is(project: Project) -> None:
+    """A permit for a start is kept, and not held: its run may have ended."""
+    limits = (Limit("mail", 1), Limit("mail", 1, 60.0))
+    project.service.release(project.hold("mail", limits=limits))
+
+    kept, key = project.redlock("show", "mail@1"), project.redlock("show", "mail")
+
+    assert "mail@1 is kept: it is a permit for a start." in kept.out
+    assert "limit    start 1 of 1 in 60 s" in kept.out
+    assert key.code == 1
+    assert "mail: 1 of 1 starts in 60 s are taken. The next one is" in key.out
+
+
+def test_show_of_a_plain_key_says_nothing_of_permits(project: Project) -> None:
+    """Keys that look like permits of it are keys of their own."""
+    for key in ("pr", "pr#17", "pr@1"):
+        project.hold(key)
+
+    run = project.redlock("show", "pr")
+    document = project.redlock("show", "pr", "--json").document
+
+    assert "pr is held." in run.out
+    assert "pr#17" not in run.out
+    assert document["limits"] == []

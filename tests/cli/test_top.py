@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.limits import Limit
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -46,6 +48,24 @@ def test_top_shows_that_a_node_died(project: Project) -> None:
         top.interrupt()
 
     assert state == "refused the connection"
+
+
+def test_top_counts_permits_for_a_start_apart(project: Project) -> None:
+    """They are no locks, and the end of one is no release of a lock."""
+    limits = (Limit("mail", 1), Limit("mail", 2, 60.0))
+    project.hold("mail", limits=limits)
+
+    with project.start("top", "--every", "0.05", "--json") as top:
+        document = top.document()
+        top.interrupt()
+    shown = project.on_a_terminal("top", "--every", "0.1", until="proj.send_invoice")
+
+    assert (document["held"], document["kept"]) == (1, 1)
+    limit = {"key": "mail", "most": 2, "period": 60.0}
+    assert document["limits"] == [{**limit, "in_use": 1}]
+    assert "1 lock held" in shown
+    assert "1 start kept" in shown
+    assert "mail: 1 of 2 starts in 60 s are taken." in shown
 
 
 def test_top_draws_on_a_screen_of_its_own(project: Project) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.devnodes import DevNode, redis_servers
+from tests.contract.listener import Listener
 from tests.contract.subjects import MemorySubject, ServerSubject
 
 if TYPE_CHECKING:
@@ -69,3 +70,11 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 def server(request: pytest.FixtureRequest) -> ServerSubject:
     """Return a real server with keys that no other test uses."""
     return _server_at(request.param, request).anew()
+
+
+@pytest.fixture
+def listener(subject: Subject, request: pytest.FixtureRequest) -> Iterator[Listener]:
+    """Return a listener on a channel of the node."""
+    listener = Listener(subject, subject.key(getattr(request, "param", "w")))
+    yield listener
+    listener.close()

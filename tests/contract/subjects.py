@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core import scripts
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.scripts import GRANTED
 from celery_redlock.core.scripts.operations import WrongType
 from celery_redlock.core.transport.resp import ErrorReply, new_reader, pack
 from celery_redlock.core.transport.url import parse_node
+from celery_redlock.core.view import CLOSED as PREFIX
 from celery_redlock.testing import FakeClock, MemoryNode
 
 if TYPE_CHECKING:
@@ -28,8 +31,31 @@ if TYPE_CHECKING:
 
 TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
 HOLDER_INFO = "task\nid\nhost\n1\n2.000"
-CONFIG, CLOSED, NEW = "format 2, for tests", "closed", "format 2, other tests"
-UNGUARDED = "format 2, restart guard off, for tests"
+ME = "{me}"  # replaced by the identity of the node, in the views of tests
+
+
+def view(  # noqa: PLR0913  (each has the value that most tests want)
+    me: str = f"0.{ME}",
+    b: str = "0.b1",
+    c: str = "0.c1",
+    *,
+    deployment: str = "d1",
+    epoch: str = "1.aa",
+    kind: str = "founded",
+    guard: str = "on",
+) -> str:
+    """Return the text of a view of three nodes; the node of the test is the first."""
+    return (
+        f"format 3, max_ttl 60 s, restart guard {guard}, deployment {deployment}, "
+        f"epoch {epoch} {kind}, nodes a:1/0={me}, b:1/0={b}, c:1/0={c}"
+    )
+
+
+CONFIG = view()
+UNGUARDED = view(deployment="d2", guard="off")
+STRANGE = view(deployment="d3")  # a third view, of another deployment
+NEW = view(epoch="2.bb", kind="planned")
+CLOSED = f"{PREFIX}{NEW}"  # what a node has stored that is closed for NEW
 STRIPE = "7"
 TTL = 20_000  # ms; no test takes this long
 SHORT = 30  # ms, for what has to expire
@@ -59,14 +85,32 @@ class Subject(ABC):
         self.prefix = secrets.token_hex(8)
         self.lock = self.key("lock:a")
         self.wait_queue = self.key("line:a")
+        self.locks, self.wait_queues = [self.lock], [self.wait_queue]
         self.meta = self.key("meta")
+        self.releases = self.key("releases")
 
     def key(self, name: str) -> str:
         """Return a key under the prefix of this test."""
         return f"{self.prefix}:{name}"
 
-    @abstractmethod
+    def take_several(self, *names: str) -> None:
+        """Use the locks of these keys from now on, all together."""
+        self.locks = [self.key(f"lock:{name}") for name in names]
+        self.wait_queues = [self.key(f"line:{name}") for name in names]
+
+    @property
+    def pairs(self) -> list[str]:
+        """The locks, then their wait queues."""
+        return [*self.locks, *self.wait_queues]
+
     def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        """Run a script and return the raw reply. `ME` is replaced in its ARGV."""
+        identity = self.identity
+        args = [a.replace(ME, identity) if isinstance(a, str) else a for a in args]
+        return self.execute(script, keys, args)
+
+    @abstractmethod
+    def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run a script and return the raw reply."""
 
     @abstractmethod
@@ -80,9 +124,15 @@ class Subject(ABC):
         return run_id
 
     @property
-    def incarnation(self) -> bytes:
-        """The present incarnation of the node, as its meta key names it."""
-        return self.hgetall(self.meta)[b"incarnation"]
+    def identity(self) -> str:
+        """The identity of the node; "none" while it has none."""
+        with suppress(WrongType):
+            return self.hgetall(self.meta).get(b"identity", b"none").decode()
+        return "none"
+
+    def text(self, config: str) -> bytes:
+        """Return a view of the tests, as the node has it stored."""
+        return config.replace(ME, self.identity).encode()
 
     @property
     def is_quarantined(self) -> bool:
@@ -91,14 +141,33 @@ class Subject(ABC):
         return until * 1000 > self.now_us
 
     def admit(self, config: str = CONFIG) -> str:
-        """Let the node vote, unless it has a configuration; return what it has."""
+        """Let the node vote, unless it has a view; return the view that it has.
+
+        The fence counters stay as they are, and are not raised above TIME.
+        """
         known = self.hgetall(self.meta).get(b"config")
         if known is not None:
             return known.decode()
-        self.hset(self.meta, "config", config)
-        for field in ("run_id", "incarnation", "synced"):
-            self.hset(self.meta, field, self.run_id)
+        floor = self.counter("floor")
+        self.join()
+        if self.initialize(config) != [GRANTED, 0]:  # as one that replaces a member
+            self.note(config)
+            self.end_quarantine()
+            assert self.sync(config=config) == [GRANTED, 0]
+        if floor is None:
+            self.hdel(self.meta, "floor")
+        else:
+            self.hset(self.meta, "floor", floor)
         return config
+
+    def enter(self, config: str = CONFIG, quarantine_ms: int = 61_000) -> None:
+        """Let the node enter a view, in which it does not vote yet."""
+        self.join()
+        assert self.note(config, quarantine_ms) == [GRANTED, 0]
+
+    def end_quarantine(self) -> None:
+        """End the quarantine of the node, as time does."""
+        self.hset(self.meta, "quarantine_until", 1)
 
     @property
     def now_us(self) -> int:
@@ -143,10 +212,10 @@ class Subject(ABC):
         left: int = self.keys.pttl(key.encode())
         return left
 
-    def waiters(self) -> list[bytes]:
-        """Read the wait queue, in its order."""
+    def waiters(self, wait_queue: str = "") -> list[bytes]:
+        """Read a wait queue, in its order."""
         self.keys.look_at_clock()
-        return list(self.keys.zset(self.wait_queue.encode()))
+        return list(self.keys.zset((wait_queue or self.wait_queue).encode()))
 
     def counter(self, field: str = STRIPE) -> bytes | None:
         """Read one fence counter."""
@@ -168,9 +237,19 @@ class Subject(ABC):
         data = value if isinstance(value, bytes) else str(value).encode()
         self.keys.hset(key.encode(), {field.encode(): data})
 
+    def hdel(self, key: str, field: str) -> None:
+        """Delete a field of a hash."""
+        self.keys.hdel(key.encode(), field.encode())
+
     def delete(self, key: str) -> None:
         """Delete a key."""
         self.keys.delete(key.encode())
+
+    def everything(self) -> dict[str, Any]:
+        """Read all keys under the prefix of this test."""
+        names = [self.lock, self.wait_queue, self.meta, self.releases]
+        names += [self.key("claim:a"), self.key("cooldown:a")]
+        return {name: self.read(name) for name in names if self.pttl(name) != NO_KEY}
 
     # -- the scripts -----------------------------------------------------------
 
@@ -181,16 +260,17 @@ class Subject(ABC):
         ttl_ms: int = TTL,
         *,
         stripe: str = STRIPE,
+        stripes: Sequence[str] = (),
         hint_us: int = 0,
         tolerance_us: int = TOLERANCE,
         config: str | None = None,
-        quarantine_ms: int = 61_000,
     ) -> Any:
         """Run ACQUIRE; on a node that votes, unless there is a config."""
         config = self.admit() if config is None else config
-        args = [token, holder_info, ttl_ms, stripe, hint_us, tolerance_us, config]
-        keys = [self.lock, self.meta]
-        return self.run(scripts.ACQUIRE, keys, [*args, quarantine_ms])
+        stripes = stripes or [stripe] * len(self.locks)
+        args = [token, holder_info, ttl_ms, hint_us, tolerance_us, config, *stripes]
+        keys = [*self.locks, self.meta]
+        return self.run(scripts.ACQUIRE, keys, args)
 
     def extend(
         self,
@@ -198,12 +278,12 @@ class Subject(ABC):
         ttl_ms: int = TTL,
         *,
         config: str | None = None,
-        quarantine_ms: int = 61_000,
     ) -> Any:
         """Run EXTEND; on a node that votes, unless there is a config."""
         config = self.admit() if config is None else config
-        args = [config, token, ttl_ms, quarantine_ms]
-        return self.run(scripts.EXTEND, [self.lock, self.meta], args)
+        args = [config, token, ttl_ms]
+        keys = [*self.locks, self.meta, self.releases]
+        return self.run(scripts.EXTEND, keys, args)
 
     def restore(
         self,
@@ -215,21 +295,64 @@ class Subject(ABC):
     ) -> Any:
         """Run RESTORE; on a node that votes, unless there is a config."""
         config = self.admit() if config is None else config
-        args = [config, token, HOLDER_INFO, ttl_ms, STRIPE, fence]
-        return self.run(scripts.RESTORE, [self.lock, self.meta], args)
+        stripes = [STRIPE] * len(self.locks)
+        args = [config, token, HOLDER_INFO, ttl_ms, fence, *stripes]
+        return self.run(scripts.RESTORE, [*self.locks, self.meta], args)
 
     def raise_fence(self, token: str = TOKEN, *, fence: int | str = 100) -> Any:
         """Run RAISE_FENCE."""
-        args = [token, HOLDER_INFO, STRIPE, fence]
-        return self.run(scripts.RAISE_FENCE, [self.lock, self.meta], args)
+        args = [token, HOLDER_INFO, fence, *[STRIPE] * len(self.locks)]
+        return self.run(scripts.RAISE_FENCE, [*self.locks, self.meta], args)
 
     def release(self, token: str = TOKEN, *, keep_ms: int = 0) -> Any:
         """Run RELEASE."""
-        return self.run(scripts.RELEASE, [self.lock, self.wait_queue], [token, keep_ms])
+        return self.run(scripts.RELEASE, self.pairs, [token, keep_ms])
+
+    def claim(self, *, config: str | None = None) -> Any:
+        """Run CLAIM for the job 1; on a node that votes, unless there is a config."""
+        config = self.admit() if config is None else config
+        keys = [self.key("claim:a"), self.lock, self.key("cooldown:a"), self.meta]
+        return self.run(
+            scripts.CLAIM, keys, [config, "job-1", HOLDER_INFO, TTL, 0, 0, ""]
+        )
+
+    def keep_claim(self, *, config: str | None = None) -> Any:
+        """Run KEEP_CLAIM for the job 1; on a node that votes, as CLAIM."""
+        config = self.admit() if config is None else config
+        keys = [self.key("claim:a"), self.meta]
+        return self.run(scripts.KEEP_CLAIM, keys, [config, "job-1", 3 * TTL])
+
+    def release_claim(self, job: str = "job-1") -> Any:
+        """Run RELEASE_CLAIM."""
+        return self.run(scripts.RELEASE_CLAIM, [self.key("claim:a")], [job])
+
+    def read_slots(self, *, config: str) -> Any:
+        """Run READ_SLOTS."""
+        keys = [self.key("slots:a"), self.meta]
+        return self.run(scripts.READ_SLOTS, keys, [config])
 
     def inspect(self) -> Any:
         """Run INSPECT."""
-        return self.run(scripts.INSPECT, [self.lock], [])
+        return self.run(scripts.INSPECT, self.locks, [])
+
+    def force_release(
+        self,
+        token: str = TOKEN,
+        record: str = "by an operator",
+        ttl_ms: int = TTL,
+        *,
+        name: str | None = None,
+        most: int = 3,
+    ) -> Any:
+        """Run FORCE_RELEASE."""
+        keys = [*self.pairs, self.releases]
+        args = [token, name or token, record, ttl_ms, most]
+        return self.run(scripts.FORCE_RELEASE, keys, args)
+
+    def list_releases(self) -> list[Any]:
+        """Run LIST_RELEASES; sort by name."""
+        status, *words = self.run(scripts.LIST_RELEASES, [self.releases], [])
+        return [status, *sorted(zip(words[::2], words[1::2], strict=True))]
 
     def request_cancel(self, token: str = TOKEN, who: str = "task[id]") -> Any:
         """Run REQUEST_CANCEL."""
@@ -239,13 +362,59 @@ class Subject(ABC):
         self, waiter: str = "w/1", rank: int = 1, ttl_ms: int = TTL
     ) -> Any:
         """Run JOIN_WAIT_QUEUE."""
-        keys, args = [self.lock, self.wait_queue], [waiter, rank, ttl_ms]
-        return self.run(scripts.JOIN_WAIT_QUEUE, keys, args)
+        args = [waiter, rank, ttl_ms]
+        return self.run(scripts.JOIN_WAIT_QUEUE, self.pairs, args)
+
+    def _limits(self, limits: Sequence[tuple[str, int, int]]) -> list[Any]:
+        words: list[Any] = []
+        for head, most, ttl_ms in limits:
+            words += [self.key(f"lock:{head}"), most, ttl_ms]
+        return words
+
+    def acquire_permits(
+        self,
+        names: Sequence[str],
+        limits: Sequence[tuple[str, int, int]],
+        token: str = TOKEN,
+        *,
+        config: str | None = None,
+    ) -> Any:
+        """Run ACQUIRE_PERMITS: names of permits, and head, most, ttl_ms of limits."""
+        config = self.admit() if config is None else config
+        args = [token, HOLDER_INFO, TTL, 0, TOLERANCE, config, *[STRIPE] * len(names)]
+        keys = [*(self.key(f"lock:{name}") for name in names), self.meta]
+        args += self._limits(limits)
+        return self.run(scripts.ACQUIRE_PERMITS, keys, args)
+
+    def inspect_permits(self, limits: Sequence[tuple[str, int, int]]) -> Any:
+        """Run INSPECT_PERMITS."""
+        return self.run(scripts.INSPECT_PERMITS, [self.meta], self._limits(limits))
+
+    def join_permit_queue(
+        self,
+        limits: Sequence[tuple[str, int, int]],
+        waiter: str = "w/1",
+        rank: int = 1,
+        ttl_ms: int = TTL,
+    ) -> Any:
+        """Run JOIN_PERMIT_QUEUE."""
+        queues = [self.key(f"line:{head[:-1]}") for head, _, _ in limits]
+        args = [waiter, rank, ttl_ms, *self._limits(limits)]
+        return self.run(scripts.JOIN_PERMIT_QUEUE, queues, args)
 
     def leave_wait_queue(self, waiter: str = "w/1", free_in_ms: str = "0") -> Any:
         """Run LEAVE_WAIT_QUEUE."""
-        keys, args = [self.lock, self.wait_queue], [waiter, free_in_ms]
-        return self.run(scripts.LEAVE_WAIT_QUEUE, keys, args)
+        args = [waiter, free_in_ms]
+        return self.run(scripts.LEAVE_WAIT_QUEUE, self.pairs, args)
+
+    def join(self, forget: str = "", *, random: str | None = None) -> Any:
+        """Run JOIN, with another random part each time."""
+        args = [random or secrets.token_hex(4), forget]
+        return self.run(scripts.JOIN, [self.meta], args)
+
+    def note(self, config: str = CONFIG, quarantine_ms: int = 61_000) -> Any:
+        """Run NOTE."""
+        return self.run(scripts.NOTE, [self.meta], [config, quarantine_ms])
 
     def counters(self, config: str = CONFIG) -> Any:
         """Run COUNTERS."""
@@ -253,27 +422,37 @@ class Subject(ABC):
 
     def sync(
         self,
-        incarnation: bytes,
         *pairs: Any,
+        identity: str = ME,
         set_floor: int = 0,
         config: str = CONFIG,
     ) -> Any:
         """Run SYNC."""
-        args = [config, incarnation, set_floor, TOLERANCE, *pairs]
+        args = [config, identity, set_floor, TOLERANCE, *pairs]
         return self.run(scripts.SYNC, [self.meta], args)
 
     def initialize(self, config: str = CONFIG, hint_us: int = 0) -> Any:
         """Run INITIALIZE."""
         return self.run(scripts.INITIALIZE, [self.meta], [config, hint_us, TOLERANCE])
 
-    def close(self, quarantine_ms: int = 61_000) -> Any:
-        """Run CLOSE, to move the node from `CONFIG` to `NEW`."""
-        args = [CONFIG, CLOSED, NEW, quarantine_ms]
+    def close(
+        self, quarantine_ms: int = 61_000, *, old: str = CONFIG, new: str = NEW
+    ) -> Any:
+        """Run CLOSE, by default to move the node from `CONFIG` to `NEW`."""
+        args = [old, f"{PREFIX}{new}", new, quarantine_ms]
         return self.run(scripts.CLOSE, [self.meta], args)
 
-    def open(self, *pairs: Any) -> Any:
-        """Run OPEN, to move the node from `CONFIG` to `NEW`."""
-        return self.run(scripts.OPEN, [self.meta], [CLOSED, NEW, *pairs])
+    def open(self, *pairs: Any, new: str = NEW) -> Any:
+        """Run OPEN."""
+        return self.run(scripts.OPEN, [self.meta], [f"{PREFIX}{new}", new, *pairs])
+
+    def abort(self, new: str = NEW) -> Any:
+        """Run ABORT."""
+        return self.run(scripts.ABORT, [self.meta], [f"{PREFIX}{new}", new])
+
+    def reopen(self, new: str = NEW, pairs: Sequence[Any] = ()) -> Any:
+        """Run REOPEN."""
+        return self.run(scripts.REOPEN, [self.meta], [f"{PREFIX}{new}", *pairs])
 
 
 class MemorySubject(Subject):
@@ -288,7 +467,7 @@ class MemorySubject(Subject):
         """Replace the node, by one that publishes to a test."""
         self.node, self.keys = node, node.redis
 
-    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+    def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run a script and return the raw reply."""
         return self.node.execute(script, keys, args)
 
@@ -322,7 +501,7 @@ class ServerSubject(Subject):
         """Send one command and return the raw reply, errors included."""
         return self.keys.command(*words)
 
-    def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+    def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run a script and return the raw reply."""
         return self.command("EVAL", script.source, len(keys), *keys, *args)
 
@@ -378,6 +557,9 @@ class _ServerKeys:
 
     def set(self, key: bytes, value: bytes, *, px: int | None) -> None:
         self._call("SET", key, value, *(("PX", px) if px else ()))
+
+    def hdel(self, key: bytes, field: bytes) -> None:
+        self._call("HDEL", key, field)
 
     def delete(self, key: bytes) -> None:
         self._call("DEL", key)

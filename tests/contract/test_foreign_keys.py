@@ -29,11 +29,15 @@ def is_wrong_type(reply: Any) -> bool:
         ("release", "lock"),
         ("inspect", "lock"),
         ("request_cancel", "lock"),
+        ("join", "meta"),
+        ("note", "meta"),
         ("counters", "meta"),
         ("sync", "meta"),
         ("initialize", "meta"),
         ("close", "meta"),
         ("open", "meta"),
+        ("abort", "meta"),
+        ("reopen", "meta"),
     ],
 )
 def test_key_of_another_type_is_an_error_reply(
@@ -42,7 +46,6 @@ def test_key_of_another_type_is_an_error_reply(
     """The script ends with that error, and the key stays."""
     guarded = ("acquire", "extend", "restore")
     options = {"config": CONFIG} if name == "meta" and call in guarded else {}
-    args = [subject.run_id] if call == "sync" else []
     key = getattr(subject, name)
     if name == "lock":
         subject.hset(key, "field", "theirs")
@@ -50,7 +53,7 @@ def test_key_of_another_type_is_an_error_reply(
         subject.set(key, "theirs")
     before = subject.read(key)
 
-    assert is_wrong_type(getattr(subject, call)(*args, **options))
+    assert is_wrong_type(getattr(subject, call)(**options))
     assert subject.read(key) == before
 
 
@@ -73,19 +76,25 @@ def test_release_works_with_a_wait_queue_of_another_type(subject: Subject) -> No
     assert subject.get(subject.lock) is None
 
 
-RECORDS: dict[str, tuple[int, list[Any]]] = {  # number of KEYS, ARGV
-    "CLAIM": (3, ["job-1", "", TTL, 1, 1]),
-    "KEEP_CLAIM": (1, ["job-1", TTL]),
+RECORDS: dict[str, tuple[int, list[Any]]] = {  # number of record KEYS, ARGV
+    "CLAIM": (3, [CONFIG, "job-1", "", TTL, 1, 1, ""]),
+    "KEEP_CLAIM": (1, [CONFIG, "job-1", TTL]),
     "RELEASE_CLAIM": (1, ["job-1"]),
-    "ENTER_SUCCESSOR": (1, ["a", 1, "latest", "0", TTL, "", ""]),
-    "START_SUCCESSOR": (1, ["a", 1, "latest", "0", TTL, ""]),
-    "WITHDRAW_SUCCESSOR": (1, ["a"]),
+    "ENTER_SUCCESSOR": (2, ["a", 1, "latest", "0", TTL, "", ""]),
+    "START_SUCCESSOR": (2, ["a", 1, "latest", "0", TTL, ""]),
+    "WITHDRAW_SUCCESSOR": (2, ["a"]),
+    "NOTE_PUBLISHED": (3, ["a", "0", TTL, "b"]),
     "MARK_SLOT": (1, ["task-1", TTL]),
+    "JOIN_BACKLOG": (3, ["a", 1, 1, 0, TTL]),
+    "LEAVE_BACKLOG": (2, ["a"]),
+    "READ_BACKLOG": (2, []),
+    "NOTE_RUN": (2, [5, 20, TTL]),
     "RECORD_SLOTS": (1, [TTL, "a", 5]),
-    "READ_SLOTS": (2, [CONFIG]),
+    "READ_SLOTS": (1, [CONFIG]),
     "RECORD_STANDBY": (1, ["a", TTL]),
     "LIST_STANDBYS": (1, []),
 }
+IN_A_VIEW = ("CLAIM", "KEEP_CLAIM", "READ_SLOTS")  # one more key: meta
 HASHES = ("RECORD_SLOTS", "READ_SLOTS", "RECORD_STANDBY", "LIST_STANDBYS")
 EACH_KEY = [
     (name, index)
@@ -101,9 +110,9 @@ def test_record_of_another_type_is_an_error_reply(
     """The same holds for the records of jobs and schedulers, at each of their keys."""
     count, args = RECORDS[name]
     keys = [subject.key(f"record:{number}") for number in range(count)]
-    if name == "READ_SLOTS":
+    if name in IN_A_VIEW:
         subject.admit()
-        keys[1] = subject.meta
+        keys.append(subject.meta)
     if name in HASHES:
         subject.set(keys[index], "theirs")
     else:

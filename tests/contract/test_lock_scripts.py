@@ -9,12 +9,9 @@ import pytest
 from celery_redlock.core.scripts import (
     FREE,
     GRANTED,
-    MISCONFIGURED,
-    QUARANTINED,
     TAKEN,
 )
 from tests.contract.subjects import (
-    CONFIG,
     EXACT,
     NO_KEY,
     NO_TTL,
@@ -245,6 +242,95 @@ def test_extend_can_shorten(subject: Subject) -> None:
     assert subject.pttl(subject.lock) <= SHORT
 
 
+# -- FORCE_RELEASE -------------------------------------------------------------
+
+
+def recorded(subject: Subject) -> dict[str, tuple[bytes, bytes]]:
+    """Return whether the lock was there, and the text, of each record by its name."""
+    _, *records = subject.list_releases()
+    texts = {name.decode(): text.split(b"\n", 2)[1:] for name, text in records}
+    return {name: (there, text) for name, (there, text) in texts.items()}
+
+
+def test_force_release_deletes_the_lock_and_records_it(subject: Subject) -> None:
+    """The record names whether the lock was on this node, and expires."""
+    subject.acquire()
+
+    assert subject.force_release(record="alice\nweb-1") == [GRANTED, 0]
+    assert subject.get(subject.lock) is None
+    assert recorded(subject) == {TOKEN: (b"1", b"alice\nweb-1")}
+    assert 0 < subject.pttl(subject.releases) <= TTL
+
+
+def test_force_release_leaves_a_successor_alone(subject: Subject) -> None:
+    """It deletes only the lock that was shown; the node records it all the same."""
+    subject.acquire(OTHER)
+
+    assert subject.force_release(TOKEN) == [FREE]
+    assert subject.get(subject.lock) == value(1, OTHER)
+    assert recorded(subject) == {TOKEN: (b"0", b"by an operator")}
+
+
+def test_force_release_deletes_the_value_of_another_program(subject: Subject) -> None:
+    """The whole value proves what was shown. The record has another name."""
+    subject.set(subject.lock, "by hand")
+
+    assert subject.force_release("by hand", name="foreign") == [GRANTED, 0]
+    assert list(recorded(subject)) == ["foreign"]
+
+
+def test_force_release_keeps_the_latest_records(subject: Subject) -> None:
+    """There are never more than the operator's client asks for."""
+    for number in range(5):
+        subject.force_release(name=f"t{number}", ttl_ms=TTL + number)
+
+    assert list(recorded(subject)) == ["t2", "t3", "t4"]
+
+
+def test_record_of_a_release_ends_after_its_ttl(subject: Subject) -> None:
+    """A record that has ended is neither listed nor kept."""
+    subject.force_release(name="old", ttl_ms=SHORT)
+    subject.force_release(name="new", ttl_ms=TTL)
+    subject.wait_until(lambda: list(recorded(subject)) == ["new"])
+
+    subject.force_release(name="newest", ttl_ms=TTL)
+
+    assert set(subject.hgetall(subject.releases)) == {b"new", b"newest"}
+
+
+def test_force_release_does_not_depend_on_its_record(subject: Subject) -> None:
+    """A key of another type in the place of the records fails neither it nor EXTEND."""
+    subject.acquire()
+    subject.set(subject.releases, "a text")
+
+    assert subject.force_release() == [GRANTED, 0]
+    assert subject.get(subject.lock) is None
+    assert subject.extend() == [FREE]
+
+
+def test_extend_names_the_release_by_an_operator(subject: Subject) -> None:
+    """The holder learns it on a free node and beside another holder."""
+    subject.acquire()
+    subject.force_release(record="alice")
+
+    free = subject.extend()
+    subject.acquire(OTHER)
+    taken = subject.extend()
+
+    assert [free[0], free[1].split(b"\n")[1:]] == [FREE, [b"1", b"alice"]]
+    assert [taken[0], taken[3:]] == [TAKEN, free[1:]]
+    assert subject.extend(OTHER) == [GRANTED, 0]
+
+
+def test_restore_writes_the_lock_after_a_forced_release(subject: Subject) -> None:
+    """A holder with a majority brings its lock back to a node that lost its lock."""
+    subject.acquire()
+    subject.force_release()
+
+    assert subject.restore() == [GRANTED, 0]
+    assert subject.extend() == [GRANTED, 0]
+
+
 # -- RESTORE -------------------------------------------------------------------
 
 
@@ -291,31 +377,7 @@ def test_restore_leaves_a_successor_alone(subject: Subject) -> None:
     assert subject.counter() == b"1"
 
 
-@pytest.mark.parametrize("call", ["extend", "restore"])
-def test_renewal_with_another_config_is_refused(subject: Subject, call: str) -> None:
-    """A node that serves another configuration renews no lock of the old one."""
-    subject.initialize()
-    subject.acquire(config=CONFIG, ttl_ms=SHORT * 100)
-
-    assert getattr(subject, call)(config="another") == [MISCONFIGURED, CONFIG.encode()]
-    assert subject.pttl(subject.lock) <= SHORT * 100
-    assert getattr(subject, call)(config=CONFIG) == [GRANTED, 0]
-
-
-def test_renewal_on_a_node_without_memory_starts_its_quarantine(
-    subject: Subject,
-) -> None:
-    """It is without the lock. After that the lock may be restored; no other votes."""
-    assert subject.extend(config=CONFIG) == [FREE]
-
-    assert subject.restore(config=CONFIG) == [GRANTED, 0]
-    assert subject.acquire(OTHER, config=CONFIG)[0] == QUARANTINED
-
-
-def test_restore_on_a_node_without_memory_is_refused(subject: Subject) -> None:
-    """A node that has forgotten that it was closed takes no locks."""
-    assert subject.restore(config=CONFIG) == [MISCONFIGURED, b""]
-    assert subject.get(subject.lock) is None
+# EXTEND and RESTORE on nodes that do not vote: test_membership_scripts.py.
 
 
 # -- RAISE_FENCE ---------------------------------------------------------------
@@ -483,6 +545,18 @@ def test_cancel_request_ends_with_the_lock(subject: Subject) -> None:
     subject.acquire(token=OTHER)
 
     assert subject.extend(OTHER) == [GRANTED, 0]
+
+
+@pytest.mark.parametrize("later", ["raise_fence", "restore"])
+def test_cancel_request_outlasts_a_later_fence(subject: Subject, later: str) -> None:
+    """It may arrive between the grant and the request that settles the fence."""
+    subject.acquire()
+    subject.request_cancel(who=WHO)
+
+    assert getattr(subject, later)(fence=9_000)[0] == GRANTED
+
+    assert subject.get(subject.lock) == value(9_000) + b"\ncancelled " + WHO.encode()
+    assert subject.extend() == [GRANTED, 0, WHO.encode()]
 
 
 def test_cancel_request_can_be_repeated_on_a_restored_lock(subject: Subject) -> None:

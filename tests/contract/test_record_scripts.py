@@ -20,6 +20,7 @@ from celery_redlock.core.scripts import (
     LIST_STANDBYS,
     MARK_SLOT,
     MISCONFIGURED,
+    NOTE_PUBLISHED,
     QUARANTINED,
     READ_SLOTS,
     RECORD_SLOTS,
@@ -30,7 +31,7 @@ from celery_redlock.core.scripts import (
     UNSYNCED,
     WITHDRAW_SUCCESSOR,
 )
-from tests.contract.subjects import CONFIG, NO_KEY, SHORT, TTL
+from tests.contract.subjects import CONFIG, NO_KEY, SHORT, STRANGE, TTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,11 @@ def key(subject: Subject, kind: str = "claim") -> str:
     return subject.key(f"{kind}:c")
 
 
+def register(subject: Subject) -> list[str]:
+    """Return the keys of the successor register."""
+    return [key(subject, "next"), key(subject, "order")]
+
+
 # -- Claims and cool-downs -----------------------------------------------------
 
 
@@ -55,16 +61,20 @@ def holder_info(job: str, phase: str = "queued") -> str:
     return f"send_invoice\n{job}\nhost\n4711\n1.5\n{phase}"
 
 
-def claim(subject: Subject, job: str, *, at: str = "", ttl_ms: int = TTL) -> Any:
-    """Run CLAIM; ``at`` names which other keys it checks."""
-    keys = [key(subject, kind) for kind in KINDS]
+def claim(
+    subject: Subject, job: str, *, at: str = "", ttl_ms: int = TTL, together: str = ""
+) -> Any:
+    """Run CLAIM, on a node that votes; ``at`` names which other keys it checks."""
+    keys = [*(key(subject, kind) for kind in KINDS), subject.meta]
     checks = [int(kind in at) for kind in KINDS[1:]]
-    return subject.run(CLAIM, keys, [job, holder_info(job), ttl_ms, *checks])
+    args = [subject.admit(), job, holder_info(job), ttl_ms, *checks, together]
+    return subject.run(CLAIM, keys, args)
 
 
 def keep(subject: Subject, job: str, ttl_ms: int = TTL) -> Any:
-    """Run KEEP_CLAIM."""
-    return subject.run(KEEP_CLAIM, [key(subject)], [job, ttl_ms])
+    """Run KEEP_CLAIM, on a node that votes."""
+    args = [subject.admit(), job, ttl_ms]
+    return subject.run(KEEP_CLAIM, [key(subject), subject.meta], args)
 
 
 def release(subject: Subject, job: str) -> Any:
@@ -116,6 +126,28 @@ def test_claim_checks_the_lock_on_request(subject: Subject) -> None:
     assert claim(subject, "job-2") == [GRANTED, 0]
 
 
+@pytest.mark.parametrize("job", ["key 1", "cancelled by x"])
+def test_claim_takes_no_name_of_a_job_for_a_key(subject: Subject, job: str) -> None:
+    """The keys of a lock are named after the seven lines about its holder."""
+    lock(subject, job)
+
+    assert claim(subject, "job-2", at="lock")[0] == TAKEN
+
+
+@pytest.mark.parametrize("published", ["", "\n1790000000000000"])
+def test_claim_compares_the_keys_that_were_taken_together(
+    subject: Subject, published: str
+) -> None:
+    """A running job of the same call has exactly these keys."""
+    text = f"base.attempt\n7\ntask\njob-1\nhost\n4711\n1.5{published}"
+    together = "key a\nkey b"
+    subject.set(key(subject, "lock"), f"{text}\n{together}\ncancelled x", px=TTL)
+
+    assert claim(subject, "job-2", at="lock", together=together)[0] == TAKEN
+    assert claim(subject, "job-2", at="lock", together="key a\nkey c")[0] == GRANTED
+    assert claim(subject, "job-2", at="lock")[0] == GRANTED
+
+
 def test_claim_checks_the_cooldown_on_request(subject: Subject) -> None:
     """The reply has the job that has succeeded and the time left."""
     cool_down(subject, "job-1")
@@ -161,10 +193,10 @@ def test_claim_names_the_queued_job_before_the_running_one(subject: Subject) -> 
 
 def test_keep_renews_a_claim(subject: Subject) -> None:
     """The claim gets a long ttl once the job is in the queue."""
-    claim(subject, "job-1", ttl_ms=SHORT)
+    claim(subject, "job-1", ttl_ms=SHORT * 100)
 
     assert keep(subject, "job-1") == [GRANTED, 0]
-    assert subject.pttl(key(subject)) > SHORT
+    assert subject.pttl(key(subject)) > SHORT * 100
 
 
 def test_keep_never_creates_a_claim(subject: Subject) -> None:
@@ -212,7 +244,7 @@ def enter(  # noqa: PLR0913  (by name)
 ) -> str | None:
     """Run ENTER_SUCCESSOR; return None, or the call that comes before."""
     args = [task_id, published, keep, "0.000", ttl_ms, "1" if entered else "", holder]
-    return _preceding(subject.run(ENTER_SUCCESSOR, [key(subject, "next")], args))
+    return _preceding(subject.run(ENTER_SUCCESSOR, register(subject), args))
 
 
 def start(
@@ -225,12 +257,12 @@ def start(
 ) -> str | None:
     """Run START_SUCCESSOR; return None, or the call that comes before."""
     args = [task_id, published, keep, "0.000", TTL, "1" if entered else ""]
-    return _preceding(subject.run(START_SUCCESSOR, [key(subject, "next")], args))
+    return _preceding(subject.run(START_SUCCESSOR, register(subject), args))
 
 
 def withdraw(subject: Subject, task_id: str) -> Any:
     """Run WITHDRAW_SUCCESSOR."""
-    return subject.run(WITHDRAW_SUCCESSOR, [key(subject, "next")], [task_id])
+    return subject.run(WITHDRAW_SUCCESSOR, register(subject), [task_id])
 
 
 def _preceding(reply: Any) -> str | None:
@@ -245,7 +277,7 @@ def test_enter_writes_the_whole_entry(subject: Subject) -> None:
     """The entry is the id, when it was published, when it expires, and "waits"."""
     args = ["one", NOW, "latest", "1795246615.500", TTL, "", ""]
 
-    assert subject.run(ENTER_SUCCESSOR, [key(subject, "next")], args) == [GRANTED, 0]
+    assert subject.run(ENTER_SUCCESSOR, register(subject), args) == [GRANTED, 0]
 
     entry = b"one\n%d\n1795246615.500\nwaits" % NOW
     assert subject.get(key(subject, "next")) == entry
@@ -329,7 +361,10 @@ def test_start_without_an_entry_is_granted(subject: Subject) -> None:
     """A node that has no register, or has forgotten it, stops no call."""
     assert start(subject, "a", NOW) is None
 
-    assert subject.get(key(subject, "next")) == b"a\n%d\n0.000\nruns" % NOW
+    entry = subject.get(key(subject, "next")) or b""
+    lines, _, started = entry.rpartition(b"\n")
+    assert lines == b"a\n%d\n0.000\nruns" % NOW
+    assert int(started) >= NOW
 
 
 def test_start_does_not_replace_a_later_call(subject: Subject) -> None:
@@ -356,6 +391,165 @@ def test_withdraw_compares_whole_ids(subject: Subject) -> None:
 
     assert withdraw(subject, "a.b") == [FREE]
     assert withdraw(subject, "a.b+c%") == [GRANTED, 0]
+
+
+# -- The calls that were published ---------------------------------------------
+
+
+def note(
+    subject: Subject,
+    task_id: str,
+    expires: str = "0.000",
+    ttl_ms: int = TTL,
+    who: str = "",
+) -> int:
+    """Run NOTE_PUBLISHED; return the number of the call."""
+    keys = [*register(subject), key(subject, "lock")]
+    status, number = subject.run(NOTE_PUBLISHED, keys, [task_id, expires, ttl_ms, who])
+    assert status == GRANTED
+    return int(number)
+
+
+def test_each_call_gets_a_number_above_those_before(subject: Subject) -> None:
+    """The node numbers the calls; the clocks of their publishers do not count."""
+    numbers = [note(subject, task_id) for task_id in ("c", "a", "b")]
+
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] > 10**15
+    assert 0 < subject.pttl(key(subject, "order")) <= TTL
+    assert note(subject, "a") == 0  # told twice
+
+
+def test_number_is_above_that_of_a_call_with_a_wrong_clock(subject: Subject) -> None:
+    """A call that was sent by name brings the time of another machine."""
+    future = 2 * NOW
+    start(subject, "by-name", future)
+
+    assert note(subject, "later") > future
+
+
+def test_call_gives_way_to_a_later_one(subject: Subject) -> None:
+    """Also where the lock is free, and against the times that the two brought."""
+    note(subject, "old")
+    note(subject, "new")
+
+    assert start(subject, "old", NOW + 9, entered=False) == "new"
+    assert start(subject, "new", NOW, entered=False) is None
+
+
+def test_call_that_has_given_way_ends_no_other(subject: Subject) -> None:
+    """The one that it gave way to may be killed, and come back."""
+    note(subject, "old")
+    note(subject, "new")
+    assert start(subject, "new", NOW, entered=False) is None
+    note(subject, "later")
+    assert start(subject, "old", NOW, entered=False) == "later"
+    withdraw(subject, "later")
+
+    assert start(subject, "new", NOW, entered=False) is None
+
+
+def test_later_call_gives_way_with_first(subject: Subject) -> None:
+    """The first runs, and for all that were published before it began."""
+    note(subject, "one")
+    note(subject, "two")
+    assert start(subject, "one", NOW, "first", entered=False) is None
+    note(subject, "three")
+
+    assert start(subject, "two", NOW, "first", entered=False) == "one"
+    assert enter(subject, "three", NOW, "first", holder="one") is None
+
+
+def test_call_that_runs_precedes_those_published_before(subject: Subject) -> None:
+    """They need not have been entered. A call that is published later is entered."""
+    note(subject, "old")
+    note(subject, "runs")
+    assert start(subject, "runs", NOW, entered=False) is None
+
+    note(subject, "new")
+    assert enter(subject, "new", NOW - 9, holder="runs") is None
+    assert start(subject, "old", NOW + 9, entered=False) == "new"
+
+
+def test_call_that_has_run_precedes_those_published_before(subject: Subject) -> None:
+    """Its body began when they had been published."""
+    note(subject, "old")
+    note(subject, "runs")
+    assert start(subject, "runs", NOW, entered=False) is None
+
+    assert start(subject, "old", NOW + 9, entered=False) == "runs"
+
+
+@pytest.mark.parametrize("end", ["start", "withdraw"])
+def test_call_that_has_ended_is_not_noted_any_more(subject: Subject, end: str) -> None:
+    """Its publisher's word may come late: it supersedes no call."""
+    note(subject, "old")
+    if end == "start":
+        withdraw(subject, "old")
+        assert start(subject, "quick", NOW, entered=False) is None
+        start(subject, "other", NOW + 1, entered=False)
+    else:
+        withdraw(subject, "quick")
+        withdraw(subject, "old")
+
+    assert note(subject, "quick") == 0
+    assert start(subject, "late", 1, entered=False) is None
+
+
+def test_old_call_that_has_given_way_is_not_noted_any_more(subject: Subject) -> None:
+    """It is the moment when it ended that counts, and not when it was published."""
+    assert enter(subject, "other", NOW) is None
+    assert start(subject, "old", 1, entered=False) == "other"
+
+    assert note(subject, "old") == 0
+    assert start(subject, "other", NOW) is None
+
+
+def test_node_forgets_calls_that_have_ended(subject: Subject) -> None:
+    """It remembers them for a minute, and calls that wait for their ttl."""
+    note(subject, "a", ttl_ms=120_000)
+    assert subject.pttl(key(subject, "order")) > 60_000
+
+    start(subject, "a", NOW)
+
+    assert 0 < subject.pttl(key(subject, "order")) <= 60_000
+
+
+def test_published_call_asks_the_running_one_to_end(subject: Subject) -> None:
+    """The request is stored with the lock of another call, and never of its own."""
+    lock = key(subject, "lock")
+    subject.set(lock, "token\n1\nproj.f\nold\nhost\n1\n2.000")
+
+    note(subject, "silent")
+    note(subject, "old", who="proj.f[old]")
+    assert b"cancelled" not in (subject.get(lock) or b"")
+    note(subject, "new", who="proj.f[new]")
+    note(subject, "newest", who="proj.f[newest]")
+
+    value = subject.get(lock) or b""
+    assert value.endswith(b"2.000\ncancelled proj.f[newest]")
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "by"),
+    [
+        ("0.000", "100.000", None),
+        ("100.000", "99.900", None),
+        ("100.000", "100.000", "new"),
+        ("100.000", "0.000", "new"),
+    ],
+)
+def test_published_call_that_expires_precedes_none_that_lives_longer(
+    subject: Subject, mine: str, its: str, by: str | None
+) -> None:
+    """It may never run. One before it that does not expire comes next."""
+    note(subject, "old", mine)
+    note(subject, "new", its)
+    args = ["old", NOW, "latest", mine, TTL, ""]
+
+    reply = subject.run(START_SUCCESSOR, register(subject), args)
+
+    assert _preceding(reply) == by
 
 
 # -- Slots and standbys of schedulers ------------------------------------------
@@ -422,7 +616,7 @@ def test_record_starts_its_ttl_anew(subject: Subject) -> None:
 
 def test_read_of_a_voting_node_returns_its_records(subject: Subject) -> None:
     """The node has not been restarted since it was admitted."""
-    subject.initialize()
+    subject.admit()
     assert read(subject, CONFIG) == {}
 
     record(subject, "a", 5)
@@ -431,30 +625,26 @@ def test_read_of_a_voting_node_returns_its_records(subject: Subject) -> None:
 
 
 def test_read_of_a_node_that_may_have_forgotten_is_refused(subject: Subject) -> None:
-    """The node may have lost records before its start, in each of these states."""
+    """The node may have lost records before its start, until it votes again."""
     record(subject, "a", 5)
     assert read(subject, CONFIG) == [UNSYNCED, b""]
 
-    assert subject.acquire(config=CONFIG)[0] == QUARANTINED
+    subject.enter()
     status, left = read(subject, CONFIG)
     assert (status, 0 < left <= 61_000) == (QUARANTINED, True)
 
+    subject.end_quarantine()
+    assert read(subject, CONFIG) == [UNSYNCED, subject.identity.encode()]
 
-def test_read_after_quarantine_needs_no_fences(subject: Subject) -> None:
-    """The node has all records since its start, before its fences are recovered."""
-    subject.acquire(config=CONFIG)
-    subject.hset(subject.meta, "quarantine_until", 0)
-    record(subject, "a", 5)
-
-    assert subject.acquire(config=CONFIG)[0] == UNSYNCED
+    subject.sync()
     assert read(subject, CONFIG) == {b"a": b"5"}
 
 
-def test_read_with_another_config_is_refused(subject: Subject) -> None:
+def test_read_with_another_view_is_refused(subject: Subject) -> None:
     """A node of another deployment belongs to another majority."""
-    subject.initialize("another")
+    subject.admit(STRANGE)
 
-    assert read(subject, CONFIG) == [MISCONFIGURED, b"another"]
+    assert read(subject, CONFIG) == [MISCONFIGURED, subject.text(STRANGE)]
 
 
 def mark(subject: Subject, task_id: str, ttl_ms: int = TTL) -> Any:
@@ -508,7 +698,7 @@ def test_standby_expires(subject: Subject) -> None:
     """A standby that was killed is not listed for ever, beside one that lives."""
     stand_by(subject, "lives")
     stand_by(subject, "killed", SHORT)
-    assert standbys(subject) == {b"lives", b"killed"}
+    assert set(subject.hgetall(key(subject, "standby"))) == {b"lives", b"killed"}
 
     subject.wait_until(lambda: standbys(subject) == {b"lives"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, given, settings
@@ -9,15 +10,17 @@ from hypothesis import strategies as st
 
 from celery_redlock.core import scripts
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.scripts import GRANTED, QUARANTINED, TAKEN
+from celery_redlock.core.scripts import QUARANTINED, TAKEN
 from celery_redlock.core.transport.resp import ErrorReply
 from tests.contract.subjects import (
-    CLOSED,
     CONFIG,
     EXACT,
+    ME,
     NEW,
+    TTL,
     UNGUARDED,
     MemorySubject,
+    view,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +35,21 @@ QUEUE_TTL = 25_000  # ms
 KEYS = ("lock", "meta", "wait_queue", "record")
 
 tokens = st.sampled_from(["a.1", "a.2", "b.1"])
-configs = st.sampled_from([CONFIG, CONFIG, UNGUARDED, CLOSED, NEW])
+FOUNDED = view(epoch="2.aa")
+configs = st.sampled_from([CONFIG, CONFIG, CONFIG, UNGUARDED, NEW])
+views = st.builds(
+    view,
+    me=st.sampled_from([f"0.{ME}"] * 3 + [f"1.{ME}", "1.x"]),
+    b=st.sampled_from(["0.b1", "0.b1", "1.b1", "1.b2", "2.B2"]),
+    epoch=st.sampled_from(["1.aa", "1.aa", "1.ab", "1.aB", "2.aa", "10.a"]),
+    kind=st.sampled_from(["founded", "founded", "planned"]),
+    deployment=st.sampled_from(["d1", "d1", "d1", "d2"]),
+    guard=st.sampled_from(["on", "on", "off"]),
+)
+any_view = configs | views | st.sampled_from(["", "format 3", f"{CONFIG}, x"])
+plans = st.sampled_from([NEW, NEW, FOUNDED, view(b="1.b2", epoch="2.bb")])
+waits = st.sampled_from([0, 30_000])
+randoms = st.sampled_from(["0f", "1e"])
 stripes = st.sampled_from(["7", "8"])
 counters = st.integers(1, 20) | st.sampled_from([EXACT - 1, EXACT, EXACT + 2])
 ttls = st.sampled_from([20_000, 30_000])
@@ -42,6 +59,8 @@ pairs = st.lists(st.tuples(st.sampled_from(["7", "8", "floor"]), counters), max_
 jobs = st.sampled_from(["", "job", "job-1", "job.1"])
 infos = st.sampled_from(["", "t\njob", "t\njob-1\nhost", "t\n\nhost"])
 flags = st.sampled_from(["", "0", "1"])
+together = st.sampled_from(["", "key a\nkey b"])
+limits = st.sampled_from([[("a#", 1, TTL)], [("a#", 2, TTL)], [("a#", 3, TTL)]])
 entries = st.tuples(
     *(jobs, st.integers(1, 3), st.sampled_from(["latest", "first"])),
     *(st.just("0.000"), ttls, flags),
@@ -62,20 +81,13 @@ calls = [
     call(
         "acquire",
         token=tokens,
-        holder_info=st.sampled_from(["", "f\n1", "naïve"]),
+        holder_info=st.sampled_from(["", "f\n1", "naïve", "t\nj\nkey a\nkey b"]),
         ttl_ms=ttls,
         stripe=stripes,
         hint_us=st.sampled_from([-HOUR, -1_000_000, 0, 1_000_000, HOUR]),
         config=configs,
-        quarantine_ms=st.sampled_from([0, 30_000]),
     ),
-    call(
-        "extend",
-        token=tokens,
-        ttl_ms=ttls,
-        config=configs,
-        quarantine_ms=st.just(30_000),
-    ),
+    call("extend", token=tokens, ttl_ms=ttls, config=configs),
     call("restore", token=tokens, ttl_ms=ttls, fence=counters, config=configs),
     call("raise_fence", token=tokens, fence=counters),
     call(
@@ -84,6 +96,7 @@ calls = [
         keep_ms=st.sampled_from([0, 9000]),
     ),
     call("inspect"),
+    call("use_keys", keys=st.sampled_from([["a"], ["b"], ["a", "b"], ["a", "b", "c"]])),
     call("request_cancel", token=tokens, who=st.sampled_from(["", "t[1]"])),
     call(
         "join_wait_queue",
@@ -91,22 +104,48 @@ calls = [
         rank=st.integers(1, 3),
         ttl_ms=st.just(QUEUE_TTL),
     ),
-    call("leave_wait_queue", waiter=waiters, free_in_ms=st.sampled_from(["", "0"])),
-    call("counters", config=configs),
     call(
-        "sync",
-        read_for=st.sampled_from(["present", "", "another"]),
-        pairs=pairs,
-        set_floor=st.sampled_from([0, 1]),
+        "acquire_permits",
+        names=st.sampled_from([["a"], ["a#2"], ["a#3"]]),
+        limits=limits,
+        token=tokens,
         config=configs,
     ),
-    call("initialize", config=st.sampled_from([CONFIG, UNGUARDED, NEW])),
-    call("close", quarantine_ms=ttls),
-    call("open", pairs=pairs),
+    call("inspect_permits", limits=limits),
+    call(
+        "join_permit_queue",
+        limits=limits,
+        waiter=waiters,
+        rank=st.integers(1, 3),
+        ttl_ms=st.just(QUEUE_TTL),
+    ),
+    call("leave_wait_queue", waiter=waiters, free_in_ms=st.sampled_from(["", "0"])),
+]
+member_calls = [
+    call("vote", config=configs),
+    call("join", random=randoms),
+    call("join", random=randoms, forget=configs),
+    call("note", config=any_view, quarantine_ms=waits),
+    call("note", config=views, quarantine_ms=waits),
+    call("counters", config=any_view),
+    call(
+        "sync",
+        identity=st.sampled_from([ME, ME, ME, "", "another"]),
+        pairs=pairs,
+        set_floor=st.sampled_from([0, 1]),
+        config=any_view,
+    ),
+    call("initialize", config=any_view),
+    call("close", quarantine_ms=waits, old=configs | views, new=plans),
+    call("open", pairs=pairs, new=plans),
+    call("abort", new=any_view | plans),
+    call("reopen", new=plans),
+    call("end_wait"),
 ]
 records = [
-    record("CLAIM", jobs, infos, ttls, flags, flags),
-    record("KEEP_CLAIM", jobs, ttls),
+    record("CLAIM", any_view, jobs, infos, ttls, flags, flags, together),
+    record("CLAIM", configs, jobs, infos, ttls, flags, flags, together),
+    record("KEEP_CLAIM", configs, jobs, ttls),
     record("RELEASE_CLAIM", jobs),
     record("COOL_DOWN", jobs, infos, ttls),
     entries.map(
@@ -120,6 +159,14 @@ records = [
     ),
     record("WITHDRAW_SUCCESSOR", jobs),
     record("MARK_SLOT", jobs, ttls),
+    record(
+        "JOIN_BACKLOG",
+        *(jobs, st.integers(1, 3), st.integers(1, 3)),
+        *(st.sampled_from([0, 7_000_000]), st.just(30_000_000)),
+    ),
+    record("LEAVE_BACKLOG", jobs),
+    record("READ_BACKLOG"),
+    record("NOTE_RUN", st.integers(1, 1_000_000), st.integers(1, 3), ttls),
 ]
 changes = [
     call("forget", name=names),
@@ -135,11 +182,16 @@ changes = [
         field=stripes,
         value=counters | st.sampled_from(["", "x", "3.0", "1e3"]),
     ),
+    call("lose_field", field=st.sampled_from(["config", "run_id", "identity"])),
     call("seem_restarted"),
     call("flush"),
 ]
-sequences = st.lists(
-    st.one_of(*calls, *calls, *changes) | st.one_of(*records), min_size=1, max_size=25
+any_call = st.one_of(*calls, *calls, *member_calls, *changes) | st.one_of(*records)
+sequences = st.lists(any_call, min_size=1, max_size=25)
+member_sequences = st.lists(
+    st.one_of(*member_calls, *member_calls, *member_calls, *changes),
+    min_size=5,
+    max_size=30,
 )
 
 
@@ -182,29 +234,61 @@ def seem_restarted(subject: Subject) -> None:
         subject.hset(subject.meta, "run_id", "an earlier process")
 
 
+def lose_field(subject: Subject, field: str) -> None:
+    """Delete one field of what the node knows of itself."""
+    if isinstance(subject.read(subject.meta), dict | None):
+        subject.hdel(subject.meta, field)
+
+
+def vote(subject: Subject, config: str) -> None:
+    """Let a new node vote."""
+    subject.join(random="0f")
+    subject.initialize(config)
+    count(subject, "floor", FLOOR)
+
+
+def end_wait(subject: Subject) -> None:
+    """End the quarantine, if there is one."""
+    meta = subject.read(subject.meta)
+    if isinstance(meta, dict) and b"quarantine_until" in meta:
+        subject.hset(subject.meta, "quarantine_until", 1)
+
+
+def use_keys(subject: Subject, keys: list[str]) -> None:
+    """Take the locks of these keys from now on, all together."""
+    subject.take_several(*keys)
+
+
 def run_on_record(subject: Subject, name: str, args: tuple[Any, ...]) -> Any:
-    """Run a script whose KEYS are one record, and the lock and another record."""
-    keys = [subject.key("record"), subject.lock, subject.key("cooldown")]
-    number = 3 if name == "CLAIM" else 1
-    if name == "COOL_DOWN":
-        keys = keys[2:]
-    return subject.run(getattr(scripts, name), keys[:number], args)
+    """Run a script on one record, and on the other keys that it has."""
+    claimed, cooldown = subject.key("record"), subject.key("cooldown")
+    keys = {
+        "CLAIM": [claimed, subject.lock, cooldown, subject.meta],
+        "KEEP_CLAIM": [claimed, subject.meta],
+        "COOL_DOWN": [cooldown],
+    }
+    backlog = [subject.key(part) for part in ("backlog", "return", "pace")]
+    keys |= {
+        "JOIN_BACKLOG": backlog,
+        "LEAVE_BACKLOG": backlog[:2],
+        "READ_BACKLOG": backlog[::2],
+        "NOTE_RUN": backlog[2:],
+    }
+    if name.endswith("_SUCCESSOR"):
+        keys[name] = [claimed, subject.key("published")]
+    return subject.run(getattr(scripts, name), keys.get(name, [claimed]), args)
 
 
 OWN = {
     function.__name__: function
-    for function in (forget, put, retype, count, seem_restarted, run_on_record)
+    for function in (
+        *(forget, put, retype, count, lose_field, vote, end_wait),
+        *(seem_restarted, run_on_record, use_keys),
+    )
 }
 
 
 # -- the comparison --------------------------------------------------------------
-
-
-def incarnation_of(subject: Subject, name: str) -> bytes:
-    """Return the incarnation of the node if this is "present", else the name."""
-    meta = subject.read(subject.meta)
-    present = meta.get(b"incarnation", b"") if isinstance(meta, dict) else b""
-    return present if name == "present" else name.encode()
 
 
 def perform(subject: Subject, name: str, named: dict[str, Any], now_us: int) -> Any:
@@ -215,9 +299,14 @@ def perform(subject: Subject, name: str, named: dict[str, Any], now_us: int) -> 
     items = [item for pair in named.pop("pairs", ()) for item in pair]
     if name == "acquire":
         named["hint_us"] += now_us
-    if name == "sync":
-        items.insert(0, incarnation_of(subject, named.pop("read_for")))
     return getattr(subject, name)(*items, **named)
+
+
+def without_identity(subject: Subject, item: Any) -> Any:
+    """Return bytes in which the identity and the run id are replaced."""
+    if not isinstance(item, bytes):
+        return item
+    return item.replace(subject.run_id, b"ours").replace(subject.run_id[:8], b"ours")
 
 
 def plain(subject: Subject, name: str, reply: Any) -> tuple[Any, int]:
@@ -226,12 +315,21 @@ def plain(subject: Subject, name: str, reply: Any) -> tuple[Any, int]:
         return ("WRONGTYPE" if "WRONGTYPE" in str(reply) else str(reply)), 0
     if not isinstance(reply, list):
         return reply, 0
-    reply = ["this process" if item == subject.run_id else item for item in reply]
-    if name == "counters" and reply[0] == GRANTED:
-        return dict(zip(reply[1::2], reply[2::2], strict=True)), 0
+    reply = [without_start(without_identity(subject, item)) for item in reply]
+    left = 0
+    if reply[0] == TAKEN:  # of several keys: value and ttl of each
+        reply[2:-1:2] = [ttl if ttl < 0 else "a ttl" for ttl in reply[2:-1:2]]
     if reply[0] in (TAKEN, QUARANTINED):
-        return reply[:-1], reply[-1]
-    return reply, 0
+        left = reply.pop(1 if reply[0] == QUARANTINED else -1)
+    if name == "counters":
+        head = len(reply) % 2 or 2
+        told = dict(zip(reply[head::2], reply[head + 1 :: 2], strict=True))
+        for field, number in told.items():
+            if field.startswith(b"known:"):
+                assert 0 <= int(number) < APART
+                told[field] = 0
+        return [reply[:head], told], left
+    return reply, left
 
 
 def is_about(ttl: int, other: int) -> bool:
@@ -256,24 +354,29 @@ def contents(subject: Subject) -> dict[str, Any]:
     }
     if isinstance(found["meta"], dict):
         found["meta"] = {
-            field: "this process" if value == subject.run_id else value
+            field: without_identity(subject, value)
             for field, value in found["meta"].items()
             if field != b"quarantine_until"  # it is read from a clock
+            and not field.startswith(b"known:")
+        }
+        found["known"] = {
+            field
+            for field in subject.hgetall(subject.meta)
+            if field.startswith(b"known:")
         }
         found["is_quarantined"] = subject.is_quarantined
+    if isinstance(found["record"], bytes):
+        found["record"] = without_start(found["record"])
     return {**found, "wait_queue": subject.waiters()}
 
 
-@settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(sequence=sequences)
-def test_memory_replies_as_a_server_does(
-    server: ServerSubject, sequence: list[Call]
-) -> None:
-    """After any sequence of calls: the same replies, and the same keys in the end."""
+def without_start(value: Any) -> Any:
+    """Return an entry without the instants, in us, that it has from the node."""
+    return re.sub(rb"\b\d{16}\b", b"now", value) if type(value) is bytes else value
+
+
+def compare(server: ServerSubject, sequence: list[Call]) -> None:
+    """Make the same calls in memory and on a server, and compare all that they do."""
     both = MemorySubject(SYSTEM_CLOCK), server.anew()
     now_us = round(SYSTEM_CLOCK.wall() * 1e6)
 
@@ -292,3 +395,28 @@ def test_memory_replies_as_a_server_does(
     for name in KEYS:
         left = [subject.pttl(key_of(subject, name)) for subject in both]
         assert is_about(*left), name
+
+
+many = settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@many
+@given(sequence=sequences)
+def test_memory_replies_as_a_server_does(
+    server: ServerSubject, sequence: list[Call]
+) -> None:
+    """After any sequence of calls: the same replies, and the same keys in the end."""
+    compare(server, sequence)
+
+
+@many
+@given(sequence=member_sequences)
+def test_memory_changes_its_membership_as_a_server_does(
+    server: ServerSubject, sequence: list[Call]
+) -> None:
+    """The same for views that are noted, closed, opened and forgotten in any order."""
+    compare(server, sequence)

@@ -2,75 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import redis
 
 from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
-from celery_redlock.testing import MemoryNode
 from tests.contract.subjects import (
     NO_KEY,
     OTHER,
     SHORT,
-    SOON,
     TTL,
-    MemorySubject,
-    ServerSubject,
     Subject,
     value,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.contract.listener import Listener
 
-LAST = b"the last message"  # the end of what a channel can have carried
 WAKING = pytest.mark.parametrize("how", ["release", "leave_wait_queue"])
-
-
-class Listener:
-    """A subscription to a channel of a node, and its messages."""
-
-    def __init__(self, subject: Subject, channel: str) -> None:
-        self.channel = channel
-        self._messages: list[bytes] = []
-        self._subscription: Any = None
-        if isinstance(subject, ServerSubject):
-            self._server = redis.Redis.from_url(subject.node.url, retry=None)
-            self._subscription = self._server.pubsub()
-            self._subscription.subscribe(channel)
-            assert self._subscription.get_message(timeout=SOON)
-        elif isinstance(subject, MemorySubject):
-            subject.use(MemoryNode(subject.clock, publish=self._receive))
-
-    def _receive(self, channel: bytes, message: bytes) -> int:
-        listens = channel == self.channel.encode()
-        self._messages += [message] * listens
-        return int(listens)
-
-    def messages(self) -> list[bytes]:
-        """Return the messages so far, each once."""
-        if self._subscription:
-            self._server.publish(self.channel, LAST)
-            data = (message["data"] for message in self._subscription.listen())
-            return list(itertools.takewhile(lambda each: each != LAST, data))
-        messages, self._messages = self._messages, []
-        return messages
-
-    def close(self) -> None:
-        """End the subscription."""
-        if self._subscription:
-            self._subscription.close()
-            self._server.close()
-
-
-@pytest.fixture
-def listener(subject: Subject, request: pytest.FixtureRequest) -> Iterator[Listener]:
-    """Return a listener on a channel of the node."""
-    listener = Listener(subject, subject.key(getattr(request, "param", "w")))
-    yield listener
-    listener.close()
 
 
 def wake(subject: Subject, how: str) -> None:
@@ -237,3 +186,56 @@ def test_waiter_that_got_the_lock_wakes_no_other(
 
     assert listener.messages() == []
     assert subject.waiters() == [f"{listener.channel}/2".encode()]
+
+
+# -- several keys ----------------------------------------------------------------
+
+
+def hold(subject: Subject, *keys: str) -> None:
+    """Let another client have the locks of these keys."""
+    subject.take_several(*keys)
+    assert subject.acquire(OTHER)[0] == GRANTED
+
+
+def test_waiter_that_cannot_use_a_free_key_passes_it_on(
+    subject: Subject, listener: Listener
+) -> None:
+    """A waiter behind it is woken, and leaves the queue of that key."""
+    hold(subject, "b")
+    subject.take_several("a")
+    subject.join_wait_queue(f"{listener.channel}/before", rank=1)
+    subject.join_wait_queue(f"{listener.channel}/behind", rank=9)
+    subject.take_several("a", "b")
+
+    subject.join_wait_queue("w/both", rank=5)
+
+    assert listener.messages() == [b"behind 0"]
+    assert subject.waiters() == [f"{listener.channel}/before".encode(), b"w/both"]
+
+
+def test_waiter_passes_a_free_key_on_once(subject: Subject, listener: Listener) -> None:
+    """A waiter that was not woken since its last look wakes no other."""
+    hold(subject, "b")
+    subject.take_several("a", "b")
+    subject.join_wait_queue("w/both", rank=5)
+    subject.take_several("a")
+    subject.join_wait_queue(f"{listener.channel}/behind", rank=9)
+    subject.take_several("a", "b")
+
+    subject.join_wait_queue("w/both", rank=5)
+
+    assert listener.messages() == []
+
+
+def test_waiter_keeps_its_places_while_all_keys_are_held(
+    subject: Subject, listener: Listener
+) -> None:
+    """There is nothing to pass on."""
+    hold(subject, "a", "b")
+    subject.take_several("a")
+    subject.join_wait_queue(f"{listener.channel}/behind", rank=9)
+    subject.take_several("a", "b")
+
+    subject.join_wait_queue("w/both", rank=5)
+
+    assert listener.messages() == []

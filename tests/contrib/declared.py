@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
-from celery_redlock.contrib.sqlalchemy import Fenced
+from celery_redlock.contrib.sqlalchemy import Fenced, record_table
 
 
 class Base(DeclarativeBase):
@@ -68,3 +68,6 @@ class Seat(Fenced, Base):
     train: Mapped[str] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     text: Mapped[str] = mapped_column(default="")
+
+
+record_table(Base.metadata)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import django
 from django.conf import settings
+from django.core.management import call_command
 from django.db import connections
 from sqlalchemy import NullPool, create_engine, delete, make_url, update
 from sqlalchemy.orm import Session
@@ -46,6 +47,13 @@ class Row(NamedTuple):
 # -- Django ----------------------------------------------------------------------
 
 
+def set_up_django() -> None:
+    """Set Django up on first use."""
+    if not settings.configured:
+        settings.configure(DATABASES={}, **office.SETTINGS)
+        django.setup()
+
+
 def use_django(url: str) -> str:
     """Set Django up on first use. Return its alias of this database."""
     parts = make_url(url)
@@ -57,9 +65,7 @@ def use_django(url: str) -> str:
         "HOST": parts.host or "",
         "PORT": str(parts.port or ""),
     }
-    if not settings.configured:
-        settings.configure(DATABASES={}, **office.SETTINGS)
-        django.setup()
+    set_up_django()
     known = {"default": {}, alias: database}
     connections.settings[alias] = connections.configure_settings(known)[alias]
     return alias
@@ -76,6 +82,7 @@ def make_tables(alias: str) -> None:
     with connection.schema_editor() as editor:
         for model in ALL:
             editor.create_model(model)
+    call_command("migrate", "celery_redlock", database=alias, verbosity=0)
 
 
 @contextlib.contextmanager

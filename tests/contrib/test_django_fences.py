@@ -14,7 +14,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
 from celery_redlock.errors import ConfigurationError, StaleFence
-from tests.contrib.storages import SOON, Row, Shop
+from tests.contrib.storages import SOON, Row, Shop, set_up_django
 from tests.nodes.support import until
 
 if TYPE_CHECKING:
@@ -228,6 +228,7 @@ def test_update_or_create_does_not_overwrite_blindly(shop: Shop) -> None:
 
 def test_model_is_abstract_and_its_column_plain() -> None:
     """The mixin adds one BIGINT column that forms do not show."""
+    set_up_django()
     from celery_redlock.contrib.django import FencedModel  # noqa: PLC0415  (set up now)
 
     field = FencedModel._meta.get_field("fence")  # noqa: SLF001  (documented)

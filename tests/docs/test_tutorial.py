@@ -4,87 +4,47 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.docs.reader import PATIENCE, Reader, blocks_of, until_said
+from tests.harness.waiting import until
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = blocks_of(PAGE)
 FILES = {
     code.split()[1]: code for language, code in BLOCKS if language == "python"
 }  # each begins with a comment that names the file
 COMMANDS = [code.strip() for language, code in BLOCKS if language == "sh"]
 NODES = [f"redis://127.0.0.1:{port}/0" for port in (28661, 28662, 28663)]
+# Machines that run tests are busy: nodes have time to answer, and a run lasts for as
+# long as the test looks at it.
+PATIENT = "app.conf.redlock_node_timeout = 2.0\n"
+HOLD = "hold"  # the name of a file
+LASTING = f"""
+import pathlib
+import types
+
+
+def pause(seconds):
+    real.sleep(seconds)
+    while pathlib.Path("{HOLD}").exists():
+        real.sleep(0.05)
+
+
+real, time = time, types.SimpleNamespace(sleep=pause)
+"""
 BROKER = "redis://127.0.0.1:28671/0"
-PATIENCE = 60.0
-
-
-class Reader:
-    """A reader of the tutorial: a folder, and terminals in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        path = os.pathsep.join([str(folder), str(ROOT)])
-        # `celery` and `python` are those of this environment, as after "activate".
-        programs = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
-        self.environment = {**os.environ, "PYTHONPATH": path, "PATH": programs}
-
-    def run(self, command: str, *codes: int) -> str:
-        """Type a block of commands and return what the last of them printed."""
-        done = subprocess.run(  # noqa: S602  (the commands of our own page)
-            command,
-            shell=True,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode in (codes or (0,)), done.stdout + done.stderr
-        return done.stdout
-
-    @contextmanager
-    def terminal(self, command: str, name: str) -> Iterator[Path]:
-        """Keep a command running and give the file of its output."""
-        output = self.folder / f"{name}.txt"
-        with output.open("w") as file:
-            process = subprocess.Popen(  # noqa: S602  (the same)
-                f"exec {command}",
-                shell=True,
-                cwd=self.folder,
-                env={**self.environment, "PYTHONUNBUFFERED": "1"},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            yield output
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def until_said(output: Path, pattern: str, count: int = 1) -> list[str]:
-    """Wait until a program has printed a pattern so often; return what was found."""
-    deadline = time.monotonic() + PATIENCE
-    while len(found := re.findall(pattern, output.read_text())) < count:
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.05)
-    return found
+REFUSED = r"will be skipped \(on_conflict\)"  # in the worker's log
 
 
 def of(word: str, among: list[str]) -> str:
@@ -95,35 +55,78 @@ def of(word: str, among: list[str]) -> str:
 
 @pytest.fixture
 def reader(tmp_path: Path, redis_server: str) -> Reader:
-    """Give a reader in an empty folder, with a redis-server to find."""
-    reader = Reader(tmp_path)
-    reader.environment["REDLOCK_REDIS_SERVER"] = redis_server
-    return reader
+    """Give a reader who has installed this checkout and activated its environment."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "PATH": programs}
+    return Reader(folder, {**environment, "REDLOCK_REDIS_SERVER": redis_server})
 
 
 def test_tutorial_says_what_happens(reader: Reader) -> None:
     """All blocks in their order: a call runs, its duplicate does not, a node stops."""
-    todo = COMMANDS[2:]  # after the installation
+    type_the_tutorial(reader)
+
+
+def type_the_tutorial(reader: Reader, *, installed: bool = False) -> list[str]:
+    """Type all blocks of the page, and check what they print.
+
+    Args:
+        reader: The reader; ``tests/packaging`` has another one.
+        installed: Whether to type the installation, too.
+
+    Returns:
+        The commands of the page.
+    """
+    install, activate, *todo = COMMANDS
+    if installed:
+        reader.run(install)
+        reader.activate(activate)
     url = r"redis://127\.0\.0\.1:\d+/0"
     with (
         reader.terminal(todo.pop(0), "nodes") as nodes,
         reader.terminal(todo.pop(0), "broker") as broker,
     ):
         found = until_said(nodes, url, 3) + until_said(broker, url)
+        reader.replace = dict(zip([*NODES, BROKER], found, strict=True))
         for name, code in FILES.items():
-            text = code
-            for placeholder, real in zip([*NODES, BROKER], found, strict=True):
-                text = text.replace(placeholder, real)
-            (reader.folder / name).write_text(text, encoding="utf-8")
+            reader.append(name, code)
+        reader.append("shop.py", PATIENT + LASTING)
         with reader.terminal(todo.pop(0), "worker") as worker:
-            until_said(worker, r"All 3 nodes vote \(2 are a quorum\)\.")
+            until_said(worker, r"All nodes vote: 3 \(quorum: 2\)\.")
 
             (twice, look, explain, stop, doctor) = todo
-            check_two_results(reader.run(twice))
-            assert "invoice:7" in reader.run(look)
-            assert "invoice:7" in reader.run(explain, 0, 1)
-            check_two_results(reader.run(stop))
+            check_two_results(run_twice(reader, worker, twice))
+            with runs_last(reader):
+                # The worker may need longer than a second to begin.
+                until(lambda: "invoice:7" in reader.run(look), PATIENCE)
+                assert "invoice:7" in reader.run(explain, 1)
+            until_said(worker, "invoice 7 was sent")
+            check_two_results(run_twice(reader, worker, stop))
             assert "quorum-edge" in reader.run(doctor, 1)
+    return COMMANDS
+
+
+@contextmanager
+def runs_last(reader: Reader) -> Iterator[None]:
+    """Let no run end within the block."""
+    hold = reader.folder / HOLD
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
+
+
+def run_twice(reader: Reader, worker: Path, command: str) -> str:
+    """Type a command that calls the task twice; its run ends after the refusal."""
+    refusals = len(re.findall(REFUSED, worker.read_text()))
+    with ThreadPoolExecutor(1) as pool:
+        with runs_last(reader):
+            typed = pool.submit(reader.run, command)
+            until_said(worker, REFUSED, refusals + 1)
+        return typed.result()
 
 
 def check_two_results(said: str) -> None:

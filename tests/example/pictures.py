@@ -1,6 +1,6 @@
-"""``python -m tests.example.pictures``: take the pictures of the live page.
+"""``python -m tests.example.pictures``: take the pictures of the example.
 
-It follows the steps of the example's README first, so the page has something to show.
+It follows the steps of the example's README first, so the pages have something to show.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECONDS_BETWEEN = 2.5
 
 
 def take(browser: Browser) -> None:
-    """Follow the steps, and take a picture in light and in dark colours."""
+    """Follow the steps, and take the picture of the live page."""
     browser.open("/invoices/")
     for made in (1, 2, 3):
         browser.click("main form button")
@@ -48,11 +48,29 @@ def take(browser: Browser) -> None:
     pause(browser)
     ten_clicks(browser, 5)
     pause(browser)
+    picture(browser, "example")
+
+
+def take_limits(browser: Browser) -> None:
+    """Let four tenants publish more jobs than may run, and take a picture."""
+    browser.open("/limits/")
+    browser.find("#tenants tbody tr")
+    for tenant in (1, 2, 3, 5):
+        browser.choose("#tenant", str(tenant))
+        browser.click("#publish-ten")
+        pause(browser)
+    pause(browser)
+    picture(browser, "limits")
+
+
+def picture(browser: Browser, name: str) -> None:
+    """Take a picture in light and in dark colours, while something runs."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for scheme, name in (("light", "example"), ("dark", "example-dark")):
+    for scheme, suffix in (("light", ""), ("dark", "-dark")):
         browser.prefer(scheme)
         browser.wait(lambda: browser.count("#timeline .running"), "something runs")
-        browser.picture(PICTURES / f"{name}.png")
+        browser.picture(PICTURES / f"{name}{suffix}.png")
+    browser.prefer("light")
 
 
 def ten_clicks(browser: Browser, customer: int) -> None:
@@ -83,4 +101,5 @@ if __name__ == "__main__":
             open_site(folder, report_seconds=12) as site,
             open_browser(folder / "chromium", site.url, height=1440) as window,
         ):
+            take_limits(window)
             take(window)

@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +64,38 @@ class Site:
         text = (self.var / "env").read_text()
         return dict(re.findall(r"^export (\w+)='(.*)'$", text, re.MULTILINE))
 
+    @contextlib.contextmanager
+    def forged_runs(
+        self, key: str, spans: list[tuple[float, float]], *, task: str = "t"
+    ) -> Iterator[None]:
+        """Add runs to the journal for the time of a block.
+
+        Args:
+            key: The key of the runs.
+            spans: How many seconds ago each began and ended.
+            task: The name of their task.
+        """
+        now = datetime.now(timezone.utc)
+        row = {"task": task, "state": "done", "renewals": 0, "task_id": "", "note": ""}
+        row |= {"host": "elsewhere", "holder": "", "key": key, "pid": 1}
+        database = sqlite3.connect(self.var / "db.sqlite3", timeout=20)
+        with contextlib.closing(database):
+            for fence, (began, ended) in enumerate(spans, start=1):
+                times = {
+                    "began_at": str(now - timedelta(seconds=began))[:26],
+                    "ended_at": str(now - timedelta(seconds=ended))[:26],
+                }
+                facts = row | times | {"fence": fence}
+                marks = ", ".join("?" * len(facts))
+                database.execute(
+                    f"INSERT INTO live_run ({', '.join(facts)}) VALUES ({marks})",  # noqa: S608
+                    list(facts.values()),
+                )
+            database.commit()
+            yield
+            database.execute("DELETE FROM live_run WHERE host = 'elsewhere'")
+            database.commit()
+
     def manage(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of ``manage.py`` with the addresses of the nodes."""
         command = [sys.executable, str(ROOT / "example_project/manage.py"), *words]
@@ -80,12 +114,15 @@ class Site:
 
 
 @contextlib.contextmanager
-def open_site(var: Path, *, report_seconds: float = 5.0) -> Iterator[Site]:
+def open_site(
+    var: Path, *, report_seconds: float = 5.0, fetch_seconds: float = 3.0
+) -> Iterator[Site]:
     """Run the example; stop it as Ctrl-C does.
 
     Args:
         var: The folder for its database and logs.
         report_seconds: The duration of a report.
+        fetch_seconds: The mean duration of a fetch for a tenant.
     """
     process = Process(
         "the example",
@@ -95,6 +132,7 @@ def open_site(var: Path, *, report_seconds: float = 5.0) -> Iterator[Site]:
         environment={
             "REPORTS_VAR": str(var),
             "REPORT_SECONDS": str(report_seconds),
+            "FETCH_SECONDS": str(fetch_seconds),
         },
     )
     process.start()

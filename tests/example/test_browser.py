@@ -5,10 +5,8 @@ Each test has customers of its own, so the order of the tests does not matter.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from contextlib import closing
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import pytest
@@ -128,7 +126,10 @@ def press(browser: Browser, word: str, node: int) -> None:
 
 
 def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -> None:
-    """The page shows the number of votes; calls without a lock wait, none is lost."""
+    """The page shows the number of votes; calls without a lock wait, none is lost.
+
+    How many permits are in use is unknown then, and the page of the limits says so.
+    """
     press(live, "Stop", 1)
     press(live, "Stop", 2)
     live.wait(lambda: "3 of 5 nodes vote" in live.text("#verdict"), "three votes")
@@ -143,10 +144,16 @@ def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -
     assert live.text("#verdict") == (
         "No lock can be granted: 2 of 5 nodes vote, 3 are needed."
     )
+    live.sees("Too few nodes can tell which locks are held.", "#no-locks")
     live.choose("#customer", "4")
     live.click("#run-once")
     live.wait(lambda: states(live, "report:4")["retried"] >= 1, "it is republished")
     assert set(states(live, "report:4")) == {"retried"}
+    live.open("/limits/")
+    live.sees("how many permits are in use is unknown", "#verdict")
+    assert live.text("#in-all-words") == live.text("#starts-words") == "unknown"
+    assert {row["used"] for row in live.facts("#tenants tbody tr")} == {"unknown"}
+    live.open("/live/")
 
     for node in (1, 2, 3):
         press(live, "Start", node)
@@ -165,25 +172,40 @@ def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -
 @pytest.fixture
 def forged(site: Site) -> Iterator[None]:
     """Add two overlapping runs of one key to the journal."""
-    now = datetime.now(timezone.utc)
-    row = {"task": "t", "state": "done", "renewals": 0, "task_id": "", "note": ""}
-    row |= {"host": "elsewhere", "holder": "", "key": "forged", "pid": 1}
-    with closing(sqlite3.connect(site.var / "db.sqlite3", timeout=20)) as database:
-        for fence, (began, ended) in enumerate([(20, 10), (12, 5)], start=1):
-            times = {
-                "began_at": str(now - timedelta(seconds=began))[:26],
-                "ended_at": str(now - timedelta(seconds=ended))[:26],
-            }
-            facts = row | times | {"fence": fence}
-            marks = ", ".join("?" * len(facts))
-            database.execute(
-                f"INSERT INTO live_run ({', '.join(facts)}) VALUES ({marks})",  # noqa: S608
-                list(facts.values()),
-            )
-        database.commit()
+    with site.forged_runs("forged", [(20, 10), (12, 5)]):
         yield
-        database.execute("DELETE FROM live_run WHERE key = 'forged'")
-        database.commit()
+
+
+BOXES = """
+    return [...document.querySelectorAll("#timeline text")].map((text) => {
+      const box = text.getBoundingClientRect();
+      return [box.left, box.right, box.top, box.bottom];
+    });
+"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_labels_of_the_timeline_do_not_overlap(
+    forged: None, live: Browser, width: int
+) -> None:
+    """They stand side by side and inside the page, on a telephone as on a desk."""
+    live.wait(lambda: live.count("#timeline .bar.clash") == 2, "two framed bars")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    live.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        drawn = "return document.querySelector('#timeline svg').clientWidth"
+        live.wait(lambda: live.driver.execute_script(drawn) < width, "it is redrawn")
+        boxes = live.driver.execute_script(BOXES)
+    finally:
+        live.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    assert len(boxes) >= 4
+    for index, (left, right, top, bottom) in enumerate(boxes):
+        assert 0 <= left < right <= width
+        for other_left, other_right, other_top, other_bottom in boxes[:index]:
+            apart_x = right <= other_left or other_right <= left
+            apart_y = bottom <= other_top or other_bottom <= top
+            assert apart_x or apart_y
 
 
 def test_overlap_is_shown_with_red_frames(forged: None, live: Browser) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["LockNodes", "lock_nodes"]
 
 PREFIX = "redlock:lock:"
+CALLS = "redlock:call:"  # the locks that copies of one call share
 NO_SUCH_KEY = -2  # the reply of PTTL
 A_RENEWAL_ADDS = 0.2  # seconds to the end of a lock, at least
 FOREIGN = f"{'f' * 32}.{'0' * 16}"
@@ -68,15 +69,21 @@ class LockNodes:
 
     def locks(self, text: str = "") -> list[str]:
         """Return the locks on each node whose key contains this text."""
+        patterns = [f"{head}*{text}*" for head in (PREFIX, CALLS)]
         return [
             f"{name} on {client.connection_pool.connection_kwargs['port']}"
             for client in self._alive()
-            for name in client.scan_iter(f"{PREFIX}*{text}*", count=1000)
+            for pattern in patterns
+            for name in client.scan_iter(pattern, count=1000)
         ]
 
-    def until_held(self, key: str) -> None:
-        """Wait until a majority has this lock."""
-        until(lambda: len(self.holders(key)) >= self.quorum, what=f"a lock on {key}")
+    def until_held(self, key: str, *, everywhere: bool = False) -> None:
+        """Wait until a majority has this lock, or every node.
+
+        A node that was late gets the lock with a renewal.
+        """
+        wanted = len(self.urls) if everywhere else self.quorum
+        until(lambda: len(self.holders(key)) >= wanted, what=f"a lock on {key}")
 
     def until_free(self, text: str = "", seconds: float = 6.0) -> None:
         """Wait until no node has a lock whose key contains this text."""
@@ -158,8 +165,14 @@ class LockNodes:
     def forget_next(self, key: str) -> None:
         """Delete the successor register of this lock on all nodes."""
         for client in self._clients:
-            for name in client.scan_iter(f"redlock:next:{key}:*", count=1000):
-                client.delete(name)
+            for kind in ("next", "order"):
+                for name in client.scan_iter(f"redlock:{kind}:{key}:*", count=1000):
+                    client.delete(name)
+
+    def published(self, key: str, task: str) -> int:
+        """Return how many calls wait, as the node says that knows the fewest."""
+        name = f"redlock:order:{key}:{task}"
+        return min(client.zcount(name, 1e12, "+inf") for client in self._clients)
 
     @contextmanager
     def majority_paused(self) -> Iterator[None]:

@@ -43,6 +43,10 @@ class Run:
         theirs = float("inf") if other.ended is None else other.ended
         return self.began < theirs and other.began < mine
 
+    def runs_at(self, instant: float) -> bool:
+        """Tell whether the body was running at this instant."""
+        return self.began <= instant and (self.ended is None or instant < self.ended)
+
 
 class Stage:
     """A folder with the journals of the keys, and with the open gates."""
@@ -63,14 +67,21 @@ class Stage:
         number = f"{HOST}-{os.getpid()}-{next(_runs)}"
         thread = threading.get_ident()
         self.note(key, "began", run=number, task_id=task_id, thread=thread)
-        outcome = "done"
+        outcome, is_recorded = "done", False
         try:
-            yield
-        except BaseException as error:
-            outcome = type(error).__name__
+            try:
+                yield
+            except BaseException as error:
+                outcome = type(error).__name__
+                raise
+            finally:
+                self.note(key, "ended", run=number, outcome=outcome)
+                is_recorded = True
+        except BaseException:
+            # The interrupt of another thread may have come in the middle of the record.
+            if not is_recorded:
+                self.note(key, "ended", run=number, outcome=outcome)
             raise
-        finally:
-            self.note(key, "ended", run=number, outcome=outcome)
 
     def wait(self, gate: str, seconds: float = 60.0) -> None:
         """Wait until the gate is open; the pauses let other greenlets run."""
@@ -147,6 +158,14 @@ class Stage:
         """Return each pair of runs that ran at the same time."""
         pairs = itertools.combinations(self.runs(key), 2)
         return [(one, other) for one, other in pairs if one.overlaps(other)]
+
+    def most_at_once(self, key: str) -> int:
+        """Return the greatest number of runs that ran at one instant."""
+        runs = self.runs(key)
+        # The number is greatest when a run begins.
+        return max(
+            (sum(one.runs_at(it.began) for one in runs) for it in runs), default=0
+        )
 
     def killed(self, key: str, victim: int | str) -> None:
         """Record the end of all runs of a process (by pid) or of a host.

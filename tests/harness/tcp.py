@@ -36,12 +36,14 @@ class Proxy:
         url: The URL for clients.
         target: The server for new connections.
         delay: Each chunk waits up to this number of seconds, in order.
+        piece: The number of bytes in each packet that it sends.
         longest_burst: The size of the largest chunk in either direction.
     """
 
     def __init__(self, target: DevNode, loop: asyncio.AbstractEventLoop) -> None:
         self.target = target
         self.delay = 0.0
+        self.piece = 1 << 20
         self.longest_burst = 0
         self._loop = loop
         self._requests, self._replies = asyncio.Event(), asyncio.Event()
@@ -50,7 +52,7 @@ class Proxy:
         self._breaks = 0
         self._ends: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = self._run(asyncio.start_server(self._carry, _HOST, 0))
+        self._server = self._run(asyncio.start_server(self._accept, _HOST, 0))
         self.url = f"redis://{_HOST}:{self._server.sockets[0].getsockname()[1]}/0"
         self.resume()
 
@@ -115,18 +117,26 @@ class Proxy:
     async def _close(self) -> None:
         self._is_cut = True
         self._server.close()
+        for _ in range(5):  # until asyncio has told of the last that it accepted
+            await asyncio.sleep(0)
         await self._abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _accept(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Register a connection at once, so that ``close`` closes it."""
+        self._ends.add(writer)
+        task = self._loop.create_task(self._carry(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Carry one connection until one end closes it."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         ends = {writer}
         try:
             there = await asyncio.open_connection(_HOST, self.target.port)
@@ -150,7 +160,6 @@ class Proxy:
             for end in ends:
                 end.transport.abort()
             self._ends -= ends
-            self._tasks.discard(task)
 
     async def _pump(
         self,
@@ -166,8 +175,10 @@ class Proxy:
             if gate is self._requests and self._cut_at and self._cut_at in data:
                 self._breaks += 1
                 return
-            writer.write(data)
-            await writer.drain()
+            for start in range(0, len(data), self.piece):
+                # asyncio disables Nagle's algorithm: each piece is a packet.
+                writer.write(data[start : start + self.piece])
+                await writer.drain()
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import with_long
 from tests.model.checker import Report, explore
-from tests.model.membership import Bounds, Membership, Rules, State
+from tests.model.membership import Bounds, Membership, Phase, Rules, State
 from tests.model.reconfiguration import Reconfiguration
 
 LARGE_BOUNDS = os.environ.get("REDLOCK_MODEL") == "large"
@@ -499,9 +500,58 @@ LARGE: dict[str, tuple[Bounds, tuple[str, ...]]] = {
     ),
 }
 BOUNDS = LARGE if LARGE_BOUNDS else SMALL
+MOVES = [
+    *("from three to one", "from one to three", "from one to four"),
+    *("one of three is exchanged", "one of three is gone", "two operators"),
+]
 
 
-@pytest.mark.parametrize("name", BOUNDS)
+def without_abort(machine: Membership, state: State) -> str:
+    """Return that a majority votes in the epoch that an opened plan has left, or ""."""
+    for plan in state.plans:
+        if not plan.opened or plan.marked.bit_count() >= machine.quorum(plan.ids):
+            continue
+        voting = {
+            home
+            for home, server in zip(machine.homes, state.servers, strict=True)
+            if (server.phase, server.epoch) == (Phase.VOTING, plan.source)
+            and server.ids[home] == server.ident
+        }
+        if len(voting) >= machine.quorum(plan.source_ids):
+            return "a majority votes in the epoch that was left"
+    return ""
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("name", with_long(MOVES, *MOVES[:2], *MOVES[3:]))
+def test_majority_comes_back_only_by_an_abort(name: str, *, marks: bool) -> None:
+    """So clients may let a member forget a plan in which it opened.
+
+    They do if a majority votes in the epoch before. It shows that the plan is aborted.
+    Without the rule that an abort marks first, that would be no proof.
+    """
+    bounds, history = SMALL[name]
+    rules = Rules(abort_marks=marks)
+    machine = Reconfiguration(rules, bounds)
+
+    report = explore(
+        [machine.start(*history)],
+        steps=machine.steps,
+        violation=lambda state: without_abort(machine, state),
+        key=machine.key,
+    )
+
+    assert bool(report.violation) == (bounds.aborts and not marks), report
+
+
+@pytest.mark.parametrize(
+    "name",
+    with_long(
+        BOUNDS,
+        *("a majority lost its memory", "a majority lost its memory, and is founded"),
+        *("two operators", "from three to one"),
+    ),
+)
 def test_rules_hold(name: str) -> None:
     """In no history do two hold the lock, or does an old vote or member count."""
     bounds, history = BOUNDS[name]

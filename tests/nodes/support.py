@@ -41,6 +41,7 @@ __all__ = [
     "delete_lock",
     "failing",
     "held",
+    "initialize_anew",
     "kinds",
     "locks",
     "meanwhile",
@@ -116,7 +117,13 @@ def use(redlock: Redlock, key: str) -> None:
 def held(redlock: Redlock, nodes: DevNodes, key: str, **options: Any) -> Lease:
     """Acquire a lock, and wait until every running node has it."""
     lease = redlock.acquire(key, **options)
-    until(lambda: None not in values(nodes, key))
+
+    def is_everywhere() -> bool:
+        if None in values(nodes, key):
+            redlock.extend(lease)  # a node that connects late gets the lock with it
+        return None not in values(nodes, key)
+
+    until(is_everywhere)
     return lease
 
 

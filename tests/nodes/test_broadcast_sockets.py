@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SOON = 10.0  # seconds
 CORE = str(Path(celery_redlock.core.__file__).parent)
-EVERY = 3  # places from one interruption to the next: a test of all would be slow
+EVERY = 2  # places from one interruption to the next: a test of all would be slow
 # Seconds for nodes that are not late on purpose.
 PATIENT_OPTIONS = {"node_timeout": 5.0, "connect_timeout": SOON, "max_ttl": 60.0}
 SCRIPTS = {
@@ -53,7 +53,7 @@ class TinyServer(ScriptedServer):
                 facts = f"redis_mode:standalone\nrole:master\nrun_id:{self.node.run_id}"
                 return encoded(facts.replace("\n", "\r\n").encode())
             case b"SCRIPT":
-                return encoded(b"sha")
+                return encoded(SCRIPTS[words[2]].sha.encode())
             case b"EVAL" | b"EVALSHA":
                 script, keys = SCRIPTS[words[1]], 3 + int(words[2])
                 return encoded(self.node.execute(script, words[3:keys], words[keys:]))

@@ -42,6 +42,36 @@ def until_released(redlock: Redlock, nodes: DevNodes, key: str) -> None:
     until(is_released)
 
 
+# -- Closing ---------------------------------------------------------------------
+
+
+def test_service_that_is_dropped_closes_its_connections(shared_nodes: DevNodes) -> None:
+    """The garbage collector does it, and Python warns of no socket left open.
+
+    Without a finalizer, the order in which the collector ends objects decides whether
+    redis-py closes a socket before Python warns. Old objects end in the order that
+    warns.
+    """
+    program = """
+import gc, sys, warnings, weakref
+from celery_redlock.core.redlock import Redlock
+redlock = Redlock(sys.argv[1:], node_timeout=1.0)
+assert redlock.check().problems == []
+dropped = weakref.ref(redlock)
+cycle = [redlock]
+cycle.append(cycle)
+for _ in range(3):
+    gc.collect()  # the last generation has them now
+del redlock, cycle
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always", ResourceWarning)
+    gc.collect()
+assert dropped() is None
+print([str(warning.message) for warning in warned])
+"""
+    assert run_python(program, *shared_nodes.urls) == ["[]"]
+
+
 # -- Connecting again --------------------------------------------------------------
 
 

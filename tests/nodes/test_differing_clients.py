@@ -8,10 +8,11 @@ import pytest
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import LockUnavailable, QuorumUnreachable
+from tests.harness.waiting import until
 from tests.nodes.support import (
     client,
+    initialize_anew,
     kinds,
-    until,
     until_all_vote,
     until_nothing_is_left,
 )
@@ -50,7 +51,7 @@ def test_another_list_of_nodes_is_refused(
 ) -> None:
     """Clients that name other nodes do not exclude each other, so nodes refuse them."""
     nodes = start_nodes(5)
-    three, right = nodes.nodes[:3], f"set up with the nodes {names(nodes.nodes)}"
+    three, right = nodes.nodes[:3], f"at epoch 1 with the nodes {names(nodes.nodes)}"
     with client(nodes) as redlock, client([node.url for node in three]) as other:
         until_all_vote(redlock)
         lease = redlock.acquire(key)
@@ -75,10 +76,48 @@ def test_longer_list_of_nodes_is_refused(
             other.acquire(key)
         assert (
             kinds(other.check().ballot)
-            == [VoteKind.REFUSED] * 3 + [VoteKind.QUARANTINED] * 2
+            == [VoteKind.REFUSED] * 3 + [VoteKind.UNSYNCED] * 2
         )
 
         redlock.release(redlock.acquire(key))
+
+
+@pytest.mark.every_server
+def test_name_that_leads_to_another_server_makes_no_second_majority(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """Of three equal names, one leads to two servers; each client misses one node.
+
+    A host file, `localhost` or a name space of its own can do that. With names alone,
+    n1 and n3 are a majority, and so are n2 and the empty server. (A client that misses
+    a node for a whole max_ttl takes it to be gone: docs/explanation/safety.md.)
+    """
+    nodes, another = start_nodes(3), start_nodes(1, initialize=False)
+    n1, n2, n3, empty, none = *nodes.urls, *another.urls, "redis://127.0.0.1:1"
+
+    def named(a: str, b: str, c: str) -> list[dict[str, str]]:
+        return [
+            {"name": n, "url": url} for n, url in zip("abc", (a, b, c), strict=True)
+        ]
+
+    with (
+        client(named(n1, n2, n3)) as founder,
+        client(named(n1, none, n3)) as holder,
+        client(named(none, n2, empty)) as rival,
+    ):
+        initialize_anew(founder, nodes)
+        lease = holder.acquire(key)
+
+        def is_in_the_view() -> bool:
+            with pytest.raises(LockUnavailable):
+                rival.acquire(key)
+            return "known:c" in another.nodes[0].command("HKEYS", "redlock:meta")
+
+        until(is_in_the_view)
+        for _ in range(5):
+            assert is_in_the_view()
+            assert holder.extend(lease)
+        holder.release(lease)
 
 
 @pytest.mark.parametrize("max_ttl", [60.0, 600.0])
@@ -100,7 +139,8 @@ def test_client_without_the_guard_is_refused(
             assert VoteKind.GRANTED not in votes
             assert votes[2] is VoteKind.REFUSED
 
-        until(lambda: redlock.extend(lease))
+        with pytest.raises(QuorumUnreachable):
+            redlock.acquire(f"{key}:free")
         assert lease.is_valid()
 
 

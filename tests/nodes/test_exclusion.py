@@ -140,7 +140,7 @@ def test_fences_grow_while_one_node_at_a_time_fails(
                 time.sleep(chance.uniform(0, 0.2))  # the length of the fault
                 end()
                 time.sleep(chance.uniform(0, 0.1))
-        until(lambda: len(grants) > 30)  # else it shows nothing
+            until(lambda: len(grants) > 30, 60.0)  # else it shows nothing
 
     fences = [fence for _, _, fence in grants]
     assert len(set(fences)) == len(fences)

@@ -77,7 +77,7 @@ def denied(lease, network):
     try:
         lease.ensure(network=network)
     except LockLost as error:
-        return f"process {os.getppid()}" in str(error)
+        return f"Process {os.getppid()} acquired" in str(error)
 
 def work():
     os.read(read, 1)

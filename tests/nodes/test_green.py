@@ -20,16 +20,26 @@ PATCHES = {
     "gevent": """
 from gevent import monkey
 monkey.patch_all()
-from gevent import spawn
+from gevent import get_hub, spawn
 def join(greenlet): return greenlet.get()
+
+def count_turns(note):
+    watcher = get_hub().loop.prepare()
+    watcher.start(note)
+    return watcher
 """,
     "eventlet": """
 import warnings
 warnings.simplefilter("ignore")
 import eventlet
 eventlet.monkey_patch()
-from eventlet import spawn
+from eventlet import hubs, spawn
 def join(greenlet): return greenlet.wait()
+
+def count_turns(note):
+    hub = hubs.get_hub()
+    wait = hub.wait
+    hub.wait = lambda seconds=None: (note(), wait(seconds))[1]
 """,
 }
 
@@ -161,3 +171,44 @@ except LockLost:
     print("lost", len(lost))
 """
     assert run(program) == ["lost 1"]
+
+
+def test_idle_process_does_nothing(run: Run) -> None:
+    """Replies that no greenlet waits for do not keep the loop turning.
+
+    The loop turns once or twice for each tick of another greenlet. With a reply that is
+    watched and not read it turns thousands of times.
+    """
+    program = """
+turns = 0
+
+def note():
+    global turns
+    turns += 1
+
+def turns_of_a_tick():
+    begin, first = turns, ticks
+    until(lambda: ticks >= first + 100)
+    return (turns - begin) / 100
+
+counter = count_turns(note)
+redlock = Redlock(urls, node_timeout=0.2)
+idle = {}
+redlock.check()
+idle["started"] = turns_of_a_tick()
+with lock(redlock, key):
+    idle["held"] = turns_of_a_tick()
+    try:
+        Redlock(urls).acquire(key)
+    except LockHeld:
+        idle["refused"] = turns_of_a_tick()
+idle["released"] = turns_of_a_tick()
+os.kill(pids[0], signal.SIGSTOP)
+redlock.release(redlock.acquire(key))   # without the replies of one node
+os.kill(pids[0], signal.SIGCONT)
+idle["late"] = turns_of_a_tick()
+redlock.release(redlock.acquire(key))
+idle["back"] = turns_of_a_tick()
+print({name: count for name, count in idle.items() if count > 20})
+"""
+    assert run(program) == ["{}"]

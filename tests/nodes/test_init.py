@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.core.scripts import INITIALIZE
 from celery_redlock.errors import QuorumUnreachable, RedlockError
+from tests.harness.waiting import until
 from tests.nodes.support import client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery_redlock.core.scripts import Script
     from celery_redlock.devnodes import DevNodes
 
 
@@ -55,6 +58,46 @@ def test_init_refuses_where_a_node_is_down(
         assert not any(node.command("KEYS", "*") for node in nodes.nodes[:2])
         with pytest.raises(QuorumUnreachable):
             redlock.acquire("k")
+
+
+def test_init_that_was_interrupted_is_run_again(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """Two nodes vote. One has what an older version stored, and joins them."""
+    nodes = start_nodes(3)
+    older = nodes.nodes[2]
+    older.command("DEL", "redlock:meta")
+    older.command("HSET", "redlock:meta", "config", "format 2, max_ttl 60 s, nodes a")
+    with client(nodes) as redlock:
+        with pytest.raises(RedlockError, match="Only 2 of 3 nodes vote"):
+            redlock.initialize()
+        until(lambda: "is in quarantine" in redlock.check().problems[0])
+
+
+def test_init_ends_the_wait_that_a_worker_begins_meanwhile(
+    start_nodes: Callable[..., DevNodes],
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that founds the deployment between two requests costs no client time."""
+    nodes = start_nodes(3, initialize=False)
+    with client(nodes) as redlock, client(nodes) as worker:
+        ask = redlock.guard.ask
+        founded: list[bool] = []
+
+        def found_first(script: Script, *args: Any) -> Any:
+            if script is INITIALIZE and not founded:
+                founded.append(True)
+                with pytest.raises(QuorumUnreachable, match="is in quarantine"):
+                    worker.acquire(key)
+            return ask(script, *args)
+
+        monkeypatch.setattr(redlock.guard, "ask", found_first)
+        redlock.initialize()
+
+        assert founded
+        worker.release(worker.acquire(key))
+        redlock.release(redlock.acquire(key))
 
 
 def test_new_deployment_waits_or_is_initialized(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.renewal.watchdog import Watchdog
@@ -44,6 +45,23 @@ over.append(True)
 gevent.joinall(greenlets)
 print(len(losses), lease.is_valid())
 """
+
+
+def test_new_client_gives_each_of_many_threads_its_lock(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """Their first requests are on the way before the client knows the view."""
+    with client(three_nodes) as redlock:
+        until_all_vote(redlock)
+    barrier = threading.Barrier(32)
+
+    def take(number: int) -> bool:
+        barrier.wait(SECONDS)
+        lease = redlock.acquire(f"{key}:{number}")
+        return redlock.release(lease) > 0
+
+    with client(three_nodes) as redlock, ThreadPoolExecutor(32) as pool:
+        assert all(pool.map(take, range(32)))
 
 
 def test_threads_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) -> None:

@@ -61,9 +61,14 @@ def test_redis_cluster_is_refused(start_nodes: StartNodes) -> None:
 
 
 @pytest.mark.every_server
-def test_replica_is_refused(three_nodes: DevNodes, key: str) -> None:
-    """A replica follows another node; its vote would be that node's second one."""
+@pytest.mark.parametrize("read_only", ["yes", "no"])
+def test_replica_is_refused(three_nodes: DevNodes, key: str, read_only: str) -> None:
+    """A replica follows another node; its vote would be that node's second one.
+
+    This holds also if it takes writes.
+    """
     first, second, third = three_nodes.nodes
+    second.command("CONFIG", "SET", "replica-read-only", read_only)
     second.command("REPLICAOF", "127.0.0.1", first.port)
     third.kill()
     with client(three_nodes) as redlock:
@@ -72,7 +77,7 @@ def test_replica_is_refused(three_nodes: DevNodes, key: str) -> None:
         assert f"is a replica of 127.0.0.1:{first.port}" in str(error)
         second.command("REPLICAOF", "NO", "ONE")
         # Whether it had already taken over the other's data decides what it says.
-        votes = (VoteKind.QUARANTINED, VoteKind.GRANTED)
+        votes = (VoteKind.QUARANTINED, VoteKind.GRANTED, VoteKind.REFUSED)
         until(lambda: kinds(redlock.check().ballot)[1] in votes)
 
 
@@ -90,6 +95,49 @@ def test_node_that_becomes_a_replica_loses_its_vote(
         for number in range(20):
             with pytest.raises(LockUnavailable):
                 redlock.acquire(f"{key}:{number}")
+
+
+@pytest.mark.every_server
+def test_writable_replica_loses_its_vote_with_its_memory(
+    start_nodes: StartNodes, key: str
+) -> None:
+    """It votes until it has the keys of its master, and never again.
+
+    The writes of its master may overwrite a lock on it at any time. A node that
+    restarts later shows when a node that has lost its memory would vote.
+    """
+    options = ServerOptions(config={"repl-diskless-sync-delay": "0"})
+    nodes = start_nodes(5, options=options, max_ttl=SHORT["max_ttl"])
+    master, replica, other, *_ = nodes.nodes
+    with client(nodes, **SHORT) as redlock:
+        until_all_vote(redlock)
+        replica.command("CONFIG", "SET", "replica-read-only", "no")
+        replica.command("REPLICAOF", "127.0.0.1", master.port)
+        until(lambda: replica.command("INFO")["master_link_status"] == "up", 30.0)
+        redlock.check()
+        other.restart()
+
+        until(lambda: kinds(redlock.check().ballot)[2] is VoteKind.GRANTED, 30.0)
+        assert kinds(redlock.check().ballot)[1] is VoteKind.UNSYNCED
+        replica.command("REPLICAOF", "NO", "ONE")
+        until_all_vote(redlock, 30.0)
+        use(redlock, key)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_node_that_may_evict_has_no_vote(
+    start_nodes: StartNodes, key: str, policy: str
+) -> None:
+    """A lock that is evicted is lost. The node votes when its policy is mended."""
+    options = ServerOptions(config={"maxmemory": "50mb", "maxmemory-policy": policy})
+    nodes = start_nodes(1, options=options, initialize=False)
+    with client(nodes) as redlock:
+        error = refusal(redlock, key)
+
+        assert f"may evict locks (maxmemory-policy {policy})" in str(error)
+        nodes.nodes[0].command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        until(lambda: kinds(redlock.check().ballot) == [VoteKind.QUARANTINED])
 
 
 def test_one_server_under_two_names_is_one_vote(

@@ -6,6 +6,7 @@ import logging
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from celery_redlock.errors import (
     QuorumUnreachable,
     RedlockError,
 )
+from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.reconfigure import reconfigure
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from celery_redlock.core.restart_guard import Look
     from celery_redlock.devnodes import DevNodes
 
 MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
@@ -33,6 +36,32 @@ CLIENTS = 3
 def service(urls: list[str], max_ttl: float = MAX_TTL) -> Redlock:
     """Return a client with these settings; slow machines get their time."""
     return Redlock(urls, ttl=MAX_TTL, max_ttl=max_ttl, node_timeout=0.2)
+
+
+def reconfigure_until_closed(
+    old: Redlock,
+    new: Redlock,
+    then: Callable[[], None],
+    *,
+    match: str,
+    patience: float = 0.5,
+) -> None:
+    """Begin a reconfiguration that fails, with this error, because of ``then``.
+
+    Args:
+        old: A client with the old configuration.
+        new: A client with the new configuration.
+        then: Called when the nodes are closed.
+        match: What the error says.
+        patience: Seconds for which nodes are asked again.
+    """
+
+    def on_step(sentence: str) -> None:
+        if "are closed" in sentence:
+            then()
+
+    with pytest.raises(RedlockError, match=match):
+        reconfigure(old, new, on_step=on_step, patience=patience)
 
 
 @dataclass
@@ -148,6 +177,29 @@ def test_client_with_the_old_settings_is_told_what_to_do(
     new.close()
 
 
+def test_client_with_removed_nodes_is_told_the_new_ones(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """A removed node stays closed. The client need not wait for a move that is done."""
+    nodes = start_nodes(4, initialize=False)
+    old, new = service(nodes.urls[:3]), service([*nodes.urls[:2], nodes.urls[3]])
+    old.initialize()
+    reconfigure(old, new)
+
+    with pytest.raises(QuorumUnreachable) as refused:
+        old.acquire(key)
+    assert "The nodes are at epoch 2 with the nodes" in str(refused.value)
+    assert "Set redlock_nodes to the same nodes" in str(refused.value)
+    assert "are closed" not in str(refused.value)
+
+    (removed,) = (
+        finding for finding in diagnose(old) if finding.about == old.labels[2]
+    )
+    assert "shut this one down" in removed.remedy
+    old.close()
+    new.close()
+
+
 def test_reconfiguration_that_was_interrupted_is_resumed(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
@@ -156,19 +208,15 @@ def test_reconfiguration_that_was_interrupted_is_resumed(
     old, new = service(nodes.urls[:3]), service(nodes.urls)
     old.initialize()
 
-    def kill_one(sentence: str) -> None:
-        if "are closed" in sentence:
-            nodes.nodes[4].kill()
-
-    with pytest.raises(RedlockError, match="run it again"):
-        reconfigure(old, new, on_step=kill_one, patience=0.5)
+    reconfigure_until_closed(old, new, nodes.nodes[4].kill, match="run it again")
     with pytest.raises(QuorumUnreachable):
         old.acquire(key)
 
     nodes.nodes[4].restart()
     reconfigure(old, new)
     lease = new.acquire(key)
-    assert new.release(lease) >= new.quorum
+    assert lease.votes >= new.quorum
+    assert new.release(lease)
     old.close()
     new.close()
 
@@ -190,23 +238,59 @@ def test_reconfiguration_looks_before_it_closes(
     new.close()
 
 
+def test_server_under_two_addresses_is_named(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """It is one member. The error says so, and does not call it silent."""
+    nodes = start_nodes(4, initialize=False)
+    twice = nodes.urls[3].replace("127.0.0.1", "localhost")
+    old, new = service(nodes.urls[:3]), service([*nodes.urls[2:], twice])
+    old.initialize()
+
+    with pytest.raises(RedlockError, match=r"is the same server as .*Nothing was cha"):
+        reconfigure(old, new)
+
+    old.release(old.acquire(key))
+    old.close()
+    new.close()
+
+
 def test_node_of_another_deployment_is_not_moved(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """Its locks would be forgotten. The error has the difference."""
+    """Its locks would be forgotten. The error says so."""
     nodes = start_nodes(6, initialize=False)
     old, new = service(nodes.urls[:3]), service(nodes.urls[:4])
     theirs = service(nodes.urls[3:], 2 * MAX_TTL)
     old.initialize()
     theirs.initialize()
 
-    with pytest.raises(RedlockError, match=r"max_ttl 2 s.*Nothing was changed"):
+    with pytest.raises(
+        RedlockError, match=r"members of deployment .*Nothing was chang"
+    ):
         reconfigure(old, new)
 
     old.release(old.acquire(key))
     theirs.release(theirs.acquire(key))
     for redlock in (old, new, theirs):
         redlock.close()
+
+
+def test_clients_that_are_early_are_found(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """They have founded a deployment of the new nodes. The move is not done by that."""
+    nodes = start_nodes(6, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
+    old.initialize()
+    new.initialize()
+
+    with pytest.raises(RedlockError, match=r"another deployment.*Nothing was changed"):
+        reconfigure(old, new)
+
+    old.release(old.acquire(key))
+    old.close()
+    new.close()
 
 
 def test_second_run_lifts_no_quarantine(
@@ -239,7 +323,7 @@ def test_second_run_lifts_no_quarantine(
     again.join()
 
     assert lease.is_valid(), "the lease ended before the second run: it shows nothing"
-    assert "vote for the new configuration" in finished[-1]
+    assert finished == ["The nodes have the new configuration already."]
     with pytest.raises(LockUnavailable):
         rival.acquire(key)
     for redlock in (old, new, rival):
@@ -254,13 +338,11 @@ def test_closed_nodes_that_fall_silent_are_waited_for(
     old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
     old.initialize()
 
-    def silence(sentence: str) -> None:
-        if "are closed" in sentence:
-            for node in nodes.nodes[:2]:
-                node.kill()
+    def silence() -> None:
+        for node in nodes.nodes[:2]:
+            node.kill()
 
-    with pytest.raises(RedlockError, match="could be closed"):
-        reconfigure(old, new, on_step=silence, patience=0.5)
+    reconfigure_until_closed(old, new, silence, match="could be closed")
 
     assert not any(
         node.command("HGET", "redlock:meta", "config") == new.guard.config
@@ -280,12 +362,7 @@ def test_reconfiguration_is_taken_back(
     before = old.acquire(key)
     old.release(before)
 
-    def kill_one(sentence: str) -> None:
-        if "are closed" in sentence:
-            nodes.nodes[4].kill()
-
-    with pytest.raises(RedlockError, match="--abort"):
-        reconfigure(old, new, on_step=kill_one, patience=0.5)
+    reconfigure_until_closed(old, new, nodes.nodes[4].kill, match="--abort")
 
     reconfigure(old, new, abort=True)
 
@@ -296,6 +373,81 @@ def test_reconfiguration_is_taken_back(
         new.acquire(key)
     old.close()
     new.close()
+
+
+def test_reconfiguration_ends_when_another_operator_aborts(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """It does not ask on until its patience ends, and it says what has happened."""
+    nodes = start_nodes(5, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls)
+    other_old, other_new = service(nodes.urls[:3]), service(nodes.urls)
+    old.initialize()
+
+    def abort() -> None:
+        reconfigure(other_old, other_new, abort=True)
+
+    aborted = r"operator aborts this .* never open for it"
+    reconfigure_until_closed(old, new, abort, match=aborted, patience=600.0)
+
+    old.release(old.acquire(key))
+    reconfigure(old, new)
+    new.release(new.acquire(key))
+    for redlock in (old, new, other_old, other_new):
+        redlock.close()
+
+
+def test_abort_ends_when_another_operator_has_finished(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """It looked before the nodes were opened, and marks them after that."""
+    nodes = start_nodes(5, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls)
+    other_old, other_new = service(nodes.urls[:3]), service(nodes.urls)
+    old.initialize()
+
+    reconfigure_until_closed(old, new, nodes.nodes[4].pause, match="--abort")
+    nodes.nodes[4].resume()
+    look = other_new.guard.look
+
+    def finish_after(*, forget: str = "") -> list[Look | None]:
+        seen = look(forget=forget)
+        reconfigure(old, new)
+        return seen
+
+    with (
+        mock.patch.object(other_new.guard, "look", finish_after),
+        pytest.raises(RedlockError, match=r"Too many nodes vote for the new config"),
+    ):
+        reconfigure(other_old, other_new, abort=True, patience=600.0)
+
+    new.release(new.acquire(key))
+    for redlock in (old, new, other_old, other_new):
+        redlock.close()
+
+
+def test_abort_outlasts_locks_of_members_that_have_forgotten(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """Members that lost their memory cannot tell that they voted, and for what."""
+    nodes = start_nodes(6, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
+    old.initialize()
+    reconfigure(old, new)
+    lease = new.acquire(key)
+    for node in nodes.nodes[3:5]:
+        node.command("FLUSHALL")
+    said: list[str] = []
+
+    reconfigure(old, new, abort=True, on_step=said.append)
+
+    assert not lease.is_valid()
+    assert any("may have voted, and forgotten it" in sentence for sentence in said)
+    later = old.acquire(key)
+    assert later.fence > lease.fence
+    old.release(later)
+    for redlock in (old, new):
+        redlock.close()
 
 
 def test_finished_reconfiguration_is_not_taken_back(
@@ -320,15 +472,21 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
     key: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """If too few old nodes know the fences, a warning says that clocks decide."""
-    nodes = start_nodes(3, initialize=False)
-    old, new = service(nodes.urls), service(nodes.urls, 2 * MAX_TTL)
+    """If too few old nodes know the fences, a warning says that clocks decide.
+
+    Nodes that lost their memory are no members any more, and cannot be closed. The
+    operator may give those that are switched off.
+    """
+    nodes = start_nodes(5, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[2:])
     old.initialize()
     for node in nodes.nodes[:2]:
-        node.command("FLUSHALL")
+        node.kill()
+    with pytest.raises(RedlockError, match=r"Only 1 of the 3 nodes.*Nothing was"):
+        reconfigure(old, new)
 
     with caplog.at_level(logging.WARNING):
-        reconfigure(old, new, patience=1.0)
+        reconfigure(old, new, gone=old.labels[:2], patience=1.0)
 
     assert "depends on clocks" in caplog.text
     new.release(new.acquire(key))

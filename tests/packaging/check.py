@@ -1,13 +1,7 @@
-"""Build the package as for a release, and run the fast tests against the wheel.
+"""Build the package as for a release, and check what was built and what it installs.
 
-``python -m tests.packaging.check`` (``make check-package``) has these steps, each with
-a time limit:
-
-1. build an sdist, and a wheel from that sdist, so that the sdist is complete
-2. for each Python of this machine: install the wheel in an empty environment, and
-   check which packages pip installed with it
-3. run the fast tests of the sdist there, without the checkout
-4. repeat steps 2 and 3 with the oldest supported versions of the dependencies
+``noxfile.py`` uses it for its environments (``make check-package``), and
+``test_first_steps.py`` for the steps of a reader. Each step has a time limit.
 """
 
 from __future__ import annotations
@@ -18,31 +12,47 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-import time
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-AT_ONCE = 2
 _SHOWN = 6000  # characters of the output of a failed command
-# Tests that take seconds and need no extra. (So redis-py runs without hiredis, too.)
+# Tests that take seconds and need no extra.
 FAST = (
     *("tests/contract", "tests/unit/core", "tests/unit/tasks"),
     *("tests/unit/options", "tests/unit/locking", "tests/unit/testing"),
     "tests/unit/policies",
 )
-# These need an extra.
+# These need an extra; the last one needs hiredis only.
+WITH_HIREDIS = ("core/test_resp.py",)
 NOT = (
-    *("core/test_resp.py", "policies/test_one_file.py"),
+    *("options/test_arguments.py", "policies/test_one_file.py"),
     "policies/test_cancel_running.py",
     *("tasks/test_metrics.py", "tasks/test_path.py", "tasks/test_tracing.py"),
 )
+DJANGO = (
+    *("tests/contrib/test_admin.py", "tests/contrib/test_django_checks.py"),
+    *("tests/contrib/test_django_claims.py", "tests/contrib/test_django_fences.py"),
+)
+# What a server must do, beside what the contract says.
+ON_A_SERVER = (
+    *("tests/contract", "tests/nodes/test_exclusion.py"),
+    *("tests/nodes/test_misfits.py", "tests/nodes/test_restart_guard.py"),
+    *("tests/nodes/test_server_settings.py", "tests/cli/test_doctor.py"),
+)
+# Celery's own tests, and what they need: see celery_suite.py.
+CELERY_TESTS = ("t/integration/test_tasks.py", "t/integration/test_canvas.py")
+CELERY_NEEDS = (
+    *("pytest-click", "pytest-order", "pytest-rerunfailures", "pytest-subtests"),
+    "pytest-timeout",
+)
 NEEDS = ("hypothesis", "psutil", "pydantic", "pytest>=9", "pytest-timeout")
-NEEDED = ("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "pyproject.toml")
+NEEDED = (
+    *("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "noxfile.py"),
+    "pyproject.toml",
+)
 FOLDERS = (
     *("celery_redlock/", "demo/", "docs/", "example_project/"),
     *("tests/", "benchmarks/"),
@@ -55,7 +65,7 @@ CLOSURE = """
 import importlib.metadata as metadata, re
 from pip._vendor.packaging.requirements import Requirement
 norm = lambda name: re.sub("[-_.]+", "-", name).lower()
-seen, todo = set(), [("celery", ""), ("redis", ""), ("kombu", "")]
+seen, todo = set(), [(n, "") for n in ("celery", "kombu", "packaging", "redis")]
 while todo:
     name, extra = todo.pop()
     if (norm(name), extra) in seen:
@@ -205,6 +215,24 @@ def check_wheel(wheel: Path) -> None:
     refuse(wheel, names)
 
 
+def unpack_celery_tests(python: Path, folder: Path) -> None:
+    """Put the tests of the installed Celery, from its sdist, into a folder."""
+    version = run(python, "-c", "import celery; print(celery.__version__)").strip()
+    alone = ("--no-deps", "--no-binary", "celery", "--no-build-isolation")
+    pip_download = (python, "-m", "pip", "--quiet", "download", *alone)
+    run(*pip_download, "--dest", folder, f"celery=={version}", seconds=240)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        top = sdist.name.removesuffix(".tar.gz")
+        for member in archive.getmembers():
+            name = member.name.removeprefix(f"{top}/")
+            if member.isfile() and re.match(r"t/|pyproject.toml$", name):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content = archive.extractfile(member)
+                path.write_bytes(content.read() if content else b"")
+
+
 def refuse(archive: Path, names: list[str]) -> None:
     """Check that an archive has no cache and no database."""
     bad = [
@@ -214,7 +242,7 @@ def refuse(archive: Path, names: list[str]) -> None:
         raise Failed(f"{archive.name} has {bad}")
 
 
-# -- Installing and testing --------------------------------------------------------
+# -- Installing --------------------------------------------------------
 
 
 def check_install(python: Path, built: Built, constraints: list[str]) -> None:
@@ -230,56 +258,3 @@ def check_install(python: Path, built: Built, constraints: list[str]) -> None:
     said = run(python, "-m", "celery", "--help", cwd=built.suite)
     if "redlock" not in said:
         raise Failed(f"celery has no command redlock:\n{said}")
-
-
-def check_suite(name: str, source: Path, folder: Path, built: Built) -> str:
-    """Test the wheel in one environment, and return a line with the outcome."""
-    began = time.monotonic()
-    oldest = name.endswith("oldest")
-    constraints = ["-c", str(ROOT / "tests/packaging/minimum.txt")] if oldest else []
-    python = make_venv(source, folder / f"venv-{name}")
-    check_install(python, built, constraints)
-    pip(python, *NEEDS, *constraints)
-    tests: tuple[str | Path, ...] = (
-        *(python, "-m", "pytest", "-q", "-p", "no:randomly", *FAST),
-        *(f"--ignore=tests/unit/{name}" for name in NOT),
-        *("-m", "not counts_places"),  # the places differ between versions of CPython
-        "--hypothesis-profile=ci",  # no deadlines
-    )
-    outcome = run(*tests, cwd=built.suite, seconds=300).strip().splitlines()[-1]
-    return f"{name}: {outcome} ({time.monotonic() - began:.0f} s with installing)"
-
-
-def main() -> int:
-    """Run all steps, and return the exit code."""
-    there = pythons()
-    print("Pythons:", *there.values())  # noqa: T201
-    failures = []
-    with tempfile.TemporaryDirectory(prefix="redlock-package-") as name:
-        folder = Path(name)
-        built = build(folder)
-        print("Built:", built.wheel.name)  # noqa: T201
-        oldest = next(iter(there))
-        wanted = {**there, f"{oldest}-oldest": there[oldest]}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            runs = {
-                label: pool.submit(check_suite, label, python, folder, built)
-                for label, python in wanted.items()
-            }
-            for label, outcome in runs.items():
-                error = outcome.exception()
-                if error is None:
-                    print(outcome.result(), flush=True)  # noqa: T201
-                else:
-                    failures.append(label)
-                    print(f"{label}: FAILED\n{error}", flush=True)  # noqa: T201
-    if failures:
-        print("Failed:", *failures)  # noqa: T201
-    return bool(failures)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failed as error:
-        sys.exit(str(error))

@@ -22,10 +22,12 @@ from celery_redlock import (
     singleton_task,
 )
 from celery_redlock.app.runtime import instead
+from celery_redlock.locking import watchdog_of
 from celery_redlock.testing import (
     FakeClock,
     FakeNodes,
     assert_skipped,
+    force_release,
     freeze,
     held_elsewhere,
     lose_lock,
@@ -190,6 +192,65 @@ def test_lock_that_is_not_held_cannot_be_lost(
     """The error says that this process does not hold it."""
     with held_elsewhere(task, KEY), pytest.raises(AssertionError, match="not hold"):
         lose_lock(task, KEY)
+
+
+@pytest.fixture
+def limited(app: Celery) -> Any:
+    """Give a task of which two calls of a key may run at once."""
+
+    @singleton_task(app=app, name="limited", key="{key}", limit=2, shared=False)
+    def limited(key: str) -> str:
+        return key
+
+    return limited
+
+
+def test_all_permits_are_held_elsewhere(redlock_fake: FakeNodes, limited: Any) -> None:
+    """So no call gets one. A single one is held by its name."""
+    redlock = runtime_of(limited.app).redlock
+
+    with held_elsewhere(limited, KEY), pytest.raises(LockHeld), limited.lock(KEY):
+        pass
+    with held_elsewhere(redlock, f"{KEY}#2"), limited.lock(KEY) as lease:
+        assert lease.key == KEY
+        with held_elsewhere(limited, "another"):
+            pass
+    assert not redlock.inspect([KEY, f"{KEY}#2"]).holder
+
+
+def test_one_permit_of_this_process_is_lost(
+    redlock_fake: FakeNodes, limited: Any
+) -> None:
+    """The others stay, and another client can take the lost one."""
+    redlock = runtime_of(limited.app).redlock
+    watchdog, lost = watchdog_of(redlock), threading.Event()
+    _, limits = limited.lock_wanted(KEY)
+    both = [redlock.acquire(KEY, limits=limits) for _ in range(2)]
+    for lease in both:
+        watchdog.watch(lease, on_lost=lambda _: lost.set())
+
+    gone = lose_lock(limited, KEY)
+
+    assert lost.wait(SOON)
+    (kept,) = [lease for lease in both if lease is not gone]
+    assert kept.is_valid()
+    with held_elsewhere(limited, KEY) as successor:
+        assert successor.key == gone.key
+    watchdog.forget(kept)
+    redlock.release(kept)
+
+
+def test_one_permit_is_released_by_force(redlock_fake: FakeNodes, limited: Any) -> None:
+    """The first that is held, also if that is not the first of the key."""
+    redlock = runtime_of(limited.app).redlock
+    blocker = redlock.acquire(KEY)
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(LockLost, match="tester"))
+        lease = stack.enter_context(limited.lock(KEY))
+        redlock.release(blocker)
+        force_release(limited, KEY)
+        assert not redlock.inspect(lease.key).holder
+        lease.ensure()
 
 
 def test_frozen_majority_grants_nothing(redlock_fake: FakeNodes, task: Any) -> None:

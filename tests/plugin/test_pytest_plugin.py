@@ -81,6 +81,83 @@ def test_nodes(redlock_nodes):
     redlock.close()
 """
 
+SHOP = """
+from celery import Celery
+from celery_redlock import singleton_task
+
+app = Celery("shop", broker="memory://")
+app.conf.update(
+    redlock_nodes=["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"],
+    redlock_eager=True,
+    redlock_node_timeout=1.0,
+)
+
+
+@singleton_task(app=app, key="{key}")
+def work(key):
+    return key
+"""
+
+USED_BEFORE = """
+import pytest
+from celery import Celery
+from celery_redlock import QuorumUnreachable, runtime_of, singleton_task
+from shop import app, work
+
+@pytest.fixture(autouse=True)
+def own_nodes(monkeypatch):
+    monkeypatch.setitem(app.conf, "redlock_nodes", ["redis://127.0.0.1:1"])
+
+def test_app_is_finalised():
+    app.finalize()
+    assert "shop.work" in app.tasks
+
+def test_app_has_met_no_quorum():
+    runtime = runtime_of(app)
+    with pytest.raises(QuorumUnreachable):
+        work.apply(("a",)).get()
+    assert runtime is runtime_of(app)
+
+@pytest.mark.redlock
+def test_app_has_locked_in_memory():
+    assert work.apply(("a",)).get() == "a"
+
+def test_other_app_has_been_current():
+    other = Celery("other", broker="memory://")
+    other.conf.redlock_nodes = ["redis://127.0.0.1:4"]
+    other.set_current()
+    assert runtime_of(other).redlock
+    app.set_current()
+"""
+
+USES_NODES = """
+import pytest
+from celery_redlock import LockUnavailable
+from celery_redlock.testing import assert_skipped, freeze, held_elsewhere
+from shop import app, work
+
+@pytest.fixture(autouse=True)
+def nodes(redlock_nodes):
+    app.conf.redlock_nodes = redlock_nodes.urls
+    return redlock_nodes
+
+def test_lock_is_granted():
+    with work.lock("a") as lease:
+        assert lease.votes >= 2
+
+def test_duplicate_is_skipped():
+    with held_elsewhere(work, "a"):
+        assert_skipped(work.apply(("a",)))
+
+def test_two_nodes_may_not_hang(nodes):
+    with freeze(nodes, 0, 1), pytest.raises(LockUnavailable), work.lock("a"):
+        pass
+
+def test_one_node_may_hang(nodes):
+    with freeze(nodes, 0), work.lock("a") as lease:
+        assert lease.votes == 2
+"""
+
 PLAIN = """
 def test_plain():
     assert True
@@ -93,10 +170,16 @@ def has(plugin: str) -> bool:
     return plugin in {point.name for point in points}
 
 
-def pytest_passes(pytester: pytest.Pytester, *options: str, **outcomes: int) -> None:
-    """Run the project's tests in a new process, and count their outcomes."""
+def pytest_passes(
+    pytester: pytest.Pytester, *options: str, seed: int = 0, **outcomes: int
+) -> None:
+    """Run the project's tests in a new process, and count their outcomes.
+
+    With a seed, their order is random.
+    """
+    order = (f"--randomly-seed={seed}",) if seed else ("-p", "no:randomly")
     done = pytester.runpytest_subprocess(
-        "-p", "no:randomly", "-p", "no:cacheprovider", "--strict-markers", *options
+        *order, "-p", "no:cacheprovider", "--strict-markers", *options
     )
     done.assert_outcomes(**outcomes)
 
@@ -124,6 +207,23 @@ def test_plugin_starts_real_nodes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(WITH_NODES)
 
     pytest_passes(pytester, passed=1)
+
+
+@pytest.mark.usefixtures("redis_server")
+@pytest.mark.parametrize("seed", range(3))
+def test_plugin_gives_nodes_whatever_ran_before(
+    pytester: pytest.Pytester, seed: int
+) -> None:
+    """Apps were finalised, met no quorum, locked in memory, or met hung nodes."""
+    pytester.makepyfile(
+        shop=SHOP,
+        test_1_before=USED_BEFORE,
+        test_2_nodes=USES_NODES,
+        test_3_between=USED_BEFORE,
+        test_4_nodes=USES_NODES,
+    )
+
+    pytest_passes(pytester, seed=seed, passed=16)
 
 
 def test_plugin_shows_its_marker(pytester: pytest.Pytester) -> None:

@@ -9,9 +9,11 @@
              ├─ network         connections that delay, break and reorder messages
              ├─ server          nodes (`testing.MemoryNode`) that crash, hang and forget
              ├─ clients         processes that run the unchanged core
+             ├─ operators       processes that run init and reconfigure
              ├─ faults          carries out the faults of the plan
              ├─ patches         replaces threads, sockets and randomness under the core
              ├─ observed_lease  leases that report each change
+             ├─ observed_guard  restart guards that report what they do without a node
              └─ oracles         the rules that no history may break
 
 ``soak`` plays many histories on all processors, also until it is stopped.

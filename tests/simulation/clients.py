@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.keys import keys_of
 from celery_redlock.core.lease import Holder, LeaseState
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal.watchdog import Watchdog
@@ -32,10 +33,10 @@ _LOOKS = 3  # at whether the lock was lost, while a body runs
 
 
 class Client:
-    """One process with its own service and watchdog.
+    """One process with its own services, one for each of the settings of the plan.
 
     Attributes:
-        bases: The key and the token base of each of its executions.
+        bases: The operation and the token base of each of its executions.
     """
 
     def __init__(
@@ -46,12 +47,24 @@ class Client:
         self.name = part.name
         self.process = Process(world, part.name, rate=part.rate, skew=part.skew)
         oracle.network.attach(self.process, part.conditions)
-        self.redlock = new_redlock(self.process, plan)
-        self.watchdog = Watchdog(self.redlock)
+        self._plan = plan
+        self._services: dict[int, tuple[Redlock, Watchdog]] = {}
         self.process.on_death.append(self._close_connections)
         self.is_powered_off = False
         self.tasks = [Task(self, operations) for operations in part.tasks]
-        self.bases: list[tuple[str, str]] = []
+        self.bases: list[tuple[Operation, str]] = []
+
+    def service(self, settings: int) -> tuple[Redlock, Watchdog]:
+        """Return the service with some settings, and its watchdog.
+
+        Clients do not get later settings before the deployment has them.
+        """
+        if settings not in self.oracle.opened_settings:
+            settings = 0
+        if settings not in self._services:
+            redlock = new_redlock(self.process, self._plan, settings)
+            self._services[settings] = redlock, Watchdog(redlock)
+        return self._services[settings]
 
     def start(self) -> None:
         """Start its tasks."""
@@ -95,15 +108,17 @@ def new_broadcast(
     )
 
 
-def new_redlock(process: Process, plan: Plan) -> Redlock:
-    """Return a service with the settings of this plan."""
-    addresses = [_Address(node.name, f"redis://{node.name}") for node in plan.nodes]
+def new_redlock(process: Process, plan: Plan, settings: int = 0) -> Redlock:
+    """Return a service with settings of this plan."""
+    names, max_ttl = plan.settings[settings].names, plan.settings[settings].max_ttl
+    addresses = [_Address(name, f"redis://{name}") for name in names]
     clock: Any = process.clock
-    timing = Timing(plan.ttl, plan.max_ttl, plan.node_timeout, plan.connect_timeout)
+    ttl = min(plan.ttl, max_ttl)
+    timing = Timing(ttl, max_ttl, plan.node_timeout, plan.connect_timeout)
     redlock = Redlock(
         addresses,
-        ttl=plan.ttl,
-        max_ttl=plan.max_ttl,
+        ttl=ttl,
+        max_ttl=max_ttl,
         node_timeout=plan.node_timeout,
         connect_timeout=plan.connect_timeout,
         prefix=PREFIX,
@@ -136,10 +151,10 @@ class Task:
     def _try(self, operation: Operation, base: str) -> None:
         try:
             self._clock.sleep(operation.after)
-            self._client.bases.append((operation.key, base))
+            self._client.bases.append((operation, base))
             self._log(f"wants to {operation.kind} {operation.key}")
             if operation.wait:
-                self._oracle.wait_begun(self.thread, operation.key)
+                self._oracle.wait_begun(self.thread, operation)
             getattr(self, operation.kind)(operation, base)
         except LockUnavailable as error:
             self._oracle.refused(self.thread, error)
@@ -157,15 +172,17 @@ class Task:
     def run(self, operation: Operation, base: str) -> None:
         """Run a body under the lock, as applications do."""
         lost: list[Lease] = []
-        client = self._client
+        redlock, watchdog = self._client.service(operation.settings)
         with lock(
-            client.redlock,
-            operation.key,
-            ttl=operation.ttl,
+            redlock,
+            operation.wants,
+            limit=operation.limit,
+            rate=operation.rate,
+            ttl=self._ttl(operation, redlock),
             wait=operation.wait,
             renew=operation.renews,
             hold_at_least=operation.keep,
-            watchdog=client.watchdog,
+            watchdog=watchdog,
             base=base,
             holder=self._holder(),
             on_acquired=self._acquired,
@@ -176,6 +193,13 @@ class Task:
                 if lost and operation.stops_on_loss:
                     break
 
+    @staticmethod
+    def _ttl(operation: Operation, redlock: Redlock) -> float | None:
+        return operation.ttl and min(operation.ttl, redlock.timing.max_ttl)
+
+    def _service(self, operation: Operation) -> Redlock:
+        return self._client.service(operation.settings)[0]
+
     def _holder(self) -> Holder:
         return Holder("", task="job", host=self._client.name)
 
@@ -184,7 +208,7 @@ class Task:
 
     def manual(self, operation: Operation, base: str) -> None:
         """Acquire, extend and release with single calls."""
-        redlock = self._client.redlock
+        redlock = self._service(operation)
         lease = self._acquire(operation, base)
         try:
             self._clock.sleep(operation.hold / 2)
@@ -204,18 +228,24 @@ class Task:
             self._oracle.count("dropped")
 
     def inspect(self, operation: Operation, _: str) -> None:
-        """Ask which client holds the lock."""
-        self._client.redlock.inspect(operation.key)
+        """Ask which client holds the lock, or the permits."""
+        redlock = self._service(operation)
+        if operation.limits:
+            redlock.permits_in_use(operation.limits)
+        else:
+            redlock.inspect(operation.key)
 
-    def check(self, _: Operation, __: str) -> None:
+    def check(self, operation: Operation, _: str) -> None:
         """Check the nodes, as a worker does when it starts."""
-        self._client.redlock.check()
+        self._service(operation).check()
 
     def _acquire(self, operation: Operation, base: str) -> Lease:
-        return self._client.redlock.acquire(
-            operation.key,
-            operation.ttl,
+        redlock = self._service(operation)
+        return redlock.acquire(
+            keys_of(operation.key),
+            self._ttl(operation, redlock),
             operation.wait,
             base=base,
             holder=self._holder(),
+            limits=operation.limits,
         )

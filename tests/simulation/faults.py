@@ -6,6 +6,11 @@ crash           the process of a node ends; how: its memory after the restart (l
                 whether it first answers that it is loading
 snapshot        the state that a later rollback restores
 flush           FLUSHALL on a node
+forget meta     DEL redlock:meta on a node: it keeps its locks
+lead            a name leads one client, or all, to another server from now on: to
+                the one in "how", over connections that it makes later
+command         an operator runs a command: see `operators`; how: the command, and
+                "dies n" if its process is killed at its nth operation
 forget scripts  SCRIPT FLUSH on a node
 hang            a node answers nothing for a while
 cut             no message passes between a client and a node for a while
@@ -30,6 +35,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.view import CLOSED, View
 from tests.simulation.world import Interrupted, current_thread
 
 if TYPE_CHECKING:
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from tests.simulation.clients import Client
     from tests.simulation.network import Connection, Network
     from tests.simulation.oracles import Oracle
-    from tests.simulation.plan import Fault
+    from tests.simulation.plan import Fault, Settings
     from tests.simulation.server import Server
     from tests.simulation.world import World
 
@@ -53,15 +59,18 @@ class Faults:
 
     Args:
         release_for: Called with a dead client, to release its locks.
+        run_command: Called with the name of an operator, a command, and the number of
+            the operation at which its process is killed; 0 for none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  (what faults act on)
         self,
         world: World,
         oracle: Oracle,
         servers: Mapping[str, Server],
         clients: Mapping[str, Client],
         release_for: Callable[[Client], None],
+        run_command: Callable[[str, str, int], None],
     ) -> None:
         self._world = world
         self._oracle = oracle
@@ -69,6 +78,8 @@ class Faults:
         self._servers = servers
         self._clients = clients
         self._release_for = release_for
+        self._run_command = run_command
+        self._about_to_forget: set[str] = set()
 
     def schedule(self, faults: tuple[Fault, ...]) -> float:
         """Schedule all faults. Return the instant at which the last one is over."""
@@ -96,20 +107,69 @@ class Faults:
         self._oracle.count(f"fault {fault.kind}{how}")
         method(fault)
 
+    def _may_lose_memory(self, server: Server) -> bool:
+        """Tell whether the deployment promises anything if this server forgets now.
+
+        Of the members that a reconfiguration has closed, one at least must remember
+        it, where all clients find it: see ``tests.model.reconfiguration``. The same
+        is true of the members of settings that were left, for as long as clients
+        have them: docs/explanation/safety.md.
+        """
+        others = [each for each in self._servers.values() if each is not server]
+        others = [
+            it
+            for it in others
+            if not self._network.is_led_away(it.name)
+            and it.name not in self._about_to_forget
+        ]
+        if server.is_closed and not any(each.is_closed for each in others):
+            return False
+        in_use = {0, *self._oracle.opened_settings}
+        return not any(
+            _has_left(server, settings)
+            and not any(_has_left(other, settings) for other in others)
+            for settings in map(self._oracle.settings.__getitem__, sorted(in_use))
+        )
+
     def _crash(self, fault: Fault) -> None:
         memory, visible, *loading = fault.how.split()
         server = self._servers[fault.on]
-        if not server.is_up:
+        if not server.is_up or not self._may_lose_memory(server):
             return
         server.crash(silently=visible == "silent")
-        restart = partial(server.restart, memory, loading=_LOADING * len(loading))
+        if memory != "keep":
+            self._about_to_forget.add(server.name)
+
+        def restart() -> None:
+            server.restart(memory, loading=_LOADING * len(loading))
+            self._about_to_forget.discard(server.name)
+
         self._world.schedule(self._world.now + fault.seconds, restart)
 
     def _snapshot(self, fault: Fault) -> None:
         self._servers[fault.on].take_snapshot()
 
     def _flush(self, fault: Fault) -> None:
-        self._servers[fault.on].flush()
+        server = self._servers[fault.on]
+        if self._may_lose_memory(server):
+            server.flush()
+
+    def _forget_meta(self, fault: Fault) -> None:
+        server = self._servers[fault.on]
+        if self._may_lose_memory(server):
+            server.forget_membership()
+
+    def _lead(self, fault: Fault) -> None:
+        if not self._may_lose_memory(self._servers[fault.on]):
+            return
+        who = fault.peer or "every client"
+        self._world.log(fault.on, f"leads {who} to {fault.how}")
+        self._oracle.led(fault.on)
+        self._network.lead(fault.on, fault.how, fault.peer)
+
+    def _command(self, fault: Fault) -> None:
+        command, _, dies_at = fault.how.partition(" dies ")
+        self._run_command(fault.on, command, int(dies_at or 0))
 
     def _forget_scripts(self, fault: Fault) -> None:
         self._servers[fault.on].forget_scripts()
@@ -182,3 +242,14 @@ class Faults:
         else:
             self._world.log(fault.on, f"sets its clock by {fault.seconds:+.3f} s")
             self._clients[fault.on].process.skew += fault.seconds
+
+
+def _has_left(server: Server, settings: Settings) -> bool:
+    """Tell whether a member by these settings remembers that there are others."""
+    view = View.parse(server.config.removeprefix(CLOSED))
+    wanted = settings.max_ttl, tuple(sorted(settings.names))
+    return (
+        server.name in settings.names
+        and view is not None
+        and (view.configuration.max_ttl, view.configuration.labels) != wanted
+    )

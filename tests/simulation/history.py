@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from celery_redlock.errors import LockUnavailable
+from celery_redlock.core.limits import START_WITHIN
+from celery_redlock.core.quorum import VoteKind, quorum_of
+from celery_redlock.core.view import View, refusal
+from celery_redlock.errors import LockHeld, LockUnavailable, RedlockError
+from celery_redlock.operations.reconfigure import reconfigure
 from tests.simulation.clients import Client, new_redlock
 from tests.simulation.faults import Faults
 from tests.simulation.network import Conditions, Network
+from tests.simulation.operators import run_command
 from tests.simulation.oracles import Finding, Oracle, WakeupOracle
 from tests.simulation.server import Server, ServerClock
-from tests.simulation.world import Process, Thread, World
+from tests.simulation.world import Killed, Process, Thread, World
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from celery_redlock.core.limits import Limits
+    from celery_redlock.core.redlock import Redlock
     from tests.simulation.plan import Plan
 
 __all__ = ["Outcome", "play"]
@@ -30,6 +38,8 @@ _LONGEST = 600.0  # for all clients to end
 _FINAL_WAIT = 3.0  # for one lock at the end: reconnecting, and pauses between tries
 _ON_THE_WAY = 2.0  # after which all messages have arrived
 _MOMENT = 0.01
+_BETWEEN_LOOKS = 0.25  # at whether the nodes vote
+_QUARANTINES = 3  # after which all nodes vote again
 _CLEANING_UP = 0.5  # in which calm nodes are rid of released locks
 
 
@@ -73,11 +83,13 @@ class _History:
     def __init__(self, plan: Plan, *, traced: bool, ignored: frozenset[str]) -> None:
         self.plan = plan
         self.world = World(traced=traced)
+        self.world.rng = self._rng("identities")
         self.network = Network(self._rng)
         self.oracle = Oracle(
             self.world,
             self.network,
-            len(plan.nodes),
+            min(len(settings.names) for settings in plan.settings),
+            plan.settings,
             clocks_agree=plan.clocks_agree,
             ignored=ignored,
         )
@@ -97,6 +109,7 @@ class _History:
         for client in self.clients.values():
             client.process.rng = self._rng(f"dice {client.name}")
         self.later_processes: list[Process] = []
+        self.operators: dict[str, Process] = {}
         self.faults_end_at = 0.0
 
     def _rng(self, name: str) -> Random:
@@ -132,7 +145,7 @@ class _History:
     def _play(self) -> None:
         for act in (
             *(self._begin, self._await_clients, self._await_reports),
-            *(self._await_ttls, self._take_each_lock),
+            *(self._await_ttls, self._await_operators, self._take_each_lock),
         ):
             act()
             if self._failed:
@@ -140,16 +153,28 @@ class _History:
 
     def _begin(self) -> None:
         plan = self.plan
-        guard = next(iter(self.clients.values())).redlock.guard
         if plan.initialized:
-            for server in self.servers.values():
-                server.initialize(guard.keys.meta, guard.config)
+            self._initialize()
+        self.operators = {
+            fault.on: self._new_process(fault.on, 0.0)
+            for fault in plan.faults
+            if fault.kind == "command"
+        }
         faults = Faults(
-            self.world, self.oracle, self.servers, self.clients, self._release_for
+            *(self.world, self.oracle, self.servers, self.clients),
+            *(self._release_for, self._run_command),
         )
         self.faults_end_at = faults.schedule(plan.faults)
         for client in self.clients.values():
             client.start()
+
+    def _initialize(self) -> None:
+        service, _ = next(iter(self.clients.values())).service(0)
+        identities = {name: self.servers[name].join() for name in service.labels}
+        configuration = service.guard.configuration
+        view = View.first_of_epoch(configuration, identities, before=None)
+        for name in service.labels:
+            self.servers[name].initialize(view)
 
     def _await_clients(self) -> None:
         while not self._failed and not self._all_done():
@@ -182,13 +207,21 @@ class _History:
         """End all clients; then their locks must expire."""
         for client in self.clients.values():
             client.process.die()
-        longest = self.plan.max_ttl * 1.01 + 1.01 * self.oracle.delayed_by
+        longest = self.plan.longest_max_ttl * 1.01 + 1.01 * self.oracle.delayed_by
         self._pass_time(self._all_delivered_at() - self.world.now)
         self._pass_time(longest)
         self.oracle.check_nothing_left(
             list(self.servers.values()),
             f"{longest:g} s after the last client has ended",
         )
+        if self.plan.longest_period:
+            longest += 1.02 * (self.plan.longest_period + START_WITHIN)
+            self._pass_time(longest)
+            self.oracle.check_nothing_left(
+                list(self.servers.values()),
+                f"{longest:g} s after the last client has ended",
+                with_starts=True,
+            )
 
     def _pass_time(self, seconds: float) -> None:
         end = self.world.now + max(0.0, seconds)
@@ -214,44 +247,152 @@ class _History:
 
     def _release_for(self, client: Client) -> None:
         """Release the locks of a dead client, as its parent process does."""
-        parent = self._new_process(f"{client.name}'s parent", 0.0)
-        redlock = new_redlock(parent, self.plan)
+        parent = self._new_process(f"parent of {client.name}", 0.0)
 
         def release() -> None:
-            for key, base in client.bases:
-                redlock.release_base(key, base)
+            for operation, base in client.bases:
+                redlock = new_redlock(parent, self.plan, operation.settings)
+                redlock.release_base(operation.key, base, operation.limits)
             self.oracle.count("released for a dead client")
 
         Thread(target=release, process=parent).start()
 
+    def _run_command(self, name: str, command: str, dies_at: int) -> None:
+        """Let an operator run a command."""
+        operator = self.operators[name]
+        if dies_at:
+            operator.set_triggers([(dies_at, operator.die)])
+        run_command(operator, self.plan, self.oracle, command)
+
+    def _await_operators(self) -> None:
+        """Wait for the end of commands, which may still close nodes."""
+        threads = [it for each in self.operators.values() for it in each.threads]
+        while not self._failed and any(
+            thread.is_alive() and not thread.process.dead for thread in threads
+        ):
+            self._pass_time(_BETWEEN_LOOKS)
+
     def _take_each_lock(self) -> None:
         """Take each lock from some majorities; its fence must be the greatest."""
-        plan, world, oracle = self.plan, self.world, self.oracle
         # A wall clock that is far behind: the fence comes from the counters alone.
         judge = self._new_process("judge", -86400.0)
-        redlock = new_redlock(judge, plan)
         done: list[bool] = []
 
         def take_all() -> None:
             try:
-                if redlock.check().problems:
-                    quarantine = redlock.timing.quarantine * 1.01
-                    judge.clock.sleep(quarantine + _FINAL_WAIT)
-                    redlock.check()
-                for quorum in plan.final_quorums:
-                    for path in self.network.paths_of(judge.name):
-                        is_in = path.server.name in quorum
-                        path.cut_until = 0.0 if is_in else float("inf")
-                    for key in plan.keys:
-                        lease = redlock.acquire(key, wait=_FINAL_WAIT)
-                        redlock.release(lease)
+                number = self._settled(judge)
+                redlock = new_redlock(judge, self.plan, number)
+                for quorum in self._final_quorums(number):
+                    for name in redlock.labels:
+                        path = self.network.path_by_name(judge.name, name)
+                        path.cut_until = 0.0 if name in quorum else float("inf")
+                    for key, limits in self.plan.wants:
+                        self._take_all(redlock, key, limits)
                 done.append(True)
             except LockUnavailable as error:
-                oracle.find("lock unavailable", str(error))
+                self.oracle.find("lock unavailable", str(error))
             finally:
-                world.stopped = True
+                self.world.stopped = True
 
         Thread(target=take_all, process=judge).start()
-        world.run(world.now + _LONGEST)
+        self.world.run(self.world.now + _LONGEST)
         if not done and not self._failed:
-            oracle.find("stuck", "the client that takes each lock has not ended")
+            text = "the client that takes each lock has not ended"
+            self.oracle.find("stuck", text)
+
+    @staticmethod
+    def _take_all(redlock: Redlock, key: str, limits: Limits) -> None:
+        """Take all permits at once, and none more; then release them.
+
+        The work of none begins, so there is no start.
+        """
+        most = min((limit.most for limit in limits), default=1)
+        leases = [
+            redlock.carry_out(redlock.acquiring(key, wait=_FINAL_WAIT, limits=limits))
+            for _ in range(most)
+        ]
+        if limits:
+            with contextlib.suppress(LockHeld):
+                # The oracle finds one permit too many.
+                redlock.carry_out(redlock.acquiring(key, limits=limits))
+        for lease in leases:
+            redlock.release(lease)
+
+    def _final_quorums(self, number: int) -> Sequence[Sequence[str]]:
+        if not number:
+            return self.plan.final_quorums
+        names = self.plan.settings[number].names
+        quorum = quorum_of(len(names))
+        return names[:quorum], names[-quorum:]
+
+    # -- at the end --------------------------------------------------------------
+
+    def _settled(self, judge: Process) -> int:
+        """Wait until all nodes of some settings vote, and return the settings.
+
+        Nodes come back to the vote by themselves, unless operators have left a
+        reconfiguration undone or a name leads to a server that was replaced. Then
+        an operator does what the message says.
+        """
+        problems = self._wait_for_votes(judge)
+        for repair in (self._finish_reconfigurations, self._delete_memberships):
+            if isinstance(problems, list):
+                repair(judge)
+                problems = self._wait_for_votes(judge)
+        if isinstance(problems, list):
+            self.oracle.find("node does not vote", "; ".join(problems))
+            raise Killed
+        return problems
+
+    def _wait_for_votes(self, judge: Process) -> int | list[str]:
+        """Return the settings in which all nodes vote, or their problems."""
+        plan, clock = self.plan, judge.clock
+        numbers = [0, *sorted(self.oracle.opened_settings)]
+        services = {number: new_redlock(judge, plan, number) for number in numbers}
+        quarantine = max(each.timing.quarantine for each in services.values())
+        end = clock.monotonic() + _QUARANTINES * quarantine + _FINAL_WAIT
+        problems: list[str] = []
+        while clock.monotonic() < end:
+            problems.clear()
+            for number, redlock in services.items():
+                found = redlock.check().problems
+                if not found:
+                    return number
+                problems += [f"settings {number}: {each}" for each in found]
+            clock.sleep(_BETWEEN_LOOKS)
+        return problems
+
+    def _finish_reconfigurations(self, judge: Process) -> None:
+        """Run all reconfigurations again, or abort them."""
+        self.oracle.count("reconfigurations finished at the end")
+        for move in self.plan.moves:
+            old, new = (new_redlock(judge, self.plan, number) for number in move)
+            for is_abort in (False, True):
+                with contextlib.suppress(RedlockError):
+                    reconfigure(old, new, abort=is_abort, patience=_FINAL_WAIT)
+                    break
+
+    def _delete_memberships(self, judge: Process) -> None:
+        """Delete redlock:meta on nodes that refuse the others, where it says so.
+
+        The others are those that have the view of most, and may wait for these nodes.
+        """
+        for number in (0, *self.oracle.opened_settings):
+            redlock = new_redlock(judge, self.plan, number)
+            ballot = redlock.check().ballot
+            configs = [
+                self.network.path_by_name(judge.name, name).server.config
+                for name in ballot.labels
+            ]
+            has_majority = configs.count(redlock.guard.config) >= ballot.quorum
+            for index in ballot.indexes(VoteKind.REFUSED):
+                name = ballot.labels[index]
+                server = self.network.path_by_name(judge.name, name).server
+                view = View.parse(server.config)
+                _, remedy = refusal(server.config, redlock.guard.config)
+                has_settings = (
+                    view and view.configuration == redlock.guard.configuration
+                )
+                if has_settings or (has_majority and "is deleted" in remedy):
+                    self.oracle.count("membership deleted at the end")
+                    server.forget_membership()

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from tests.simulation.server import Server
     from tests.simulation.world import Process, Thread
 
-__all__ = ["Conditions", "Connection", "Network", "Path", "Selector", "SimConnection"]
+__all__ = [
+    "Conditions",
+    "Connection",
+    "Network",
+    "Path",
+    "Selector",
+    "SimConnection",
+    "Waker",
+]
 
 _NEVER = float("inf")
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -229,6 +237,13 @@ class Connection:
 # -- In the place of modules of the core -----------------------------------------
 
 
+class _Options:
+    """The part of a connection of redis-py that operators' commands read."""
+
+    db = 0
+    username = ""
+
+
 class SimConnection(transport.Connection):
     """A connection of the core whose socket is a simulated `Connection`."""
 
@@ -238,6 +253,9 @@ class SimConnection(transport.Connection):
         self.sock = connection
         self.reader = new_reader()
         self.facts = transport.NodeFacts(connection.server.node.run_id, "7.0.15", "")
+        self.has_scripts = True  # which is wrong at first, and after SCRIPT FLUSH
+        options: Any = _Options()
+        self.connection = options
 
     def close(self) -> None:
         """Close it."""
@@ -248,10 +266,54 @@ class SimConnection(transport.Connection):
         self.sock.close()
 
 
+class BlockingSocket:
+    """A connection that waits for bytes, for operators' commands."""
+
+    __slots__ = ("_connection", "_selector", "_timeout")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._selector = Selector()
+        self._selector.register(connection, _READ, None)
+        self._timeout = 0.0
+
+    def settimeout(self, seconds: float) -> None:
+        """Set for how long ``recv`` waits."""
+        self._timeout = seconds
+
+    def sendall(self, data: bytes) -> None:
+        """Send all bytes."""
+        while data:
+            sent = self._send(data)
+            data = data[sent:]
+            if not sent:
+                current_thread().process.clock.sleep(0.001)
+
+    def _send(self, data: bytes) -> int:
+        try:
+            return self._connection.send(data)
+        except BlockingIOError:
+            return 0
+
+    def recv(self, size: int) -> bytes:
+        """Return the bytes that have arrived; wait for some.
+
+        Raises:
+            TimeoutError: None came in time.
+        """
+        if not self._selector.select(self._timeout):
+            raise TimeoutError
+        return self._connection.recv(size)
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.close()
+
+
 class Key(NamedTuple):
     """The part of a ``selectors.SelectorKey`` that the core reads."""
 
-    fileobj: Connection
+    fileobj: Connection | Waker
     data: Any
 
 
@@ -261,21 +323,21 @@ class Selector:
     __slots__ = ("_connections", "_waiting")
 
     def __init__(self) -> None:
-        self._connections: list[Connection] = []
+        self._connections: list[Connection | Waker] = []
         self._waiting: Thread | None = None
 
-    def register(self, connection: Connection, events: int, data: Any) -> None:
+    def register(self, connection: Connection | Waker, events: int, data: Any) -> None:
         """Begin to wait for a connection."""
         connection.selector = self
         self.modify(connection, events, data)
         self._connections.append(connection)
 
-    def modify(self, connection: Connection, events: int, data: Any) -> None:
+    def modify(self, connection: Connection | Waker, events: int, data: Any) -> None:
         """Wait for other events of a connection."""
         connection.key = Key(connection, data)
         connection.events = events
 
-    def unregister(self, connection: Connection) -> None:
+    def unregister(self, connection: Connection | Waker) -> None:
         """Stop waiting for a connection."""
         if connection not in self._connections:
             raise KeyError(connection)
@@ -311,6 +373,37 @@ class Selector:
         self._connections.clear()
 
 
+class Waker:
+    """Wakes the thread that waits in a selector; replaces a pipe of the core."""
+
+    __slots__ = ("error", "events", "inbox", "key", "selector")
+
+    def __init__(self) -> None:
+        self.selector: Selector | None = None
+        self.key: Key | None = None
+        self.events = 0
+        self.error = ""
+        self.inbox = bytearray()
+
+    def wake(self) -> None:
+        """Make it readable."""
+        self.inbox += b"."
+        if self.selector is not None:
+            self.selector.notify()
+
+    def receive(self) -> None:
+        """Read, so that it is readable no more."""
+        self.inbox.clear()
+
+    def ready(self) -> int:
+        """Return the events that are ready."""
+        return _READ if self.inbox else 0
+
+    def close(self) -> None:
+        """Close it."""
+        self.inbox.clear()
+
+
 class Network:
     """All paths, and how clients connect over them."""
 
@@ -319,6 +412,7 @@ class Network:
         self._channels = 0
         self._servers: dict[str, Server] = {}
         self._paths: dict[tuple[str, str], Path] = {}
+        self._leads: dict[tuple[str, str], str] = {}
 
     def add(self, server: Server) -> None:
         """Add a node."""
@@ -336,8 +430,34 @@ class Network:
             self._paths[process.name, name] = Path(process, server, rng, conditions)
 
     def path(self, process: str, server: str) -> Path:
-        """Return the path between a client and a node."""
+        """Return the path between a client and a server."""
         return self._paths[process, server]
+
+    def lead(self, name: str, server: str, process: str = "") -> None:
+        """Let a name lead a client, or all, to this server when they connect again."""
+        if not process:
+            for key in [key for key in self._leads if key[1] == name]:
+                del self._leads[key]
+        self._leads[process, name] = server
+
+    def is_led_away(self, name: str) -> bool:
+        """Tell whether this name leads some client to another server."""
+        leads = self._leads.items()
+        return any(key[1] == name and server != name for key, server in leads)
+
+    def is_split(self, name: str) -> bool:
+        """Tell whether this name leads some clients to one server, others to another.
+
+        One that has led a client elsewhere still leads all others as before.
+        """
+        everywhere = self._leads.get(("", name), name)
+        leads = self._leads.items()
+        return any(key[1] == name and server != everywhere for key, server in leads)
+
+    def path_by_name(self, process: str, name: str) -> Path:
+        """Return the path between a client and the server that a name leads it to."""
+        everywhere = self._leads.get(("", name), name)
+        return self._paths[process, self._leads.get((process, name), everywhere)]
 
     def paths_to(self, server: str) -> list[Path]:
         """Return the paths from all clients to one node."""
@@ -354,7 +474,7 @@ class Network:
         thread = current_thread()
         process = thread.process
         process.checkpoint()
-        path = self._paths[process.name, address.name]
+        path = self.path_by_name(process.name, address.name)
         late = f"did not accept a connection within {timeout:g} s"
         blocked = path.blocked_for()
         if blocked > timeout:
@@ -366,3 +486,13 @@ class Network:
         if not path.server.is_up:
             return "refused the connection"
         return SimConnection(Connection(path))
+
+    def open_blocking_connection(
+        self, address: NodeAddress, timeout: float, *, load_scripts: bool
+    ) -> SimConnection | str:
+        """Connect as an operator's command does, which loads no scripts."""
+        assert not load_scripts, "operators' commands load none"
+        opened = self.open_connection(address, timeout)
+        if isinstance(opened, SimConnection):
+            opened.sock = BlockingSocket(opened.sock)
+        return opened

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.lease import Lease, LeaseState
@@ -22,6 +22,7 @@ class Grant:
         valid_until: When its validity ends, by the clock of its holder.
         watched_at: When its holder asked to be notified of a loss.
         over: Whether it was released, or reported as lost.
+        holders: How many holders each of its keys may have at once.
     """
 
     lease: ObservedLease
@@ -31,6 +32,7 @@ class Grant:
     valid_until: float
     watched_at: float | None = None
     over: bool = False
+    holders: dict[str, int] = field(default_factory=dict)
 
     def is_held(self, now: float) -> bool:
         """Tell whether its holder may believe that it holds the lock."""
@@ -55,6 +57,13 @@ class ObservedLease(Lease):
         super().__init__(**parts)
         process: Process = parts["clock"].process
         process.world.oracle.granted(self, process)
+
+    def begin(self) -> None:
+        """Note that the work begins now."""
+        had_begun = self.began_at is not None
+        super().begin()
+        if self.began_at is not None and not had_begun and self.grant is not None:
+            self.grant.process.world.oracle.started(self.grant)
 
     @property
     def until(self) -> float:

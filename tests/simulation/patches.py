@@ -9,17 +9,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import selectors
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from celery_redlock import locking
-from celery_redlock.core import backoff, lease, redlock
+from celery_redlock.core import (
+    backoff,
+    deployment,
+    lease,
+    redlock,
+    restart_guard,
+    view,
+)
 from celery_redlock.core.renewal import schedule, watchdog
-from celery_redlock.core.transport import broadcast, connector, pubsub
-from tests.simulation.network import Selector
+from celery_redlock.core.transport import broadcast, client, connector, pubsub
+from tests.simulation.network import Selector, Waker
+from tests.simulation.observed_guard import ObservedGuard
 from tests.simulation.observed_lease import ObservedLease
 from tests.simulation.world import Thread as SimThread
 from tests.simulation.world import World, current_thread
@@ -190,7 +196,7 @@ class _LowLevelThreading:
         function: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
         """Run the function in a new thread."""
-        SimThread(target=partial(function, *args) if args else function).start()
+        SimThread(target=function, args=args).start()
 
 
 class _Queue:
@@ -198,13 +204,6 @@ class _Queue:
 
     SimpleQueue = SimpleQueue
     Empty = queue.Empty
-
-
-class _Selectors:
-    """Replaces the module ``selectors``."""
-
-    DefaultSelector = Selector
-    EVENT_READ = selectors.EVENT_READ
 
 
 class _Random:
@@ -236,14 +235,53 @@ class _ChannelSecrets:
         return World.current.oracle.network.new_channel()
 
 
+class _Identities:
+    """Replaces the module ``secrets`` where identities and epochs are made."""
+
+    @staticmethod
+    def token_hex(size: int) -> str:
+        """Return a random number."""
+        return f"{World.current.rng.getrandbits(8 * size):0{2 * size}x}"
+
+
+class _SystemClock:
+    """Replaces the clock of operators' commands."""
+
+    @staticmethod
+    def monotonic() -> float:
+        """Return the seconds of the calling process."""
+        return current_thread().process.clock.monotonic()
+
+    @staticmethod
+    def wall() -> float:
+        """Return the wall clock of the calling process."""
+        return current_thread().process.clock.wall()
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        """Pause the calling thread."""
+        current_thread().process.clock.sleep(seconds)
+
+
 def _open_connection(address: NodeAddress, timeout: float) -> Any:
     return World.current.oracle.network.open_connection(address, timeout)
+
+
+def _open_blocking(address: NodeAddress, timeout: float, *, load_scripts: bool) -> Any:
+    network = World.current.oracle.network
+    return network.open_blocking_connection(address, timeout, load_scripts=load_scripts)
 
 
 _PATCHES: tuple[tuple[Any, str, Any], ...] = (
     (connector, "_thread", _LowLevelThreading),
     (connector, "open_connection", _open_connection),
+    (client, "open_connection", _open_blocking),
+    (client, "threading", _Threading),
+    (client, "SYSTEM_CLOCK", _SystemClock),
+    (deployment, "SYSTEM_CLOCK", _SystemClock),
+    (broadcast, "_thread", _LowLevelThreading),
     (broadcast, "threading", _Threading),
+    (broadcast, "Waker", Waker),
     (watchdog, "threading", _Threading),
     (schedule, "queue", _Queue),
     # With the real values all leases here, which last a second or two, are urgent.
@@ -252,11 +290,14 @@ _PATCHES: tuple[tuple[Any, str, Any], ...] = (
     (locking, "threading", _Threading),
     (pubsub, "_thread", _LowLevelThreading),
     (pubsub, "threading", _Threading),
-    (pubsub, "selectors", _Selectors),
+    (pubsub, "new_selector", Selector),
     (pubsub, "secrets", _ChannelSecrets),
     (backoff, "random", _Random),
     (lease, "secrets", _Secrets),
+    (restart_guard, "secrets", _Identities),
+    (view, "secrets", _Identities),
     (redlock, "Lease", ObservedLease),
+    (redlock, "RestartGuard", ObservedGuard),
 )
 
 

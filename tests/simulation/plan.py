@@ -9,10 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.keys import keys_of
+from celery_redlock.core.limits import wanted
+
 if TYPE_CHECKING:
+    from celery_redlock.core.limits import Limits
     from tests.simulation.network import Conditions
 
-__all__ = ["ClientPlan", "Fault", "NodePlan", "Operation", "Plan"]
+__all__ = ["ClientPlan", "Fault", "NodePlan", "Operation", "Plan", "Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a client that are part of a view.
+
+    Attributes:
+        names: The nodes.
+        max_ttl: Seconds.
+    """
+
+    names: tuple[str, ...]
+    max_ttl: float
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)}, max_ttl {self.max_ttl:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +41,7 @@ class Operation:
 
     Attributes:
         kind: A method of ``clients.Task``.
-        key: The lock.
+        key: The lock; of several keys that are taken together, one a line.
         after: Seconds to pause before the operation.
         hold: Seconds to hold the lock.
         ttl: Seconds, or None for the default of the client.
@@ -29,6 +49,10 @@ class Operation:
         keep: ``hold_at_least`` in seconds.
         stops_on_loss: Whether the body ends when the lock is lost.
         renews: Whether the watchdog renews the lease.
+        settings: Which of the settings of the plan the client has by then.
+        limit: How many holders the key may have at once; None: one.
+        rate: How many starts each key may have, and in how many seconds.
+        shares: How many holders each of several keys may have at once, in order.
     """
 
     kind: str
@@ -40,6 +64,21 @@ class Operation:
     keep: float = 0.0
     stops_on_loss: bool = True
     renews: bool = True
+    settings: int = 0
+    limit: int | None = None
+    rate: tuple[int, float] | None = None
+    shares: tuple[int, ...] = ()
+
+    @property
+    def wants(self) -> list[str] | dict[str, int]:
+        """The keys, as `locking.lock` takes them."""
+        keys = keys_of(self.key)
+        return dict(zip(keys, self.shares, strict=True)) if self.shares else keys
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of holders and starts; empty for a plain lock."""
+        return wanted(self.wants, self.limit, self.rate)[1]
 
     def __str__(self) -> str:
         parts = [f"{self.after:.3f} s later {self.kind} {self.key!r}"]
@@ -49,6 +88,10 @@ class Operation:
         parts += [f"keep {self.keep:.3f}"] if self.keep else []
         parts += [] if self.stops_on_loss else ["ignores losses"]
         parts += [] if self.renews else ["not renewed"]
+        parts += [f"with settings {self.settings}"] if self.settings else []
+        parts += [f"limit {self.limit}"] if self.limit else []
+        parts += [f"{self.rate[0]} starts in {self.rate[1]:g} s"] if self.rate else []
+        parts += [f"limits {self.shares}"] if self.shares else []
         return ", ".join(parts)
 
 
@@ -73,7 +116,7 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node and its clock."""
+    """One server and its clock."""
 
     name: str
     rate: float
@@ -88,7 +131,7 @@ class Fault:
         kind: A row of the table in ``faults``.
         at: Seconds since the start. For "... at operation": the number of the client's
             operation. For "on call": the number of the client's call of the script.
-        on: The node or the client.
+        on: The node, the client or the operator.
         peer: The other end, for a fault of the path between two.
         seconds: How long it lasts, or by how much a clock is set.
         how: The variant.
@@ -115,9 +158,14 @@ class Plan:
 
     Attributes:
         seed: The seed of the plan, and of the network's random numbers.
+        nodes: All servers. A server that no settings name can take the place of
+            another one.
+        later_settings: Settings to which operators move the deployment. Settings 0 are
+            those that it begins with.
+        members: The nodes that the deployment begins with; empty: all servers.
         initialized: Whether the nodes vote from the start.
         final_quorums: After all clients have ended, each lock is taken once from each
-            of these sets of nodes.
+            of these sets of nodes, if the deployment still has settings 0.
         is_calm: Whether the plan has no faults. More rules apply then.
     """
 
@@ -132,6 +180,26 @@ class Plan:
     initialized: bool
     final_quorums: tuple[tuple[str, ...], ...]
     is_calm: bool
+    members: tuple[str, ...] = ()
+    later_settings: tuple[Settings, ...] = ()
+
+    @property
+    def settings(self) -> tuple[Settings, ...]:
+        """All settings that clients have at some time."""
+        names = self.members or tuple(node.name for node in self.nodes)
+        return (Settings(names, self.max_ttl), *self.later_settings)
+
+    @property
+    def longest_max_ttl(self) -> float:
+        """The greatest max_ttl of all settings, in seconds."""
+        return max(settings.max_ttl for settings in self.settings)
+
+    @property
+    def moves(self) -> list[tuple[int, int]]:
+        """The reconfigurations that operators begin: from settings to settings."""
+        commands = [fault.how.split() for fault in self.faults]
+        moves = [words[1:3] for words in commands if words[:1] == ["reconfigure"]]
+        return list(dict.fromkeys((int(old), int(new)) for old, new in moves))
 
     @property
     def keys(self) -> list[str]:
@@ -140,10 +208,23 @@ class Plan:
         return sorted({operation.key for task in tasks for operation in task})
 
     @property
+    def wants(self) -> list[tuple[str, Limits]]:
+        """The same, with how many holders and starts they may have."""
+        tasks = [task for client in self.clients for task in client.tasks]
+        return sorted({(each.key, each.limits) for task in tasks for each in task})
+
+    @property
+    def longest_period(self) -> float:
+        """The longest period of all rates, in seconds; 0 if there is none."""
+        limits = [limit for _, limits in self.wants for limit in limits]
+        return max((limit.period for limit in limits), default=0.0)
+
+    @property
     def clocks_agree(self) -> bool:
         """Whether the wall clocks of the nodes agree."""
         skews = [node.skew for node in self.nodes]
-        return max(skews) - min(skews) <= self.max_ttl / 8
+        least = min(settings.max_ttl for settings in self.settings)
+        return max(skews) - min(skews) <= least / 8
 
     def but(self, **parts: object) -> Plan:
         """Return a copy with other values for these parts."""
@@ -156,6 +237,7 @@ class Plan:
             f"{self.max_ttl:g} s, node time-out {self.node_timeout:g} s{start}"
         )
         lines = [head]
+        lines += [f"  settings {n}: {each}" for n, each in enumerate(self.settings)]
         parts: tuple[NodePlan | ClientPlan, ...] = (*self.nodes, *self.clients)
         for part in parts:
             lines.append(f"  {part.name}  clock × {part.rate:.5f}, {part.skew:+.3f} s")

@@ -9,13 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from celery_redlock.core.keys import key_of, keys_of
 from celery_redlock.core.quorum import quorum_of
 from tests.simulation.network import Conditions
-from tests.simulation.plan import ClientPlan, Fault, NodePlan, Operation, Plan
+from tests.simulation.plan import (
+    ClientPlan,
+    Fault,
+    NodePlan,
+    Operation,
+    Plan,
+    Settings,
+)
 
-__all__ = ["KEYS", "plan_of"]
+__all__ = ["APART", "KEYS", "PERMITS", "plan_of"]
 
 KEYS = ("a", "k1065")  # they share a stripe
+APART = ("a", "b")  # they do not
 LARGEST_DRIFT = 0.00499  # the core assumes less than 1 % between two clocks
 _NODE_COUNTS = (1, 2, 3, 3, 3, 3, 3, 3, 4, 4, 5, 5, 5, 6, 7)
 
@@ -26,6 +35,7 @@ def plan_of(seed: int, style: str = "") -> Plan:
     Args:
         seed: Any number.
         style: The behaviour of its clients, a key of ``_STYLES``; random by default.
+            `PERMITS` is any of them, with clients that take permits.
     """
     return _Planner(seed, style).plan()
 
@@ -38,7 +48,9 @@ _STYLES = {
     "expiry": 14,  # leases that expire while other clients wait for the lock
     "contention": 14,  # many short attempts over an unsteady network
     "simultaneous": 22,  # attempts at the same moment, while connections break
+    "members": 15,  # servers are replaced, and operators run commands
 }
+PERMITS = "permits"
 _CONTENDED = ("expiry", "contention", "simultaneous")
 _MIXED = ("run", "manual", "manual", "drop", "inspect", "check")
 
@@ -48,7 +60,8 @@ class _Planner:
         self.seed = seed
         self.rng = rng = Random(seed)  # noqa: S311  (a seed is the point)
         (any_style,) = rng.choices(list(_STYLES), list(_STYLES.values()))
-        self.style = style or any_style
+        self.is_limited = style == PERMITS
+        self.style = any_style if self.is_limited else style or any_style
         self.is_calm = self.style == "calm"
         self.ttl = rng.choice((0.3, 0.3, 0.5, 1.0, 2.0))
         if self.style == "expiry":
@@ -57,13 +70,57 @@ class _Planner:
         self.node_timeout = rng.choice((0.02, 0.05, 0.05))
         self.connect_timeout = rng.choice((0.1, 0.3))
         self.names = [f"n{i}" for i in range(rng.choice(_NODE_COUNTS))]
+        self.spare: list[str] = []
+        self.later_settings: list[Settings] = []
         if self.style == "simultaneous":
             self.names = self.names[: rng.choice((3, 3, 3, 4, 5))]
-        self.keys = KEYS if rng.random() < 0.15 else KEYS[:1]
+        if self.style == "members":
+            self.ttl = 0.3
+            self.max_ttl = rng.choice((0.3, 0.3, 0.6))
+            self.names = self.names[: rng.choice((3, 3, 4, 5))]
+        share = rng.random()
+        pair = KEYS if share < 0.15 else APART if share < 0.3 else ()
+        # Clients want one of them, or both together.
+        self.keys = (*pair, key_of(pair)) if pair else KEYS[:1]
         self.drift = LARGEST_DRIFT * rng.choice((0.0, 1.0, 1.0))
         self.duration = self.ttl * rng.choice((1.0, 2.0, 3.0))
+        if self.style == "members":
+            self.duration = rng.choice((3.0, 5.0, 8.0))
+            self._plan_replacements()
+
+    def _plan_replacements(self) -> None:
+        """Plan servers that can replace members, and settings that name others."""
+        rng = self.rng
+        new = [f"m{i}" for i in range(9)]
+        present = self.names
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            kept = rng.sample(present, rng.randint(0, len(present)))
+            added = [name for name in new if name not in kept]
+            names = kept + rng.sample(added, rng.randint(not kept, 2))
+            if rng.random() < 0.2:
+                names = present
+            max_ttl = rng.choice((self.max_ttl, self.max_ttl, 0.3, 0.6))
+            self.later_settings.append(Settings(tuple(names), max_ttl))
+            present = rng.choice((names, self.names))
+        named = {name for each in self.later_settings for name in each.names}
+        twins: list[str] = []
+        for name in rng.sample(self.names, len(self.names)):
+            # If a majority of the names leads elsewhere, no two views share a server.
+            most = all(
+                sum(other in (name, *twins) for other in names) < quorum_of(len(names))
+                for names in (self.names, *(each.names for each in self.later_settings))
+            )
+            if most and rng.random() < 0.7:
+                twins.append(name)
+        self.spare = [
+            *(f"{name}b" for name in twins),
+            *(name for name in new if name in named),
+        ]
 
     def plan(self) -> Plan:
+        return self._with_limits(self._plan())
+
+    def _plan(self) -> Plan:
         rng = self.rng
         node_skew = rng.choice((0.0, 0.01, 0.01, 0.1 * self.max_ttl, 3.0))
         if self.style == "simultaneous":
@@ -75,7 +132,7 @@ class _Planner:
                 1.0 + self.drift if fast else self._rate(),
                 rng.uniform(-node_skew, node_skew),
             )
-            for name in self.names
+            for name in (*self.names, *self.spare)
         )
         clients = self._clients()
         quorum = quorum_of(len(self.names))
@@ -94,6 +151,8 @@ class _Planner:
                 for _ in range(1 if quorum == len(self.names) else 2)
             ),
             is_calm=self.is_calm,
+            members=tuple(self.names) if self.spare else (),
+            later_settings=tuple(self.later_settings),
         )
 
     def _rate(self) -> float:
@@ -143,7 +202,7 @@ class _Planner:
         rng = self.rng
         if self.style == "simultaneous":
             return self._simultaneous_operations()
-        most = {"contention": 4, "calm": 2}.get(self.style, 3)
+        most = {"contention": 4, "calm": 2, "members": 20}.get(self.style, 3)
         eager = rng.random() < 0.5
         operations: list[Operation] = []
         spent = 0.0
@@ -156,8 +215,9 @@ class _Planner:
     def _simultaneous_operations(self) -> tuple[Operation, ...]:
         """Connect first, then try for the lock at the same moment as other clients."""
         rng = self.rng
-        first = Operation("inspect", self.keys[0], 0.0, 0.0)
-        then = Operation("run", self.keys[0], 0.2 + 0.005 * rng.random(), 0.0)
+        key = rng.choice(self.keys) if len(self.keys) > 1 else self.keys[0]
+        first = Operation("inspect", key, 0.0, 0.0)
+        then = Operation("run", key, 0.2 + 0.005 * rng.random(), 0.0)
         again = replace(then, after=0.01 * rng.random(), hold=0.002 * rng.random())
         return (first, then, again, replace(again, after=0.01 * rng.random()))
 
@@ -176,6 +236,13 @@ class _Planner:
         )
         if self.style == "calm":
             return replace(operation, wait=rng.choice((30, 30, rng.random())) * ttl)
+        if self.style == "members":
+            operation = replace(
+                operation,
+                after=rng.choice((0.05, 1.0, 2.0)) * ttl * rng.random(),
+                wait=rng.choice((0.0, 0.3, 1.0, 5.0)) * ttl,
+                settings=rng.randint(0, len(self.later_settings)),
+            )
         if self.style == "mixed" or rng.random() < 0.1:
             return replace(operation, kind=rng.choice(_MIXED))
         if self.style == "contention":
@@ -195,11 +262,24 @@ class _Planner:
             return None
         return self.rng.choice((self.max_ttl, max(self.ttl / 2, 0.2)))
 
+    def _with_limits(self, plan: Plan) -> Plan:
+        """Let clients of some plans take permits, beside plain locks."""
+        rng = Random(f"{self.seed} permits")  # noqa: S311  (a seed is the point)
+        if rng.random() > _WITH_PERMITS and not self.is_limited:
+            return plan
+        limits = _LimitPlanner(rng, self.ttl, self.max_ttl)
+        return plan.but(
+            clients=tuple(
+                replace(client, tasks=limits.tasks(client.tasks))
+                for client in plan.clients
+            )
+        )
+
     def _faults(self, clients: tuple[ClientPlan, ...]) -> list[Fault]:
         tasks = [task for client in clients for task in client.tasks]
         faults = _FaultPlanner(
             rng=self.rng,
-            nodes=self.names,
+            nodes=[*self.names, *self.spare],
             clients=[client.name for client in clients],
             span=0.01
             + max(sum(o.after + o.hold + o.wait / 2 for o in t) for t in tasks),
@@ -207,9 +287,63 @@ class _Planner:
             max_ttl=self.max_ttl,
             node_timeout=self.node_timeout,
         )
+        if self.style == "members":
+            return faults.of_members(
+                self.spare, [each.names for each in self.later_settings]
+            )
         if self.style == "simultaneous" and self.rng.random() < 0.9:
             return faults.lost_raises()
         return faults.of_all_kinds()
+
+
+# -- Permits -------------------------------------------------------------------
+
+_WITH_PERMITS = 0.08  # a share of the plans: they take several times as long
+_MOST = (1, 2, 2, 2, 3, 3, 3, 4, 5, 7, 20)
+
+
+class _LimitPlanner:
+    """Plans the limits of the keys of one history.
+
+    Args:
+        rng: Random numbers.
+        ttl, max_ttl: The settings of the clients.
+    """
+
+    def __init__(self, rng: Random, ttl: float, max_ttl: float) -> None:
+        self._rng = rng
+        self._most = rng.choice(_MOST)
+        # Some clients may have the limit of the next deploy already.
+        self._next = rng.choice((self._most, self._most, rng.choice(_MOST)))
+        self._plain = rng.choice((0.0, 0.0, 0.2))
+        self._rate: tuple[int, float] | None = None
+        self._limits_holders = True
+        if rng.random() < 0.45:
+            period = rng.choice((0.3 * ttl, ttl, max_ttl, 3 * max_ttl, 20 * max_ttl))
+            self._rate = (rng.choice((1, 2, 2, 3, 5, 20)), round(period, 3))
+            self._limits_holders = rng.random() < 0.5
+        self._copies = rng.choice((0, 1, 1, 2)) if self._most < 20 else 3
+
+    def tasks(
+        self, tasks: tuple[tuple[Operation, ...], ...]
+    ) -> tuple[tuple[Operation, ...], ...]:
+        """Return these tasks, and some more of their kind, with limits."""
+        tasks += tasks[:1] * self._copies
+        return tuple(tuple(map(self._limited, task)) for task in tasks)
+
+    def _limited(self, operation: Operation) -> Operation:
+        rng = self._rng
+        operation = replace(operation, after=operation.after * rng.uniform(0.8, 1.2))
+        if rng.random() < self._plain:
+            return operation
+        most = rng.choice((self._most, self._next))
+        keys = keys_of(operation.key)
+        if keys[1:]:
+            # One tenant's own key, and one that all share.
+            shares = (most, *(1 for _ in keys[1:]))
+            return replace(operation, shares=shares, rate=self._rate)
+        limit = most if self._limits_holders else None
+        return replace(operation, limit=limit, rate=self._rate)
 
 
 # -- Faults --------------------------------------------------------------------
@@ -261,6 +395,98 @@ class _FaultPlanner:
             if self.rng.random() < chance:
                 faults += planner()
         return sorted(faults, key=lambda fault: fault.at)
+
+    def of_members(
+        self, spare: list[str], later_names: list[tuple[str, ...]]
+    ) -> list[Fault]:
+        """Replace servers and let operators run commands, besides other faults."""
+        rng = self.rng
+        planners = [
+            (0.6, self._crashes),
+            (0.4, self._flushes),
+            (0.4, self._forgotten_memberships),
+            (0.15, self._hangs),
+            (0.3, self._network_faults),
+            (0.2, self._faults_on_calls),
+            (0.4, self._pauses),
+            (0.1, self._deaths),
+            (0.05, self._clock_steps),
+            (0.3, self._inits),
+        ]
+        twins = [name for name in spare if name.endswith("b")]
+        faults: list[Fault] = []
+        for chance, planner in planners:
+            if rng.random() < chance:
+                faults += planner()
+        if twins and rng.random() < 0.7:
+            faults += self._leads(twins)
+        if twins and rng.random() < 0.3:
+            faults += self._replacement_unseen(rng.choice(twins))
+        if later_names:
+            faults += self._reconfigurations(len(later_names))
+        return sorted(faults, key=lambda fault: fault.at)
+
+    def _leads(self, twins: list[str]) -> list[Fault]:
+        """Let names lead some clients, or all, to other servers, and perhaps back."""
+        rng = self.rng
+        faults = []
+        for _ in range(rng.choice((1, 2, 4))):
+            twin, at = rng.choice(twins), self._instant()
+            name = twin.removesuffix("b")
+            client = rng.choice(("", self._client(), self._client(), "o0"))
+            to = rng.choice((twin, twin, name))
+            faults.append(Fault("lead", at, name, client, how=to))
+            for each in self.clients if rng.random() < 0.7 else ():
+                if client in ("", each):
+                    old = name if to == twin else twin
+                    faults.append(Fault("reset", at, each, old))
+        return faults
+
+    def _replacement_unseen(self, twin: str) -> list[Fault]:
+        """Replace a server for one client, who cannot tell all other nodes at once."""
+        rng, client, at = self.rng, self._client(), self._instant()
+        name = twin.removesuffix("b")
+        cut = 1.0 + self.max_ttl * rng.uniform(0.5, 2.0)
+        return [
+            Fault("lead", at, name, client, how=twin),
+            Fault("reset", at, client, name),
+            Fault("cut", at, client, self._node(), cut),
+        ]
+
+    def _forgotten_memberships(self) -> list[Fault]:
+        return [
+            Fault("forget meta", self._instant(), self._node())
+            for _ in range(self.rng.choice((1, 1, 2, 4)))
+        ]
+
+    def _inits(self) -> list[Fault]:
+        rng = self.rng
+        at = rng.choice((0.0, self._instant()))
+        return [
+            Fault("command", at + 0.01 * rng.random() * i, f"i{i}", how=how)
+            for i, how in enumerate(("init 0",) * rng.choice((1, 1, 2)))
+        ]
+
+    def _reconfigurations(self, settings: int) -> list[Fault]:
+        """Run a reconfiguration, often several times; each may be interrupted."""
+        rng = self.rng
+        faults = []
+        at = self._instant()
+        old, new = 0, rng.randint(1, settings)
+        for number in range(rng.choice((1, 2, 3, 5))):
+            how = f"reconfigure {old} {new}"
+            if number and rng.random() < 0.3:
+                how += " abort"
+            if rng.random() < 0.5:
+                how += f" dies {int(10 ** rng.uniform(1.0, 3.3))}"
+            faults.append(Fault("command", at, f"o{number}", how=how))
+            at += rng.choice((0.0, 0.1, 1.0, 3.0)) * rng.random()
+            if rng.random() < 0.3:
+                others = [n for n in range(settings + 1) if n != new]
+                old, new = new, rng.choice(others)
+            elif rng.random() < 0.2 and settings > 1:
+                new = rng.choice([n for n in range(1, settings + 1) if n != old])
+        return faults
 
     def lost_raises(self) -> list[Fault]:
         """Lose the raise of one client on a node that gets the other's vote late."""

@@ -13,30 +13,45 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
-from celery_redlock.core import fence, lease, quorum, redlock
+from celery_redlock.core import fence, lease, quorum, redlock, restart_guard
+from celery_redlock.core.backoff import any_of
 from celery_redlock.core.extension import Extension
 from celery_redlock.core.lease import drift_of, end_of_validity
+from celery_redlock.core.permits import Permits
 from celery_redlock.core.quorum import Ballot, Verdict, VoteKind
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal import schedule
 from celery_redlock.core.renewal.watchdog import Watchdog
-from celery_redlock.core.restart_guard import RestartGuard
-from celery_redlock.core.scripts import GRANTED, TAKEN, UNSYNCED, operations
-from celery_redlock.core.transport import broadcast, requests
+from celery_redlock.core.restart_guard import RestartGuard, counters_in
+from celery_redlock.core.scripts import (
+    COUNTERS,
+    GRANTED,
+    QUARANTINED,
+    UNSYNCED,
+    operations,
+)
+from celery_redlock.core.transport import broadcast, node, requests
+from celery_redlock.core.view import View
 from celery_redlock.core.wait_queue import WaitQueue
 from tests.simulation import clients
 from tests.simulation.observed_lease import ObservedLease
+from tests.simulation.planner import PERMITS
 from tests.simulation.world import Thread, current_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from celery_redlock.core.lease import Lease
+    from celery_redlock.core.limits import Limit
+    from celery_redlock.core.permits import Choice
     from celery_redlock.core.scripts.operations import Keyspace
+    from celery_redlock.core.steps import Steps
+    from celery_redlock.core.transport.requests import ScriptRequest
     from celery_redlock.errors import LockUnavailable
 
-__all__ = ["PLANTED_BUGS", "PlantedBug"]
+__all__ = ["MEMBERSHIP_BUGS", "PLANTED_BUGS", "PlantedBug"]
 
 _Patches = list[tuple[Any, str, Any]]
 
@@ -77,7 +92,8 @@ class PlantedBug:
 
 
 def _no_second_round() -> _Patches:
-    def raise_fence(won: Ballot, *_: object, **__: object) -> int:
+    def raise_fence(won: Ballot, *_: object, **__: object) -> Steps[int]:
+        yield from ()
         return max(won.numbers(VoteKind.GRANTED))
 
     return [(redlock, "raise_fence", raise_fence)]
@@ -85,10 +101,11 @@ def _no_second_round() -> _Patches:
 
 def _raise_without_lock() -> _Patches:
     def raise_fence(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        _, counters = keys
-        _, _, stripe, number = args
-        if float(node.hget(counters, stripe) or 0) < float(number):
-            node.hset(counters, {stripe: number})
+        *_, counters = keys
+        _, _, number, *stripes = args
+        for stripe in stripes:
+            if float(node.hget(counters, stripe) or 0) < float(number):
+                node.hset(counters, {stripe: number})
         return [GRANTED, int(number)]
 
     def of_all_nodes(won: Ballot) -> dict[int, int]:
@@ -101,30 +118,34 @@ def _raise_without_lock() -> _Patches:
 
 
 def _recovery_before_quarantine() -> _Patches:
-    right = operations.acquire
+    right_admit, right_sync = RestartGuard._admit, RestartGuard._sync  # noqa: SLF001
+    early: WeakKeyDictionary[RestartGuard, dict[str, list[Any]]] = WeakKeyDictionary()
 
-    def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        reply = right(node, keys, args)
-        known = node.hgetall(keys[1])
-        incarnation = known.get(b"incarnation", b"")
-        is_synced = known.get(b"synced") == incarnation
-        return reply if is_synced else [UNSYNCED, incarnation]
+    def admit(self: RestartGuard, view: View, gone: set[int]) -> int:
+        counters = self.ask(COUNTERS, [str(view)])
+        known = [
+            item
+            for index in counters.ballot.indexes(VoteKind.GRANTED)
+            for item in counters_in(counters.replies[index][2:])
+        ]
+        for index in counters.ballot.indexes(VoteKind.QUARANTINED):
+            identity = view.member(counters.ballot.labels[index]).identity
+            early.setdefault(self, {}).setdefault(identity, known)
+        return right_admit(self, view, gone)
 
-    def sync(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        (meta,) = keys
-        _, named, _, _, *pairs = args
-        known = node.hgetall(meta)
-        incarnation = known.get(b"incarnation", b"")
-        if known.get(b"run_id") != node.run_id or named != incarnation:
-            return [UNSYNCED, incarnation]
-        for field, number in zip(pairs[::2], pairs[1::2], strict=True):
-            if float(known.get(field, 0)) < float(number):
-                node.hset(meta, {field: number})
-        node.hset(meta, {b"synced": incarnation})
-        node.hdel(meta, b"quarantine_until")
-        return [GRANTED, 0]
+    def sync(  # noqa: PLR0913  (those of the right one)
+        self: RestartGuard,
+        index: int,
+        view: View,
+        identity: str,
+        pairs: list[Any],
+        *,
+        floor: bool,
+    ) -> bool:
+        pairs = early.get(self, {}).get(identity, pairs)
+        return right_sync(self, index, view, identity, pairs, floor=floor)
 
-    return [(operations, "acquire", acquire), (operations, "sync", sync)]
+    return [(RestartGuard, "_admit", admit), (RestartGuard, "_sync", sync)]
 
 
 # -- Holders -----------------------------------------------------------------------
@@ -164,11 +185,32 @@ def _no_drift() -> _Patches:
 
 def _release_by_del() -> _Patches:
     def release(node: Keyspace, keys: list[bytes], _: list[bytes]) -> int:
-        gone = node.get(keys[0]) is not None
-        node.delete(keys[0])
+        locks = keys[: len(keys) // 2]
+        gone = any(node.get(lock) is not None for lock in locks)
+        for lock in locks:
+            node.delete(lock)
         return int(gone)
 
     return [(operations, "release", release)]
+
+
+def _release_of_one_key() -> _Patches:
+    right = operations.release
+
+    def release(node: Keyspace, keys: list[bytes], args: list[bytes]) -> int:
+        locks = len(keys) // 2
+        return right(node, [keys[0], keys[locks]], args)
+
+    return [(operations, "release", release)]
+
+
+def _restore_of_one_key() -> _Patches:
+    right = operations.restore
+
+    def restore(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+        return right(node, [keys[0], keys[-1]], args[:6])
+
+    return [(operations, "restore", restore)]
 
 
 def _split_is_held() -> _Patches:
@@ -194,12 +236,15 @@ def _half_is_a_quorum() -> _Patches:
 
 def _extension_recreates() -> _Patches:
     def extend(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        lock, _ = keys
-        _, token, ttl_ms, _ = args
-        value = node.get(lock)
-        if value is not None and not value.startswith(token):
-            return [TAKEN, value, node.pttl(lock)]
-        node.set(lock, value or token + b"\n1\n", px=int(ttl_ms))
+        *locks, _, _ = keys
+        _, token, ttl_ms = args
+        for lock in locks:
+            value = node.get(lock)
+            if value is not None and not value.startswith(token):
+                return operations.inspect(node, locks)
+        for lock in locks:
+            value = node.get(lock) or token + b"\n1\n"
+            node.set(lock, value, px=int(ttl_ms))
         return [GRANTED, 0]
 
     def renew(self: Extension, votes: int) -> None:
@@ -229,6 +274,80 @@ def _long_sleep() -> _Patches:
     return [(schedule, "_LONGEST_SLEEP", 5.0)]
 
 
+# -- Members -----------------------------------------------------------------------
+
+
+def _refusal_by(compares: Callable[[bytes, bytes], bool]) -> _Patches:
+    """Let a node take the view of a client for its own if ``compares`` says so."""
+    right = operations._refusal  # noqa: SLF001  (a planted bug reaches inside)
+
+    def refusal(store: Keyspace, state: Mapping[bytes, bytes], view: bytes) -> Any:
+        config = state.get(b"config", b"")
+        if View.parse(config.decode()) and compares(config, view):
+            state = {**state, b"config": view}
+        return right(store, state, view)
+
+    return [(operations, "_refusal", refusal)]
+
+
+def _members_are_not_checked() -> _Patches:
+    return _refusal_by(lambda *_: True)
+
+
+def _identity_by_name() -> _Patches:
+    def same_names(config: bytes, view: bytes) -> bool:
+        ours, theirs = View.parse(config.decode()), View.parse(view.decode())
+        if ours is None or theirs is None:
+            return False
+        return ours.configuration == theirs.configuration
+
+    return _refusal_by(same_names)
+
+
+def _open_lifts_quarantine() -> _Patches:
+    def open_(store: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+        (meta,), (_, planned, *_) = keys, args
+        present = store.hget(meta, b"identity") or store.run_id[:8]
+        fields = {b"config": planned, b"votes": b"1"}
+        fields |= {b"run_id": store.run_id, b"identity": present}
+        store.hset(meta, fields)
+        store.hdel(meta, b"quarantine_until")
+        return [GRANTED, 0]
+
+    return [(operations, "open", open_)]
+
+
+def _newcomer_waits_alone() -> _Patches:
+    right = restart_guard._age  # noqa: SLF001
+
+    def age(reply: Any, known: bytes) -> float:
+        return math.inf if right(reply, known) >= 0 else -1
+
+    return [(restart_guard, "_age", age)]
+
+
+def _one_confirms() -> _Patches:
+    return [(RestartGuard, "_needed", property(lambda _: 1))]
+
+
+def _renewal_without_vote() -> _Patches:
+    right = operations._refusal  # noqa: SLF001
+
+    def refusal(store: Keyspace, state: Mapping[bytes, bytes], view: bytes) -> Any:
+        refused = right(store, state, view)
+        return [] if refused and refused[0] in (UNSYNCED, QUARANTINED) else refused
+
+    def lenient(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with mock.patch.object(operations, "_refusal", refusal):
+                return operation(*args)
+
+        return run
+
+    names = ("extend", "restore")
+    return [(operations, name, lenient(getattr(operations, name))) for name in names]
+
+
 # -- Waiting -----------------------------------------------------------------------
 
 
@@ -242,8 +361,8 @@ def _no_wakeup() -> _Patches:
 def _no_polling() -> _Patches:
     right = WaitQueue._look  # noqa: SLF001  (a planted bug reaches inside)
 
-    def look(self: WaitQueue) -> float | None:
-        return None if right(self) is None else math.inf
+    def look(self: WaitQueue) -> Steps[float | None]:
+        return None if (yield from right(self)) is None else math.inf
 
     return [(WaitQueue, "_look", look)]
 
@@ -252,23 +371,23 @@ def _wakeup_is_a_grant() -> _Patches:
     listen, attempt = WaitQueue._listen, Redlock._attempt  # noqa: SLF001
     woken: set[Thread] = set()
 
-    def note_wakeup(self: WaitQueue, until: float) -> bool:
-        is_my_turn = listen(self, until)
+    def note_wakeup(self: WaitQueue, until: float) -> Steps[bool]:
+        is_my_turn = yield from listen(self, until)
         if is_my_turn:
             woken.add(current_thread())
         return is_my_turn
 
     def believe(
-        self: Redlock, key: str, ttl: float, token: str, info: str
-    ) -> Lease | LockUnavailable:
+        self: Redlock, key: str, ttl: float, token: str, *more: Any
+    ) -> Steps[Lease | LockUnavailable]:
         if current_thread() not in woken:
-            return attempt(self, key, ttl, token, info)
+            return (yield from attempt(self, key, ttl, token, *more))
         woken.remove(current_thread())
         now = self.clock.monotonic()
         return ObservedLease(
             key=key,
             token=token,
-            holder_info=info,
+            holder_info=more[0].info(key),
             fence=round(self.clock.wall() * 1e6),
             ttl=ttl,
             started_at=now,
@@ -281,17 +400,105 @@ def _wakeup_is_a_grant() -> _Patches:
     return [(WaitQueue, "_listen", note_wakeup), (Redlock, "_attempt", believe)]
 
 
+# -- Permits -----------------------------------------------------------------------
+
+
+def _counter_on_each_node() -> _Patches:
+    right = operations.acquire_permits
+
+    def acquire_permits(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+        """Grant any permit that is free on this node."""
+        *locks, meta = keys
+        limits = args[6 + len(locks) :]
+        for place, (head, most) in enumerate(
+            zip(limits[::3], limits[1::3], strict=True)
+        ):
+            if head.endswith(b"#"):
+                names = [head + b"%d" % n for n in range(1, int(most) + 1)]
+                names[0] = head[:-1]
+                free = [name for name in names if node.get(name) is None]
+                if node.get(locks[place]) is not None and free:
+                    locks[place] = free[0]
+        return right(node, [*locks, meta], args)
+
+    return [(operations, "acquire_permits", acquire_permits)]
+
+
+def _fresh_key_for_each_permit() -> _Patches:
+    def guess(_: Permits, __: Limit) -> int:
+        return any_of(range(2, 1_000_000))
+
+    return [(Permits, "guess", guess)]
+
+
+def _one_permit_too_many() -> _Patches:
+    def guess(_: Permits, limit: Limit) -> int:
+        return any_of(range(1, limit.most + 2))
+
+    return [(Permits, "guess", guess)]
+
+
+def _starts_released_at_once() -> _Patches:
+    def release_starts(self: Redlock, lease: Lease, choice: Choice) -> None:
+        for limit, name in choice.starts:
+            locks = [self.keys.lock(name)]
+            queues = [self.keys.wait_queue(limit.key)]
+            request = self._release_request(locks, queues, lease.token)
+            self.transport.send(request)
+
+    return [(Redlock, "_release_starts", release_starts)]
+
+
+def _starts_kept_for_the_ttl() -> _Patches:
+    def kept(ttl: float, _: Limit) -> float:
+        return ttl
+
+    def release_starts(*_: object) -> None:
+        pass
+
+    return [(redlock, "_kept", kept), (Redlock, "_release_starts", release_starts)]
+
+
+# -- Requests of one process ---------------------------------------------------------
+
+
+def _wrong_request() -> _Patches:
+    right = node.Node.send
+
+    def send(
+        self: node.Node,
+        asked: Sequence[ScriptRequest],
+        index: int,
+        packed: bytes = b"",
+    ) -> None:
+        right(self, asked, index, packed)
+        pending: Any = self.pending
+        if len(pending) > 1:
+            pending[-1], pending[-2] = pending[-2], pending[-1]
+
+    return [(node.Node, "send", send)]
+
+
+def _reader_leaves() -> _Patches:
+    def engage(_: object) -> bool:
+        return True  # though no thread reads
+
+    never = (broadcast, "_LOOK_EVERY", 10_000.0)
+    return [(broadcast.Broadcast, "_engage", engage), never]
+
+
 _ORDER = ("duplicate fence", "fence decreased", "fences out of order")
+_LOWER = ("fence decreased",)
 _HOLDERS = ("two holders",)
+_NUMBER = ("more holders than permits",)
+_RATE = ("more starts than the rate",)
 _WAITER = ("waiter not woken",)
+_STUCK = ("stuck",)
 _OVERTAKEN = ("release overtaken",)
 PLANTED_BUGS = (
     PlantedBug("fence without a second round", _no_second_round, _ORDER, 100),
     PlantedBug(
         "raise without the lock", _raise_without_lock, _ORDER, 3000, "simultaneous"
-    ),
-    PlantedBug(
-        "recovery before the quarantine", _recovery_before_quarantine, _ORDER, 1000
     ),
     PlantedBug("no restart guard", _no_guard, _HOLDERS, 2000),
     PlantedBug(
@@ -301,7 +508,15 @@ PLANTED_BUGS = (
         "validity from the reply", _validity_from_reply, _HOLDERS, 1000, "expiry"
     ),
     PlantedBug("no drift", _no_drift, _HOLDERS, 1500, "expiry"),
+    PlantedBug("replies to the wrong request", _wrong_request, _HOLDERS, 100),
+    PlantedBug("reader leaves others waiting", _reader_leaves, _STUCK, 100),
     PlantedBug("release by DEL", _release_by_del, _HOLDERS, 100),
+    PlantedBug(
+        "release of one key of two", _release_of_one_key, ("part of the keys",), 200
+    ),
+    PlantedBug(
+        "restore that forgets a key", _restore_of_one_key, ("part of the keys",), 400
+    ),
     PlantedBug(
         "split votes are held", _split_is_held, ("holder without a majority",), 100
     ),
@@ -319,4 +534,35 @@ PLANTED_BUGS = (
     PlantedBug("release wakes no waiter", _no_wakeup, _WAITER, 100, "calm"),
     PlantedBug("waiter never polls again", _no_polling, _WAITER, 100, "calm"),
     PlantedBug("wake-up taken for a grant", _wakeup_is_a_grant, _HOLDERS, 100),
+    PlantedBug(
+        *("counter on each node", _counter_on_each_node, _NUMBER),
+        *(400, PERMITS, _HOLDERS),
+    ),
+    PlantedBug(
+        "fresh key for each permit", _fresh_key_for_each_permit, _NUMBER, 50, PERMITS
+    ),
+    PlantedBug("one permit too many", _one_permit_too_many, _NUMBER, 100, PERMITS),
+    PlantedBug(
+        "starts released at once", _starts_released_at_once, _RATE, 100, PERMITS
+    ),
+    PlantedBug(
+        "starts kept for the ttl", _starts_kept_for_the_ttl, _RATE, 200, PERMITS
+    ),
 )
+
+# These show in plans that are written by hand: see ``test_scenarios``.
+MEMBERSHIP_BUGS = {
+    bug.name: bug
+    for bug in (
+        PlantedBug(name, patches, findings, 1)
+        for name, patches, findings in (
+            ("members are not checked", _members_are_not_checked, _HOLDERS),
+            ("identity by name", _identity_by_name, _HOLDERS),
+            ("open lifts a quarantine", _open_lifts_quarantine, _HOLDERS),
+            ("newcomer waits alone", _newcomer_waits_alone, _HOLDERS),
+            ("one member confirms", _one_confirms, _HOLDERS),
+            ("renewal without a vote", _renewal_without_vote, _HOLDERS),
+            ("recovery before the quarantine", _recovery_before_quarantine, _LOWER),
+        )
+    )
+}

@@ -7,18 +7,23 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.keys import Keys
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.scripts import ALL_SCRIPTS, GRANTED, INITIALIZE, JOIN
 from celery_redlock.core.transport.resp import ErrorReply
+from celery_redlock.core.view import CLOSED
 from celery_redlock.testing import MemoryNode
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
+    from celery_redlock.core.view import View
     from tests.simulation.network import Connection
     from tests.simulation.oracles import Oracle
     from tests.simulation.world import World
 
 __all__ = ["Server", "ServerClock"]
 
+_META = Keys("redlock").meta.encode()
 _BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
 _BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
 _NOSCRIPT = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
@@ -48,6 +53,7 @@ class Server:
     """One node.
 
     Attributes:
+        place: The name under which it can be a member.
         node: Its keys and scripts.
         starts: The number of its starts. A connection belongs to one start.
         is_up: Whether the process runs. A process that hangs is up.
@@ -64,6 +70,7 @@ class Server:
         self.world = world
         self.oracle = oracle
         self.name = name
+        self.place = name.removesuffix("b")
         self.clock = clock
         self.node = MemoryNode(
             clock, new_run_id=self._next_run_id, publish=self._publish
@@ -76,7 +83,6 @@ class Server:
         self._unread: list[tuple[Connection, bytes]] = []
         self._subscribers: dict[bytes, list[Connection]] = {}
         self._snapshot: dict[bytes, Any] = {}
-        oracle.memory_lost(self)
 
     def _next_run_id(self) -> str:
         self.starts += 1
@@ -122,6 +128,8 @@ class Server:
         if self.world.now < self.loading_until:
             self.oracle.count("loading")
             return _LOADING
+        if command[0] in (b"HGET", b"SCAN"):
+            return self._look(*command)
         if command[0] == b"SCRIPT":  # LOAD
             script = _BY_SOURCE[command[2]]
             self._loaded_scripts.add(script.name)
@@ -141,6 +149,16 @@ class Server:
         self.oracle.executed(self, connection, script, keys, args, reply)
         return reply
 
+    def _look(self, command: bytes, name: bytes, *args: bytes) -> Any:
+        """Execute a command of an operator, who looks at the node."""
+        redis = self.node.redis
+        redis.look_at_clock()
+        if command == b"HGET":
+            return redis.hget(name, args[0])
+        prefix = args[1].removesuffix(b"*")  # of SCAN 0 MATCH lock:* COUNT n
+        names = redis.keys()
+        return [b"0", [name for name in names if name.startswith(prefix)]]
+
     def _publish(self, channel: bytes, message: bytes) -> int:
         """Send a message to the subscribers, also to those that were powered off."""
         now, subscribers = self.world.now, self._subscribers.get(channel, ())
@@ -155,9 +173,17 @@ class Server:
 
     # -- faults ----------------------------------------------------------------
 
-    def initialize(self, meta: str, config: str) -> None:
+    def join(self) -> str:
+        """Give it an identity."""
+        random = f"{self.world.rng.getrandbits(32):08x}"
+        reply = self.node.execute(JOIN, [_META], [random, ""])
+        return str(reply[3].decode())
+
+    def initialize(self, view: View) -> None:
         """Let it vote from the start."""
-        self.node.admit(meta, config)
+        now_us = round(self.clock.wall() * 1e6)
+        reply = self.node.execute(INITIALIZE, [_META], [str(view), now_us, 0])
+        assert reply[0] == GRANTED, f"{self.name} does not vote: {reply}"
         self._loaded_scripts.update(script.name for script in ALL_SCRIPTS)
         self.oracle.synced(self, with_floor=False)
 
@@ -195,6 +221,23 @@ class Server:
             self._entries = _copied(self._snapshot)
         self.oracle.memory_lost(self)
 
+    @property
+    def config(self) -> str:
+        """The fields that it has stored about its membership."""
+        return (self.node.redis.hget(_META, b"config") or b"").decode()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a reconfiguration has closed it."""
+        return self.config.startswith(CLOSED)
+
+    def forget_membership(self) -> None:
+        """Delete what it knows of itself, and keep all locks (DEL redlock:meta)."""
+        if self.is_up:
+            self.world.log(self.name, "loses its membership")
+            self.node.redis.delete(_META)
+            self.oracle.memory_lost(self)
+
     def flush(self) -> None:
         """Delete all keys (FLUSHALL)."""
         if self.is_up:
@@ -231,6 +274,16 @@ class Server:
         names = [name for name in self._entries if b":lock:" in name]
         return [name for name in names if redis.get(name)]
 
+    def holders(self) -> dict[Holder, set[str]]:
+        """Return each holder of several keys with those that the node has for it."""
+        found: dict[Holder, set[str]] = {}
+        for name in self.locks():
+            value = self.node.redis.get(name) or b""
+            holder = Holder.parse(value.decode(errors="replace"))
+            key = name.decode().rpartition(":")[2]
+            found.setdefault(replace(holder, fence=0), set()).add(key)
+        return found
+
     @property
     def _entries(self) -> dict[bytes, Any]:
         return self.node.redis._entries  # noqa: SLF001  (a snapshot has no API)
@@ -247,6 +300,8 @@ def _copied(entries: dict[bytes, Any]) -> dict[bytes, Any]:
 
 
 def _encode(reply: Any) -> bytes:
+    if reply is None:
+        return b"$-1\r\n"
     if isinstance(reply, int):
         return b":%d\r\n" % reply
     if isinstance(reply, bytes):

@@ -11,12 +11,13 @@ import pytest
 from celery_redlock.core.keys import stripe_of
 from celery_redlock.core.scripts import ACQUIRE, RELEASE
 from celery_redlock.core.transport.resp import pack
+from tests.conftest import with_long
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised
 from tests.simulation.network import Conditions, Connection, Network, SimConnection
 from tests.simulation.oracles import Oracle
 from tests.simulation.patches import simulated_core
-from tests.simulation.planner import KEYS, plan_of
+from tests.simulation.planner import KEYS, PERMITS, plan_of
 from tests.simulation.planted_bugs import PLANTED_BUGS, PlantedBug
 from tests.simulation.server import Server, ServerClock
 from tests.simulation.world import Process, Thread, World
@@ -39,7 +40,14 @@ def first_found(bug: PlantedBug) -> int | None:
 
 
 @pytest.mark.timeout(_PATIENCE)
-@pytest.mark.parametrize("bug", PLANTED_BUGS, ids=str)
+@pytest.mark.parametrize(
+    "bug",
+    with_long(
+        PLANTED_BUGS,
+        *("no restart guard", "one token for all tries", "extension re-creates"),
+        *("raise without the lock", "renewal by another connection"),
+    ),
+)
 def test_simulator_finds(bug: PlantedBug) -> None:
     """Each planted bug shows in the stated number of histories, as its own finding."""
     assert first_found(bug) is not None, (
@@ -79,11 +87,25 @@ def test_plan_depends_on_its_seed_alone() -> None:
 
 
 def test_plans_have_all_sizes() -> None:
-    """Plans have one to seven nodes, and some have locks that share a stripe."""
+    """Deployments begin with one to seven nodes; with servers that come later, nine.
+
+    Some have locks that share a stripe.
+    """
     plans = [plan_of(seed) for seed in range(300)]
 
-    assert {len(plan.nodes) for plan in plans} == set(range(1, 8))
+    assert {len(plan.settings[0].names) for plan in plans} == set(range(1, 8))
+    assert {len(plan.nodes) for plan in plans} == set(range(1, 10))
     assert any(len(plan.keys) > 1 for plan in plans)
+
+
+def test_plans_of_permits_have_all_kinds_of_limits() -> None:
+    """Limits from 1 to 20, on sets as well, and rates."""
+    limited = [plan_of(seed, PERMITS) for seed in range(200)]
+    limits = [each for plan in limited for _, limits in plan.wants for each in limits]
+
+    assert {2, 3, 5, 20} <= {limit.most for limit in limits if not limit.period}
+    assert any(limit.period > 1.0 for limit in limits)
+    assert any("\n" in key and shares for plan in limited for key, shares in plan.wants)
 
 
 def test_keys_share_a_stripe() -> None:
@@ -193,7 +215,7 @@ def test_node_that_crashed_during_a_hang_answers_in_order_afterwards(
 ) -> None:
     """Bytes that arrived between the crash and the restart delay no later command."""
     network = Network(Random)
-    oracle = Oracle(world, network, 1)
+    oracle = Oracle(world, network, 1, ())
     server = Server(world, oracle, "n", ServerClock(world, rate=1.0, skew=0.0))
     network.add(server)
     process = Process(world, "p", rate=1.0, skew=0.0)

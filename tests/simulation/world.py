@@ -12,6 +12,7 @@ pause there would look the same from outside.
 from __future__ import annotations
 
 import heapq
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
@@ -60,10 +61,12 @@ class World:
         stopped: Set by code that wants `run` to return after the current event.
         trace: Lines of the history, or None when no reader wants them.
         crashes: Unexpected errors. Each is a finding.
+        rng: The random numbers that belong to no process.
     """
 
     current: World
     oracle: Oracle
+    rng: Random
 
     def __init__(self, *, traced: bool = False) -> None:
         World.current = self
@@ -233,10 +236,11 @@ class Process:
 class Thread:
     """A thread of a process; replaces ``threading.Thread`` in the core."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (keyword-only, most as in threading)
         self,
         *,
-        target: Callable[[], object],
+        target: Callable[..., object],
+        args: tuple[Any, ...] = (),
         name: str = "",
         daemon: bool = True,
         process: Process | None = None,
@@ -249,7 +253,7 @@ class Thread:
         self.interruptible = interruptible
         self.process.threads.append(self)
         self.ident = len(self.process.threads)
-        self._target = target
+        self._target = partial(target, *args)
         self._greenlet = greenlet(self._main, parent=self.world.hub)
         self._joiners: list[Thread] = []
         self._parks = 0

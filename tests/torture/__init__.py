@@ -36,10 +36,11 @@ from tests.harness.journal import Journal
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CELLS", "COUNTERS", "FOLDER", "SETS", "SETTINGS", "journal_in"]
+__all__ = ["CELLS", "COUNTERS", "FOLDER", "PLANT", "SETS", "SETTINGS", "journal_in"]
 
 FOLDER = "TORTURE_FOLDER"  # the variable with the folder of the torture
 SETTINGS = "TORTURE_SETTINGS"  # the variable with the settings of the app
+PLANT = "TORTURE_PLANT"  # the variable with the bug that workers get, if any
 COUNTERS = [f"counter-{number}" for number in range(4)]
 CELLS = [f"cell-{number}" for number in range(3)]
 SETS = [f"set-{number}" for number in range(3)]

@@ -1,4 +1,7 @@
-"""``python -m tests.torture --seconds 600 --seed 1 --json report.json``."""
+"""``python -m tests.torture --seconds 600 --seed 1 --json report.json``.
+
+``--kinds limited --jobs 1000``: faults while 1,000 jobs of this kind are sent.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 from pathlib import Path
 
 from tests.torture.broker import BROKERS
+from tests.torture.producer import KINDS
 from tests.torture.session import torture
 
 
@@ -21,8 +25,11 @@ def main() -> int:
     )
     option = parser.add_argument
     option("--seconds", type=float, default=600, help="of faults; 600")
+    option("--jobs", type=int, default=0, help="faults end when so many were sent")
+    option("--kinds", nargs="+", choices=[*KINDS], default=[], help="of jobs; all")
     option("--seed", type=int, help="chooses faults and jobs; a random one")
     option("--broker", choices=[*BROKERS], default="redis", help="of workers; redis")
+    option("--plant", choices=["split", "own permits"], default="", help="a bug")
     option("--json", type=Path, help="a file for the report")
     option("--keep", type=Path, help="an empty folder for journal and logs")
     parser.set_defaults(seed=secrets.randbelow(10**6))
@@ -37,7 +44,14 @@ def main() -> int:
         sys.stderr.write(f"{time.monotonic() - start:6.1f} s  {text}\n")
 
     report = torture(
-        chosen.seconds, chosen.seed, broker=chosen.broker, folder=chosen.keep, say=say
+        chosen.seconds,
+        chosen.seed,
+        broker=chosen.broker,
+        kinds=chosen.kinds,
+        jobs=chosen.jobs,
+        plant=chosen.plant,
+        folder=chosen.keep,
+        say=say,
     )
     report.show()
     if chosen.json:

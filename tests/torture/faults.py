@@ -57,6 +57,7 @@ class Faults:
         self._voteless: set[int] = set()
         self._fresh: list[str] = []
         self._bodies: dict[str, int] = {}
+        self._sent = 0
         self.counts: Counter[str] = Counter()
         self.ended = 0
         self._kinds: dict[str, tuple[int, Callable[[], bool]]] = {
@@ -79,11 +80,19 @@ class Faults:
             "broker frozen": (2, self._freeze_broker),
         }
 
-    def run(self, seconds: float) -> None:
-        """Disturb for this number of seconds, then undo the faults that are left."""
-        now = time.monotonic()
+    def run(self, seconds: float, jobs: int = 0) -> float:
+        """Disturb for this number of seconds, then undo the faults that are left.
+
+        Args:
+            seconds: For how long.
+            jobs: If given, stop as soon as so many jobs were sent.
+
+        Returns:
+            The seconds of faults.
+        """
+        start = now = time.monotonic()
         end, due = now + seconds, now + 2
-        while (now := time.monotonic()) < end:
+        while (now := time.monotonic()) < end and not 0 < jobs <= self._sent:
             self._undo(now)
             self._supervise()
             self._read_journal()
@@ -93,6 +102,7 @@ class Faults:
                 due = now + self._random.expovariate(1 / _MEAN_PAUSE)
             time.sleep(_TICK)
         self._undo(float("inf"))
+        return round(now - start, 1)
 
     def _supervise(self) -> None:
         """Start a worker again that has ended by itself, as any deployment does.
@@ -127,6 +137,7 @@ class Faults:
         for line in self._site.journal.news():
             if line["event"] in ("sent", "began"):
                 self._fresh = [*self._fresh[-11:], line["task_id"]]
+            self._sent += line["event"] == "sent"
             if line["event"] == "began":
                 self._bodies[line["run"]] = line["pid"]
             elif line["event"] == "ended":

@@ -15,6 +15,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.keys import keys_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -28,10 +30,11 @@ class Run:
     id: str
     task_id: str
     task: str  # its name
-    key: str
+    key: str  # of several keys, one a line
     pid: int
     fence: int
     asked: float  # the begin of the attempt that won the lease
+    limits: dict[str, int]  # how many holders each of its keys may have
     began: float  # the first line
     last: float  # the last line
     proven: float  # until when its lease was valid while it was present
@@ -58,9 +61,16 @@ class Run:
         """Tell whether both leases said at one instant that they were valid."""
         return self.began < other.proven and other.began < self.proven
 
-    def moment(self, event: str) -> dict[str, Any] | None:
-        """Return the first line of this kind."""
-        return next((line for line in self.lines if line["event"] == event), None)
+    @property
+    def keys(self) -> list[str]:
+        """The keys that it held: one, or several that it took together."""
+        return keys_of(self.key)
+
+    def moment(self, event: str, counter: str) -> dict[str, Any] | None:
+        """Return the first line of this kind about a counter."""
+        wanted = event, counter
+        lines = ((one["event"], one.get("counter"), one) for one in self.lines)
+        return next((line for *what, line in lines if (*what,) == wanted), None)
 
 
 class Histories:
@@ -87,6 +97,7 @@ class Histories:
         if line["event"] == "began":
             names = ("task_id", "key", "pid", "fence", "asked")
             facts = {name: line[name] for name in names}
+            facts["limits"] = line.get("limits", {})
             at = line["at"]
             run = Run(
                 line["run"], task=line["name"], began=at, last=at, proven=at, **facts
@@ -117,13 +128,41 @@ class Histories:
     # -- Queries --------------------------------------------------------------------
 
     def pairs(self) -> Iterator[tuple[Run, Run]]:
-        """Return each pair of runs of one key, the earlier run first."""
+        """Return each pair of runs that share a key, the earlier run first.
+
+        A pair that shares two keys comes once.
+        """
         by_key: defaultdict[str, list[Run]] = defaultdict(list)
         for run in self.runs.values():
-            by_key[run.key].append(run)
-        for runs in by_key.values():
+            for key in run.keys:
+                by_key[key].append(run)
+        for key, runs in by_key.items():
             runs.sort(key=lambda run: run.began)
+            for older, younger in itertools.combinations(runs, 2):
+                shared = {*older.keys}.intersection(younger.keys)
+                if key == min(shared):
+                    yield older, younger
+
+    def copies(self) -> Iterator[tuple[Run, Run]]:
+        """Return each pair of runs of one job, the earlier run first."""
+        by_job: defaultdict[str, list[Run]] = defaultdict(list)
+        for run in sorted(self.runs.values(), key=lambda run: run.began):
+            by_job[run.task_id].append(run)
+        for runs in by_job.values():
             yield from itertools.combinations(runs, 2)
+
+    def crowds(self) -> Iterator[tuple[str, int, list[Run]]]:
+        """Return the runs with a valid lease at the begin of each run, by limit.
+
+        Each time the key with the limit, the limit, and these runs.
+        """
+        by_limit: defaultdict[tuple[str, int], list[Run]] = defaultdict(list)
+        for run in sorted(self.runs.values(), key=lambda run: run.began):
+            for limit in run.limits.items():
+                crowd = by_limit[limit]
+                crowd[:] = [one for one in crowd if one.proven > run.began]
+                crowd.append(run)
+                yield *limit, [*crowd]
 
     def was_frozen(self, run: Run, at: float) -> bool:
         """Tell whether the process of a run was frozen during it, up to a moment."""
@@ -139,11 +178,17 @@ class Histories:
         return {line["task_id"] for line in self.events[event]}
 
     def traces(self, task_id: str) -> str:
-        """Describe the way of a job, to find out where it was lost."""
-        facts: dict[str, Any] = {
-            event: sum(line["task_id"] == task_id for line in self.events[event])
-            for event in ("published", "received", "conflict")
-        }
-        runs = [run for run in self.runs.values() if run.task_id == task_id]
-        facts["runs"] = [run.outcome or "killed" for run in runs]
-        return ", ".join(f"{name} {value}" for name, value in facts.items())
+        """List what happened to a job, to find out where it was lost.
+
+        Each event with its seconds since the job was sent, and its process.
+        """
+        events = [
+            *itertools.chain.from_iterable(self.events.values()),
+            *itertools.chain.from_iterable(run.lines for run in self.runs.values()),
+        ]
+        ours = [event for event in events if event.get("task_id") == task_id]
+        ours.sort(key=lambda event: float(event["at"]))
+        return ", ".join(
+            f"{event['event']} {event['at'] - ours[0]['at']:.2f} ({event['pid']})"
+            for event in ours
+        )

@@ -1,8 +1,9 @@
 """Publishes jobs at random times until SIGTERM.
 
-``python -m tests.torture.producer SEED``. It records the moment before a job is
-published as "sending", and the moment after as "sent". Only sent jobs must not be
-lost.
+``python -m tests.torture.producer SEED JOBS KIND...``. After so many jobs it only waits
+(0: there is no end); without kinds, it sends jobs of all kinds. It records the moment
+before a job is published as "sending", and the moment after as "sent". Only sent jobs
+must not be lost.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.torture import CELLS, COUNTERS, SETS
 READY = "jobs are being published"
 _CROWD = 40  # it waits while the queue has more messages
 _MEAN_PAUSE = 0.3  # seconds
+_MEAN_PAUSE_OF_MANY = 0.1  # the same, while a number of jobs is to be sent
 
 KINDS = {
     "count": 26,
@@ -29,24 +31,28 @@ KINDS = {
     "soft limit": 5,
     "hard limit": 4,
     "retries": 8,
+    "transfer": 16,
     "write": 18,
     "add": 18,
     "chord": 5,
+    "limited": 10,
 }
 
 
 class Producer:
     """Chooses jobs with one seed."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, jobs: int, kinds: list[str]) -> None:
         from tests.torture import project  # noqa: PLC0415  (it needs settings)
 
         self._jobs = project
         self._random = random.Random(seed)  # noqa: S311  (no secret)
+        self._weights = {kind: KINDS[kind] for kind in kinds or KINDS}
+        self._jobs_to_send, self._sent = jobs, 0
 
     def publish(self) -> None:
         """Publish one job, or one chord of them."""
-        kind = self._random.choices([*KINDS], [*KINDS.values()])[0]
+        kind = self._random.choices([*self._weights], [*self._weights.values()])[0]
         call = self._calls()[kind]
         self._jobs.journal.note("sending", kind=kind)
         try:
@@ -54,6 +60,7 @@ class Producer:
         except Exception as error:  # noqa: BLE001  (each transport has its own)
             self._jobs.journal.note("unsent", kind=kind, error=repr(error))
             return
+        self._sent += 1
         self._jobs.journal.note("sent", kind=kind, task_id=result.id)
         for part in getattr(result.parent, "results", None) or ():
             self._jobs.journal.note(
@@ -67,6 +74,7 @@ class Producer:
         count = jobs.count.s(counter, seconds)
         write = jobs.write.s(dice.choice(CELLS), seconds)
         add = jobs.add.s(dice.choice(SETS), seconds)
+        pair = dice.sample(COUNTERS, 2)
         return {
             # Some are long enough for a few renewals.
             "count": jobs.count.s(counter, seconds * dice.choice([1, 1, 1, 8])),
@@ -75,14 +83,23 @@ class Producer:
             "soft limit": jobs.count.s(counter, 2.0).set(soft_time_limit=0.7),
             "hard limit": jobs.count.s(counter, 2.0).set(time_limit=1.0),
             "retries": jobs.count.s(counter, seconds, dice.randint(1, 3)),
+            "transfer": jobs.transfer.s(*pair, seconds * dice.choice([1, 1, 1, 8])),
             "write": write,
             "add": add,
             "chord": chord([count, write, add], jobs.tail.s()),
+            # So long that all permits are in use most of the time.
+            "limited": jobs.limited.s(4 * seconds, dice.choice([0, 0, 0, 1])),
         }
+
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether as many jobs were sent as wanted."""
+        return 0 < self._jobs_to_send <= self._sent
 
     def pause(self, end: threading.Event) -> None:
         """Wait for a while, longer while the queue is crowded."""
-        end.wait(self._random.expovariate(1 / _MEAN_PAUSE))
+        mean = _MEAN_PAUSE_OF_MANY if self._jobs_to_send else _MEAN_PAUSE
+        end.wait(self._random.expovariate(1 / mean))
         while not end.is_set() and self._is_crowded():
             end.wait(0.3)
 
@@ -97,16 +114,19 @@ class Producer:
             return True
 
 
-def main(seed: str) -> None:
+def main(seed: str, jobs: str = "0", *kinds: str) -> None:
     """Publish until SIGTERM."""
     end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: end.set())
-    producer = Producer(seed)
+    producer = Producer(seed, int(jobs), [*kinds])
     print(READY, flush=True)  # noqa: T201  (the site waits for this line)
     while not end.is_set():
+        if producer.has_sent_all:
+            end.wait()
+            break
         producer.publish()
         producer.pause(end)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

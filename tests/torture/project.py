@@ -19,9 +19,10 @@ from celery import signals as celery_signals
 from celery.exceptions import Reject
 
 from celery_redlock import current_lease, signals, singleton_task
+from celery_redlock.core.limits import Limit
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.policies import Retry, Wait
-from tests.torture import FOLDER, SETTINGS, journal_in
+from tests.torture import FOLDER, PLANT, SETTINGS, journal_in
 from tests.torture.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _STEP = 0.05  # seconds
 _WIDTH = 12  # digits of a counter
+_AT_ONCE = 10  # permits
 
 app = Celery("torture", set_as_current=False)
 app.conf.update(json.loads(os.environ[SETTINGS]))
@@ -53,12 +55,18 @@ class Run:
         self.id = f"{os.getpid()}-{next(_numbers)}"
         self.lease = lease
         self._facts = {"run": self.id, "key": lease.key, "task_id": task.request.id}
+        self._limits = lease.choice.limits if lease.choice else ()
 
     def note(self, event: str, **facts: Any) -> None:
         """Record an event, and the state of the lease after it."""
         at = time.monotonic()
         lease = {"valid": self.lease.is_valid(), "until": self.lease.until}
         journal.note(event, at=at, **self._facts, **lease, **facts)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The number of holders that each of its keys may have."""
+        return {one.key: one.most for one in self._limits if not one.is_call}
 
     def work(self, seconds: float) -> None:
         """Work for a time, and record steps."""
@@ -77,7 +85,8 @@ def running(task: Task) -> Iterator[Run]:
         raise RuntimeError(message)
     run = Run(task, lease)
     facts = {"name": task.name, "thread": threading.get_ident()}
-    run.note("began", fence=lease.fence, asked=lease.started_at, **facts)
+    asked = {"asked": lease.started_at, "limits": run.limits}
+    run.note("began", fence=lease.fence, **asked, **facts)
     outcome = "done"
     try:
         yield run
@@ -109,8 +118,8 @@ JOB: dict[str, Any] = {
     "max_retries": None,
     "on_lock_lost": "retry",
     "on_backend_error": soon,
-    "key": "{name}",
 }
+ONE: dict[str, Any] = {**JOB, "key": "{name}"}
 AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.5}
 
 
@@ -131,40 +140,70 @@ def increment(task: Task, name: str, seconds: float, retries: int) -> str:
     with running(task) as run:
         if task.request.retries < retries:
             again(task)
-        handle = os.open(folder / name, os.O_RDWR)
-        try:
-            value = int(os.pread(handle, _WIDTH, 0))
-            run.note("read", value=value)
+        with opened(name) as handle:
+            value = read(run, handle, name)
             run.work(seconds)
             run.lease.ensure()
-            os.pwrite(handle, f"{value + 1:{_WIDTH}d}".encode(), 0)
-            run.note("wrote", value=value + 1)
-        finally:
-            os.close(handle)
+            write_number(run, handle, name, value + 1)
     return str(task.request.id)
 
 
-@singleton_task(name="count", **JOB, **AGAIN)
+@contextmanager
+def opened(name: str) -> Iterator[int]:
+    """Open a counter."""
+    handle = os.open(folder / name, os.O_RDWR)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def read(run: Run, handle: int, name: str) -> int:
+    """Read a counter, and record that."""
+    value = int(os.pread(handle, _WIDTH, 0))
+    run.note("read", counter=name, value=value)
+    return value
+
+
+def write_number(run: Run, handle: int, name: str, value: int) -> None:
+    """Write a counter, and record that."""
+    os.pwrite(handle, f"{value:{_WIDTH}d}".encode(), 0)
+    run.note("wrote", counter=name, value=value)
+
+
+@singleton_task(name="transfer", **JOB, **AGAIN, keys=["{source}", "{target}"])
+def transfer(self: Task, source: str, target: str, seconds: float) -> str:
+    """Move one from a counter to another one, while it holds both of them."""
+    with running(self) as run, opened(source) as one, opened(target) as other:
+        less, more = read(run, one, source), read(run, other, target)
+        run.work(seconds)
+        run.lease.ensure()
+        write_number(run, one, source, less - 1)
+        write_number(run, other, target, more + 1)
+    return str(self.request.id)
+
+
+@singleton_task(name="count", **ONE, **AGAIN)
 def count(self: Task, name: str, seconds: float, retries: int = 0) -> str:
     """Increment; a refused call comes back later."""
     return increment(self, name, seconds, retries)
 
 
-@singleton_task(name="count-wait", **JOB, on_conflict=wait_first)
+@singleton_task(name="count-wait", **ONE, on_conflict=wait_first)
 def count_wait(self: Task, name: str, seconds: float) -> str:
     """Increment; a refused call waits, then comes back later."""
     return increment(self, name, seconds, 0)
 
 
 @singleton_task(
-    name="count-skip", **{**JOB, "on_lock_lost": "abort"}, on_conflict="skip"
+    name="count-skip", **{**ONE, "on_lock_lost": "abort"}, on_conflict="skip"
 )
 def count_skip(self: Task, name: str, seconds: float) -> str:
     """Increment; a refused call is skipped, and a loss ends the body."""
     return increment(self, name, seconds, 0)
 
 
-@singleton_task(name="write", **JOB, **AGAIN)
+@singleton_task(name="write", **ONE, **AGAIN)
 def write(self: Task, name: str, seconds: float) -> str:
     """Write with the fence after a while, even after the loss of the lock.
 
@@ -184,7 +223,7 @@ def write(self: Task, name: str, seconds: float) -> str:
     return str(self.request.id)
 
 
-@singleton_task(name="add", **JOB, **AGAIN)
+@singleton_task(name="add", **ONE, **AGAIN)
 def add(self: Task, name: str, seconds: float) -> str:
     """Add the job's id to a set: read the list, wait, write the longer list."""
     element, fence = str(self.request.id), None
@@ -199,6 +238,16 @@ def add(self: Task, name: str, seconds: float) -> str:
             again(self, error)
         run.note("added", element=element)
     return element
+
+
+@singleton_task(name="limited", **JOB, key="permits", limit=_AT_ONCE)
+def limited(self: Task, seconds: float, retries: int = 0) -> str:
+    """Work under one of ten permits."""
+    with running(self) as run:
+        run.work(seconds)
+        if self.request.retries < retries:
+            again(self)
+    return str(self.request.id)
 
 
 @app.task(name="tail", acks_late=True, reject_on_worker_lost=True, bind=True)
@@ -239,3 +288,15 @@ def on_publish(headers: dict[str, Any] | None = None, **_: Any) -> None:
 def on_received(request: Any = None, **_: Any) -> None:
     """Record that a worker has received a message."""
     journal.note("received", task_id=request.id)
+
+
+# -- A planted bug -------------------------------------------------------------------
+
+
+def _own_name(self: Limit, number: int) -> str:
+    """Return a name of a permit that no other process uses."""
+    return f"{self.head}{number}-{os.getpid()}"
+
+
+if os.environ.get(PLANT) == "own permits":
+    Limit.name = _own_name  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import states
 
@@ -18,7 +18,7 @@ from tests.torture.site import MAX_TTL, Site
 from tests.torture.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["torture"]
 
@@ -32,7 +32,9 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
     seed: int,
     *,
     broker: str = "redis",
-    split: bool = False,
+    kinds: Sequence[str] = (),
+    jobs: int = 0,
+    plant: str = "",
     folder: Path | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Report:
@@ -42,17 +44,30 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
         seconds: The duration of the faults.
         seed: Chooses faults and jobs.
         broker: ``"redis"`` or ``"rabbitmq"``.
-        split: Plant a bug: each worker locks on another node.
+        kinds: The kinds of jobs to send; all by default.
+        jobs: The faults end when so many jobs were sent, if that is sooner; 0: do not
+            count them.
+        plant: A bug of the workers, see `Site`.
         folder: An empty folder for journal and logs; a temporary one by default.
         say: Gets a line for each step.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="redlock-torture-") as name:
-            return torture(seconds, seed, broker=broker, folder=Path(name), say=say)
-    with Site(folder, seed, broker=broker, split=split) as site:
+            return torture(
+                seconds,
+                seed,
+                broker=broker,
+                kinds=kinds,
+                jobs=jobs,
+                plant=plant,
+                folder=Path(name),
+                say=say,
+            )
+    chosen: dict[str, Any] = {"kinds": kinds, "jobs": jobs, "plant": plant}
+    with Site(folder, seed, broker=broker, **chosen) as site:
         say(f"all processes run; faults for {seconds:g} s, seed {seed}")
         faults = Faults(site, seed)
-        faults.run(seconds)
+        seconds = faults.run(seconds, jobs)
         over = time.monotonic()
         say(f"{faults.counts.total()} faults are done and undone")
         site.end_production()
@@ -62,10 +77,12 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
         took = time.monotonic() - over
         say("judging")
         left: list[str] = []
+        over = time.monotonic()
         try:
             site.looks.until_free(seconds=_FREE_WITHIN)
         except AssertionError:
             left = site.looks.locks()
+        free_after = time.monotonic() - over
         stubborn = site.end_workers()
         verdicts = Verdicts(Histories(journal_in(folder).news()))
         verdicts.judge(
@@ -76,6 +93,7 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
         )
         verdicts.found("locks left behind", left)
         verdicts.found("processes left behind", site.left_behind())
+        verdicts.apart["ms until no lock was left"] = round(free_after * 1000)
         verdicts.apart["workers restarted because no job ended"] = restarts
         verdicts.apart["workers that ended by themselves"] = faults.ended
         verdicts.apart["workers that did not end by SIGTERM"] = stubborn

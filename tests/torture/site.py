@@ -21,11 +21,22 @@ from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import RedisServer
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
-from tests.torture import CELLS, COUNTERS, FOLDER, SETS, SETTINGS, journal_in, producer
+from tests.torture import (
+    CELLS,
+    COUNTERS,
+    FOLDER,
+    PLANT,
+    SETS,
+    SETTINGS,
+    journal_in,
+    producer,
+)
 from tests.torture.broker import BROKERS
 from tests.torture.ledger import Ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Self
 
     from tests.harness.tcp import Proxy
@@ -57,7 +68,10 @@ class Site:
         folder: An empty folder for everything that they write.
         seed: Chooses the jobs.
         broker: One of `BROKERS`.
-        split: Plant a bug: each worker locks on another node.
+        kinds: The kinds of jobs to send; all by default.
+        jobs: How many jobs to send; 0 for no end.
+        plant: Plant a bug: ``"split"``: each worker locks on another node; ``"own
+            permits"``: each process has permits of its own.
 
     Attributes:
         nodes: The lock nodes.
@@ -67,11 +81,18 @@ class Site:
         seen: Every process that was ever seen below the workers.
     """
 
-    def __init__(
-        self, folder: Path, seed: int, *, broker: str = "redis", split: bool = False
+    def __init__(  # noqa: PLR0913  (each of them is a choice)
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        broker: str = "redis",
+        kinds: Sequence[str] = (),
+        jobs: int = 0,
+        plant: str = "",
     ) -> None:
         self.folder = folder
-        self._split = split
+        self._kinds, self._jobs, self._plant = kinds, jobs, plant
         self.journal = journal_in(folder)
         self.ledger = Ledger(folder)
         binary = find_redis_server()
@@ -128,7 +149,7 @@ class Site:
                 f"{pool}-{number}",
                 folder=self.folder,
                 pool=pool,
-                concurrency=3,
+                concurrency=5 if self._jobs else 3,
                 environment=self._environment(own),
                 cwd=self.folder,
             )
@@ -139,7 +160,10 @@ class Site:
             name = f"producer-{number}"
             program = Process(
                 name,
-                [sys.executable, "-um", producer.__name__, f"{self._seed}-{number}"],
+                [
+                    *(sys.executable, "-um", producer.__name__),
+                    *(f"{self._seed}-{number}", str(-(-self._jobs // 2)), *self._kinds),
+                ],
                 log=self.folder / f"{name}.log",
                 ready=producer.READY,
                 environment=self._environment(settings),
@@ -155,13 +179,15 @@ class Site:
         return {
             SETTINGS: json.dumps(settings),
             FOLDER: str(self.folder),
+            PLANT: self._plant,
             "PYTHONPATH": ":".join(map(str, _FOLDERS)),
         }
 
     def _deployments(self) -> list[list[dict[str, str]]]:
         """Return the nodes of each deployment: there is one, unless it is split."""
         addresses = self._addresses()
-        return [[address] for address in addresses] if self._split else [addresses]
+        is_split = self._plant == "split"
+        return [[address] for address in addresses] if is_split else [addresses]
 
     def _addresses(self) -> list[dict[str, str]]:
         return [
@@ -194,9 +220,7 @@ class Site:
         node = self.nodes.nodes[number]
         run_id = node.command("INFO", "server")["run_id"]
         meta = node.command("HGETALL", f"{_PREFIX}:meta")
-        waits = node.command("EXISTS", f"{_PREFIX}:quarantine")
-        knows_itself = meta.get("run_id") == run_id
-        return knows_itself and meta.get("synced") == meta["incarnation"] and not waits
+        return meta.get("run_id") == run_id and "votes" in meta
 
     def look_around(self) -> None:
         """Remember the processes that now exist below the workers."""

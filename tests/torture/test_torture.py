@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SHORT = 10.0
 SECONDS = float(os.environ.get("REDLOCK_TORTURE_SECONDS", "60"))
+JOBS = 100
 SEED = int(os.environ.get("REDLOCK_TORTURE_SEED", "1"))
 
 
@@ -38,9 +39,20 @@ def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
     assert report.is_clean, f"only {report.jobs} were sent"
 
 
+@pytest.mark.timeout(SECONDS + 300)
+def test_torture_of_permits(redis_server: str, tmp_path: Path) -> None:
+    """Ten permits for many jobs: no eleventh, no job twice at once, and none left."""
+    report = torture(SECONDS, SEED, kinds=["limited"], jobs=JOBS, folder=tmp_path)
+
+    report.show()
+    assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
+    assert report.faults
+    assert report.is_clean, f"only {report.jobs} were sent"
+
+
 @pytest.mark.timeout(SHORT + 300)
 def test_torture_finds_a_planted_bug(redis_server: str, tmp_path: Path) -> None:
     """A torture of workers that lock on different nodes finds their overlaps."""
-    report = torture(SHORT, SEED, split=True, folder=tmp_path)
+    report = torture(SHORT, SEED, plant="split", folder=tmp_path)
 
     assert report.zero["overlaps under valid leases"]

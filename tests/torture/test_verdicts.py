@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 OVERLAP = "overlaps under valid leases"
 LATE = "increments lost by them"
+CROWD = "more runs than permits"
+COPIES = "copies of a job at once"
 ORDER = "grants with a lower fence"
 WRITES = "accepted writes with a lower fence"
 MISSING = "acknowledged elements missing"
@@ -38,10 +40,14 @@ class Writer:
         fence: int = 1,
         pid: int = 1,
         outcome: str = "done",
+        key: str = "k",
+        task_id: str = "",
+        limits: dict[str, int] | None = None,
     ) -> None:
         """Write a run and the end of its lease; ``ended`` None means killed."""
-        facts = {"run": name, "key": "k", "task_id": name, "until": until}
+        facts = {"run": name, "key": key, "task_id": task_id or name, "until": until}
         first = {"fence": fence, "asked": began - 0.1, "name": "count", "pid": pid}
+        first["limits"] = limits or {}
         self.journal.note("began", at=began, **facts, **first, valid=True)
         if ended is not None:
             valid = ended < until
@@ -97,6 +103,60 @@ def test_runs_after_each_other_are_no_overlap(writer: Writer) -> None:
     assert counted(writer.verdicts()) == {}
 
 
+def test_sets_that_share_a_key_overlap_once(writer: Writer) -> None:
+    """Also where they share two keys; sets that share none do not overlap."""
+    writer.run("a", 1, 5, until=6, fence=1, key="k\nl\nm")
+    writer.run("b", 4, 7, until=9, fence=2, key="k\nl")
+    writer.run("c", 4, 7, until=9, fence=2, key="n\no")
+    assert counted(writer.verdicts()) == {OVERLAP: 1}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_more_runs_than_permits_are_counted(writer: Writer, others: int) -> None:
+    """All at one instant under valid leases. A lease that has ended does not count."""
+    two: dict[str, Any] = {"limits": {"permits": 2}}
+    writer.run("a", 1, 9, until=4, key="permits", **two)
+    writer.run("b", 2, 9, until=10, key="permits#2", **two)
+    writer.run("c", 4.5, 9, until=10, key="permits", fence=2, **two)
+    if others:
+        writer.run("d", 6, 9, until=10, key="permits#3", **two)
+    verdicts = writer.verdicts()
+    assert verdicts.zero[CROWD] == others
+    assert verdicts.apart["most runs at once of 'permits', limit 2"] == 2 + others
+
+
+def test_copies_of_a_job_at_once_are_counted(writer: Writer) -> None:
+    """Each had a permit of its own. A copy that runs later is none."""
+    writer.run("a", 1, 5, until=6, key="permits", task_id="job")
+    writer.run("b", 4, 5, until=9, key="permits#2", task_id="job")
+    writer.run("c", 5.5, 7, until=9, key="permits", task_id="job", fence=2)
+    writer.run("d", 4, 5, until=9, key="permits#3")
+    assert counted(writer.verdicts()) == {COPIES: 1}
+
+
+def test_fence_of_a_set_grows_with_each_of_its_keys(writer: Writer) -> None:
+    """A grant of one key needs a greater fence than one of a set that has it."""
+    writer.run("a", 1, 2, until=3, fence=5, key="k\nl")
+    writer.run("b", 4, 5, until=6, fence=5, key="l")
+    writer.run("c", 7, 8, until=9, fence=6, key="k")
+    assert counted(writer.verdicts()) == {ORDER: 1}
+
+
+@pytest.mark.parametrize(
+    ("written", "counts"), [("m", {OVERLAP: 1}), ("l", {OVERLAP: 1, LATE: 1})]
+)
+def test_write_to_a_counter_of_two_is_a_lost_increment(
+    writer: Writer, written: str, counts: dict[str, int]
+) -> None:
+    """Each counter counts by itself: other writes of a set do not matter."""
+    writer.run("a", 1, None, until=9, fence=1, key="k\nl")
+    writer.line("read", "a", 2, until=9, counter="l", value=0)
+    writer.run("b", 5, None, until=9, fence=2, key="l\nm")
+    writer.line("wrote", "b", 6, until=9, counter=written, value=1)
+    writer.line("wrote", "a", 7, until=9, counter="l", value=1)
+    assert counted(writer.verdicts()) == counts
+
+
 def test_run_that_outlives_its_lease_may_overlap(writer: Writer) -> None:
     """The overlap is counted by its cause, and need not be zero."""
     writer.run("frozen", 1, 9, until=4, fence=1, pid=11)
@@ -141,10 +201,10 @@ def test_write_between_read_and_write_is_a_lost_increment(
 ) -> None:
     """It must be zero only if both leases were valid."""
     writer.run("a", 1, None, until=until, fence=1)
-    writer.line("read", "a", 2, until=until, value=0)
+    writer.line("read", "a", 2, until=until, counter="k", value=0)
     writer.run("b", 5, None, until=9, fence=2)
-    writer.line("wrote", "b", 6, until=9, value=1)
-    writer.line("wrote", "a", 7, until=until, value=1)
+    writer.line("wrote", "b", 6, until=9, counter="k", value=1)
+    writer.line("wrote", "a", 7, until=until, counter="k", value=1)
     verdicts = writer.verdicts()
     assert counted(verdicts) == counts
     assert verdicts.apart["increments lost to a late writer"] == (not counts)
@@ -199,6 +259,25 @@ def test_revoked_job_needs_a_result_only(writer: Writer) -> None:
         writer.journal.note("revoking", task_id=task_id)
     results = {"a": (states.REVOKED, ""), "b": (states.PENDING, "")}
     assert counted(writer.verdicts(results)) == {SILENT: 1}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "revoked", "counts"),
+    [
+        ("Retry", True, {}),
+        ("Retry", False, {LOST: 1, SILENT: 1}),
+        ("LockLost", True, {SILENT: 1}),
+    ],
+)
+def test_revoked_job_that_retried_itself_may_have_no_result(
+    writer: Writer, outcome: str, revoked: bool, counts: dict[str, int]
+) -> None:
+    """Celery may store RETRY over the REVOKED of a worker that discarded the retry."""
+    writer.journal.note("sent", task_id="a", kind="limited")
+    writer.run("a", 1, 2, until=3, outcome=outcome)
+    if revoked:
+        writer.journal.note("revoking", task_id="a")
+    assert counted(writer.verdicts({"a": (states.RETRY, "")})) == counts
 
 
 def test_job_that_ran_without_a_result_is_not_lost(writer: Writer) -> None:

@@ -3,10 +3,15 @@
 =============================  ===================================================
 must be zero                   one is
 =============================  ===================================================
-overlaps under valid leases    two bodies of one key ran at one instant, and both
-                               leases were valid by their own statement
+overlaps under valid leases    two bodies that share a key ran at one instant, and
+                               both leases were valid by their own statement
 increments lost by them        one body wrote a counter between another's read and
                                write, and both leases were valid at their writes
+more runs than permits         more runs of a key with a limit than its limit were
+                               present at one instant, and all their leases were
+                               valid by their own statement
+copies of a job at once        two runs of one job were present at one instant, and
+                               both leases were valid by their own statement
 grants with a lower fence      a grant that was asked for after another run had
                                begun has no greater fence
 accepted writes with a lower   a fenced cell accepted a write with a lower fence
@@ -24,6 +29,10 @@ processes left behind          a process below a worker has outlived the worker
 Celery's Redis transport loses a message if a process dies while a worker takes the
 message; `DurableRedis.dropped` finds these jobs. They may be more than zero, and so may
 the chords that wait for them.
+
+If a body retries itself, Celery stores RETRY after it has published the retry. Another
+worker may have discarded the retry by then, because the job was revoked. The result is
+RETRY for ever, and so these jobs may be more than zero, too.
 
 A counter has no fence. A body that was frozen between its last look at its lease and
 its write does write late. Such increments may be more than zero. So may overlaps with
@@ -88,6 +97,8 @@ class Verdicts:
             dropped: The jobs whose message was lost between broker and worker.
         """
         self._judge_pairs()
+        self._judge_limits()
+        self._judge_copies()
         self._judge_writes(writes)
         self._judge_jobs(results, dropped)
         added = {
@@ -114,14 +125,31 @@ class Verdicts:
             if older.began < younger.asked and older.fence >= younger.fence:
                 fences.append(_described(older, younger))
             for one, other in ((older, younger), (younger, older)):
-                valid = _tears(one, other)
-                if valid:
-                    increments.append(_described(one, other))
-                elif valid is not None:
-                    self.apart["increments lost to a late writer"] += 1
+                for counter in {*one.keys}.intersection(other.keys):
+                    valid = _tears(one, other, counter)
+                    if valid:
+                        increments.append(_described(one, other))
+                    elif valid is not None:
+                        self.apart["increments lost to a late writer"] += 1
         self.found("overlaps under valid leases", overlaps)
         self.found("increments lost by them", increments)
         self.found("grants with a lower fence", fences)
+
+    def _judge_limits(self) -> None:
+        crowded = []
+        for key, most, runs in self._histories.crowds():
+            what = f"most runs at once of {key!r}, limit {most}"
+            self.apart[what] = max(self.apart[what], len(runs))
+            if len(runs) > most:
+                crowded.append(
+                    f"{len(runs)} of {key!r}, limit {most}: " + _described(*runs)
+                )
+        self.found("more runs than permits", crowded)
+
+    def _judge_copies(self) -> None:
+        pairs = [*self._histories.copies()]
+        both = [_described(*pair) for pair in pairs if pair[0].collides(pair[1])]
+        self.found("copies of a job at once", both)
 
     def _why(self, older: Run, younger: Run) -> str:
         if self._histories.was_frozen(older, younger.began):
@@ -165,6 +193,9 @@ class Verdicts:
             if not fate & states.READY_STATES and job in dropped | waits_for_dropped:
                 self.apart["jobs dropped between Redis and worker by Celery"] += 1
                 continue
+            if state == states.RETRY and job in revoked and self._retried_itself(job):
+                self.apart["revoked jobs of which Celery stored RETRY last"] += 1
+                continue
             if not fate & states.READY_STATES:
                 without_result.append(self._fate(job, state))
             if job in revoked or fate & _LOST_ALLOWED.get(kind, set()):
@@ -176,19 +207,30 @@ class Verdicts:
         self.found("jobs lost", lost)
         self.found("results that never came", without_result)
 
+    def _retried_itself(self, job: str) -> bool:
+        """Tell whether the last run of a job ended in a retry of its own."""
+        runs = [run for run in self._histories.runs.values() if run.task_id == job]
+        last = max(runs, key=lambda run: run.last, default=None)
+        return last is not None and last.outcome == "Retry"
+
     def _fate(self, job: str, end: str) -> str:
         kind, traces = self._histories.sent[job], self._histories.traces(job)
         return f"{kind} {job} is {end}; {traces}"
 
 
-def _tears(reader: Run, writer: Run) -> bool | None:
+def _tears(reader: Run, writer: Run, counter: str) -> bool | None:
     """Tell whether a write of one run fell between read and write of the other.
+
+    Args:
+        reader: The run whose write may overwrite the other one.
+        writer: The other run.
+        counter: What they both write.
 
     Returns:
         None if it did not. Otherwise, whether both leases were valid.
     """
-    read, wrote = reader.moment("read"), reader.moment("wrote")
-    between = writer.moment("wrote")
+    read, wrote = reader.moment("read", counter), reader.moment("wrote", counter)
+    between = writer.moment("wrote", counter)
     if not (read and wrote and between and read["at"] < between["at"] < wrote["at"]):
         return None
     return bool(wrote["valid"] and between["valid"])

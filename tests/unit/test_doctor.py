@@ -12,10 +12,13 @@ from celery import Celery
 
 from celery_redlock import Redlock, singleton_task
 from celery_redlock.operations.doctor import (
+    OFFLINE,
     Case,
     Finding,
     Severity,
+    deploys,
     findings_of,
+    limits,
     log_diagnosis,
     log_findings,
     settings,
@@ -39,16 +42,36 @@ def test_worst_of_findings() -> None:
     assert worst_of([]) is None
 
 
-def test_findings_go_to_the_log_by_severity(caplog: pytest.LogCaptureFixture) -> None:
-    """A note is an INFO line. Each line ends with the code, and has it as a field."""
+def test_findings_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It has their number and their codes, and the level of the worst one."""
     caplog.set_level(logging.INFO)
 
-    log_findings([REPLICA, SLOW, EVEN])
+    log_findings([REPLICA, SLOW, SLOW, EVEN])
+    log_findings([SLOW])
+    log_findings([EVEN])
+    log_findings([])
 
     levels = [record.levelname for record in caplog.records]
     assert levels == ["ERROR", "WARNING", "INFO"]
+    assert caplog.messages[0] == (
+        "The doctor found 1 error, 2 warnings, 1 note: replica, slow, even-nodes. "
+        "`celery -A proj redlock doctor` describes each, and its remedy."
+    )
+    first = vars(caplog.records[0])
+    assert first["redlock_number"] == 4
+    assert first["redlock_codes"] == ["replica", "slow", "even-nodes"]
+
+
+def test_each_finding_is_a_line_for_debugging(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The line ends with the code, and has it as a field."""
+    caplog.set_level(logging.DEBUG)
+
+    log_findings([REPLICA])
+
     first = caplog.records[0]
-    assert first.getMessage() == "It is one. Use a master. [replica]"
+    assert first.getMessage() == "error: It is one. Use a master. [replica]"
     assert vars(first)["redlock_code"] == "replica"
     assert vars(first)["redlock_about"] == "redis-b"
 
@@ -73,8 +96,8 @@ def test_diagnosis_in_the_background_is_logged(
     thread = log_diagnosis(redlock)
     thread.join(30)
 
-    logged = [vars(record).get("redlock_code") for record in caplog.records]
-    assert logged == ["few-nodes"]
+    logged = [vars(record).get("redlock_codes") for record in caplog.records]
+    assert logged == [["few-nodes"]]
 
 
 def test_findings_as_json_are_words() -> None:
@@ -147,11 +170,16 @@ def only(findings: list[Finding]) -> Finding:
     "rule",
     [
         settings.timing,
+        settings.durations,
         settings.time_limits,
         settings.visibility,
         settings.runtimes,
         settings.acks_late,
         settings.result_backend,
+        deploys.kills,
+        deploys.countdowns,
+        limits.processes,
+        limits.rates,
     ],
 )
 def test_sound_app_has_no_findings(rule: Callable[[Case], Iterator[Finding]]) -> None:
@@ -176,6 +204,44 @@ def test_ttl_too_short_for_the_node_timeout() -> None:
     assert "0.083 s; a node may take 0.05 s" in finding.fact
     assert "at least 1.2 s" in finding.remedy
     assert found(settings.timing, timing={"ttl": 1.2, "node_timeout": 0.05}) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "fact", "remedy"),
+    [
+        ({"ttl": 90}, "the ttl of 90 s is above max_ttl (60 s)", "Lower the ttl"),
+        ({"ttl": 0.1}, "the ttl of 0.1 s must be more than three", "Raise it"),
+        ({"hold_at_least": 61}, "hold_at_least is 61 s, above", "Lower it."),
+    ],
+)
+def test_option_with_which_no_worker_starts(
+    options: dict[str, Any], fact: str, remedy: str
+) -> None:
+    """A publisher does not compare the options of a task with the settings."""
+    finding = only(found(settings.durations, **options))
+
+    assert (finding.code, finding.severity) == ("option", ERROR)
+    assert f"is published, but no worker starts with it: {fact}" in finding.fact
+    assert finding.remedy.startswith(remedy)
+    longer = {"max_ttl": 120.0, "node_timeout": 0.01}
+    assert found(settings.durations, timing=longer, **options) == []
+
+
+def test_examples_of_the_readme_have_no_warnings() -> None:
+    """A reader who copies the tasks of the README has nothing to correct."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    app_block = next(text for text in blocks if "redlock_nodes" in text)
+    tasks_block = next(text for text in blocks if "import_account" in text)
+    code = f"{app_block}\n{tasks_block}".partition("\nwith ")[0]
+    code = code.replace('Celery("proj", ', 'Celery("proj", set_as_current=False, ')
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)  # noqa: S102  (our own page)
+
+    case = Case(Redlock(NODES), [], names["app"])
+
+    assert [task.task.name for task in case.lock_tasks]
+    assert [f for f in findings_of(case, OFFLINE) if f.severity is not NOTE] == []
 
 
 def test_unrenewed_lock_shorter_than_the_time_limit() -> None:
@@ -207,16 +273,56 @@ def test_time_limit_above_the_visibility_timeout() -> None:
     assert found(settings.visibility, settings=rabbit, **late) == []
 
 
-def test_message_that_waits_above_the_visibility_timeout() -> None:
-    """A countdown may be too long; so may be the lock of a worker that has died."""
+def test_countdown_that_the_visibility_timeout_makes_shorter() -> None:
+    """The call comes back earlier than the task says."""
     minute = {"broker_transport_options": {"visibility_timeout": 60}}
-    retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 90}
+    retried: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 31}
+
+    finding = only(found(deploys.countdowns, settings=minute, **retried))
+
+    assert (finding.code, finding.severity) == ("countdown", Severity.NOTE)
+    assert "of 31 s, and its calls come back after 30 s" in finding.fact
+    retried["retry_countdown"] = 30
+    assert found(deploys.countdowns, settings=minute, **retried) == []
+
+
+def test_rate_that_counts_for_longer_than_a_quarantine() -> None:
+    """Nodes that restart may forget starts. In a period that is short, none votes."""
+    finding = only(found(limits.rates, rate="10/h"))
+
+    assert (finding.code, finding.severity) == ("rate", Severity.NOTE)
+    # Beside the ttl and the time after it in which the work must begin.
+    assert "for up to 3640 s (its rate)" in finding.fact
+    assert "votes again after 62 s (redlock_max_ttl)" in finding.fact
+    assert "raise redlock_max_ttl to 3640 s" in finding.remedy
+    long = {"max_ttl": 3640.0}
+    assert found(limits.rates, timing=long, rate="10/h") == []
+    assert found(limits.rates, rate="10/s") == []
+    assert found(limits.rates, timing={"restart_guard": False}, rate="10/h") == []
+
+
+@pytest.mark.parametrize("policy", ["retry", "buffer_one", "cancel_running"])
+def test_calls_that_come_back_late_if_their_worker_is_killed(policy: str) -> None:
+    """Redis delivers them again after an hour, RabbitMQ at once."""
+    (finding,) = found(deploys.kills, on_conflict=policy)
+
+    assert (finding.code, finding.severity) == ("killed-while-waiting", Severity.NOTE)
+    assert "Duplicates of bill wait with a countdown" in finding.fact
+    assert "come back after 3600 s (visibility_timeout)" in finding.fact
+    soon = {"broker_transport_options": {"visibility_timeout": 300}}
+    rabbit = {"broker_url": "amqp://rabbit"}
+    for conf in (soon, rabbit):
+        assert found(deploys.kills, settings=conf, on_conflict=policy) == []
+    assert found(deploys.kills, on_conflict="wait") == []
+    assert found(deploys.kills, on_conflict=lambda _: "retry") == []
+
+
+def test_message_of_a_dead_worker_comes_back_before_its_lock_ends() -> None:
+    """The lock of a worker that has died may last for longer than its message."""
     short = {"broker_transport_options": {"visibility_timeout": 20}}
 
-    countdown = only(found(settings.visibility, settings=minute, **retried))
     locked = only(found(settings.visibility, settings=short, acks_late=True))
 
-    assert "waits for 90 s to be retried: after 60 s" in countdown.fact
     assert "is locked for 30 s (its ttl): after 20 s" in locked.fact
 
 

@@ -18,6 +18,7 @@ from celery_redlock.core.lease import (
     new_base,
     new_token,
 )
+from celery_redlock.core.limits import Limit
 from celery_redlock.errors import LockLost, NotHolder
 
 if TYPE_CHECKING:
@@ -107,6 +108,23 @@ def test_foreign_value_is_read_as_far_as_it_goes(value: str) -> None:
     assert str(holder)
 
 
+@given(
+    words.filter(lambda key: "\n" not in key), st.integers(2, 1000), st.floats(0, 1e6)
+)
+def test_value_names_the_limits_of_its_permits(
+    key: str, most: int, period: float
+) -> None:
+    """A limit of one holder is a plain lock, and stands in no value."""
+    limits = (Limit(key, most, period), Limit("account:1", 1))
+    holder = Holder(TOKEN, task="t", published=42)
+
+    info = holder.info("account:1\naccount:2", limits)
+
+    again = Holder.parse(f"{TOKEN}\n0\n{info}")
+    assert again.limits == limits[:1]
+    assert again.keys == ("account:1", "account:2")
+
+
 def test_missing_fields_are_empty() -> None:
     """A token alone is a value, too."""
     assert Holder.parse(TOKEN) == Holder(TOKEN)
@@ -144,9 +162,9 @@ def test_holder_without_a_publication_has_five_fields() -> None:
         (Holder(TOKEN, 1, "send", "", "host", 7), "send on host (pid 7)"),
         (
             Holder(TOKEN, host="host", pid=7),
-            "a lock taken outside of a task on host (pid 7)",
+            "code outside of a task on host (pid 7)",
         ),
-        (Holder(TOKEN), "a lock taken outside of a task on an unknown host (pid 0)"),
+        (Holder(TOKEN), "code outside of a task on an unknown host (pid 0)"),
     ],
 )
 def test_holder_reads_as_words(holder: Holder, words: str) -> None:

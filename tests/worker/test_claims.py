@@ -14,8 +14,10 @@ from celery_redlock import DuplicateTask
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.records.claims import Claims
 from celery_redlock.devnodes.processes import free_port
+from celery_redlock.operations.doctor import Case, deploys
 from tests.harness.waiting import until
 from tests.worker.project.app import create_app
+from tests.worker.project.versions import GONE
 from tests.worker.support import assert_refused
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from tests.harness.deployment import Deployment
+    from celery_redlock.operations.doctor import Finding
+    from tests.harness.deployment import Deploy, Deployment
 
 SOON = 10.0  # seconds
 
@@ -225,6 +228,23 @@ def test_expired_job_releases_its_claim(here: Deployment, key: str) -> None:
     assert [run.task_id for run in here.stage.runs(key)] == [second.id]
 
 
+def test_revoked_job_that_is_due_later_keeps_no_call_out(
+    here: Deployment, key: str
+) -> None:
+    """Celery stores REVOKED at once, and discards the job when it is due."""
+    first = here.send("one-at-all", key, countdown=3600)
+    here.until_received(first.id, 1)
+
+    first.revoke()
+    until(lambda: first.state == states.REVOKED)
+    second = here.send("one-at-all", key)
+
+    assert second.id != first.id
+    assert second.conflict is None
+    here.finish(key, second)
+    assert [run.task_id for run in here.stage.runs(key)] == [second.id]
+
+
 def test_unpublished_job_releases_its_claim(here: Deployment, key: str) -> None:
     """A call that could not be published leaves no claim; the next attempt runs."""
     gone = f"redis://127.0.0.1:{free_port()}/0"
@@ -265,3 +285,83 @@ def test_killed_job_keeps_no_other_call_out(prefork: Deployment, key: str) -> No
 
     prefork.finish(key, second)
     assert second.id != first.id
+
+
+# -- two versions at a time ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("published_by", "run_by"),
+    [
+        ("first", "one argument more"),
+        ("one argument more", "first"),
+        ("first", "another key"),
+        ("another key", "first"),
+        ("first", "unclaimed"),
+        ("unclaimed", "first"),
+    ],
+)
+def test_worker_of_another_version_releases_the_claim(
+    deploy: Deploy, key: str, published_by: str, run_by: str
+) -> None:
+    """The message names what was claimed, so no call is kept out afterwards."""
+    workers = deploy(concurrency=1, settings={"project_version": run_by})
+    with publisher(workers, project_version=published_by) as app:
+        task = app.tasks["evolving"]
+        first = task.delay(key)
+
+        workers.until_running(key, first.id)
+
+        until_unclaimed(workers, task.lock_key(key))
+
+
+@pytest.mark.parametrize("run_by", ["no default", GONE])
+def test_worker_that_cannot_run_a_job_releases_its_claim(
+    deploy: Deploy, key: str, run_by: str
+) -> None:
+    """Its arguments do not fit any more, or the worker does not know the task."""
+    workers = deploy(concurrency=1, settings={"project_version": run_by})
+    with publisher(workers) as app:
+        task = app.tasks["evolving"]
+        first = task.delay(key)
+        result = workers.app.AsyncResult(first.id)
+
+        until(lambda: result.state == states.FAILURE)
+
+        until_unclaimed(workers, task.lock_key(key))
+
+
+def test_argument_with_a_default_changes_no_key(deploy: Deploy, key: str) -> None:
+    """Old and new workers, side by side: a call of either is the other's duplicate."""
+    old = deploy(concurrency=1)
+    new = deploy(concurrency=1, settings={"project_version": "one argument more"})
+    first = old.begin("evolving", key)
+
+    with_default = new.send("evolving", key, False)  # noqa: FBT003  (a message)
+    by_name = new.app.send_task("evolving", (key,), {"depth": 3})
+
+    assert (with_default.id, with_default.conflict.phase) == (first.id, "running")
+    assert_refused(by_name, first)
+    other = new.send("evolving", key, force=True)
+    new.until_running(key, first.id, other.id)
+    old.finish(key, first)
+    new.finish(key, other)
+
+
+def test_doctor_names_workers_of_another_version(deploy: Deploy, key: str) -> None:
+    """It asks the running workers for the arguments and lock options of their tasks."""
+    workers = deploy(concurrency=1, settings={"project_version": "another key"})
+
+    def look(app: Celery) -> list[Finding]:
+        return [*deploys.versions(Case(runtime_of(app).redlock, [], app))]
+
+    with publisher(workers, project_version="first") as app:
+        found = look(app)
+
+    name = workers.worker.container.node_name
+    assert {(each.code, each.about) for each in found} == {
+        ("other-version", "evolving")
+    }
+    assert f"other arguments or key in {name} than here" in str(found)
+    assert f"other lock options in {name} than here" in str(found)
+    assert look(workers.app) == []

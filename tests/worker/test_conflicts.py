@@ -67,6 +67,18 @@ def test_raise_spares_the_worker(prefork: Deployment, key: str) -> None:
     assert prefork.worker.container.pid == main
 
 
+def test_short_runs_follow_each_other(prefork: Deployment, key: str) -> None:
+    """Calls that find a run just begun wait for it: none takes the long way twice."""
+    results = [prefork.send("sleeper-retry", key, 0.02) for _ in range(40)]
+
+    for result in results:
+        assert result.get(timeout=60) == result.id
+    logs = prefork.logs()
+    republished = [logs.count(f"[{r.id}] is republished") for r in results]
+    assert max(republished) <= 1
+    assert prefork.stage.overlaps(key) == []
+
+
 def test_retry_goes_beyond_max_retries(prefork: Deployment, key: str) -> None:
     """Waiting for a lock is no failed attempt: a task with no retries left waits."""
     first = prefork.begin("job-retry", key)
@@ -215,6 +227,8 @@ def test_one_of_the_contenders_wins(
             lock = f"{key}-{number}"
             results = [frail.send("job", lock) for _ in range(4)]
             until(lambda: sum(result.ready() for result in results) == 3, 30)  # noqa: B023
+            # The one that holds the lock may not have begun its body yet.
+            until(lambda: frail.stage.running(lock), what="the body of the winner")  # noqa: B023
             assert len(frail.stage.running(lock)) == 1
             frail.stage.open(lock)
             until(lambda: all(result.ready() for result in results))  # noqa: B023

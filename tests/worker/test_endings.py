@@ -112,6 +112,7 @@ def has_ended(runs: list[Run]) -> bool:
     return all(run.ended is not None or not is_alive(run.pid) for run in runs)
 
 
+@pytest.mark.long
 def test_soft_limit_that_lands_in_the_release_leaves_no_lock(
     deploy: Deploy, key: str
 ) -> None:
@@ -190,6 +191,19 @@ def test_killed_child_with_acks_late_is_run_again_once(
     prefork.finish(key, result)
     assert prefork.stage.outcomes(key) == ["killed", "done"]
     prefork.nodes.until_free(key)
+
+
+def test_killed_child_with_a_permit_is_run_again_once(
+    prefork: Deployment, key: str
+) -> None:
+    """Its main process also releases what keeps copies of it out."""
+    result = prefork.begin("limited-late", key)
+
+    prefork.kill_child(key)
+
+    prefork.until_running(key, result.id, seconds=FREED_WITHIN)
+    prefork.finish(key, result)
+    assert prefork.stage.outcomes(key) == ["killed", "done"]
 
 
 def test_killed_child_frees_its_lock(prefork: Deployment, key: str) -> None:

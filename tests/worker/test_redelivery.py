@@ -47,13 +47,16 @@ def test_retries_without_delay_all_run(any_pool: Deployment, key: str) -> None:
         assert any_pool.stage.overlaps(name) == []
 
 
+def stored_by(site: Site, backend: str) -> dict[str, str]:
+    """Return the settings of a worker with a result backend of the project."""
+    url = f"redis://127.0.0.1:{site.backend.port}/0"
+    return {"result_backend": f"tests.worker.project.late.{backend}+{url}"}
+
+
 @pytest.fixture
 def late(site: Site) -> dict[str, str]:
     """Give the settings of a worker whose RETRY is stored late."""
-    backend = (
-        f"tests.worker.project.late.LateRetries+redis://127.0.0.1:{site.backend.port}/0"
-    )
-    return {"result_backend": backend}
+    return stored_by(site, "LateRetries")
 
 
 @pools
@@ -102,9 +105,27 @@ def test_copy_is_dropped_if_there_is_a_result(prefork: Deployment, key: str) -> 
     assert first.state == states.PENDING
     prefork.finish(key, first)
 
-    prefork.until_idle()
+    prefork.until_settled(task_id)
     assert first.get(timeout=10) == task_id
     assert len(prefork.stage.runs(key)) == 1
+
+
+@pools
+def test_copy_that_has_the_lock_before_the_result_is_stored_is_dropped(
+    deploy: Deploy, site: Site, key: str, pool: str
+) -> None:
+    """Celery stores a result after the lock is released: the copy waits for it."""
+    worker = deploy(pool=pool, settings=stored_by(site, "LateResults"))
+    task_id = uuid()
+    first = worker.begin("job", key, task_id=task_id)
+
+    worker.send("job", key, task_id=task_id)
+    worker.until_received(task_id, times=3)  # the job, the copy, the copy again
+    worker.finish(key, first)
+
+    worker.until_settled(task_id)
+    assert len(worker.stage.notes(key, "signal-acquired")) == 2
+    assert len(worker.stage.runs(key)) == 1
 
 
 def test_copy_runs_after_a_job_without_result(prefork: Deployment, key: str) -> None:
@@ -117,7 +138,7 @@ def test_copy_runs_after_a_job_without_result(prefork: Deployment, key: str) -> 
     prefork.stage.open(key)
 
     until(lambda: len(prefork.stage.runs(key)) == 2, 40)
-    prefork.until_idle()
+    prefork.until_settled(task_id)
     assert len(prefork.stage.runs(key)) == 2
     assert prefork.stage.overlaps(key) == []
 
@@ -143,17 +164,20 @@ def impatient(deploy: Deploy) -> Deployment:
     return deploy(workers=2, concurrency=2, settings=redelivery())
 
 
-@pytest.mark.parametrize("name", ["short", "job"])
+@pytest.mark.parametrize("name", ["short", "job", "limited-late"])
 def test_redelivery_while_the_job_runs_runs_it_once(
     impatient: Deployment, key: str, name: str
 ) -> None:
-    """A job longer than the visibility timeout is redelivered often, and runs once."""
+    """A job longer than the visibility timeout is redelivered often, and runs once.
+
+    So does one with a limit of three, of which two permits are free for its copies.
+    """
     result = impatient.begin(name, key)
 
     impatient.until_received(result.id, times=3)
     impatient.finish(key, result)
 
-    impatient.until_idle()
+    impatient.until_settled(result.id)
     assert result.get(timeout=10) == result.id
     assert len(impatient.stage.runs(key)) == 1
 
@@ -166,7 +190,7 @@ def test_redelivery_without_a_result_waits(impatient: Deployment, key: str) -> N
     impatient.stage.open(key)
 
     until(lambda: len(impatient.stage.runs(key)) >= 2, 40)
-    impatient.until_idle()
+    impatient.until_settled(result.id)
     assert impatient.stage.overlaps(key) == []
 
 
@@ -178,7 +202,7 @@ def test_expired_copy_touches_no_result(impatient: Deployment, key: str) -> None
     assert result.state == states.PENDING
     impatient.finish(key, result)
 
-    impatient.until_idle()
+    impatient.until_settled(result.id)
     assert result.state == states.SUCCESS
     assert len(impatient.stage.runs(key)) == 1
 
@@ -205,7 +229,7 @@ def send_and_kill(here: Deployment, broker: RedisServer, key: str) -> AsyncResul
     """Let a duplicate wait, kill the broker, and wait until it is refused a copy."""
     result = here.send("job-wait-then-retry", key)
     until(lambda: here.stage.notes(key, "conflict"))
-    here.until_idle()  # its message is acknowledged: the broker no longer has it
+    here.until_settled(result.id)  # acknowledged: the broker no longer has it
     broker.kill()
     until(
         lambda: f"{result.id}] could not be republished" in here.logs_of_the_package(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from celery import states
 
-from celery_redlock import QuorumUnreachable
+from celery_redlock import QuorumUnreachable, runtime_of
 from tests.harness.lock_nodes import lock_nodes
 from tests.harness.waiting import until
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.harness.lock_nodes import LockNodes
 
 LONGEST_BACKOFF = 2.0  # seconds after which a node is connected to again
+A_QUARANTINE = 62.0  # seconds, with the default settings
 SHORT = {"redlock_max_ttl": 2, "redlock_ttl": 1.5}  # seconds: a short quarantine
 
 
@@ -140,12 +141,56 @@ def test_new_nodes_are_waited_for(redis_server: str, site: Site, key: str) -> No
         assert "quarantine" in here.logs_of_the_package()
 
 
+def test_job_published_before_init_runs_soon_after_it(
+    redis_server: str, site: Site, key: str
+) -> None:
+    """Nodes say that they vote in a minute, and ``init`` lets them vote at once."""
+    with (
+        lock_nodes(3, initialize=False) as nodes,
+        site.deploy(nodes, concurrency=1) as here,
+    ):
+        result = here.send("quick", key)
+        here.until_received(result.id, times=2)
+        assert here.stage.runs(key) == []
+        runtime_of(here.app).redlock.initialize()
+
+        assert result.get(timeout=A_QUARANTINE / 2) == result.id
+
+
+def test_outage_is_two_lines_in_the_log(
+    deploy: Deploy, frail_nodes: LockNodes, key: str
+) -> None:
+    """Its begin and its end, for any number of tries; Celery's own lines are short."""
+    here = deploy(frail_nodes, concurrency=1)
+    assert here.send("quick", f"{key}-before").get(timeout=20)
+    before = len(here.logs().splitlines())
+    with frail_nodes.majority_paused():
+        jobs = [here.send("quick", f"{key}-{number}") for number in range(4)]
+        for job in jobs:
+            here.until_received(job.id, times=4)
+
+    assert [job.get(timeout=60) for job in jobs] == [job.id for job in jobs]
+
+    until(lambda: "The lock nodes vote again." in here.logs_of_the_package())
+    lines = here.logs().splitlines()[before:]
+    ours = [line for line in lines if " celery_redlock" in line]
+    tries = sum("] retry: " in line for line in lines)
+    began, ended = (line for line in ours if "outage_log" in line)
+    assert "4 calls of this process got no lock in" in ended
+    assert f"in {tries} tries (retry {tries})" in ended
+    assert f"{jobs[0].id}] will be republished" in began
+    assert [line for line in ours if key in line] == [began]
+    assert [
+        line for line in lines if line not in (began, ended) and len(line) > 300
+    ] == []
+
+
 def test_worker_starts_without_its_nodes(
     deploy: Deploy, frail_nodes: LockNodes, key: str
 ) -> None:
     """A worker without its lock nodes starts and warns; jobs run when nodes are up."""
     with frail_nodes.majority_paused():
         here = deploy(frail_nodes, concurrency=1)
-        assert "do not run until this has changed" in here.logs_of_the_package()
+        assert "do not run until more nodes vote" in here.logs_of_the_package()
 
     assert here.send("quick", key).get(timeout=40)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.keys import keys_of
 from celery_redlock.operations.inspect import NodeState, NodeStatus
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
-    from celery_redlock.operations.scan import SeenHolder
+    from celery_redlock.core.limits import Limit
+    from celery_redlock.operations.scan import LimitInUse, SeenHolder
 
 _GAP = "  "
 _ELLIPSIS = "…"
@@ -170,6 +172,29 @@ def unseen_lines(unseen: Mapping[str, str]) -> list[str]:
     return [painted(f"Node {label} {why}.", "warning") for label, why in unseen.items()]
 
 
+def doubt_lines(nodes: Iterable[NodeStatus], settings: str = "") -> list[str]:
+    """Say why nodes cannot tell what is held, one line for each.
+
+    Args:
+        nodes: All nodes.
+        settings: How the settings differ, with the remedy, where they do.
+    """
+    doubts = {node.label: node.doubt for node in nodes if node.doubt}
+    return unseen_lines(doubts) + ([painted(settings, "warning")] if settings else [])
+
+
+def keys_text(key: str, *, beside: Sequence[str] = ()) -> str:
+    """Return the keys of a call or a lock, for a table.
+
+    Args:
+        key: One key, or several, one a line.
+        beside: All keys that its holder took together, if they were several.
+    """
+    others = [one for one in beside if one != key]
+    together = f" with {' and '.join(others)}" if others else ""
+    return " and ".join(keys_of(key)) + together
+
+
 # -- locks and nodes ---------------------------------------------------------------
 
 LOCK_COLUMNS = (
@@ -181,17 +206,19 @@ LOCK_COLUMNS = (
     Column("AGE", right=True),
     Column("LEFT", right=True),
     Column("FENCE", right=True, spare=True),
-    Column("VOTES", right=True),
+    Column("NODES", right=True),
 )
 
 
-def lock_row(lock: SeenHolder, *, nodes: int, quorum: int) -> Row:
+def lock_row(lock: SeenHolder, *, nodes: int) -> Row:
     """Return the cells of ``LOCK_COLUMNS``."""
     holder, age = lock.holder, age_of(lock.holder)
-    left = duration(lock.ttl_left)
-    mood = "bad" if lock.votes < quorum else "warning"
+    left = "never ends" if math.isinf(lock.ttl_left) else duration(lock.ttl_left)
+    mood = "warning" if lock.is_held else "bad"
+    beside = () if holder.is_kept else holder.keys
+    permit = permit_text(lock.permit)
     return [
-        lock.key,
+        keys_text(lock.key, beside=beside) + (f" ({permit})" if permit else ""),
         holder.task or "–",
         holder.task_id or "–",
         holder.host or "–",
@@ -201,6 +228,72 @@ def lock_row(lock: SeenHolder, *, nodes: int, quorum: int) -> Row:
         str(holder.fence or "–"),
         Cell(f"{lock.votes}/{nodes}", "good" if lock.votes == nodes else mood),
     ]
+
+
+def permit_text(permit: tuple[Limit, int] | None) -> str:
+    """Return ``permit 3 of 5``, or ``start 2 of 10 in 60 s``; "" for a plain lock."""
+    if permit is None:
+        return ""
+    limit, number = permit
+    if limit.period:
+        return f"start {number} of {limit.most} in {limit.period:g} s"
+    return f"permit {number} of {limit.most}"
+
+
+def seen_document(lock: SeenHolder) -> dict[str, Any]:
+    """Return a lock for JSON, and of a limit which permit it is."""
+    limit, number = lock.permit or (None, None)
+    return {
+        "key": lock.key,
+        **holder_document(lock.holder),
+        "permit": number,
+        "limit": limit and limit_document(limit),
+        "kept": lock.holder.is_kept,
+        "ttl_left": finite(lock.ttl_left),
+        "votes": lock.votes,
+        "held": lock.is_held,
+    }
+
+
+def limit_document(limit: Limit) -> dict[str, Any]:
+    """Return a limit for JSON. Its period is 0 if it is one of holders at once."""
+    return {"key": limit.key, "most": limit.most, "period": limit.period}
+
+
+def limit_lines(limits: Sequence[LimitInUse], most: int = 20) -> list[str]:
+    """Say how many permits of each limit are in use, one line for each.
+
+    Args:
+        limits: The limits.
+        most: How many lines there may be.
+    """
+    lines = [
+        painted(str(one), "warning") if one.is_full else str(one)
+        for one in limits[:most]
+    ]
+    if len(limits) > most:
+        lines.append(f"and {plural(len(limits) - most, 'more limit')}.")
+    return lines
+
+
+def limits_document(limits: Iterable[LimitInUse]) -> list[dict[str, Any]]:
+    """Return limits for JSON, with the number of permits that are in use."""
+    return [{**limit_document(one.limit), "in_use": one.in_use} for one in limits]
+
+
+def permits_document(limits: Iterable[LimitInUse]) -> list[dict[str, Any]]:
+    """Return the same, with the permits that have a holder."""
+    return [
+        {**limit_document(one.limit), "in_use": one.in_use}
+        | {"permits": [seen_document(seen) for seen in one.permits]}
+        for one in limits
+    ]
+
+
+def permits_table(limits: Iterable[LimitInUse], *, nodes: int) -> list[str]:
+    """Return the lines of a table of the permits that have a holder."""
+    rows = [lock_row(seen, nodes=nodes) for one in limits for seen in one.permits]
+    return table(LOCK_COLUMNS, rows) if rows else []
 
 
 def holder_document(holder: Holder) -> dict[str, Any]:
@@ -213,6 +306,7 @@ def holder_document(holder: Holder) -> dict[str, Any]:
         "started": holder.started or None,
         "age": age_of(holder),
         "fence": holder.fence,
+        "keys": list(holder.keys),
     }
 
 

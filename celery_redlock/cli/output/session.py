@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from celery_redlock.settings import Settings
 
 DONE, WARNING, USAGE, ERROR = range(4)
+_NO_APP = "default"  # the name of Celery's own app, which is used without -A
 _MAX_SHARE = 0.2  # of the time, for making frames
 
 
@@ -153,8 +154,23 @@ class Command(CeleryCommand):
         try:
             code = super().invoke(ctx)
         except RedlockError as error:
-            raise Failure(str(error), _code_of(error)) from error
+            hint = _hint(ctx) if isinstance(error, ConfigurationError) else ""
+            raise Failure(f"{hint}{error}", _code_of(error)) from error
+        except Failure as error:
+            hint = _hint(ctx) if error.exit_code == USAGE else ""
+            raise Failure(f"{hint}{error.message}", error.exit_code) from error
         ctx.exit(code or DONE)
+
+
+def _hint(ctx: click.Context) -> str:
+    """Return how to name an app, for a command line that names none; or ``""``."""
+    app = ctx.obj.app
+    if app.main != _NO_APP or app.conf.get("redlock_nodes"):
+        return ""
+    return (
+        f"No app is named. Name yours with -A: `celery -A proj redlock {ctx.info_name} "
+        "...`. "
+    )
 
 
 def _code_of(error: RedlockError) -> int:

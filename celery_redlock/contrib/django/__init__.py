@@ -6,7 +6,8 @@ be imported before that.
 
 The app for ``INSTALLED_APPS`` is in ``apps``; read that first. It registers ``checks``
 (what doctor finds, as system checks) and connects ``claims`` (released on rollback);
-``models`` and ``admin`` show the held locks. ``project`` finds the Celery app.
+``models`` and ``admin`` show the held locks and the records of calls, which ``records``
+writes; their table is in ``migrations``. ``project`` finds the Celery app.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Locks in the admin: a list of the holders, and a page to release a lock.
 
+Records of calls (``exactly_once_in``) can be read and searched, and not changed.
+
 All staff users may look. To release a lock, a user needs the permission
 ``celery_redlock.release_heldlock`` and confirms on a page that states the risk. The
-release leaves an entry in the admin's log. Only what was shown is released: if another
-client has acquired the lock by then, it keeps the lock.
+release leaves an entry in the admin's log, and a record on the nodes, which this page
+and ``celery redlock show`` list. Only what was shown is released: if another client has
+acquired the lock by then, it keeps the lock.
 """
 
 from __future__ import annotations
@@ -24,28 +27,42 @@ from django.urls import path
 from django.utils.crypto import constant_time_compare, salted_hmac
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.contrib.django.models import HeldLock
+from celery_redlock.contrib.django.models import CallRecord, HeldLock
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.keys import keys_of
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.errors import RedlockError
-from celery_redlock.operations.force_release import is_ours, release_lock, values_on
-from celery_redlock.operations.scan import scan
+from celery_redlock.operations.force_release import (
+    Operator,
+    is_ours,
+    release_lock,
+    values_on,
+)
+from celery_redlock.operations.inspect import (
+    LockStatus,
+    lock_status,
+    other_settings,
+)
+from celery_redlock.operations.scan import other_permits, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from django.http import HttpRequest, HttpResponse
 
-    from celery_redlock.core.lease import Inspection
+    from celery_redlock.core.redlock import Redlock
     from celery_redlock.operations.scan import Scan, SeenHolder
 
-__all__ = ["HeldLockAdmin"]
+__all__ = ["CallRecordAdmin", "HeldLockAdmin"]
 
 log = logging.getLogger(__name__)
 
 _LIST = "admin:celery_redlock_heldlock_changelist"
 _MOST = 500  # rows on a page
+_MOST_RELEASES = 20
+_MOST_LIMITS = 20
 _RELEASE = "celery_redlock.release_heldlock"
 
 
@@ -80,7 +97,7 @@ class HeldLockAdmin(admin.ModelAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """List the locks that are held, the oldest first.
+        """List the locks that are held, the oldest first, and permits for a start.
 
         ``?q=invoice:*`` selects keys as Redis does. ``?all=1`` also lists keys of which
         no majority names one holder.
@@ -95,7 +112,11 @@ class HeldLockAdmin(admin.ModelAdmin):
         except RedlockError as error:
             messages.error(request, str(error))
         else:
-            context |= _listing(seen, seen.found if everything else seen.held)
+            shown = seen.held + seen.possible + seen.starts
+            shown = seen.found if everything else shown
+            settings = other_settings(redlock, seen.nodes)
+            context |= {**_listing(seen, shown), "settings": settings}
+            context["releases"] = _releases(redlock)
         context["may_release"] = request.user.has_perm(_RELEASE)
         context |= extra_context or {}
         return self._page(request, "held_locks", "Held locks", context)
@@ -107,12 +128,14 @@ class HeldLockAdmin(admin.ModelAdmin):
         key = request.POST.get("key") or request.GET.get("key", "")
         try:
             redlock = runtime_of(celery_app()).redlock
-            seen = redlock.inspect(key) if key and "\n" not in key else None
+            found = lock_status(redlock, key) if key and "\n" not in key else None
         except RedlockError as error:
             messages.error(request, str(error))
             return redirect(_LIST)
-        values = values_on(seen.ballot) if seen else {}
+        values = values_on(found.seen.ballot) if found else {}
         refusal = f"No node that answered has a lock for {key}."
+        if found and found.is_held is None and not values:
+            refusal += " It cannot be told whether it is held: too few nodes can tell."
         if request.method == "POST":
             shown = request.POST.getlist("shown")
             values = {v: nodes for v, nodes in values.items() if _is_among(v, shown)}
@@ -123,8 +146,14 @@ class HeldLockAdmin(admin.ModelAdmin):
         if request.method == "POST":
             self._release(request, key, list(values))
             return redirect(_LIST)
-        context = {"key": key, "holders": _holders(seen, values)}
-        context["ttl_left"] = seen.ttl_left if seen else 0
+        holders = _holders(found, values)
+        context: dict[str, Any] = {"key": key, "holders": holders}
+        context["is_permit"] = any(one["limit"] for one in holders)
+        context["is_kept"] = any(one["holder"].is_kept for one in holders)
+        context["ttl_left"] = found.ttl_left if found else 0.0
+        context["never_ends"] = math.isinf(context["ttl_left"])
+        context["other_permits"] = other_permits(redlock, key)
+        context["releases"] = _releases(redlock, key)
         return self._page(request, "release_lock", "Release a lock?", context)
 
     def _release(self, request: HttpRequest, key: str, values: list[str]) -> None:
@@ -140,13 +169,19 @@ class HeldLockAdmin(admin.ModelAdmin):
                 action_flag=DELETION,
                 change_message=f"Releasing the lock of {holders}.",
             )
-            nodes = release_lock(redlock, key, values)
+            reason = request.POST.get("reason", "").strip()
+            operator = Operator(str(request.user), "the Django admin", reason)
+            nodes = release_lock(redlock, key, values, operator)
             released = sum(nodes.results.values())
             fact = f"on {released} of {len(redlock.labels)} nodes, held by {holders}"
-            entry.change_message = f"Released {fact}."
+            why = f" Reason: {reason}" if reason else ""
+            entry.change_message = f"Released {fact}.{why}"
             entry.save(update_fields=["change_message"])
-        log.warning("%s released the lock %r %s.", request.user, key, fact)
-        if released:
+        log.warning("%s released the lock %r %s.%s", request.user, key, fact, why)
+        if len(nodes.unseen) >= redlock.quorum:
+            few = f"The lock {key} may still be held: too few nodes were reached."
+            messages.error(request, few)
+        elif released:
             messages.success(request, f"Released {key} {fact}.")
         else:
             messages.warning(request, f"{key} had expired: nothing was released.")
@@ -166,52 +201,97 @@ class HeldLockAdmin(admin.ModelAdmin):
         return TemplateResponse(request, f"celery_redlock/{template}.html", everything)
 
 
+@admin.register(CallRecord)
+class CallRecordAdmin(admin.ModelAdmin):
+    """The records of calls with ``exactly_once_in``, to be read only.
+
+    A record that was changed or deleted would let a call run again, or keep it out. The
+    search is for a whole task id, or for a part of the key or of the task's name.
+    """
+
+    list_display = ("task", "task_id", "key", "state", "fence", "recorded_at")
+    list_filter = ("state",)
+    ordering = ("-recorded_at",)
+    search_fields = ("=task_id", "task", "key")
+    show_full_result_count = False
+
+    def has_add_permission(self, _request: HttpRequest) -> bool:
+        """No: tasks write records."""
+        return False
+
+    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+        """No: a record is what has happened."""
+        return False
+
+    has_delete_permission = has_change_permission
+
+
 def _listing(seen: Scan, locks: Iterable[SeenHolder]) -> dict[str, Any]:
-    rows = sorted((_row(lock, seen) for lock in locks), key=lambda row: row["since_s"])
+    rows = sorted((_row(lock) for lock in locks), key=lambda row: row["since_s"])
     return {
         "seen": seen,
         "rows": rows[:_MOST],
         "not_shown": max(0, len(rows) - _MOST),
         "others": len(seen.others),
-        "answered": len(seen.labels) - len(seen.unseen),
+        "limits": seen.limits[:_MOST_LIMITS],
+        "more_limits": max(0, len(seen.limits) - _MOST_LIMITS),
+        "doubts": {node.label: node.doubt for node in seen.nodes if node.doubt},
     }
 
 
-def _row(lock: SeenHolder, seen: Scan) -> dict[str, Any]:
+def _releases(redlock: Redlock, key: str | None = None) -> list[dict[str, Any]]:
+    """Return the latest releases by operators, for a template."""
+    found = forced_releases(redlock, key)[:_MOST_RELEASES]
+    zone = timezone.utc
+    return [
+        {"release": one, "at": datetime.fromtimestamp(one.at, tz=zone)} for one in found
+    ]
+
+
+def _row(lock: SeenHolder) -> dict[str, Any]:
     holder = lock.holder
     return {
         "key": lock.key,
-        **_of(holder),
+        **_of(holder, lock.key),
         "since_s": holder.started or math.inf,
         "ttl_left": None if math.isinf(lock.ttl_left) else lock.ttl_left,
         "votes": lock.votes,
-        "held": lock.votes >= seen.quorum,
+        "held": lock.is_held,
     }
 
 
-def _holders(seen: Inspection | None, values: dict[str, list[str]]) -> list[Any]:
+def _holders(found: LockStatus | None, values: dict[str, list[str]]) -> list[Any]:
     return [
         {
-            **_of(Holder.parse(value)),
+            **_of(Holder.parse(value), found.seen.key if found else ""),
             "is_ours": is_ours(value),
             "votes": len(nodes),
-            "nodes": len(seen.ballot.labels) if seen else 0,
+            "nodes": len(found.nodes) if found else 0,
             "shown": _digest(value),
         }
         for value, nodes in values.items()
     ]
 
 
-def _of(holder: Holder) -> dict[str, Any]:
+def _of(holder: Holder, key: str) -> dict[str, Any]:
+    """Return a holder of this key, for a template."""
     since = datetime.fromtimestamp(holder.started, tz=timezone.utc)
-    age = SYSTEM_CLOCK.wall() - holder.started
-    return {"holder": holder, "since": since if holder.started else None, "age": age}
+    limit, number = holder.permit(key) or (None, 0)
+    return {
+        "holder": holder,
+        "since": since if holder.started else None,
+        "age": SYSTEM_CLOCK.wall() - holder.started,
+        "limit": limit,
+        "number": number,
+        "others": [one for one in keys_of(holder.whole_key(key)) if one != key],
+    }
 
 
 def _digest(value: str) -> str:
     """Identify a value on a page without showing its token, which proves ownership."""
     token = value.partition("\n")[0]
-    return str(salted_hmac("celery_redlock.release", token).hexdigest())
+    made = salted_hmac("celery_redlock.release", token, algorithm="sha256")
+    return str(made.hexdigest())
 
 
 def _is_among(value: str, shown: Iterable[str]) -> bool:

@@ -10,9 +10,8 @@ The id of a check is doctor's code behind the app's label: ``celery_redlock.acks
 ``SILENCED_SYSTEM_CHECKS`` takes it, and ``--tag celery_redlock`` runs these checks
 only. Doctor's notes have the level INFO.
 
-Some codes belong to these checks alone: ``settings`` (a setting is wrong, or no nodes
-are named), ``option`` (a task's option conflicts with a setting) and ``tasks`` (the
-modules with tasks cannot be imported).
+Two codes belong to these checks alone: ``settings`` (a setting is wrong, or no nodes
+are named) and ``tasks`` (the modules with tasks cannot be imported).
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.app.runtime import Runtime
     from celery_redlock.operations.doctor import Finding
 
 __all__ = ["TAG", "check_nodes", "check_project"]
@@ -91,8 +89,7 @@ def _project_messages() -> Iterator[CheckMessage]:
         )
         return
     try:
-        runtime = runtime_of(app)
-        runtime.redlock  # noqa: B018  (building it checks the nodes)
+        runtime_of(app).redlock  # noqa: B018  (building it checks the nodes)
     except ConfigurationError as error:
         yield Error(
             str(error),
@@ -100,16 +97,7 @@ def _project_messages() -> Iterator[CheckMessage]:
             id=f"{TAG}.settings",
         )
         return
-    for task in tasks:
-        yield from _option_messages(runtime, task)
     yield from map(_message, _local_findings(app))
-
-
-def _option_messages(runtime: Runtime, task: Any) -> Iterator[CheckMessage]:
-    try:
-        runtime.options(task.name, task.lock_options)
-    except ConfigurationError as error:
-        yield Error(str(error), obj=task.name, id=f"{TAG}.option")
 
 
 def _local_findings(app: Any) -> list[Finding]:
@@ -117,10 +105,7 @@ def _local_findings(app: Any) -> list[Finding]:
     from celery_redlock.app.runtime import runtime_of
     from celery_redlock.operations.doctor import OFFLINE, Case, findings_of
 
-    try:
-        return findings_of(Case(runtime_of(app).redlock, (), app), OFFLINE)
-    except ConfigurationError:
-        return []  # an option conflicts with a setting, which is reported
+    return findings_of(Case(runtime_of(app).redlock, (), app), OFFLINE)
 
 
 def _message(found: Finding) -> CheckMessage:

@@ -1,10 +1,14 @@
-"""A model without a table, for the admin's permissions and log entries."""
+"""The models of the app: held locks, which have no table, and records of calls.
+
+`HeldLock` is there for the admin's permissions and log entries. `CallRecord` is written
+by tasks with ``exactly_once_in``; see ``records``.
+"""
 
 from __future__ import annotations
 
 from django.db import models
 
-__all__ = ["HeldLock"]
+__all__ = ["CallRecord", "HeldLock"]
 
 
 class _NoRows(models.Manager):
@@ -36,3 +40,37 @@ class HeldLock(models.Model):
 
     def __str__(self) -> str:
         return str(self.key)
+
+
+class CallRecord(models.Model):
+    """A call that has been done, with its effects in this database.
+
+    The fields are those of ``celery_redlock.task.call_records.CallRecord``.
+    """
+
+    id = models.CharField(max_length=64, primary_key=True)
+    task = models.CharField(max_length=255)
+    task_id = models.CharField(max_length=255)
+    key = models.TextField()
+    fence = models.BigIntegerField()
+    state = models.CharField(max_length=20)
+    result = models.TextField()
+    content_type = models.CharField(max_length=100)
+    content_encoding = models.CharField(max_length=20)
+    recorded_at = models.DateTimeField()
+    keep_until = models.DateTimeField()
+
+    class Meta:
+        """Indexes: to search for a task id, to list, to delete old records."""
+
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(fields=["task_id"], name="redlock_record_task_id"),
+            models.Index(fields=["recorded_at"], name="redlock_record_recorded_at"),
+            models.Index(fields=["keep_until"], name="redlock_record_keep_until"),
+        )
+        verbose_name = "record of a call"
+        verbose_name_plural = "records of calls"
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}]"

@@ -108,13 +108,16 @@ class SlotRecord:
         """
         redlock = self._redlock
         keys = redlock.keys
-        request = redlock.nodes.ask(
-            READ_SLOTS,
-            [self._slots_key, keys.meta],
-            [redlock.guard.config],
-            done_when=all_answered,
-        )
-        ballot = request.ballot
+        while True:
+            request = redlock.nodes.ask(
+                READ_SLOTS,
+                [self._slots_key, keys.meta],
+                [redlock.guard.config],
+                done_when=all_answered,
+            )
+            ballot = request.ballot
+            if not redlock.guard.recover(ballot):
+                break
         notes = [request.replies[i][1:] for i in ballot.indexes(VoteKind.GRANTED)]
         if len(notes) < redlock.quorum:
             raise unreachable(
@@ -130,8 +133,9 @@ class SlotRecord:
             ahead = (instant - now) / _US
             if ahead > _AHEAD:
                 log.warning(
-                    "The slots of %r were noted up to %.0f s ahead of this clock, and "
-                    "are sent from now on. Check the clocks of your beats.",
+                    "The last slot of %r is recorded with a time that is %.0f s ahead "
+                    "of this clock. Its slots are sent from now on. Check the clocks "
+                    "of the machines with beats.",
                     name,
                     ahead,
                 )

@@ -10,10 +10,13 @@ queue, so that no second one is published::
 
     no message was sent: release     the publisher died in between: ends in 10 s
 
-A claim belongs to its job alone. It is compared before it is kept or released, and a
-copy of the job that is republished takes it again. A job that *runs* needs no claim,
-since its lock shows it. A job that *has succeeded* is noted for the time of the
-cool-down, before its lock is released.
+A claim belongs to its job alone, and the message of the job carries the key that was
+claimed. Workers release just this key: a worker of another version may compute another
+key for the call, or not know its task. The job is compared before its claim is kept or
+released, and a copy of the job that is republished takes it again. If the result of a
+job says that it has ended, the next publisher takes over its claim. A job that *runs*
+needs no claim, since its lock shows it. A job that *has succeeded* is noted for the
+time of the cool-down, before its lock is released.
 
 Claims deduplicate jobs that wait. They are best effort and no mutual exclusion. They
 cost one round trip, and if no majority answers, the message is sent without a claim. If
@@ -29,8 +32,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.failure import delay_after, failure_of, ttl_left
-from celery_redlock.core.lease import Holder
+from celery_redlock.core.failure import (
+    delay_after,
+    failure_of,
+    ttl_left,
+    unreachable,
+)
+from celery_redlock.core.keys import keys_of, shown
+from celery_redlock.core.lease import Holder, together_lines
 from celery_redlock.core.quorum import Verdict
 from celery_redlock.core.scripts import (
     CLAIM,
@@ -39,6 +48,7 @@ from celery_redlock.core.scripts import (
     KEEP_CLAIM,
     RELEASE_CLAIM,
 )
+from celery_redlock.core.transport.requests import all_answered
 from celery_redlock.errors import LockContended, LockHeld
 
 if TYPE_CHECKING:
@@ -51,7 +61,7 @@ __all__ = ["PENDING", "Claims", "ExistingJob"]
 PENDING = 10.0  # seconds of a claim whose message is on its way
 _TRIES = 5  # while votes are split
 _MS = 1000
-_PHASES = {"queued": "waits in the queue", "succeeded": "has succeeded a moment ago"}
+_PHASES = {"queued": "waits in the queue", "succeeded": "has just succeeded"}
 _PHASE_LINE = 7  # of a value; that of a lock has none of these phases there
 
 
@@ -78,19 +88,28 @@ class ExistingJob:
     @classmethod
     def named_in(cls, key: str, ballot: Ballot) -> ExistingJob:
         """Read it from a ballot that ended as held."""
-        token = ballot.top_taker[0]
-        named = [v.value for v in ballot.votes if v is not None and v.token == token]
+        named = [vote.value for vote in ballot.top_votes()]
         # While a job begins, some nodes still say that it waits.
         (value, _), *_ = Counter(map(_without_number, named)).most_common(1)
         line = value.split("\n")[_PHASE_LINE:][:1]
         phase = line[0] if line and line[0] in _PHASES else "running"
-        return cls(key, Holder.parse(value), phase, ttl_left(ballot, token), ballot)
+        return cls(key, Holder.parse(value), phase, ttl_left(ballot), ballot)
+
+    @property
+    def held_key(self) -> str:
+        """The key that it has: that of the call; of several keys, one of them."""
+        keys = keys_of(self.key)
+        is_same_call = self.phase in _PHASES or not keys[1:]
+        if is_same_call or list(self.holder.keys) == keys:
+            return self.key
+        return keys[self.ballot.top_place]
 
     def error(self) -> LockHeld:
         """Return it as the reason for a refusal."""
         return LockHeld(
             str(self),
             key=self.key,
+            held_key=self.held_key,
             holder=self.holder,
             ballot=self.ballot,
             retry_after=self.left,
@@ -98,11 +117,14 @@ class ExistingJob:
 
     def __str__(self) -> str:
         holder = self.holder
-        job, votes = f"{holder.task}[{holder.task_id}]", self.ballot.top_taker[1]
-        does = _PHASES.get(self.phase, f"runs on {holder.host} (pid {holder.pid})")
+        votes, nodes = self.ballot.top_taker[1], len(self.ballot.labels)
+        place = "" if self.phase in _PHASES else f" on {holder.host} (pid {holder.pid})"
+        what = f"The same call {shown(self.key)} {_PHASES.get(self.phase, 'runs')} as"
+        if self.held_key != self.key:  # by another call
+            what = f"The key {self.held_key!r} is held by"
         return (
-            f"{job}, the same call {self.key!r}, {does}, as {votes} of "
-            f"{len(self.ballot.labels)} nodes say, for {self.left:.1f} s more at most."
+            f"{what} {holder.task}[{holder.task_id}]{place}. {votes} of {nodes} "
+            f"nodes say so, for {self.left:.1f} s more at most."
         )
 
 
@@ -139,11 +161,12 @@ class Claims:
 
         Raises:
             LockContended: The votes were split, again and again.
-            QuorumUnreachable: Too few nodes answered. After each of them nothing
-                is claimed.
+            QuorumUnreachable: Too few nodes answered, or vote in the view of this
+                client. After each of them nothing is claimed.
         """
         redlock, clock = self._redlock, self._redlock.clock
-        for tries in range(1, _TRIES + 1):
+        tries = 0
+        while True:
             began = clock.monotonic()
             request = self._request(
                 key, job, PENDING, at_lock=at_lock, at_cooldown=at_cooldown
@@ -153,6 +176,8 @@ class Claims:
             verdict = ballot.final_verdict()
             if verdict is Verdict.WON:
                 return None
+            if redlock.guard.recover(ballot):
+                continue  # the next claim of this job takes the place of this one
             if ballot.granted or ballot.answered < len(ballot.labels):
                 self.release(key, job.task_id)
             if verdict is Verdict.HELD:
@@ -163,11 +188,11 @@ class Claims:
                 node_timeout=redlock.timing.node_timeout,
                 config=redlock.guard.config,
             )
+            tries += 1
             if tries == _TRIES or not isinstance(failure, LockContended):
-                break
+                raise failure
             took = clock.monotonic() - began
             clock.sleep(delay_after(failure, tries, ttl=1.0, took=took))
-        raise failure
 
     def retake(self, key: str, job: Holder, seconds: float) -> None:
         """Claim the call for a job that is republished, if no other job has it.
@@ -182,8 +207,9 @@ class Claims:
 
         Does not wait for replies. A claim that was released stays released.
         """
-        args = [task_id, round(seconds * _MS)]
-        self._nodes.tell(KEEP_CLAIM, [self._keys.claim(key)], args)
+        keys = [self._keys.claim(key), self._keys.meta]
+        args = [self._redlock.guard.config, task_id, round(seconds * _MS)]
+        self._nodes.tell(KEEP_CLAIM, keys, args)
 
     def release(self, key: str, task_id: str) -> None:
         """Release the claim of a job, if it has one. Twice is harmless.
@@ -191,6 +217,37 @@ class Claims:
         Does not wait for replies. A node that is away gets it when it reconnects.
         """
         self._nodes.tell(RELEASE_CLAIM, [self._keys.claim(key)], [task_id], resend=True)
+
+    # -- for operators -----------------------------------------------------------
+
+    def release_any(self, key: str) -> str | None:
+        """Release the claim of a call, whichever job has it.
+
+        Waits for the nodes. A node that is away gets it when it reconnects.
+
+        Returns:
+            The task id of the job that most nodes named; None if none has a claim.
+
+        Raises:
+            QuorumUnreachable: Too few nodes answered. The claim is released on the
+                others.
+        """
+        redlock, name = self._redlock, self._keys.claim(key)
+        ballot = self._nodes.ask(INSPECT, [name], done_when=all_answered).ballot
+        jobs = Counter(v.token for v in ballot.votes if v is not None and v.token)
+        for job in jobs:
+            self._nodes.ask(
+                RELEASE_CLAIM, [name], [job], done_when=all_answered, resend=True
+            )
+        if ballot.answered < ballot.quorum:
+            raise unreachable(
+                key,
+                ballot,
+                node_timeout=redlock.timing.node_timeout,
+                config=redlock.guard.config,
+                state="A claim was released on the nodes that answered",
+            )
+        return max(jobs, key=jobs.__getitem__, default=None)
 
     # -- for workers -----------------------------------------------------------------
 
@@ -217,11 +274,19 @@ class Claims:
         self, key: str, job: Holder, seconds: float, *, at_lock: bool, at_cooldown: bool
     ) -> ScriptRequest:
         holder_info, ttl_ms = f"{job.info()}\nqueued", round(seconds * _MS)
-        keys = self._keys
+        keys, checks = self._keys, (int(at_lock), int(at_cooldown))
         return self._nodes.request(
             CLAIM,
-            [keys.claim(key), keys.lock(key), keys.cooldown(key)],
-            [job.task_id, holder_info, ttl_ms, int(at_lock), int(at_cooldown)],
+            # A running job of the same call has all of its keys, so also the first.
+            [keys.claim(key), keys.locks(key)[0], keys.cooldown(key), keys.meta],
+            [
+                self._redlock.guard.config,
+                job.task_id,
+                holder_info,
+                ttl_ms,
+                *checks,
+                together_lines(key),
+            ],
         )
 
     def _look(self, key: str, name: str) -> ExistingJob | None:

@@ -6,6 +6,8 @@
                    │
                    └─no─► again, sooner, until the validity ends ──► on_lost
 
+A lock that an operator released is lost at the next renewal, which learns of it.
+
 The end of validity is a local deadline. It is announced when it comes, even during a
 renewal, because nothing here blocks on a node. If a majority confirms a renewal after
 that, the lease is lost all the same.
@@ -28,8 +30,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.callbacks import call_safely
+from celery_redlock.core.keys import keys_of, shown
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.log_limit import LogLimit
 from celery_redlock.core.renewal.schedule import RenewalSchedule, WakeupQueue, Watch
 
 if TYPE_CHECKING:
@@ -73,6 +77,7 @@ class Watchdog:
         self._is_used = False
         self._schedule = RenewalSchedule()
         self._in_flight: list[tuple[Watch, Extension, float]] = []
+        self._failure_limit = LogLimit(self._clock)
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -135,20 +140,41 @@ class Watchdog:
             watch.renew_at = self._clock.monotonic()
             self._wakeups.put(watch)
 
-    def expire(self, key: str) -> Lease | None:
-        """End the validity of the lease of this key now; its loss is then announced.
+    def renew_key(self, key: str) -> bool:
+        """Renew the lease of these locks now, in the background. For tests.
+
+        Args:
+            key: The name of a lock; of a limit, that of the permit.
+
+        Returns:
+            Whether a lease of these locks is under watch.
+        """
+        self._start_anew_after_fork()
+        watches = list(self._watched.values())
+        names = {*keys_of(key)}
+        leases = [watch.lease for watch in watches if names <= {*watch.lease.keys}]
+        for lease in leases:
+            self.renew_now(lease)
+        return bool(leases)
+
+    def expire(self, what: str | Lease) -> Lease | None:
+        """End the validity of a lease now; its loss is announced.
 
         For tests: a pause of this process beyond the ttl has the same effect.
+
+        Args:
+            what: The lease, or keys that it has, or has permits of.
 
         Returns:
             The lease; None if none is under watch.
         """
         self._start_anew_after_fork()
         for watch in list(self._watched.values()):
-            if watch.lease.key == key:
-                watch.lease.until = self._clock.monotonic()
+            lease = watch.lease
+            if lease is what or (isinstance(what, str) and lease.covers(what)):
+                lease.until = self._clock.monotonic()
                 self._wakeups.put(watch)
-                return watch.lease
+                return lease
         return None
 
     def resend_releases(self) -> None:
@@ -193,7 +219,7 @@ class Watchdog:
                 next_at = self.step()
             except Exception:
                 # All leases depend on this thread: it must not end with one mistake.
-                log.exception("The watchdog met an error and goes on.")
+                log.exception("The watchdog had an error and continues.")
                 next_at = self._recover()
             woken = self._wakeups.sleep(math.inf if next_at is None else next_at)
             if not woken and next_at is None and self._is_done():
@@ -325,17 +351,26 @@ class Watchdog:
             self._schedule.plan(watch)
             lateness = max(0.0, extension.started_at - in_time)
             call_safely(watch.on_renewed, lease, lateness)
+        elif lease.released_by:
+            self._announce_loss(watch)
         else:
             self._renew_later(watch)
-            log.warning(
-                "The lock %r (fence %d) could not be renewed: %s. It is valid for "
-                "%.1f s more.",
-                lease.key,
-                lease.fence,
-                extension.request.ballot.reasons() or "a majority does not hold it",
-                lease.remaining(),
-                extra=log_fields("renewal-failed", key=lease.key, fence=lease.fence),
-            )
+            self._log_failure(lease, extension.request.ballot.reasons())
+
+    def _log_failure(self, lease: Lease, reasons: str) -> None:
+        """Log a renewal that failed: one line a minute for all leases."""
+        others = self._failure_limit.take()
+        log.log(
+            logging.DEBUG if others is None else logging.WARNING,
+            "The lock %s (fence %d) could not be renewed: %s. It is valid for %.1f s "
+            "more.%s",
+            shown(lease.key),
+            lease.fence,
+            reasons or "a majority does not hold it",
+            lease.remaining(),
+            f" {others} other renewals failed since the last report." * bool(others),
+            extra=log_fields("renewal-failed", key=lease.key, fence=lease.fence),
+        )
 
     def _renew_later(self, watch: Watch) -> None:
         watch.renewing = False
@@ -347,6 +382,9 @@ class Watchdog:
         if self._watched.pop(lease.token, None) is None:
             return
         lease.state = LeaseState.LOST
-        fields = log_fields("lock-lost", key=lease.key, fence=lease.fence)
+        key, fence, by = lease.key, lease.fence, lease.released_by
+        fields = log_fields("lock-lost", key=key, fence=fence)
+        if by:
+            fields = log_fields("force-released", key=key, fence=fence, by=by)
         log.error("%s", lease.lost_error(), extra=fields)
         call_safely(watch.on_lost, lease)

@@ -1,27 +1,42 @@
--- Take the node out of its configuration: it no longer grants or renews.
--- A node of the new configuration is closed as well, until its locks have ended too.
+-- Take a member out of its view, or a server without view out of use, for a planned
+-- view. It neither grants nor renews, and remembers the view that it had.
 --
 -- KEYS  1 meta
--- ARGV  1 old config  2 closed config (until OPEN)  3 new config  4 quarantine_ms
+-- ARGV  1 old view  2 closed: the prefix and the planned view  3 planned view
+--       4 quarantine_ms
 -- Returns {QUARANTINED, ms} while old locks may live, {FREE} after that, {GRANTED, 0}
---         if the node has the new configuration already, {MISCONFIGURED, config}
+--         if the node has the planned view already, {UNSYNCED, identity} or
+--         {MISCONFIGURED, config} if it is not closed
 -- include shared/statuses.lua
--- include shared/now_us.lua
--- include shared/now_ms.lua
--- include shared/quarantine_left.lua
+-- include shared/state.lua
+-- include shared/view.lua
+-- include shared/aborted.lua
 local meta = KEYS[1]
-local old, closed, new, quarantine_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local old, closed, planned, quarantine_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local known = redis.call('HMGET', meta, 'config', 'quarantine_until')
-local config, left = known[1], quarantine_left(known[2])
-if config == new then return {GRANTED, 0} end
-if config and config ~= old and config ~= closed then
-  return {MISCONFIGURED, config}
-end
+local state = read_state(meta, 'view', 'aborted')
+local config, votes, identity = state[1], state[3], state[4]
+if is_without_memory(state) then return {UNSYNCED, ''} end
+if config == planned then return {GRANTED, 0} end
 if config ~= closed then
-  left = math.max(left, tonumber(quarantine_ms))
-  redis.call('HSET', meta, 'config', closed,
-    'quarantine_until', string.format('%.0f', now_ms() + left))
+  local is_free = config == JOINED or
+    not state[6] and is_aborted(state[7], config)
+  if is_aborted(state[7], closed) then return {MISCONFIGURED, 'aborted'} end
+  if config == old then
+    if not votes then return {UNSYNCED, identity} end
+    -- The run id may be an earlier one in a view without the guard.
+    redis.call('HSET', meta, 'config', closed, 'view', old, 'run_id', present_run_id(),
+      'quarantine_until', string.format('%.0f', now_ms() + quarantine_ms))
+    redis.call('HDEL', meta, 'votes')
+    return {QUARANTINED, tonumber(quarantine_ms)}
+  end
+  if not is_free or not own_member(view_of(planned), identity) then
+    return {MISCONFIGURED, config}
+  end
+  redis.call('HSET', meta, 'config', closed)
+  return {FREE}
 end
+if is_aborted(state[7], closed) then return {MISCONFIGURED, 'aborted'} end
+local left = quarantine_left(state[5])
 if left == 0 then return {FREE} end
 return {QUARANTINED, left}

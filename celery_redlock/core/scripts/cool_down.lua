@@ -1,4 +1,5 @@
 -- Record that a job of the call has succeeded, in place of an earlier one.
+-- Compares no view: the job that succeeded sends it. CLAIM compares, and reads it.
 --
 -- KEYS  1 cooldown
 -- ARGV  1 job  2 holder_info  3 ttl_ms

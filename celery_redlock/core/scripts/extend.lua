@@ -1,31 +1,27 @@
--- Renew the ttl of the lock, if it is still ours. Never creates it.
--- A node that has lost its memory is quarantined from now on; it is without the lock.
+-- Renew the ttl of the locks, if all are still ours. Never creates one.
 --
--- KEYS  1 lock  2 meta
--- ARGV  1 config  2 token  3 ttl_ms  4 quarantine_ms
+-- KEYS  1... locks, then meta and releases
+-- ARGV  1 view  2 token  3 ttl_ms
 -- Returns {GRANTED, 0}; {GRANTED, 0, who} after a cancel request, see REQUEST_CANCEL;
---         {TAKEN, value, ttl_ms}, {FREE} or {MISCONFIGURED, config}
+--         {TAKEN, value, ttl_ms, ...}, {FREE}: a lock is missing; {QUARANTINED, ms},
+--         {UNSYNCED, identity} or {MISCONFIGURED, config}. TAKEN and FREE end with the
+--         record, if an operator has released these locks: FORCE_RELEASE
 -- include shared/statuses.lua
--- include shared/now_us.lua
--- include shared/now_ms.lua
+-- include shared/state.lua
 -- include shared/owned.lua
--- include shared/run_id.lua
--- include shared/is_guarded.lua
--- include shared/begin_quarantine.lua
--- include shared/other_config.lua
-local lock, meta = KEYS[1], KEYS[2]
-local config, token, ttl_ms, quarantine_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local meta = KEYS[#KEYS - 1]
+local releases = KEYS[#KEYS]
+local locks = #KEYS - 2
+local view, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 
-local other = other_config(meta, config)
-if other == '' and is_guarded(config) then
-  begin_quarantine(meta, config, current_run_id(), token, quarantine_ms)
-elseif other and other ~= '' then
-  return {MISCONFIGURED, other}
+local refused = refusal(read_state(meta), view)
+if refused then return refused end
+-- include shared/held.lua
+if ours == locks then
+  for i = 1, locks do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
+  return {GRANTED, 0, string.match(mine, '\ncancelled ([^\n]*)$')}
 end
-local value = redis.call('GET', lock)
-if owned(value, token) then
-  redis.call('PEXPIRE', lock, ttl_ms)
-  return {GRANTED, 0, string.match(value, '\ncancelled ([^\n]*)$')}
-end
-if value then return {TAKEN, value, redis.call('PTTL', lock)} end
-return {FREE}
+local reply = taken or {FREE}
+local record = redis.pcall('HGET', releases, token)
+if type(record) == 'string' then reply[#reply + 1] = record end
+return reply

@@ -1,24 +1,29 @@
--- Let a node of a new deployment vote at once. Fences start above its TIME.
--- A node of the older format 1 is taken over: its fences were below that, too.
+-- Let a node without view vote at once in a new deployment, above its TIME.
+-- A server that has replaced a member is no first member: it has to wait, see SYNC.
 --
 -- KEYS  1 meta
--- ARGV  1 config  2 hint_us  3 tolerance_us
--- Returns {GRANTED, 0} or {MISCONFIGURED, config}
+-- ARGV  1 view  2 hint_us  3 tolerance_us
+-- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, identity} or
+--         {MISCONFIGURED, config}
 -- include shared/statuses.lua
--- include shared/run_id.lua
--- include shared/now_us.lua
+-- include shared/state.lua
+-- include shared/view.lua
 -- include shared/raise_counter.lua
--- include shared/admit.lua
 local meta = KEYS[1]
-local config, hint_us, tolerance_us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local view, hint_us, tolerance_us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
-local found = redis.call('HGET', meta, 'config')
-if found and found ~= config and not string.find(found, '^protocol 1,') then
-  return {MISCONFIGURED, found}
+local state = read_state(meta)
+local refused = refusal(state, view)
+if not refused then return {GRANTED, 0} end
+local new = view_of(view)
+local member = own_member(new, state[4])
+if state[1] ~= JOINED or refused[2] == '' or not member or member[1] ~= 0 then
+  return refused
 end
 -- Above every hint that was accepted before, and the same on all nodes.
 local floor = now_us()
 if math.abs(hint_us - floor) <= tolerance_us then floor = hint_us + tolerance_us end
 raise_counter(meta, 'floor', floor + tolerance_us)
-admit(meta, config, current_run_id())
+store_view(meta, view, labels_of(new))
+redis.call('HSET', meta, 'votes', '1')
 return {GRANTED, 0}

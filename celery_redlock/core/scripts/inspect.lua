@@ -1,10 +1,10 @@
--- Return the holder of the lock. Changes nothing.
+-- Return the holders of the locks. Changes nothing.
+-- Compares no view: it promises nothing.
 --
--- KEYS  1 lock
--- Returns {TAKEN, value, ttl_ms} or {FREE}
+-- KEYS  1... locks
+-- Returns {TAKEN, value, ttl_ms, ...} or {FREE}: none has a holder
 -- include shared/statuses.lua
-local lock = KEYS[1]
-
-local value = redis.call('GET', lock)
-if value then return {TAKEN, value, redis.call('PTTL', lock)} end
-return {FREE}
+-- include shared/owned.lua
+local token, locks = nil, #KEYS
+-- include shared/held.lua
+return taken or {FREE}

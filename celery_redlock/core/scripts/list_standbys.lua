@@ -1,4 +1,5 @@
 -- Return the standbys. Changes nothing.
+-- Compares no view: the list is shown to operators.
 --
 -- KEYS  1 standbys
 -- Returns {GRANTED, standby, standby, ...}

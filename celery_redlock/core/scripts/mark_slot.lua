@@ -1,4 +1,5 @@
 -- Mark a slot as run by this task, unless another task has marked it.
+-- Compares no view: a task is skipped only where a majority names the one that has run.
 --
 -- KEYS  1 mark
 -- ARGV  1 task_id  2 ttl_ms

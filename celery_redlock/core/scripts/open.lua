@@ -1,25 +1,30 @@
--- Let a closed node vote at once under the new configuration, above these fences.
--- Only a node that is closed for it, and whose old locks have ended, is opened. A node
--- that has the new configuration already is left as it is, also in quarantine.
+-- Let a closed node vote in the planned view, above these fences.
+-- Only the server that was planned, whose old locks have ended, is opened. A node that
+-- has the planned view already is left as it is.
 --
 -- KEYS  1 meta
--- ARGV  1 closed config (since CLOSE)  2 new config  3... field, counter, ...
--- Returns {GRANTED, 0}, {QUARANTINED, ms} or {MISCONFIGURED, config}
+-- ARGV  1 closed (since CLOSE)  2 planned view  3... field, counter, ...
+-- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, ''} or {MISCONFIGURED, config}
 -- include shared/statuses.lua
--- include shared/now_us.lua
--- include shared/now_ms.lua
--- include shared/run_id.lua
--- include shared/quarantine_left.lua
+-- include shared/state.lua
+-- include shared/view.lua
+-- include shared/aborted.lua
 -- include shared/raise_counter.lua
--- include shared/admit.lua
 local meta = KEYS[1]
-local closed, new = ARGV[1], ARGV[2]
+local closed, planned = ARGV[1], ARGV[2]
 
-local known = redis.call('HMGET', meta, 'config', 'quarantine_until')
-local config, left = known[1] or '', quarantine_left(known[2])
-if config == new then return {GRANTED, 0} end
-if config ~= closed then return {MISCONFIGURED, config} end
+local state = read_state(meta, 'aborted')
+local config, identity = state[1], state[4]
+if is_without_memory(state) then return {UNSYNCED, ''} end
+if config == planned then return {GRANTED, 0} end
+local new = view_of(planned)
+if config ~= closed or is_aborted(state[6], closed) or not own_member(new, identity) then
+  return {MISCONFIGURED, config}
+end
+local left = quarantine_left(state[5])
 if left > 0 then return {QUARANTINED, left} end
 for i = 3, #ARGV, 2 do raise_counter(meta, ARGV[i], tonumber(ARGV[i + 1])) end
-admit(meta, new, current_run_id())
+store_view(meta, planned, labels_of(new))
+redis.call('HSET', meta, 'votes', '1')
+redis.call('HDEL', meta, 'view', 'quarantine_until')
 return {GRANTED, 0}

@@ -1,4 +1,5 @@
 -- Record up to which instant the slots of schedule entries are done. Only grows.
+-- Compares no view: the record only grows. READ_SLOTS compares, and reads it.
 --
 -- KEYS  1 slots
 -- ARGV  1 ttl_ms  2... name, instant_us, name, instant_us ('': delete the entry), ...

@@ -1,4 +1,5 @@
 -- List this process as a standby. Removes standbys whose time has ended.
+-- Compares no view: the list is shown to operators.
 --
 -- KEYS  1 standbys
 -- ARGV  1 standby  2 ttl_ms (0: leave the list)

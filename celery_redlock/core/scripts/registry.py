@@ -1,7 +1,8 @@
 """Loads the Lua files and resolves their includes.
 
-A line ``-- include shared/owned.lua`` is replaced by the content of that file. Includes
-are resolved once, when this process imports the package: a node gets one text.
+A line ``-- include shared/owned.lua`` is replaced by the content of that file, which
+may include others. This happens once, when this process imports the package: a node
+gets one text.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Script:
     Attributes:
         name: The name of its file, of its operation in Python, and in traces.
         source: The Lua, includes resolved.
-        whole: Send the source each time and never the SHA, for a script that must
-            also run on a node that has forgotten all scripts.
+        whole: Send the source, and not the SHA, to a node that may not know the
+            script: for a script that must also run if no client reads the reply.
         sha: The SHA-1 of the source in hex, by which a node finds a loaded script.
     """
 
@@ -60,13 +61,19 @@ def load(name: str, *, whole: bool = False) -> Script:
     Raises:
         OSError: There is no such file, or one that it includes.
     """
-    source = "".join(
-        _read(line.removeprefix(_INCLUDE).rstrip())
-        if line.startswith(_INCLUDE)
-        else line
-        for line in _read(f"{name}.lua").splitlines(keepends=True)
-    )
-    return Script(name, source, whole)
+    return Script(name, _with_includes(f"{name}.lua", set()), whole)
+
+
+def _with_includes(path: str, included: set[str]) -> str:
+    """Return a file in which each include is replaced; the same one once."""
+    lines = []
+    for line in _read(path).splitlines(keepends=True):
+        if not line.startswith(_INCLUDE):
+            lines.append(line)
+        elif (other := line.removeprefix(_INCLUDE).rstrip()) not in included:
+            included.add(other)
+            lines.append(_with_includes(other, included))
+    return "".join(lines)
 
 
 @cache

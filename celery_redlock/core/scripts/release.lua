@@ -1,18 +1,25 @@
--- Release the lock, if it is ours, and wake a waiter. Twice is harmless.
+-- Release the locks that are ours, and wake a waiter of each. Twice is harmless.
+-- Compares no view: it acts on a random token, and so on no lock of another holder.
+-- To compare would only leave locks behind.
 --
--- KEYS  1 lock  2 wait_queue
+-- KEYS  1... locks, then the wait_queue of each
 -- ARGV  1 token, or a base with its dot  2 keep_ms (0: delete now)
--- Returns 1 if the lock was ours, else 0
+-- Returns 1 if a lock was ours, else 0
 -- include shared/owned.lua
 -- include shared/wake_first.lua
-local lock, wait_queue = KEYS[1], KEYS[2]
 local token, keep_ms = ARGV[1], ARGV[2]
 
-if not owned(redis.call('GET', lock), token) then return 0 end
-if keep_ms == '0' then
-  redis.call('DEL', lock)
-else
-  redis.call('PEXPIRE', lock, keep_ms)
+local released, locks = 0, #KEYS / 2
+for i = 1, locks do
+  local wait_queue = KEYS[locks + i]
+  if owned(redis.call('GET', KEYS[i]), token) then
+    if keep_ms == '0' then
+      redis.call('DEL', KEYS[i])
+    else
+      redis.call('PEXPIRE', KEYS[i], keep_ms)
+    end
+    wake_first(wait_queue, keep_ms)
+    released = 1
+  end
 end
-wake_first(wait_queue, keep_ms)
-return 1
+return released

@@ -1,4 +1,6 @@
 -- Release the claim of a job. Twice is harmless.
+-- Compares no view: it acts on the claim of one job. To compare would only leave claims
+-- behind.
 --
 -- KEYS  1 claim
 -- ARGV  1 job

@@ -1,23 +1,29 @@
--- Write the lock of a valid lease on a node that is without it.
--- The node's fence counter is raised with it, as if the node had granted the lock.
+-- Write the locks of a valid lease on a node that votes and is without one of them.
+-- The node's fence counters are raised with it, as if the node had granted the locks.
+-- A cancel request that the node has stays.
 --
--- KEYS  1 lock  2 meta
--- ARGV  1 config  2 token  3 holder_info  4 ttl_ms  5 stripe  6 number
--- Returns {GRANTED, 0}, {TAKEN, value, ttl_ms} or {MISCONFIGURED, config}
+-- KEYS  1... locks, then meta
+-- ARGV  1 view  2 token  3 holder_info  4 ttl_ms  5 number
+--       6... stripes: the one of each lock
+-- Returns {GRANTED, 0}, {TAKEN, value, ttl_ms, ...}, {QUARANTINED, ms},
+--         {UNSYNCED, identity} or {MISCONFIGURED, config}
 -- include shared/statuses.lua
+-- include shared/state.lua
 -- include shared/owned.lua
--- include shared/other_config.lua
 -- include shared/raise_counter.lua
-local lock, meta = KEYS[1], KEYS[2]
-local config, token, holder_info, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local stripe, number = ARGV[5], ARGV[6]
+local meta = KEYS[#KEYS]
+local locks = #KEYS - 1
+local view, token, holder_info, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local number = ARGV[5]
 
-local other = other_config(meta, config)
-if other then return {MISCONFIGURED, other} end
-local value = redis.call('GET', lock)
-if value and not owned(value, token) then
-  return {TAKEN, value, redis.call('PTTL', lock)}
+local refused = refusal(read_state(meta), view)
+if refused then return refused end
+-- include shared/held.lua
+if taken then return taken end
+local asked = mine and string.match(mine, '\ncancelled [^\n]*$') or ''
+local value = token .. '\n' .. number .. '\n' .. holder_info .. asked
+for i = 1, locks do
+  raise_counter(meta, ARGV[i + 5], tonumber(number))
+  redis.call('SET', KEYS[i], value, 'PX', ttl_ms)
 end
-raise_counter(meta, stripe, tonumber(number))
-redis.call('SET', lock, token .. '\n' .. number .. '\n' .. holder_info, 'PX', ttl_ms)
 return {GRANTED, 0}

@@ -1,12 +1,16 @@
 -- Remove this call from the register. Twice is harmless.
+-- Compares no view: see NOTE_PUBLISHED.
 --
--- KEYS  1 register
+-- KEYS  1 register  2 published
 -- ARGV  1 id
 -- Returns {GRANTED, 0} or {FREE}
 -- include shared/statuses.lua
-local register = KEYS[1]
+-- include shared/now_us.lua
+-- include shared/published.lua
+local register, published = KEYS[1], KEYS[2]
 local id = ARGV[1]
 
+end_published(published, id)
 local value = redis.call('GET', register)
 if not value or string.match(value, '^[^\n]*') ~= id then return {FREE} end
 redis.call('DEL', register)

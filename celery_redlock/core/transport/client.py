@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.transport.connection import open_connection
-from celery_redlock.core.transport.resp import ErrorReply, pack
+from celery_redlock.core.transport.resp import ErrorReply, pack, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,7 +128,7 @@ class NodeClient:
         while True:
             (reply,) = self.ask(("SCAN", cursor, "MATCH", pattern, "COUNT", BATCH))
             if isinstance(reply, ErrorReply):
-                raise NodeUnreachable(f"does not list its keys: {reply}")
+                raise NodeUnreachable(refusal_of(str(reply)))
             cursor, keys = reply
             if keys:
                 packed = b"".join(

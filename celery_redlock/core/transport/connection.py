@@ -11,11 +11,16 @@ import contextlib
 # Else the first thread that connects imports it, and a child that is forked meanwhile
 # has a half-imported module: it can never connect.
 import encodings.idna  # noqa: F401
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.scripts import ALL_SCRIPTS
-from celery_redlock.core.transport.resp import new_reader
+from celery_redlock.core.transport.resp import (
+    DOES_NOT_KNOW,
+    new_reader,
+    unknown_command,
+)
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -42,17 +47,37 @@ class NodeFacts:
 
 
 class Connection:
-    """One open connection and the parser of its replies."""
+    """One open connection and the parser of its replies.
 
-    __slots__ = ("connection", "facts", "reader", "sock")
+    Attributes:
+        facts: The server's description of itself.
+        has_scripts: Whether the server has loaded all scripts for it.
+    """
 
-    def __init__(self, connection: AbstractConnection, facts: NodeFacts) -> None:
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "connection",
+        "facts",
+        "has_scripts",
+        "reader",
+        "sock",
+    )
+
+    def __init__(
+        self, connection: AbstractConnection, facts: NodeFacts, *, has_scripts: bool
+    ) -> None:
         self.connection = connection
         sock: Any = connection._sock  # noqa: SLF001  (we read it ourselves)
         self.sock = sock
         self.sock.settimeout(0)
         self.reader: ReplyReader = new_reader()
         self.facts = facts
+        self.has_scripts = has_scripts
+        # For a service that is dropped without ``close``. The collector calls it before
+        # any ``__del__``, so before Python warns that the socket was left open.
+        self._finalizer = weakref.finalize(self, connection.disconnect)
+        self._finalizer.atexit = False
 
     def close(self) -> None:
         """Close the connection."""
@@ -60,6 +85,7 @@ class Connection:
 
     def disown(self) -> None:
         """Close the copy of a forked child; the parent's stays open."""
+        self._finalizer.detach()
         self.sock.close()
 
 
@@ -79,6 +105,7 @@ def open_connection(
         TimeoutError,  # noqa: A004
     )
 
+    connection = None
     try:
         connection = address.connection(timeout)
         connection.connect()
@@ -86,9 +113,13 @@ def open_connection(
         server = _fields(connection.read_response())
         connection.send_command("INFO", "replication")
         replication = _fields(connection.read_response())
-        if load_scripts:
-            _load_scripts(connection)
-        return Connection(connection, _facts_of(server, replication))
+        connection.send_command("INFO", "memory")
+        memory = _fields(connection.read_response())
+        has_scripts = load_scripts and _load_scripts(connection)
+        facts = _facts_of(server, replication, memory)
+        made = Connection(connection, facts, has_scripts=has_scripts)
+        connection = None
+        return made  # noqa: TRY300  (only one that could not be made is closed below)
     except AuthenticationError:
         return "rejected the credentials"
     except TimeoutError:
@@ -96,21 +127,33 @@ def open_connection(
     except (RedisError, OSError, ValueError) as error:
         if "refused" in str(error).lower():
             return "refused the connection"
+        if command := unknown_command(str(error)):
+            return DOES_NOT_KNOW + command
         # redis-py wraps the system's error in words about hosts and numbers.
         cause = error if isinstance(error, OSError) else error.__context__
         words = cause.strerror if isinstance(cause, OSError) else ""
         return f"cannot be connected to: {(words or str(error)).rstrip('.')}"
+    finally:
+        if connection is not None:
+            with contextlib.suppress(RedisError, OSError):
+                connection.disconnect()
 
 
-def _load_scripts(connection: AbstractConnection) -> None:
-    """Load the scripts, so that even the first vote of a node comes in time."""
+def _load_scripts(connection: AbstractConnection) -> bool:
+    """Load the scripts, so that even the first vote of a node comes in time.
+
+    Returns:
+        Whether the server has them all.
+    """
     from redis.exceptions import ResponseError  # noqa: PLC0415  (import is 60 ms)
 
     for script in ALL_SCRIPTS:
         connection.send_command("SCRIPT", "LOAD", script.source)
+    loaded = set()
     for _ in ALL_SCRIPTS:
         with contextlib.suppress(ResponseError):  # not allowed: EVAL brings them
-            connection.read_response()
+            loaded.add(bytes(connection.read_response()).decode())
+    return all(script.sha in loaded for script in ALL_SCRIPTS)
 
 
 def _fields(info: Any) -> dict[str, str]:
@@ -118,8 +161,12 @@ def _fields(info: Any) -> dict[str, str]:
     return dict(line.partition(":")[::2] for line in lines if ":" in line)
 
 
-def _facts_of(server: dict[str, str], replication: dict[str, str]) -> NodeFacts:
+def _facts_of(
+    server: dict[str, str], replication: dict[str, str], memory: dict[str, str]
+) -> NodeFacts:
     unfit = ""
+    policy = memory.get("maxmemory_policy", "noeviction")
+    may_evict = policy != "noeviction" and memory.get("maxmemory", "0") != "0"
     mode = server.get("redis_mode") or server.get("server_mode", "standalone")  # Valkey
     if mode == "cluster":
         unfit = "belongs to a Redis Cluster; use independent masters"
@@ -128,6 +175,8 @@ def _facts_of(server: dict[str, str], replication: dict[str, str]) -> NodeFacts:
     elif replication.get("role", "master") != "master":
         primary = f"{replication.get('master_host')}:{replication.get('master_port')}"
         unfit = f"is a replica of {primary}; use independent masters"
+    elif may_evict:
+        unfit = f"may evict locks (maxmemory-policy {policy}); set it to noeviction"
     return NodeFacts(server.get("run_id", ""), server.get("redis_version", ""), unfit)
 
 

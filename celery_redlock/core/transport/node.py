@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Node"]
 
-_READ_SIZE = 65536
+_READ_SIZE = 1 << 14
 _READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
-_INTERRUPTED = "had its connection closed after an interruption"
+_INTERRUPTED = "lost its connection, because a request was interrupted"
 
 
 class _Conversation:
@@ -65,16 +65,26 @@ class _Conversation:
 
     Attributes:
         connection: The connection.
+        has_scripts: Whether the server has our scripts, as far as is known. They can
+            be removed from it (SCRIPT FLUSH).
         is_tls: Whether it may hold more bytes than its socket shows.
         pending: The requests that have no reply yet, in order.
         unsent: The bytes that the socket did not take.
         is_torn: Whether it is in the middle of a change, or was interrupted there.
     """
 
-    __slots__ = ("connection", "is_tls", "is_torn", "pending", "unsent")
+    __slots__ = (
+        "connection",
+        "has_scripts",
+        "is_tls",
+        "is_torn",
+        "pending",
+        "unsent",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.has_scripts = connection.has_scripts
         self.is_tls = hasattr(connection.sock, "pending")
         self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
         self.unsent = bytearray()
@@ -121,6 +131,11 @@ class Node:
         return self._conversation.pending if self._conversation else ()
 
     @property
+    def backlog(self) -> Sequence[tuple[ScriptRequest, int]]:
+        """The requests that wait for the first connection, in order."""
+        return self._backlog
+
+    @property
     def is_connecting(self) -> bool:
         """Whether a connection is being made that is worth waiting for."""
         return not self._conversation and self._connector.is_hopeful
@@ -138,11 +153,14 @@ class Node:
         Args:
             requests: The requests.
             index: The index of this node's votes.
-            packed: The bytes of all requests, which the nodes can share.
+            packed: The bytes of all requests, by SHA, which the nodes can share.
         """
         conversation = self._conversation
         if conversation and not self.unfit_because:
-            packed = packed or b"".join([request.packed() for request in requests])
+            if not conversation.has_scripts:
+                packed = b"".join([_packed_anyhow(request) for request in requests])
+            elif not packed:
+                packed = b"".join([request.packed() for request in requests])
             sent = [(request, index) for request in requests]
             self._write(conversation, sent, packed)
             return
@@ -157,11 +175,13 @@ class Node:
     @property
     def needs_maintenance(self) -> bool:
         """Whether ``maintain`` has something to do."""
-        return self._conversation is None or bool(
-            self.suspect
-            or self._conversation.is_torn
-            or self.unfit_because
-            or self._pending_releases
+        conversation = self._conversation
+        return (
+            conversation is None
+            or conversation.is_torn
+            or self.suspect
+            or bool(self.unfit_because)
+            or bool(self._pending_releases)
         )
 
     def maintain(self, selector: selectors.BaseSelector) -> bool:
@@ -315,7 +335,7 @@ class Node:
         if conversation is not self._conversation:
             self._drop(_INTERRUPTED, conversation)
         elif len(conversation.unsent) > _MOST_UNSENT:
-            self._drop("took nothing more from a full connection")
+            self._drop("accepts no more data")
         else:
             conversation.is_torn = was_torn
 
@@ -354,6 +374,7 @@ class Node:
         error: ErrorReply,
     ) -> None:
         if str(error).startswith("NOSCRIPT"):
+            conversation.has_scripts = False
             self._send_source(conversation, request, index)
             return
         now = self._clock.monotonic()
@@ -364,11 +385,16 @@ class Node:
         self, conversation: _Conversation, request: ScriptRequest, index: int
     ) -> None:
         """Send the script itself, unless that would overtake a later command."""
-        key = request.call[1][0]
-        if any(later.call[1][0] == key for later, _ in list(conversation.pending)):
+        keys = {*request.call[1]}
+        if any(
+            later.call[1][0] == request.call[1][0]
+            # A release may begin with another key: of several permits, say.
+            or (later.resend_until and not keys.isdisjoint(later.call[1]))
+            for later, _ in list(conversation.pending)
+        ):
             load = ScriptLoad(request.script)
             self._write(conversation, [(load, index)], load.packed())
-            self._fail(request, index, "had forgotten its scripts")
+            self._fail(request, index, "had lost its scripts")
         else:
             self._write(conversation, [(request, index)], request.packed_source())
 
@@ -423,7 +449,8 @@ class Node:
         if self._conversation and self.suspect:
             self.receive()  # it may have caught up while the other one was made
         if self._conversation and (self.suspect or self.unfit_because):
-            self._drop("was silent for too long and has been connected to anew")
+            late = "did not answer for too long, and has a new connection now"
+            self._drop(late if self.suspect else "is asked again whether it may vote")
         conversation = _Conversation(made)
         if (
             self._conversation is None
@@ -442,3 +469,11 @@ class Node:
         self._connector.accept(usable=not self.unfit_because)
         conversation.is_torn = False
         return True
+
+
+def _packed_anyhow(request: ScriptRequest) -> bytes:
+    """Return the command for a node that may not have the script.
+
+    It says so in its reply, which may never be read.
+    """
+    return request.packed_source() if request.script.whole else request.packed()

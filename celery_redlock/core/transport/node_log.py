@@ -1,22 +1,20 @@
 """Rate-limited logging of a node's state changes.
 
-Each change is logged once. For a node that is late a hundred times a second, the log
-has one line a minute.
+Each change is logged once. For a node that is late a hundred times a second, or loses
+one connection after the other for the same reason, the log has one line a minute.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.log_limit import LogLimit
 
 __all__ = ["NodeLog"]
 
 log = logging.getLogger(__name__)
-
-_LATE_EVERY = 60.0  # seconds, at least, between two lines about late replies
 
 
 class NodeLog:
@@ -27,14 +25,15 @@ class NodeLog:
         clock: Reads time.
     """
 
-    __slots__ = ("_clock", "_label", "_late_count", "_quiet_until", "_unfit_because")
+    __slots__ = (
+        *("_clock", "_label", "_late", "_lost", "_lost_because", "_unfit_because"),
+    )
 
     def __init__(self, label: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._label = label
         self._clock = clock
-        self._unfit_because = ""
-        self._late_count = 0  # since the last line about late replies
-        self._quiet_until = -math.inf
+        self._unfit_because = self._lost_because = ""
+        self._late, self._lost = LogLimit(clock), LogLimit(clock)
 
     def unfit(self, reason: str) -> None:
         """Log why the node gets no vote, unless the last line said the same."""
@@ -45,24 +44,30 @@ class NodeLog:
 
     def late(self) -> None:
         """Log that replies are late, or count it if the last line is too recent."""
-        now = self._clock.monotonic()
-        if now < self._quiet_until:
-            self._late_count += 1
+        others = self._late.take()
+        if others is None:
             return
-        text = "Node %s is late; asking it without waiting for it."
-        if self._late_count:
-            text += f" Late {self._late_count} more times since the last report."
-        self._late_count, self._quiet_until = 0, now + _LATE_EVERY
+        text = "Node %s answers late. Calls do not wait for it now."
+        if others:
+            text += f" Late {others} more times since the last report."
         self._log(logging.WARNING, "node-late", text)
 
     def in_time(self) -> None:
         """Log the recovery of a node that was logged as late."""
-        if not self._late_count:
+        if not self._late.held_back:
             self._log(logging.INFO, "node-in-time", "Node %s answers in time again.")
 
     def lost(self, reason: str) -> None:
-        """Log that the connection is gone."""
-        self._log(logging.INFO, "node-lost", "Node %s %s.", reason)
+        """Log that the connection is gone, or count it if the last line said so."""
+        if reason != self._lost_because:
+            self._lost_because, self._lost = reason, LogLimit(self._clock)
+        others = self._lost.take()
+        if others is None:
+            return
+        text = "Node %s %s."
+        if others:
+            text += f" This happened {others} more times since the last report."
+        self._log(logging.INFO, "node-lost", text, reason)
 
     def unreachable(self, reason: str) -> None:
         """Log that the node cannot be connected to."""

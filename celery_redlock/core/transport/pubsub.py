@@ -32,12 +32,14 @@ from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.transport.connection import Connection, would_block
 from celery_redlock.core.transport.connector import Connector
 from celery_redlock.core.transport.resp import ErrorReply, pack
+from celery_redlock.core.transport.selector import new_selector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from celery_redlock.core.keys import Keys
     from celery_redlock.core.timing import Timing
+    from celery_redlock.core.transport.requests import Bell
     from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["Waiter", "WakeupListener"]
@@ -66,7 +68,15 @@ class Waiter:
             wake-up.
     """
 
-    __slots__ = ("__weakref__", "_event", "free_at", "must_look", "name", "wakeups")
+    __slots__ = (
+        "__weakref__",
+        "_bell",
+        "_event",
+        "free_at",
+        "must_look",
+        "name",
+        "wakeups",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,21 +84,35 @@ class Waiter:
         self.must_look = False
         self.free_at = 0.0
         self._event = threading.Event()
+        self._bell: Bell | None = None
 
     def listen(self, seconds: float) -> None:
         """Return when there is news, or after so many seconds."""
         self._event.wait(seconds)
         self._event.clear()
 
+    def ring(self, bell: Bell | None) -> None:
+        """Have this bell rung when there is news, instead of ``listen``."""
+        self._bell = bell
+        if bell is None:
+            self._event.clear()
+        elif self._event.is_set():
+            bell.release()
+
     def wake(self, index: int, at: float) -> None:
         """Enter a wake-up of one node, for that instant."""
         self.wakeups[index] = self.free_at = at
+        self._tell()
+
+    def _tell(self) -> None:
         self._event.set()
+        if self._bell is not None:
+            self._bell.release()
 
     def request_look(self) -> None:
         """Have it look at the lock for itself."""
         self.must_look = True
-        self._event.set()
+        self._tell()
 
     def reset(self) -> None:
         """Drop all wake-ups before a new look."""
@@ -188,8 +212,7 @@ class WakeupListener:
     # -- the thread -----------------------------------------------------------
 
     def _run(self, number: int) -> None:
-        # Looked up late: gevent and eventlet replace it when they patch.
-        selector = self._selector = selectors.DefaultSelector()
+        selector = self._selector = new_selector()
         for subscription in self._subscriptions:
             subscription.close()  # connections of a thread that was presumed dead
         needed_at = self._clock.monotonic()
@@ -200,7 +223,7 @@ class WakeupListener:
             try:
                 self._step(selector)
             except Exception:
-                log.exception("The listener for wake-ups met an error and goes on.")
+                log.exception("The listener for wake-ups had an error and continues.")
                 self._clock.sleep(_PAUSE_AFTER_ERROR)
         selector.close()
 
@@ -309,8 +332,8 @@ class _Subscription:
         if not self._refused:
             self._refused = True
             log.warning(
-                "Node %s cannot be listened to: %s. Clients that wait for a lock poll "
-                "the nodes instead.",
+                "The subscription to node %s failed: %s. Calls that wait for a lock "
+                "poll the nodes instead.",
                 self._label,
                 reason,
                 extra=log_fields("node-unheard", node=self._label, reason=reason),

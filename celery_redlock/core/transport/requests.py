@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.core import scripts
 from celery_redlock.core.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
-from celery_redlock.core.transport.resp import ErrorReply, pack
+from celery_redlock.core.transport.resp import ErrorReply, pack, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from celery_redlock.core.scripts import Script
 
 __all__ = [
+    "Bell",
     "Nodes",
     "ScriptLoad",
     "ScriptRequest",
     "Transport",
     "UnreadableReply",
+    "VoteListener",
     "all_answered",
     "grant_is_decided",
     "majority_answered",
@@ -43,11 +45,12 @@ def verdict_is_certain(ballot: Ballot) -> bool:
     """Tell whether no outstanding vote can change the verdict.
 
     If too few nodes vote, the others are waited for: the error says why each does not,
-    and one that is there must not be called silent.
+    and one that is there must not be called silent. They are not if a majority has
+    another view: a client learns it with its first request, and asks again.
     """
     verdict = ballot.verdict()
     if verdict is Verdict.UNREACHABLE:
-        return not ballot.pending
+        return not ballot.pending or ballot.astray >= ballot.quorum
     return verdict is not Verdict.OPEN
 
 
@@ -69,6 +72,8 @@ def all_answered(ballot: Ballot) -> bool:
 
 # -- from replies to votes -----------------------------------------------------
 
+_ONE_TAKEN = 4  # items of a reply: status, value, ttl, and a record
+_NO_KEY = -2  # the ttl of a key that has no other holder
 _YES, _NO = Vote(VoteKind.GRANTED), Vote(VoteKind.FREE)
 
 
@@ -76,9 +81,23 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
+def _taken(reply: list[Any]) -> Vote:
+    """Read value and ttl of each key in turn. What follows them is not read here."""
+    first = Vote(VoteKind.TAKEN, reply[2], _text(reply[1]))
+    if len(reply) <= _ONE_TAKEN:
+        return first
+    places = range((len(reply) - 1) // 2)
+    votes = [
+        Vote(VoteKind.TAKEN, reply[2 * i + 2], _text(reply[2 * i + 1]), place=i)
+        for i in places
+        if reply[2 * i + 2] != _NO_KEY
+    ]
+    return votes[0]._replace(more=tuple(votes[1:]))
+
+
 _VOTE_OF_STATUS: dict[int, Callable[[list[Any]], Vote]] = {
-    scripts.GRANTED: lambda r: Vote(VoteKind.GRANTED, r[1]) if any(r[1:]) else _YES,
-    scripts.TAKEN: lambda r: Vote(VoteKind.TAKEN, r[2], _text(r[1])),
+    scripts.GRANTED: lambda r: Vote(VoteKind.GRANTED, r[1]) if r[1:] and r[1] else _YES,
+    scripts.TAKEN: _taken,
     scripts.FREE: lambda _: _NO,
     scripts.QUARANTINED: lambda r: Vote(VoteKind.QUARANTINED, max(0, r[1])),
     scripts.UNSYNCED: lambda r: Vote(VoteKind.UNSYNCED, value=_text(r[1])),
@@ -92,19 +111,24 @@ class UnreadableReply(Exception):  # noqa: N818  (ends a connection; never leave
     """No script of ours replies like this. It may be the reply to something else."""
 
 
-def vote_of(reply: Any) -> Vote:
+def vote_of(reply: Any, script: Script | None = None) -> Vote:
     """Read a script's reply: see the table of statuses in ``core.scripts``.
+
+    Args:
+        reply: The reply.
+        script: The script. An error in it may then be told better.
 
     Raises:
         UnreadableReply: The reply is not in the table.
     """
-    if isinstance(reply, ErrorReply):
-        return Vote(VoteKind.REFUSED, reason=f"answered {reply}")
     if isinstance(reply, int):
         return _YES if reply else _NO
     try:
         return _VOTE_OF_STATUS[reply[0]](reply)
     except (AttributeError, LookupError, TypeError):
+        if isinstance(reply, ErrorReply):
+            source = script.source if script else ""
+            return Vote(VoteKind.REFUSED, reason=refusal_of(str(reply), source))
         raise UnreadableReply(f"{reply!r:.60}") from None
 
 
@@ -133,6 +157,19 @@ class ScriptLoad:
         """Ignore the failure."""
 
 
+class VoteListener(Protocol):
+    """The call that a request is a part of.
+
+    Attributes:
+        has_news: Whether a vote came since its last look.
+    """
+
+    has_news: bool
+
+    def note_vote(self) -> None:
+        """Note that a vote was cast."""
+
+
 class ScriptRequest:
     """A script, its keys and arguments, and the votes on it so far.
 
@@ -141,6 +178,7 @@ class ScriptRequest:
         replies: The raw reply of each node, in node order; None until it answers.
         is_obsolete: Called just before sending. If it returns True, nothing is sent.
         observer: Called with each vote and the node's index. Must not raise.
+        asked_by: The call of which it is a part, told of each vote.
         resend_until: Instant until which the request is resent to a node that could
             not be reached, or that answered with an error. 0 for a request that can be
             dropped.
@@ -154,6 +192,7 @@ class ScriptRequest:
         "_eval",
         "_evalsha",
         "_keys",
+        "asked_by",
         "ballot",
         "is_obsolete",
         "observer",
@@ -182,13 +221,14 @@ class ScriptRequest:
         self._done_when = done_when
         self._evalsha: bytes | None = None
         self._eval: bytes | None = None
-        self.ballot = Ballot(labels)
+        self.ballot = Ballot(labels, done_when)
         self.replies: list[Any] = [None] * len(labels)
         self.resend_since = resend_since
         self.resend_until = resend_until
         self.resends = 0
         self.is_obsolete = is_obsolete
         self.observer: Callable[[int, Vote], None] | None = None
+        self.asked_by: VoteListener | None = None
 
     @property
     def call(self) -> tuple[Script, Sequence[str], Sequence[Any]]:
@@ -196,9 +236,7 @@ class ScriptRequest:
         return self.script, self._keys, self._args
 
     def packed(self) -> bytes:
-        """Return the command: by SHA, unless the script is always sent whole."""
-        if self.script.whole:
-            return self.packed_source()
+        """Return the command, with the SHA of the script."""
         if self._evalsha is None:
             count = len(self._keys)
             words = ("EVALSHA", self.script.sha, count, *self._keys, *self._args)
@@ -206,7 +244,7 @@ class ScriptRequest:
         return self._evalsha
 
     def packed_source(self) -> bytes:
-        """Return the command with its source, for a node that forgot the script."""
+        """Return the command with its source, for a node that lacks the script."""
         if self._eval is None:
             count = len(self._keys)
             words = ("EVAL", self.script.source, count, *self._keys, *self._args)
@@ -215,7 +253,7 @@ class ScriptRequest:
 
     def answer(self, index: int, reply: Any) -> None:
         """Enter the reply of one node."""
-        vote = vote_of(reply)
+        vote = vote_of(reply, self.script)
         self.replies[index] = reply
         self._cast(index, vote)
 
@@ -225,12 +263,15 @@ class ScriptRequest:
 
     def _cast(self, index: int, vote: Vote) -> None:
         self.ballot.cast(index, vote)
+        call = self.asked_by
+        if call is not None and not call.has_news:
+            call.note_vote()
         if self.observer is not None:
             self.observer(index, vote)
 
     def is_done(self) -> bool:
         """Tell whether there is nothing more to wait for."""
-        return self._done_when(self.ballot)
+        return self.ballot.is_done()
 
     def again(self) -> ScriptRequest:
         """Return a copy without votes, to be sent once more."""
@@ -246,6 +287,13 @@ class ScriptRequest:
         copy._evalsha, copy._eval = self._evalsha, self._eval
         copy.resends = self.resends + 1
         return copy
+
+
+class Bell(Protocol):
+    """Tells a caller that there is news; a lock that was acquired is one."""
+
+    def release(self) -> None:
+        """Tell it, in any thread."""
 
 
 class Transport(Protocol):
@@ -274,6 +322,15 @@ class Transport(Protocol):
 
     def ask(self, request: ScriptRequest) -> None:
         """Send one request and wait for it as long as nodes may take."""
+
+    def begin(self, request: ScriptRequest, bell: Bell) -> None:
+        """Send one request as ``ask`` does, and return at once.
+
+        Args:
+            request: The request.
+            bell: Its ``release`` is called once, in any thread, when the time of the
+                request is over.
+        """
 
     def drain(self, until: float) -> None:
         """Read the replies that are there; give up a busy transport at ``until``."""

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "DOES_NOT_KNOW",
     "ErrorReply",
     "PythonReader",
     "ReplyReader",
     "new_reader",
     "pack",
     "python_pack",
+    "refusal_of",
+    "unknown_command",
 ]
 
 
@@ -27,8 +30,49 @@ _LENGTH = re.compile(rb"-1|0|[1-9][0-9]{0,18}")
 _NUMBERS = {b":": re.compile(rb"0|-?[1-9][0-9]{0,18}"), b"$": _LENGTH, b"*": _LENGTH}
 
 
+DOES_NOT_KNOW = "does not know the command "
+"""Before the name of a command; after the name of a node."""
+
+# How servers repeat the words of a command that they do not know. Ours hold the token
+# of a lock, which must not be logged.
+_OUR_WORDS = ", with args beginning with"
+
+
 class ErrorReply(Exception):  # noqa: N818  (Redis calls it an error reply)
     """An error that a node replied: a value. Raised for bytes that are no reply."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.partition(_OUR_WORDS)[0])
+
+
+def unknown_command(error: str, script: str = "") -> str:
+    """Return the command that the node does not know, as this error says, or ``""``.
+
+    It may be renamed or disabled (``rename-command``), or the server is no Redis.
+
+    Args:
+        error: The text of the error.
+        script: The source of the script that caused it. An error in a script gives
+            the number of the line, and not the command.
+    """
+    if found := re.search(r"unknown command ['`]([^'`]*)", error):
+        return found[1].upper()
+    line = re.search(r"user_script: ?(\d+)", error)
+    if line and re.search(r"Unknown (Redis )?command called", error):
+        text = script.splitlines()[int(line[1]) - 1 : int(line[1])]
+        found = re.search(r"redis\.p?call\('(\w+)'", "".join(text))
+    return found[1].upper() if found else ""
+
+
+def refusal_of(error: str, script: str = "") -> str:
+    """Return a clause about a node that answered with this error.
+
+    Args:
+        error: The text of the error.
+        script: As for ``unknown_command``.
+    """
+    command = unknown_command(error, script)
+    return DOES_NOT_KNOW + command if command else f"answered {error}"
 
 
 class ReplyReader(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,11 @@ def _name_of(url: str) -> str:
         ) from None
     path = re.sub(r"^\w+://[^/?#]*", "", url).partition("?")[0].strip("/")
     if url.startswith("unix://"):
+        if not hasattr(socket, "AF_UNIX"):
+            raise ConfigurationError(
+                f"The node URL {mask_url(url)} names a unix socket, which Python does "
+                "not have on this system; write redis://host:6379/0."
+            )
         if not parts.get("path"):
             raise ConfigurationError(
                 f"The node URL {mask_url(url)} names no socket; write "

@@ -11,7 +11,7 @@ optional: the lock can be used without Celery.
 
 Read ``rule`` first. Every other file has the rules of one subject, and is found by
 itself: a new rule needs no registration. ``votes`` is about nodes that do not vote, and
-``settings`` about the app.
+``settings`` about the app, ``limits`` about its limits and rates.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import pkgutil
 import threading
+from collections import Counter
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ __all__ = [
     "Case",
     "Finding",
     "Severity",
+    "counted",
     "diagnose",
     "findings_of",
     "log_diagnosis",
@@ -100,10 +102,36 @@ def findings_of(case: Case, rules: Iterable[Rule] = RULES) -> list[Finding]:
 
 
 def log_findings(findings: Iterable[Finding]) -> None:
-    """Write each finding to the log ``celery_redlock.operations.doctor``."""
-    for finding in findings:
+    """Write one line with the number of findings and their codes to the log.
+
+    Its level is that of the worst one. Each finding is a line at DEBUG.
+    """
+    found = list(findings)
+    worst = worst_of(found)
+    if worst is None:
+        return
+    for finding in found:
         fields = log_fields("finding", code=finding.code, about=finding.about)
-        log.log(_LEVELS[finding.severity], "%s", finding, extra=fields)
+        log.debug("%s: %s", finding.severity.word, finding, extra=fields)
+    codes = list(dict.fromkeys(finding.code for finding in found))
+    log.log(
+        _LEVELS[worst],
+        "The doctor found %s: %s. `celery -A proj redlock doctor` describes each, and "
+        "its remedy.",
+        counted(found),
+        ", ".join(codes),
+        extra=log_fields("findings", number=len(found), codes=codes),
+    )
+
+
+def counted(findings: Iterable[Finding]) -> str:
+    """Return how many findings there are of each severity: "1 error, 2 notes"."""
+    numbers = Counter(finding.severity for finding in findings)
+    return ", ".join(
+        f"{numbers[severity]} {severity.word}{'s' * (numbers[severity] != 1)}"
+        for severity in reversed(Severity)
+        if numbers[severity]
+    )
 
 
 def log_diagnosis(redlock: Redlock, app: Any = None) -> threading.Thread:

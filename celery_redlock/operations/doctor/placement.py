@@ -6,7 +6,7 @@ import ipaddress
 import re
 import socket
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from celery_redlock.core.transport.client import each_node
 from celery_redlock.core.transport.url import NodeAddress, mask_url, parse_node
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = ["celery_servers", "foreign_keys", "hosts", "number", "tls"]
+__all__ = ["celery_servers", "foreign_keys", "hosts", "number", "password", "tls"]
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _FEW = 3
 _HERE = "this machine"
@@ -50,9 +52,10 @@ def number(case: Case) -> Iterator[Finding]:
         yield Finding(
             "few-nodes",
             WARNING,
-            f"There {'is 1 node' if nodes == 1 else f'are {nodes} nodes'}: if one is "
-            "lost, nothing can be locked.",
-            "Use three or five.",
+            f"There {'is 1 node' if nodes == 1 else f'are {nodes} nodes'}: while one "
+            "is down, no lock is granted.",
+            "This is enough to begin. Use three or five when locks must survive the "
+            "loss of a node.",
         )
     elif nodes % 2 == 0:
         yield Finding(
@@ -80,25 +83,50 @@ def hosts(case: Case) -> Iterator[Finding]:
 
 @rule()
 def tls(case: Case) -> Iterator[Finding]:
-    """Find nodes that are reached without encryption across a public network."""
-    for address in case.redlock.addresses:
-        parts = urlsplit(address.url)
-        if parts.scheme != "redis":
-            continue
-        public = [ip for ip in _resolve(parts.hostname or "") if ip.is_global]
-        if public:
+    """Find nodes that are reached without encryption from other machines."""
+    for address, ip in _remote(case):
+        if urlsplit(address.url).scheme == "redis":
             yield Finding(
                 "no-tls",
-                WARNING,
-                f"Node {address.name} is reached without TLS at {public[0]}, a public "
-                "address.",
-                "Use rediss://, or a private network. Otherwise others on the way can "
-                "read the password and change locks.",
+                WARNING if ip.is_global else NOTE,
+                f"Node {address.name} is reached without TLS at {ip}, "
+                f"{'a public address' if ip.is_global else 'on another machine'}.",
+                "Use rediss://, unless the network between is yours alone. Otherwise "
+                "others on the way can read the password and change locks.",
                 address.name,
             )
 
 
-def _resolve(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+@rule()
+def password(case: Case) -> Iterator[Finding]:
+    """Find nodes that other machines reach without a password."""
+    for address, ip in _remote(case):
+        parts = urlsplit(address.url)
+        secrets = parse_qs(parts.query).keys() & {"password", "ssl_certfile"}
+        if not parts.password and not secrets:
+            yield Finding(
+                "no-password",
+                WARNING,
+                f"Node {address.name} is reached without a password at {ip}, on "
+                "another machine.",
+                "Give it a password, or a user with the rules that `celery -A proj "
+                "redlock doctor --acl` prints. Otherwise every program in its network "
+                "can delete locks.",
+                address.name,
+            )
+
+
+def _remote(case: Case) -> Iterator[tuple[NodeAddress, IPAddress]]:
+    """Yield the nodes that are not on this machine, each with its worst address."""
+    for address in case.redlock.addresses:
+        parts = urlsplit(address.url)
+        found = [] if parts.scheme == "unix" else _resolve(parts.hostname or "")
+        elsewhere = [ip for ip in found if not ip.is_loopback]
+        if elsewhere:
+            yield address, max(elsewhere, key=lambda ip: ip.is_global)
+
+
+def _resolve(host: str) -> list[IPAddress]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

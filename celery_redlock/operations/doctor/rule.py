@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.operations.inspect import NodeState
+from celery_redlock.options.broker import visibility_timeout
 from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ __all__ = [
     "task_rule",
     "worst_of",
 ]
-
-# Seconds after which these brokers redeliver a message that is not acknowledged.
-_VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sqs": 1800.0}
 
 
 class Severity(enum.IntEnum):
@@ -153,13 +151,7 @@ class Case:
         """Seconds after which the broker redelivers an unacknowledged message."""
         if not self.app:
             return math.inf
-        conf = self.app.conf
-        url = str(conf.broker_read_url or conf.broker_url or "")
-        usual = _VISIBILITY.get(url.partition("://")[0].partition("+")[0])
-        if usual is None:
-            return math.inf
-        options = conf.broker_transport_options or {}
-        return float(options.get("visibility_timeout", usual))
+        return visibility_timeout(self.app.conf)
 
 
 class Problem(NamedTuple):
@@ -183,7 +175,8 @@ class Rule:
     Attributes:
         find: The function.
         offline: Whether it needs no network: it looks at settings and tasks only.
-        logged_at_start: Whether a worker logs the same facts itself when it starts.
+        logged_at_start: Whether a worker that starts leaves it out, as a rule because
+            it logs the same facts itself.
     """
 
     find: Callable[[Case], Iterator[Finding]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.transport.resp import DOES_NOT_KNOW
 from celery_redlock.operations.acl import OUR_KEYS
 from celery_redlock.operations.doctor.rule import (
     ERROR,
@@ -26,17 +27,21 @@ if TYPE_CHECKING:
 __all__ = [
     "client_clock",
     "clock_drift",
+    "commands",
     "latency",
     "memory",
     "node_clock",
     "permissions",
     "persistence",
     "replication",
+    "stopped_client_clock",
+    "stopped_clock",
 ]
 
 _MS = 1000
 _DRIFT_ALLOWED, _DRIFT_ODD = 0.01, 0.005
 _CLOCKS_APART = 1.0  # seconds
+_STANDS_STILL = 0.05  # of the rate of another clock, at most
 
 
 @node_rule()
@@ -75,7 +80,7 @@ def memory(report: NodeReport, _: Case) -> Iterator[Problem]:
         yield Problem(
             "eviction",
             ERROR if limit else NOTE,
-            f"{fact} ({limit:,} bytes): the holder of an evicted lock has lost it"
+            f"{fact} ({limit:,} bytes), so it has no vote: an evicted lock is lost"
             if limit
             else f"{fact}; it has no memory limit now",
             "Set maxmemory-policy to noeviction.",
@@ -129,6 +134,52 @@ def permissions(report: NodeReport, case: Case) -> Iterator[Problem]:
         )
 
 
+@node_rule()
+def commands(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find nodes that do not know a needed command."""
+    if report.unknown:
+        several = len(report.unknown) > 1
+        yield Problem(
+            "commands",
+            ERROR,
+            f"{DOES_NOT_KNOW.strip()}{'s' * several} {', '.join(report.unknown)}",
+            "If its configuration renames or disables "
+            f"{'them' if several else 'it'} (`rename-command`), remove this. "
+            "Otherwise replace it with a server that is known to work.",
+        )
+
+
+@node_rule()
+def stopped_clock(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find nodes whose clock does not move."""
+    clock = report.clock
+    if clock.watched and clock.moved < clock.watched * _STANDS_STILL:
+        yield Problem(
+            "clock-stopped",
+            ERROR,
+            f"has a clock that does not move: by {clock.moved:.3f} s in "
+            f"{clock.watched:.1f} s. Locks and quarantines on it do not end",
+            "Repair the clock of its machine, or replace the node.",
+        )
+
+
+@rule()
+def stopped_client_clock(case: Case) -> Iterator[Finding]:
+    """Find that the clock of this machine does not move."""
+    clocks = [report.clock for report in case.reports if report.clock.moved]
+    watched = median(clock.watched for clock in clocks) if clocks else 0.0
+    moved = median(clock.moved for clock in clocks) if clocks else 0.0
+    if watched < moved * _STANDS_STILL:
+        yield Finding(
+            "client-clock-stopped",
+            ERROR,
+            f"The clock of this machine does not move: by {watched:.3f} s while those "
+            f"of the nodes moved by {moved:.1f} s. A task here does not notice the end "
+            "of its lock.",
+            "Run no workers on this machine until its clock is repaired.",
+        )
+
+
 @rule()
 def client_clock(case: Case) -> Iterator[Finding]:
     """Find that the clock of this machine differs from those of the nodes."""
@@ -154,7 +205,7 @@ def node_clock(report: NodeReport, case: Case) -> Iterator[Problem]:
             "node-clock",
             WARNING,
             f"has a clock that is {_apart(ahead)} those of most nodes",
-            "Set it by NTP, slewing and not stepping: after a step forward its locks "
+            "Let NTP slew it, and never step it: after a step forward its locks "
             "expire early.",
         )
 
@@ -163,7 +214,9 @@ def node_clock(report: NodeReport, case: Case) -> Iterator[Problem]:
 def clock_drift(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find clocks that run at another rate."""
     drift = report.clock.drift
-    if abs(drift) > _DRIFT_ODD:
+    slower, faster = sorted((report.clock.moved, report.clock.watched))
+    both_move = slower > faster * _STANDS_STILL
+    if both_move and abs(drift) > _DRIFT_ODD:
         yield Problem(
             "clock-drift",
             ERROR if abs(drift) > _DRIFT_ALLOWED else WARNING,

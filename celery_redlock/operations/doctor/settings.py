@@ -5,8 +5,9 @@ Celery is not imported here: the rules read attributes of the app and its tasks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "acks_late",
+    "durations",
     "guard",
     "result_backend",
     "runtimes",
@@ -69,6 +71,22 @@ def timing(case: Case) -> Iterator[Finding]:
             f"{times.ttl / _TRIES_PER_TTL:.2g} s; a node may take "
             f"{times.node_timeout:g} s to answer.",
             f"Raise it to at least {least:g} s, or lower redlock_node_timeout.",
+        )
+
+
+@task_rule()
+def durations(it: LockTask, case: Case) -> Iterator[Problem]:
+    """Find options with which workers do not start; publishers do not look at them."""
+    try:
+        it.options.durations(case.redlock.timing)
+    except ConfigurationError as error:
+        reason, _, remedy = str(error).partition(". ")
+        reason = f"{reason[0].lower()}{reason[1:]}".rstrip(".")
+        yield Problem(
+            "option",
+            ERROR,
+            f"is published, but no worker starts with it: {reason}",
+            remedy or "Raise it, or lower redlock_node_timeout.",
         )
 
 
@@ -119,14 +137,11 @@ def runtimes(case: Case) -> Iterator[Finding]:
 
 @task_rule()
 def visibility(it: LockTask, case: Case) -> Iterator[Problem]:
-    """Find tasks whose messages are redelivered while they run or wait."""
+    """Find tasks whose messages are redelivered while they run."""
     visible, late = case.visibility_timeout, it.task.acks_late
-    countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
     reasons = []
     if late and it.limit is not None and it.limit > visible:
         reasons.append(f"may run for {it.limit:g} s (its time_limit)")
-    if countdown > visible:
-        reasons.append(f"waits for {countdown:g} s to be retried")
     if late and it.ttl > visible:
         reasons.append(f"is locked for {it.ttl:g} s (its ttl)")
     if reasons:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.configuration import refusal
+from celery_redlock.core.view import CLOSED, View, refusal
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     WARNING,
@@ -15,12 +15,12 @@ from celery_redlock.operations.doctor.rule import (
     node_rule,
     rule,
 )
-from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.inspect import NodeState, present_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.operations.inspect import NodeReport
+    from celery_redlock.operations.inspect import NodeReport, NodeStatus
 
 __all__ = ["kind", "quorum", "same_server", "state", "unreachable"]
 
@@ -29,7 +29,7 @@ __all__ = ["kind", "quorum", "same_server", "state", "unreachable"]
 def quorum(case: Case) -> Iterator[Finding]:
     """Find that nothing can be locked, or that no more node may be lost."""
     nodes, needed, voting = len(case.reports), case.redlock.quorum, len(case.voting)
-    denied = any(report.denied for report in case.reports)
+    denied = any(report.lacks_commands for report in case.reports)
     remedy = "The other findings say why the other nodes do not vote."
     if voting < needed:
         yield Finding(
@@ -53,7 +53,7 @@ def quorum(case: Case) -> Iterator[Finding]:
 def unreachable(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find nodes that do not answer."""
     reason = report.status.reason
-    if report.status.state is NodeState.SILENT and not report.denied:
+    if report.status.state is NodeState.SILENT and not report.lacks_commands:
         remedy = "Start it, or check the network and the firewall."
         if "credentials" in reason:
             remedy = "Correct its user and password in redlock_nodes."
@@ -64,9 +64,11 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Problem]:
 def state(report: NodeReport, case: Case) -> Iterator[Problem]:
     """Find nodes that answer and do not vote."""
     status = report.status
-    problem = None if report.denied else _PROBLEMS.get(status.state)
+    problem = None if report.lacks_commands else _PROBLEMS.get(status.state)
     if problem:
-        difference, remedy = refusal(status.reason, case.redlock.guard.config)
+        present = present_view(other.status for other in case.reports)
+        ours = present or case.redlock.guard.config
+        difference, remedy = refusal(status.reason, ours)
         fact = problem.fact.format(
             wait=status.wait,
             quarantine=case.redlock.timing.quarantine,
@@ -74,13 +76,51 @@ def state(report: NodeReport, case: Case) -> Iterator[Problem]:
             difference=difference,
         )
         if status.state is NodeState.OTHER_CONFIG:
-            problem = problem._replace(remedy=f"{remedy}.")
+            problem = problem._replace(remedy=f"{remedy}.{_if_aborted(case, status)}")
+        if _is_removed(case, report):
+            problem = problem._replace(remedy=_REMOVED)
         yield problem._replace(fact=fact)
+
+
+def _is_removed(case: Case, report: NodeReport) -> bool:
+    """Tell whether others have opened for a move in which this closed node leaves."""
+    plan = View.parse(report.status.reason.removeprefix(CLOSED))
+    if report.status.state is not NodeState.CLOSED or plan is None:
+        return False
+    views = [
+        View.parse(other.status.reason or other.status.view) for other in case.reports
+    ]
+    has_opened = any(plan.is_same_epoch(view) for view in views if view)
+    return has_opened and report.label not in plan.configuration.labels
+
+
+def _if_aborted(case: Case, status: NodeStatus) -> str:
+    """Return more of the remedy, for a node that opened for a reconfiguration."""
+    theirs = View.parse(status.reason)
+    ours = View.parse(present_view(other.status for other in case.reports))
+    if not theirs or not ours or theirs.deployment != ours.deployment:
+        return ""
+    is_later = theirs.epoch > ours.epoch
+    if not is_later or theirs.configuration == ours.configuration:
+        return ""
+    if len(case.voting) >= case.redlock.quorum:
+        return (
+            " If that reconfiguration was aborted, the node comes back by itself with "
+            "one of the next locks."
+        )
+    return (
+        " If that reconfiguration was aborted while this node was away, abort it again "
+        "with the same arguments."
+    )
 
 
 _BY_ITSELF = (
     "It votes again by itself. (For a brand-new deployment, `celery -A proj redlock "
     "init` ends the wait.)"
+)
+_REMOVED = (
+    "A reconfiguration has removed it, and other nodes vote in the new configuration: "
+    "set redlock_nodes to the new nodes, and shut this one down."
 )
 _PROBLEMS = {
     NodeState.QUARANTINED: Problem(
@@ -99,21 +139,21 @@ _PROBLEMS = {
     NodeState.UNSYNCED: Problem(
         "unsynced",
         WARNING,
-        "has restarted, and does not vote until it has recovered its fences from other "
-        "nodes",
-        "It recovers them with one of the next locks, if enough other nodes vote.",
+        "has restarted, and does not vote until enough other nodes confirm it",
+        "They do with one of the next locks, if enough of them vote. If a member is "
+        "gone for good, replace it with `celery -A proj redlock reconfigure`.",
     ),
     NodeState.CLOSED: Problem(
         "closed",
         ERROR,
-        "is {reason}",
+        "does not vote: the nodes {difference}",
         "A reconfiguration is not finished: run `celery -A proj redlock reconfigure` "
         "again, with the same arguments.",
     ),
     NodeState.OTHER_CONFIG: Problem(
         "configuration",
         ERROR,
-        "was set up by clients with other settings: the nodes {difference}",
+        "has another view of the deployment: the nodes {difference}",
         "",  # as `refusal` says
     ),
 }
@@ -140,12 +180,13 @@ def same_server(case: Case) -> Iterator[Finding]:
 @node_rule(logged_at_start=True)
 def kind(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find servers that are no independent masters."""
-    if report.status.state is NodeState.UNFIT:
+    evicts = report.status.reason.startswith("may evict")  # which is a finding itself
+    if report.status.state is NodeState.UNFIT and not evicts:
         replica = report.status.info.get("role") != "master"
         yield Problem(
             "replica" if replica else "cluster",
             ERROR,
             f"{report.status.reason.partition(';')[0]}: it has no vote",
-            "Replace it by an independent Redis master. Replication and failover lose "
-            "locks.",
+            "Replace it with an independent Redis master. Replication and failover "
+            "lose locks.",
         )

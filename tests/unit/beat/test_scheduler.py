@@ -78,7 +78,7 @@ def test_scheduler_of_the_project_that_does_not_exist_ends_beat(site: Site) -> N
         ("no.such:Scheduler", "cannot be imported"),
         ("celery.beat:NoSuch", "cannot be imported"),
         ("nonsense", 'Write "module:Class", or one of the names'),
-        ("celery.beat:ScheduleEntry", "is no beat scheduler. Name a subclass"),
+        ("celery.beat:ScheduleEntry", "is not a beat scheduler. Name a subclass"),
         ("redlock", "which wraps other schedulers"),
         (RedlockScheduler, "which wraps other schedulers"),
     ],

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from celery_redlock.core.scripts import INSPECT, RELEASE, Script
+from celery_redlock.core.scripts import ALL_SCRIPTS, INSPECT, RELEASE, Script
 from celery_redlock.core.timing import Timing
 from celery_redlock.core.transport.broadcast import Broadcast
 from celery_redlock.core.transport.node import Node
@@ -20,7 +20,7 @@ from celery_redlock.core.transport.resp import ErrorReply, PythonReader
 from tests.unit.core.support import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from celery_redlock.core.quorum import VoteKind
     from celery_redlock.testing import FakeClock
@@ -46,12 +46,16 @@ def encoded(reply: Any) -> bytes:
 
 
 def request(
-    key: str = "k", script: Script = INSPECT, nodes: int = 1, **options: Any
+    key: str = "k",
+    script: Script = INSPECT,
+    nodes: int = 1,
+    more: Sequence[str] = (),
+    **options: Any,
 ) -> ScriptRequest:
-    """Return a request about this key."""
+    """Return a request about this key, and more of them."""
     labels = [f"node-{index}" for index in range(nodes)]
     given = {"labels": labels, "done_when": all_answered, **options}
-    return ScriptRequest(script, [key], [], **given)
+    return ScriptRequest(script, [key, *more], [], **given)
 
 
 def commands(data: bytes | bytearray) -> list[list[bytes]]:
@@ -125,9 +129,15 @@ class Connection:
     """A connection of redis-py, as far as `open_connection` uses it."""
 
     def __init__(
-        self, run_id: str = "run", mode: str = "redis_mode:standalone"
+        self,
+        run_id: str = "run",
+        mode: str = "redis_mode:standalone",
+        *,
+        loads_scripts: bool = False,
     ) -> None:
         self._sock = Sock()
+        self._loads_scripts = loads_scripts
+        self._loaded: list[Script] = []
         self.is_disconnected = False
         self.role = "master"
         self.failure: Exception | None = None
@@ -149,9 +159,13 @@ class Connection:
     def send_command(self, *words: str) -> None:
         """Record the command."""
         self._asked = words[1]
+        if words[0] == "SCRIPT" and self._loads_scripts:
+            self._loaded += [one for one in ALL_SCRIPTS if one.source == words[2]]
 
     def read_response(self) -> bytes:
         """Return what the server says about itself."""
+        if self._loaded:
+            return self._loaded.pop(0).sha.encode()
         role = f"role:{self.role}\r\nmaster_host:m\r\nmaster_port:7\r\n"
         return self._answers.get(self._asked, role).encode()
 
@@ -310,10 +324,15 @@ class ClockedSelector(Selector):
         self.waits.append(timeout)
         for call in list(self.on_select):
             call()
-        let_connect(*self.nodes, seconds=0.005)  # some are behind a closed gate
+        addresses = [node._connector._address for node in self.nodes]  # noqa: SLF001
+        gates = [cast("Address", address).gate for address in addresses]
+        pairs = zip(self.nodes, gates, strict=True)
+        let_connect(*(node for node, gate in pairs if gate.is_set()))
         now = self.clock.monotonic()
         next_at = min((at for at, _, _ in self.coming), default=float("inf"))
-        for sock, (events, _) in self.registered.items():
+        sockets = [sock for sock in self.registered if isinstance(sock, Sock)]
+        for sock in sockets:
+            events, _ = self.registered[sock]
             if sock.incoming or (events & selectors.EVENT_WRITE and sock.room):
                 next_at = now
         self.clock.advance(max(0.0, min(next_at, now + timeout) - now))
@@ -322,11 +341,12 @@ class ClockedSelector(Selector):
             self.coming.remove(item)
             item[1].incoming.append(item[2])
         ready = []
-        for sock, (events, node) in self.registered.items():
+        for sock in sockets:
+            events, node = self.registered[sock]
             mask = selectors.EVENT_READ if sock.incoming else 0
             mask |= events & selectors.EVENT_WRITE if sock.room else 0
             if mask:
-                key = selectors.SelectorKey(sock, 0, events, node)
+                key = selectors.SelectorKey(0, 0, events, node)
                 ready.append((key, mask))
         return ready
 

@@ -6,6 +6,8 @@ import linecache
 import os
 import sys
 import threading
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.transport import broadcast
 from celery_redlock.core.transport.requests import all_answered, grant_is_decided
+from tests.harness.threads import threads_started_here
 from tests.harness.waiting import until as eventually
 from tests.interruptions import counts_places, interruptions
 from tests.unit.core.sockets import (
@@ -444,35 +447,23 @@ def test_servers_without_a_name_are_not_the_same(clock: FakeClock) -> None:
 # -- threads ---------------------------------------------------------------------------
 
 
-def test_thread_does_not_wait_for_the_mutex_beyond_its_deadline(
-    net: Net, clock: FakeClock
-) -> None:
+def test_thread_does_not_wait_beyond_its_deadline(net: Net, clock: FakeClock) -> None:
     """A loss is announced in time, even while another thread waits for hung nodes."""
-    entered, leave = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        entered.set()
-        assert leave.wait(SOON)
-
-    net.on_select.append(hang)
-    thread = threading.Thread(target=net.broadcast.ask, args=(net.request("a"),))
-    thread.start()
-    assert entered.wait(SOON)
+    occupied = Occupied(net)
     asked = net.request("b")
     now = clock.monotonic()
 
-    sent = net.broadcast.send(asked, until=now)
+    net.broadcast.send(asked, until=now)
     read = net.broadcast.wait(asked, until=now + 9.0, give_up_at=now)
     net.broadcast.drain(now)
-    net.on_select.clear()
-    leave.set()
-    thread.join()
 
-    assert not sent
     assert not read
     assert [len(commands(sock.sent)) for sock in net.socks] == [1, 1, 1]
-    assert net.broadcast.send(asked, until=clock.monotonic() + 1.0)
-    assert [len(commands(sock.sent)) for sock in net.socks] == [2, 2, 2]
+    occupied.leave()
+    eventually(
+        lambda: [len(commands(sock.sent)) for sock in net.socks] == [2, 2, 2],
+        what="the request that was handed over",
+    )
 
 
 def source_line_of(thread: threading.Thread) -> str:
@@ -543,7 +534,7 @@ def test_callers_wait_for_hung_nodes_at_the_same_time(net: Net) -> None:
     for request in asked:
         occupied.start(net.broadcast.ask, request)
     eventually(
-        lambda: all("with self._" in source_line_of(t) for t in occupied.threads[1:])
+        lambda: all("bell.acquire" in source_line_of(t) for t in occupied.threads[1:])
     )
     net.clock.advance(10 * NODE_TIMEOUT)
     net.comes(0, 0.0, FREE)
@@ -557,7 +548,7 @@ def test_callers_wait_for_hung_nodes_at_the_same_time(net: Net) -> None:
 
     occupied.leave()
 
-    assert net.clock.monotonic() == before
+    assert net.clock.monotonic() < before + NODE_TIMEOUT
     assert [net.kinds(request) for request in asked] == [
         [VoteKind.FREE, None, None]
     ] * 20
@@ -569,7 +560,7 @@ def test_suspect_that_answers_has_its_time_anew(net: Net) -> None:
     occupied = Occupied(net)
     asked = net.request()
     occupied.start(net.broadcast.ask, asked)
-    eventually(lambda: "with self._" in source_line_of(occupied.threads[1]))
+    eventually(lambda: "bell.acquire" in source_line_of(occupied.threads[1]))
     net.clock.advance(10 * NODE_TIMEOUT)
     net.comes(0, 0.0, FREE)
     net.comes(0, 0.02, GRANTED)
@@ -618,35 +609,129 @@ def test_thread_with_a_deadline_goes_first(net: Net) -> None:
 
     keys = [command[3] for command in commands(net.socks[0].sent)]
     assert len(keys) == 12
-    assert keys.index(b"urgent") <= 2  # one that has the turn, one that is next
+    assert keys.index(b"urgent") == 1  # after the request of the first thread
 
 
-def test_handler_in_a_thread_with_a_deadline_waits_for_no_other(net: Net) -> None:
-    """A finaliser of the thread that renews may release a lock in the middle of it."""
-    entered, leave = threading.Event(), threading.Event()
+def test_handler_in_the_thread_that_reads_waits_for_no_other(net: Net) -> None:
+    """A finaliser may release a lock in the middle of the I/O thread."""
+    occupied = Occupied(net)
+    occupied.start(net.broadcast.ask, net.request("second"))
+    eventually(lambda: "bell.acquire" in source_line_of(occupied.threads[1]))
+    done: list[threading.Thread] = []
 
     def finalise() -> None:
+        if threading.current_thread() not in occupied.threads:
+            net.on_select.clear()
+            net.broadcast.ask(net.request("finaliser"))
+            done.append(threading.current_thread())
+
+    net.on_select.append(finalise)
+
+    occupied.leave()
+
+    assert len(done) == 1
+    keys = [command[3] for command in commands(net.socks[0].sent)]
+    assert keys == [b"first", b"second", b"finaliser"]
+
+
+def test_caller_that_is_alone_starts_no_thread(net: Net) -> None:
+    """It sends and reads by itself: a child of prefork pays for no hand-over."""
+    for index in range(3):
+        net.comes(index, 0.001, GRANTED)
+
+    with threads_started_here() as started:
+        net.broadcast.ask(net.request())
+        net.broadcast.send(net.request())
+
+    assert started == []
+
+
+def test_requests_that_wait_together_leave_together(net: Net) -> None:
+    """One ``send`` for each node carries the requests of all callers, in order."""
+    sends = net.socks[0].sends
+    occupied = Occupied(net)
+    names = [f"other {number}" for number in range(10)]
+    queue = net.broadcast._queue  # noqa: SLF001
+    for number, name in enumerate(names):
+        occupied.start(net.broadcast.ask, net.request(name))
+        eventually(partial(lambda count: len(queue) == count, number + 1))
+
+    occupied.leave()
+
+    assert [c[3].decode() for c in commands(net.socks[0].sent)] == ["first", *names]
+    assert net.socks[0].sends == sends + 2  # one of the first, one of all others
+
+
+def test_exception_in_a_caller_costs_no_other_its_verdict(net: Net) -> None:
+    """A time limit interrupts the caller that reads, while another one waits."""
+    entered, leave = threading.Event(), threading.Event()
+    asked, verdicts = net.request("other"), list[int]()
+
+    def interrupt() -> None:
         net.on_select.clear()
         entered.set()
         assert leave.wait(SOON)
-        net.broadcast.send(net.request("finaliser"))
+        raise KeyboardInterrupt
 
-    net.on_select.append(finalise)
-    until = net.clock.monotonic() + 1.0
-    wait = {"until": until}
+    def ask() -> None:
+        net.broadcast.ask(asked)
+        verdicts.append(asked.ballot.granted)
+
+    def ask_in_vain() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            net.broadcast.ask(net.request("interrupted"))
+
+    net.on_select.append(interrupt)
     threads = [
-        threading.Thread(target=net.broadcast.wait, kwargs=wait, daemon=True),
-        threading.Thread(target=net.broadcast.send, args=(net.request(),), daemon=True),
+        threading.Thread(target=call, daemon=True) for call in (ask_in_vain, ask)
     ]
     threads[0].start()
     assert entered.wait(SOON)
     threads[1].start()
-    eventually(lambda: "with self._mutex" in source_line_of(threads[1]))
+    eventually(lambda: "bell.acquire" in source_line_of(threads[1]))
+    for index in range(3):
+        net.comes(index, 0.0, FREE)
+        net.comes(index, 0.0, GRANTED)
+
     leave.set()
 
     for thread in threads:
         thread.join(SOON)
         assert not thread.is_alive()
+    assert verdicts[0] >= 2
+
+
+def test_callers_are_told_though_no_thread_can_be_started(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the callers then sends and reads for all."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    occupied = Occupied(net)
+    asked = [net.request(f"other {number}") for number in range(5)]
+    for request in asked:
+        occupied.start(net.broadcast.ask, request)
+    monkeypatch.setattr(broadcast, "_thread", SimpleNamespace(start_new_thread=refuse))
+
+    occupied.leave()
+
+    assert all(request.is_done() or request.ballot.pending for request in asked)
+    assert len(commands(net.socks[0].sent)) == 6
+
+
+def test_rest_of_an_interrupted_batch_is_sent_first(net: Net) -> None:
+    """So no release can overtake the acquire of another node."""
+    net.socks[1].failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        net.broadcast.send(net.request("first"))
+    net.socks[1].failure = None
+
+    net.broadcast.send(net.request("second"))
+
+    sent = [[c[3] for c in commands(sock.sent)] for sock in net.socks]
+    assert sent[0] == sent[2] == [b"first", b"second"]
 
 
 def test_mutex_is_released_by_a_time_limit(net: Net, clock: FakeClock) -> None:

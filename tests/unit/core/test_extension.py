@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.core.forced_release import ForcedRelease
 from celery_redlock.core.lease import LeaseState
+from celery_redlock.core.records.forced_releases import forced_releases
+from celery_redlock.core.scripts import FORCE_RELEASE
 from tests.unit.core.support import (
     STRIPE_OF_K,
     VALIDITY,
@@ -19,6 +22,7 @@ from tests.unit.core.support import (
 )
 
 if TYPE_CHECKING:
+    from celery_redlock.core.lease import Lease
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.testing import FakeClock, FakeNodes
 
@@ -130,7 +134,7 @@ def test_extension_of_an_ended_lease_never_resurrects(
 def test_extension_of_a_lease_that_is_not_held_sends_nothing(
     nodes: FakeNodes, redlock: Redlock, state: LeaseState
 ) -> None:
-    """A released lock is not renewed, nor one whose loss was announced."""
+    """A lock that was released, or announced as lost, is not renewed."""
     lease = redlock.acquire("k")
     lease.state = state
     nodes.asked.clear()
@@ -265,7 +269,7 @@ def test_first_renewal_claims_nodes_that_were_away_at_acquire(
     """A lock on a bare majority becomes a lock on all nodes."""
     nodes.nodes[0].kill()
     lease = redlock.acquire("k")
-    nodes.nodes[0].restart(keep_memory=True)
+    nodes.nodes[0].is_running = True  # the same process can be reached again
 
     redlock.extend(lease)
 
@@ -351,3 +355,80 @@ def test_restore_is_not_sent_once_release_began(
     assert holders(nodes) == [""] * 5
     assert extension.advance(out_of_time=False) is None
     assert extension.result is False
+
+
+# -- released by an operator -----------------------------------------------------------
+
+ALICE = ForcedRelease(
+    "k", "job on w1", "alice", "web-1", "celery redlock release", "stuck\nsince noon"
+)
+
+
+def force_release(redlock: Redlock, nodes: FakeNodes, lease: Lease, *at: int) -> None:
+    """Release the lock on these nodes, as an operator's command does."""
+    keys = [redlock.keys.lock("k"), redlock.keys.wait_queue("k"), redlock.keys.releases]
+    args = [lease.token, lease.token, ALICE.text(), 60_000, 100]
+    for index in at:
+        nodes.nodes[index].memory.execute(FORCE_RELEASE, keys, args)
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["free", "taken"])
+def test_lock_that_an_operator_released_is_lost_at_the_next_renewal(
+    nodes: FakeNodes, redlock: Redlock, *, taken: bool
+) -> None:
+    """The holder never takes it again; its error names the operator and the reason."""
+    lease = redlock.acquire("k")
+    force_release(redlock, nodes, lease, 0, 1, 2, 3, 4)
+    other = redlock.acquire("k") if taken else None
+
+    assert not redlock.extend(lease)
+
+    assert not lease.is_valid()
+    error = str(lease.lost_error())
+    assert "was released by an operator, alice on web-1" in error
+    assert "stuck since noon" in error
+    assert holders(nodes) == [other.token if other else ""] * 5
+    assert not redlock.extend(lease)
+
+
+def test_one_node_with_the_record_tells_the_holder(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """Nodes that lack the record do not matter, if a majority is without the lock."""
+    lease = redlock.acquire("k")
+    force_release(redlock, nodes, lease, 4)
+    forget(nodes, 0, 1, 2)
+
+    assert not redlock.extend(lease)
+    assert lease.released_by
+
+
+def test_release_on_a_minority_is_undone_by_a_live_holder(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """The lock was not taken away: the renewal brings it back to these nodes."""
+    lease = redlock.acquire("k")
+    force_release(redlock, nodes, lease, 0, 1)
+
+    assert redlock.extend(lease)
+    assert lease.released_by == ""
+    redlock.extend(lease)
+    assert holders(nodes) == [lease.token] * 5
+
+
+def test_releases_are_listed_once_with_their_nodes(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """The list says on how many nodes the lock was; without any there is no release."""
+    lease = redlock.acquire("k")
+    forget(nodes, 4)
+    force_release(redlock, nodes, lease, 0, 1, 2, 4)
+    never = redlock.acquire("k")
+    redlock.release(never)
+    force_release(redlock, nodes, never, 0, 1)
+
+    (found,) = forced_releases(redlock)
+
+    assert (found.who, found.reason, found.nodes) == ("alice", "stuck since noon", 3)
+    assert forced_releases(redlock, "k") == [found]
+    assert forced_releases(redlock, "another") == []

@@ -10,6 +10,7 @@ import pytest
 from celery_redlock.core.fence import raise_fence
 from celery_redlock.core.keys import STRIPES, stripe_of
 from celery_redlock.core.quorum import Verdict, Vote
+from celery_redlock.core.redlock import run
 from celery_redlock.errors import QuorumUnreachable
 from tests.unit.core.support import (
     STRIPE_OF_K,
@@ -50,7 +51,7 @@ def test_fences_grow(site: Site) -> None:
 
 def test_fence_is_the_wall_clock_if_that_is_right(site: Site) -> None:
     """In microseconds: nodes agree on it, and operators can read it."""
-    site.clock.advance(10)
+    site.clock.advance(60)  # the counters of new nodes begin above TIME
 
     assert site.redlock.acquire("k").fence == round(site.clock.wall() * 1e6)
 
@@ -81,7 +82,7 @@ def test_fence_costs_a_second_round_if_nodes_differ(site: Site) -> None:
     assert lease.fence == AHEAD + 1
     assert asked(site.nodes) == ["acquire", "raise_fence"]
     assert args_of(site.nodes, "raise_fence") == [
-        [lease.token, lease.holder_info, int(STRIPE_OF_K), AHEAD + 1]
+        [lease.token, lease.holder_info, AHEAD + 1, int(STRIPE_OF_K)]
     ]
     assert counters(site.nodes) == [AHEAD + 1] * 5
     holder = site.redlock.inspect("k").holder
@@ -140,9 +141,10 @@ class Grant:
     def fence(self) -> int | None:
         """Agree on the fence."""
         assert self.request.ballot.agreed_number() is None
-        keys = ("redlock:lock:k", "redlock:meta")
-        args = ("t.1", "f", int(STRIPE_OF_K))
-        return raise_fence(self.request.ballot, self.redlock.nodes, keys, args)
+        keys, stripes = ["redlock:lock:k", "redlock:meta"], [int(STRIPE_OF_K)]
+        ballot, nodes = self.request.ballot, self.redlock.nodes
+        steps = raise_fence(ballot, nodes, keys, ("t.1", "f"), stripes)
+        return run(steps, self.redlock.transport, self.redlock.clock)
 
 
 def test_raise_counts_only_on_nodes_that_still_hold_the_lock(site: Site) -> None:
@@ -205,9 +207,10 @@ def test_vote_that_comes_during_the_count_is_left_out_of_it(site: Site) -> None:
 
     ballot = grant.request.ballot
     ballot.votes = VotesThatChange(ballot.votes, enter_late_vote)
-    keys, args = ("redlock:lock:k", "redlock:meta"), ("t.1", "f", int(STRIPE_OF_K))
+    keys, stripes = ["redlock:lock:k", "redlock:meta"], [int(STRIPE_OF_K)]
 
-    assert raise_fence(ballot, site.redlock.nodes, keys, args) is None
+    steps = raise_fence(ballot, site.redlock.nodes, keys, ("t.1", "f"), stripes)
+    assert run(steps, site.redlock.transport, site.redlock.clock) is None
     assert ballot.votes[3] is not None
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import _thread
 import itertools
 import logging
 import selectors
 import ssl
+import threading
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
-from celery_redlock.core.scripts import INSPECT
+from celery_redlock.core.scripts import INSPECT, RELEASE
 from celery_redlock.core.transport import connection as connection_module
 from celery_redlock.core.transport.resp import ErrorReply, PythonReader
-from tests.harness.waiting import until
+from tests.harness.threads import threads_started_here
 from tests.unit.core.sockets import (
     CONNECT_TIMEOUT,
+    SOON,
     Connection,
     Sock,
     Stage,
@@ -171,13 +173,24 @@ def test_request_during_an_outage_fails_at_once(clock: FakeClock) -> None:
 
 def test_connect_thread_ends_when_it_is_done(clock: FakeClock) -> None:
     """No thread waits for a node that is down."""
-    before = _thread._count()  # noqa: SLF001
     stage = Stage(clock)
-    stage.maintain()
+    ended = threading.Event()
+    connector: Any = stage.node._connector  # noqa: SLF001
+    connect = connector._connect  # noqa: SLF001
 
-    let_connect(stage.node)
+    def connect_and_end(attempt: object) -> None:
+        connect(attempt)
+        ended.set()  # the last thing that the thread does
 
-    until(lambda: _thread._count() == before)  # noqa: SLF001
+    with (
+        threads_started_here() as started,
+        mock.patch.object(connector, "_connect", connect_and_end),
+    ):
+        stage.maintain()
+        let_connect(stage.node)
+
+    assert started == [connect_and_end]
+    assert ended.wait(SOON)
 
 
 # -- the conversation ------------------------------------------------------------------
@@ -325,7 +338,7 @@ def test_node_that_takes_no_more_bytes_is_dropped(stage: Stage, sock: Sock) -> N
         stage.ask(asked)
 
     assert sock.is_closed
-    reason = "took nothing more from a full connection"
+    reason = "accepts no more data"
     assert [said(asked) for asked in requests] == [reason] * 5
 
 
@@ -360,11 +373,25 @@ def test_forgotten_script_does_not_overtake_a_later_command(
     sock.replies(NOSCRIPT, 0)
     stage.node.receive()
 
-    assert said(acquire) == "had forgotten its scripts"
+    assert said(acquire) == "had lost its scripts"
     assert said(freed) == 0
     *_, load = commands(sock.sent)
     assert load == [b"SCRIPT", b"LOAD", INSPECT.source.encode()]
     assert [command[0] for command in commands(sock.sent)].count(b"EVAL") == 1
+
+
+def test_forgotten_script_does_not_overtake_a_release_of_one_of_its_keys(
+    clock: FakeClock, stage: Stage, sock: Sock
+) -> None:
+    """The release of all permits begins with the first one, an acquire with its own."""
+    acquire, freed = request("k#2"), release(clock, key="k", more=("k#2",))
+    stage.ask(acquire)
+    stage.ask(freed)
+    sock.replies(NOSCRIPT, 0)
+    stage.node.receive()
+
+    assert said(acquire) == "had lost its scripts"
+    assert said(freed) == 0
 
 
 def test_forgotten_script_may_overtake_commands_of_other_keys(
@@ -380,6 +407,52 @@ def test_forgotten_script_may_overtake_commands_of_other_keys(
 
     assert commands(sock.sent)[2][0] == b"EVAL"
     assert (said(first), said(second)) == ([2, b"t", 1], [3])
+
+
+def test_release_goes_by_its_sha_to_a_node_that_has_the_scripts(
+    clock: FakeClock,
+) -> None:
+    """The source of it would be most of the bytes of a lock."""
+    connection = Connection(loads_scripts=True)
+    stage = Stage(clock, connection)
+    stage.arrive()
+
+    stage.ask(release(clock))
+
+    (sent,) = commands(connection.sock.sent)
+    assert sent[:2] == [b"EVALSHA", RELEASE.sha.encode()]
+
+
+def test_release_brings_its_source_to_a_node_without_the_scripts(
+    clock: FakeClock, stage: Stage, sock: Sock
+) -> None:
+    """A user who may not load scripts still leaves no lock: the reply may be unread."""
+    stage.ask(request())
+    stage.ask(release(clock))
+
+    asked, released = commands(sock.sent)
+    assert asked[0] == b"EVALSHA"
+    assert released[:2] == [b"EVAL", RELEASE.source.encode()]
+
+
+def test_release_brings_its_source_to_a_node_that_forgot_its_scripts(
+    clock: FakeClock,
+) -> None:
+    """The next one does, and the first one is sent once more."""
+    connection = Connection(loads_scripts=True)
+    stage, first = Stage(clock, connection), release(clock)
+    stage.arrive()
+    stage.ask(first)
+    connection.sock.replies(NOSCRIPT)
+    stage.node.receive()
+
+    stage.ask(release(clock, key="other"))
+
+    words = [command[0] for command in commands(connection.sock.sent)]
+    assert words == [b"EVALSHA", b"EVAL", b"EVAL"]
+    connection.sock.replies(1, 0)
+    stage.node.receive()
+    assert said(first) == 1
 
 
 @pytest.mark.parametrize("outcome", [("OK",), ErrorReply("OOM"), NOSCRIPT, b"sha"])
@@ -438,7 +511,7 @@ def test_suspect_that_hangs_is_connected_to_anew(
     stage.arrive()
 
     assert connection.is_disconnected
-    assert said(out) == "was silent for too long and has been connected to anew"
+    assert said(out) == "did not answer for too long, and has a new connection now"
     assert not stage.node.suspect
     assert list(stage.selector.registered) == [again.sock]
 
@@ -632,7 +705,7 @@ def test_connection_torn_by_an_interruption_is_never_used_again(
     stage.maintain()
     stage.ask(after)
 
-    reason = "had its connection closed after an interruption"
+    reason = "lost its connection, because a request was interrupted"
     assert said(before) == reason
     assert sock.is_closed
     assert b"$1\r\nc\r\n" not in sock.sent
@@ -736,6 +809,24 @@ def test_server_of_the_wrong_kind_has_no_vote(
     assert [record.message for record in errors] == [
         f"Node node {reason}. It does not vote."
     ]
+
+
+def test_server_of_the_wrong_kind_that_is_checked_again_is_not_called_late(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its new connection is logged as what it is, and once a minute."""
+    caplog.set_level(logging.INFO, "celery_redlock.core.transport.node_log")
+    wrong = [Connection() for _ in range(4)]
+    for connection in wrong:
+        connection.role = "slave"
+    stage = Stage(clock, *wrong)
+
+    for _ in wrong:
+        stage.arrive()
+        clock.advance(2.0)
+
+    assert stage.address.tries == 4
+    assert caplog.messages[1:] == ["Node node is asked again whether it may vote."]
 
 
 def test_server_of_the_wrong_kind_is_checked_again(clock: FakeClock) -> None:

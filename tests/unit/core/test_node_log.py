@@ -12,7 +12,7 @@ from celery_redlock.core.transport.node_log import NodeLog
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeClock
 
-LATE = "Node a:6379/0 is late; asking it without waiting for it."
+LATE = "Node a:6379/0 answers late. Calls do not wait for it now."
 IN_TIME = "Node a:6379/0 answers in time again."
 
 
@@ -54,3 +54,18 @@ def test_reason_of_an_unfit_node_is_logged_once(
         "Node a:6379/0 is a replica. It does not vote.",
         "Node a:6379/0 is set up differently. It does not vote.",
     ]
+
+
+def test_connection_that_is_lost_again_and_again_is_logged_once_a_minute(
+    node_log: NodeLog, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another reason is another line. The next line counts those held back."""
+    for reason in ("is late", "is late", "was closed", "was closed", "was closed"):
+        node_log.lost(reason)
+    assert caplog.messages == ["Node a:6379/0 is late.", "Node a:6379/0 was closed."]
+
+    clock.advance(60)
+    node_log.lost("was closed")
+
+    more = "Node a:6379/0 was closed. This happened 2 more times since the last report."
+    assert caplog.messages[2:] == [more]

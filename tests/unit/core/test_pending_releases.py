@@ -187,14 +187,14 @@ def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
     stage.maintain()
     clock.advance(0.2)
     stage.arrive()
-    assert bytes(again.sock.sent) == freed.packed()
+    assert bytes(again.sock.sent) == freed.packed_source()
     clock.advance(0.9)
     stage.node.send_backlog()
-    assert bytes(again.sock.sent) == freed.packed()
+    assert bytes(again.sock.sent) == freed.packed_source()
     clock.advance(0.1)
     stage.node.send_backlog()
 
-    assert bytes(again.sock.sent) == freed.packed() * 2
+    assert bytes(again.sock.sent) == freed.packed_source() * 2
     assert not stage.node.has_pending
 
 
@@ -219,8 +219,8 @@ def test_release_that_a_node_refuses_is_sent_again(
     stage.node.receive()
 
     assert freed.ballot.reasons() == f"node-0 answered {word} not now"
-    assert before == [True, True, len(freed.packed())]
-    assert bytes(sock.sent) == freed.packed() * 2
+    assert before == [True, True, len(freed.packed_source())]
+    assert bytes(sock.sent) == freed.packed_source() * 2
     assert not stage.node.has_pending
 
 

@@ -236,7 +236,7 @@ def test_reasons_name_each_node_that_gave_no_vote() -> None:
     )
 
     assert ballot.reasons() == (
-        "node-1 had not answered, node-2 is in quarantine for 1.5 s, node-3 has not "
-        "recovered its fences yet, node-4 refused the connection, node-5 is read-only"
+        "node-1 had not answered, node-2 is in quarantine for 1.5 s, node-3 has "
+        "restarted, node-4 refused the connection, node-5 is read-only"
     )
     assert "node-0=granted node-1=?" in repr(ballot)

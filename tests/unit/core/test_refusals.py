@@ -10,6 +10,7 @@ from celery_redlock.core.configuration import Configuration
 from celery_redlock.core.failure import delay_after, failure_of
 from celery_redlock.core.lease import Holder, new_base
 from celery_redlock.core.quorum import Ballot, Vote, VoteKind
+from celery_redlock.core.view import View
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
 from tests.unit.core.support import (
     FREE,
@@ -126,7 +127,7 @@ def test_split_votes_are_tried_five_times(site: Site) -> None:
     assert holders(site.nodes) == ["one.1"] * 2 + ["two.1"] * 2 + [""]
     assert str(caught.value) == (
         "The votes for 'k' were split: 1 of 5 nodes granted it (need 3), 4 named "
-        "others. Nothing is held; try again."
+        "other holders. Nothing is held; try again."
     )
     tokens = [args[0] for args in args_of(site.nodes, "acquire")]
     assert len(set(tokens)) == 5
@@ -268,7 +269,11 @@ def test_quarantine_is_named_with_its_wait(site: Site) -> None:
 
 
 OURS = Configuration(("n0", "n1", "n2"), 30.0, is_guarded=True)
-THEIRS = Configuration(("n0", "n1", "n2"), 60.0, is_guarded=True)
+THEIRS = View.first_of_epoch(
+    Configuration(("n0", "n1", "n2"), 60.0, is_guarded=True),
+    {"n0": "a", "n1": "b", "n2": "c"},
+    before=None,
+)
 VOTES = {
     "G": Vote(VoteKind.GRANTED, 1),
     "A": Vote(VoteKind.TAKEN, 1000, "a.1\n1\ntask-a"),
@@ -321,7 +326,7 @@ MESSAGES = {
         """,
     "ABS": """
         The votes for 'k' were split: 0 of 3 nodes granted it (need 2), 2 named
-        others; n2 is gone. Nothing is held; try again.
+        other holders; n2 is gone. Nothing is held; try again.
         """,
     "QQS": """
         Only 0 of 3 nodes gave a vote on 'k' within 0.05 s (need 2): n0 is in
@@ -331,9 +336,10 @@ MESSAGES = {
         """,
     "MMG": """
         Only 1 of 3 nodes gave a vote on 'k' within 0.05 s (need 2): n0 is set up
-        differently, n1 is set up differently. Nothing is held. The nodes are set up
-        with max_ttl 60 s; this client has max_ttl 30 s. Set redlock_max_ttl = 60, or
-        move the nodes to yours with `celery -A proj redlock reconfigure`.
+        differently, n1 is set up differently. Nothing is held. The nodes are at
+        epoch 1 with max_ttl 60 s; this client has max_ttl 30 s. Set
+        redlock_max_ttl = 60, or move the nodes to yours with
+        `celery -A proj redlock reconfigure`.
         """,
     "SS.": """
         Only 0 of 3 nodes gave a vote on 'k' within 0.05 s (need 2): n0 is gone, n1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 import pytest
@@ -16,8 +16,13 @@ from celery_redlock.core.transport.resp import (
     new_reader,
     pack,
     python_pack,
+    refusal_of,
+    unknown_command,
 )
 from tests.unit.core.sockets import encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 lines = st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), max_size=20)
 replies = st.recursive(
@@ -182,3 +187,52 @@ def test_packing_needs_no_hiredis(parts: list[Any]) -> None:
 def test_hiredis_is_used_where_it_is_installed() -> None:
     """It is several times as fast."""
     assert isinstance(new_reader(), hiredis.Reader)
+
+
+# -- errors --------------------------------------------------------------------------
+
+SCRIPT = "local now\nnow = redis.call('TIME')\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ERR unknown command 'TIME'",  # Redis 7 and 8, Valkey
+        "ERR unknown command `TIME`",  # Redis 6.2
+        "unknown command 'time'",  # as redis-py tells it
+        "ERR Unknown Redis command called from script script: 83c1, on @user_script:2.",
+        "ERR Unknown command called from script script: on @user_script:2.",  # Valkey
+        # Redis 6.2
+        "ERR Error @user_script:2: @user_script: 2: Unknown Redis command called from",
+    ],
+)
+def test_command_that_a_node_does_not_know_is_named(error: str) -> None:
+    """By the error, or by the line of the script that it names."""
+    assert unknown_command(error, SCRIPT) == "TIME"
+    assert refusal_of(error, SCRIPT) == "does not know the command TIME"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "ERR Unknown Redis command called from script script: 83c1, on @user_script:1.",
+        "ERR Unknown Redis command called from script script: 83c1, on @user_script:9.",
+        "ERR Wrong number of args calling command from script, on @user_script:2.",
+    ],
+)
+def test_other_errors_are_told_as_they_are(error: str) -> None:
+    """Also one whose line of the script calls no command."""
+    assert unknown_command(error, SCRIPT) == ""
+    assert refusal_of(error, SCRIPT) == f"answered {error}"
+
+
+@pytest.mark.parametrize("new", [PythonReader, hiredis_reader])
+def test_error_does_not_repeat_our_words(new: Callable[[], ReplyReader]) -> None:
+    """A server quotes a command that it does not know: with the token of a lock."""
+    reader = new()
+    reader.feed(
+        b"-ERR unknown command 'EVALSHA', with args beginning with: 'secret' \r\n"
+    )
+
+    assert str(reader.gets()) == "ERR unknown command 'EVALSHA'"

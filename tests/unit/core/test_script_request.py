@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.core.quorum import Ballot, Vote, VoteKind
-from celery_redlock.core.scripts import ACQUIRE, INSPECT, RELEASE, Script
+from celery_redlock.core.scripts import ACQUIRE, INSPECT, Script
 from celery_redlock.core.transport.requests import (
     ScriptLoad,
     ScriptRequest,
@@ -186,14 +186,6 @@ def test_request_can_bring_its_source() -> None:
     assert asked.packed_source() is asked.packed_source()
 
 
-def test_release_always_brings_its_source() -> None:
-    """A node that forgot the script runs it at once."""
-    asked = request(RELEASE)
-
-    assert words(asked.packed())[:2] == [b"EVAL", RELEASE.source.encode()]
-    assert asked.packed() is asked.packed_source()
-
-
 def test_replies_are_entered_in_any_order() -> None:
     """Reply and vote have the index of their node."""
     asked = request()
@@ -207,6 +199,17 @@ def test_replies_are_entered_in_any_order() -> None:
     assert not asked.is_done()
     asked.answer(1, 0)
     assert asked.is_done()
+
+
+def test_node_whose_vote_changes_nothing_was_not_waited_for() -> None:
+    """Once the outcome is certain, a node that is outstanding is not called silent."""
+    asked = request(done_when=grant_is_decided)
+    asked.answer(0, [3])
+    undecided = asked.ballot.reasons()
+    asked.fail(1, "is gone")
+
+    assert undecided == "b had not answered, c had not answered"
+    assert asked.ballot.reasons() == "b is gone, c was not waited for"
 
 
 def test_node_cannot_answer_twice() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.limits import Limit
+from celery_redlock.core.permits import Choice, Permits
+from celery_redlock.core.redlock import Redlock, run
 from celery_redlock.core.transport.pubsub import Waiter
 from celery_redlock.core.wait_queue import WaitQueue
 from celery_redlock.testing import FakeClock, FakeNodes
@@ -46,9 +48,16 @@ class Wait:
         self.waiter = SteppedWaiter(clock)
         self.removed: list[Waiter] = []
         self.hold_for(50_000)
-        redlock = Redlock(self.nodes.urls, transport=self.nodes, clock=clock)
-        listener: Any = self
-        self.queue = WaitQueue("k", redlock.nodes, redlock.keys, listener)
+        self.redlock = Redlock(self.nodes.urls, transport=self.nodes, clock=clock)
+        self.queue = self._queue()
+
+    def wait_for_permits(self, *limits: Limit) -> None:
+        """Wait for one of two permits instead, or for one of each limit."""
+        self.queue = self._queue(Choice(limits or (Limit("k", 2),), Permits()))
+
+    def _queue(self, choice: Choice | None = None) -> WaitQueue:
+        nodes, listener = self.redlock.nodes, cast("Any", self)
+        return WaitQueue("k", nodes, self.redlock.keys, listener, choice)
 
     def add_waiter(self) -> Waiter:
         """Return the one waiter."""
@@ -58,10 +67,10 @@ class Wait:
         """Record it."""
         self.removed.append(waiter)
 
-    def hold_for(self, ttl_ms: int) -> None:
+    def hold_for(self, ttl_ms: int, key: str = "k") -> None:
         """Let the other client hold the lock for this long."""
         for index in range(3):
-            put(self.nodes, index, "theirs.1", ttl_ms=ttl_ms)
+            put(self.nodes, index, "theirs.1", ttl_ms=ttl_ms, key=key)
 
     def wake_at(self, seconds: float, node: int, *, free_in: float = 0.0) -> None:
         """Let a node wake the waiter after so many seconds, for a later instant."""
@@ -71,7 +80,7 @@ class Wait:
     def pause(self, seconds: float) -> float:
         """Pause for at most so many seconds. Return for how many it was."""
         began = self.clock.monotonic()
-        self.queue.pause(began + seconds)
+        run(self.queue.pause(began + seconds), self.nodes, self.clock)
         return self.clock.monotonic() - began
 
     @property
@@ -160,6 +169,24 @@ def test_end_of_the_holders_ttl_leads_to_a_look(wait: Wait) -> None:
     assert wait.looks <= 3
 
 
+def test_end_of_a_permit_leads_to_a_look(wait: Wait) -> None:
+    """The first one that ends, though another one is held for long."""
+    wait.wait_for_permits()
+    wait.hold_for(20_000)
+    wait.hold_for(300, "k#2")
+
+    assert 0.3 <= wait.pause(60) <= 0.4
+
+
+def test_end_of_the_last_key_with_a_permit_leads_to_a_look(wait: Wait) -> None:
+    """A waiter for a permit of each of two keys waits for both, not for the first."""
+    wait.wait_for_permits(Limit("k", 1), Limit("other", 1))
+    wait.hold_for(200)
+    wait.hold_for(300, "other")
+
+    assert 0.3 <= wait.pause(60) <= 0.4
+
+
 def test_place_in_the_queue_is_kept_over_all_looks(wait: Wait) -> None:
     """The rank is the instant at which the wait began."""
     began = round(wait.clock.wall() * 1e6)
@@ -196,3 +223,13 @@ def test_nodes_that_refuse_the_queue_get_fewer_and_fewer_tries(wait: Wait) -> No
         tries += 1
 
     assert 8 <= tries <= 40
+
+
+def test_permit_that_came_free_is_left_to_the_waiter_that_is_woken(wait: Wait) -> None:
+    """The others wait for a moment, and then try: the woken one may be gone."""
+    wait.wait_for_permits()  # k#2 is free
+
+    assert 0.02 <= wait.pause(60) <= 0.04
+    wait.wake_at(0.005, 0)
+    wait.wake_at(0.006, 1)
+    assert wait.pause(60) == pytest.approx(0.006)

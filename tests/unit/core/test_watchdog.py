@@ -256,7 +256,7 @@ def test_renewal_that_failed_is_tried_again_sooner(
     watchdog.run_for(clock, 6.0)  # at 3.33, 4.17, 5.00, 5.83
     assert asked(nodes).count("extend") == 4
     for node in nodes.nodes[:3]:
-        node.restart(keep_memory=True)
+        node.is_running = True  # the same process can be reached again
     watchdog.run_for(clock, 5.0)  # at 6.67, 10.0
 
     again = TTL / 3 + 4 * TTL / 12
@@ -281,10 +281,41 @@ def test_renewal_that_failed_is_logged(
 
     (record,) = caplog.records
     assert (
-        "The lock 'k' (fence 1800000000000001) could not be renewed" in record.message
+        "The lock 'k' (fence 1800000030000001) could not be renewed" in record.message
     )
     assert "node-1:6379/0 refused the connection" in record.message
     assert record.message.endswith("It is valid for 6.6 s more.")
+
+
+def test_failed_renewals_are_one_line_a_minute(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    watchdog: Stepped,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The line names one lock and counts the others; each is a line at DEBUG."""
+    for number in range(3):
+        watchdog.watch(redlock.acquire(f"k{number}"))
+    nodes.partition(0, 1, 2)
+
+    with caplog.at_level(logging.DEBUG, "celery_redlock.core.renewal"):
+        watchdog.run_for(clock, 9.0)
+
+    failed = [r for r in caplog.records if "could not be renewed" in r.message]
+    levels = [record.levelname for record in failed]
+    assert len(failed) > 6
+    assert levels == ["WARNING"] + ["DEBUG"] * (len(failed) - 1)
+
+    clock.advance(60.0)
+    nodes.heal()
+    watchdog.watch(redlock.acquire("later"))
+    nodes.partition(0, 1, 2)
+    with caplog.at_level(logging.WARNING, "celery_redlock.core.renewal"):
+        watchdog.run_for(clock, 4.0)
+
+    others = f"{len(failed) - 1} other renewals failed since the last report."
+    assert caplog.messages[-1].endswith(others)
 
 
 def test_renewal_that_hangs_is_followed_by_the_next(

@@ -13,6 +13,7 @@ from celery_redlock.core.lease import LeaseState
 from celery_redlock.core.renewal import schedule
 from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.testing import FakeNodes
+from tests.harness.threads import threads_started_here
 from tests.unit.core.support import Stepped, Told, asked
 
 if TYPE_CHECKING:
@@ -29,28 +30,29 @@ SOON = 5.0  # seconds within which a thread must have done its work
 class Live:
     """A service in real time, its watchdog, and the threads of that."""
 
-    def __init__(self) -> None:
-        self._others = set(threading.enumerate())
+    def __init__(self, started: list[threading.Thread]) -> None:
+        self.started = started
         self.redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=0.3)
         self.watchdog = Watchdog(self.redlock)
 
     @property
     def threads(self) -> list[str]:
-        """The names of the threads that were started since."""
-        return [t.name for t in threading.enumerate() if t not in self._others]
+        """The names of the threads that the test has started and that still run."""
+        return [thread.name for thread in self.started if thread.is_alive()]
 
     def wait_for_its_end(self) -> None:
         """Wait until no thread is left."""
-        for thread in set(threading.enumerate()) - self._others:
+        for thread in self.started:
             thread.join(SOON)
 
 
 @pytest.fixture
 def live() -> Iterator[Live]:
     """Give a service in real time; its watchdog is stopped afterwards."""
-    live = Live()
-    yield live
-    live.watchdog.stop()
+    with threads_started_here() as started:
+        live = Live(started)
+        yield live
+        live.watchdog.stop()
 
 
 def wait(event: threading.Event) -> None:
@@ -144,7 +146,7 @@ def test_thread_survives_an_unexpected_error(
     wait(renewed)
     watchdog.stop()
 
-    assert "The watchdog met an error and goes on." in caplog.text
+    assert "The watchdog had an error and continues." in caplog.text
 
 
 # -- forks -----------------------------------------------------------------------

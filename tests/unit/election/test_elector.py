@@ -299,7 +299,7 @@ def test_campaign_that_is_interrupted_anywhere_leaves_no_lock(
         assert second.campaign(), f"a lock was left at place {place}"
         second.resign()
         clock.sleep(1)
-    assert place > 8
+    assert place > 5  # six with CPython 3.13, and more before
 
 
 def test_forked_child_does_not_lead(candidates: list[Candidate]) -> None:

@@ -19,6 +19,7 @@ from kombu import serialization
 from kombu.utils import json as kombu_json
 from pydantic import BaseModel
 
+from celery_redlock.core.limits import Limit
 from celery_redlock.errors import ConfigurationError, FingerprintError
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
 from tests.nodes.support import run_python
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 ID = UUID("0123456789abcdef0123456789abcdef")
 UNDECIDABLE: Any = object()
+UNSET: Any = "unset"
 DAY = date(2026, 1, 2)
 
 
@@ -201,6 +203,94 @@ def test_body_may_change_its_arguments() -> None:
     numbers.append(2)
 
     assert key([1]) == before != key(numbers)
+
+
+# -- arguments that are equal to their defaults ------------------------------------
+
+
+def later_versions() -> list[Any]:
+    """Return ``f_plain`` as later versions have it: it takes more, with defaults."""
+
+    def last(a: Any, b: Any = None) -> None: ...
+    def keyword(a: Any, *, dry_run: bool = False, depth: int = 3) -> None: ...
+    def first(b: Any = 1.5, a: Any = UNSET) -> None: ...
+    def rest(a: Any, *rest: Any) -> None: ...
+    def more(a: Any, **more: Any) -> None: ...
+    def all_of_it(a: Any, b: Any = (), *c: Any, d: Any = DAY, **e: Any) -> None: ...
+
+    return [last, keyword, first, rest, more, all_of_it]
+
+
+def f_plain(a: Any) -> None:
+    """Stand in for a task before it was changed."""
+
+
+@pytest.mark.parametrize("later", later_versions(), ids=lambda each: each.__name__)
+@given(value=values)
+def test_argument_with_a_default_that_is_added_changes_no_key(
+    later: Any, value: Any
+) -> None:
+    """Old and new workers, side by side, agree about each call of the old version."""
+    assert rule_of(later).key_of((), {"a": value}) == rule_of(f_plain).key_of(
+        (value,), {}
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"unique_on": ["a", "b"]}])
+@given(default=values, other=values)
+def test_argument_counts_unless_it_is_equal_to_its_default(
+    options: dict[str, Any], default: Any, other: Any
+) -> None:
+    """Equal means that a broker cannot tell them apart: ``1`` is not ``True``."""
+
+    def task(a: Any, b: Any = default) -> None: ...
+
+    rule = rule_of(task, **options)
+    without = rule.key_of((1,), {})
+
+    assert rule.key_of((1, default), {}) == without
+    assert rule.key_of(*sent([(1,), {"b": default}])) == without
+    is_equal = same(plain(other), plain(default))
+    assert (rule.key_of((1, other), {}) == without) == is_equal
+
+
+def test_default_that_a_body_changes_stays_what_it_was() -> None:
+    """A body may append to its default, in one process and not in the next."""
+
+    def task(a: Any, seen: list[Any] = []) -> None:  # noqa: B006  (users do this)
+        seen.append(a)
+
+    rule = rule_of(task)
+    before = rule.key_of((1,), {})
+    task(1)
+
+    assert rule.key_of((1,), {}) == before
+    assert rule.key_of((1, []), {}) == before
+    assert rule.key_of((1,), {"seen": [1]}) != before
+
+
+def test_default_that_is_changed_makes_its_old_value_count() -> None:
+    """Calls that leave the argument out keep their key."""
+
+    def old(a: Any, mode: str = "fast") -> None: ...
+    def new(a: Any, mode: str = "slow") -> None: ...
+
+    assert rule_of(old).key_of((1,), {}) == rule_of(new).key_of((1,), {})
+    assert rule_of(old).key_of((1, "fast"), {}) != rule_of(new).key_of((1, "fast"), {})
+
+
+def test_unique_on_may_get_an_argument_with_a_default() -> None:
+    """The calls that leave it out keep their key."""
+    before, after = rule_of(unique_on=["a"]), rule_of(unique_on=["a", "b"])
+
+    assert before.key_of((1,), {}) == after.key_of((1, 2), {})
+    assert before.key_of((1,), {}) != after.key_of((1, 3), {})
+
+
+def test_template_and_callable_get_the_defaults() -> None:
+    """An explicit key is the text that it was."""
+    assert rule_of(key="of:{a}:{b}").key_of((1,), {}) == "of:1:2"
+    assert rule_of(key=lambda a, b: f"{a}-{b}").key_of((1,), {}) == "1-2"
 
 
 # -- different calls are different -------------------------------------------------
@@ -617,3 +707,130 @@ def test_marker_that_no_worker_can_decode_is_named() -> None:
 
     with pytest.raises(FingerprintError, match="Argument 'a'"):
         rule_of(key="{a}").key_of([value], {})
+
+
+# -- limits ------------------------------------------------------------------------
+
+MINUTE = 60.0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"key": "k:{a}"},
+        {"unique_on": ["a"]},
+        {"keys": ["k:{a}", "k:{b}"]},
+        {"limit": 1},
+        {"key": "k", "limit": 1},
+        {"keys": {"k:{a}": 1, "l": 1}},
+    ],
+)
+def test_key_with_one_holder_has_no_limits(options: dict[str, Any]) -> None:
+    """It is a lock, with the key that it has by its arguments."""
+    rule = rule_of(**options)
+
+    assert rule.wanted_by([1], {"b": 3}) == (rule.key_of([1], {"b": 3}), ())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"key": "k:{a}"}, {"key": lambda a: f"k:{a}"}, {"unique_on": ["a"]}]
+)
+def test_limit_and_rate_are_about_the_key(options: dict[str, Any]) -> None:
+    """The key is the same as without them, in each way of making it."""
+    name = rule_of(**options).key_of([1], {})
+
+    def limits(**more: Any) -> object:
+        key, limits = rule_of(**options, **more).wanted_by([1], {})
+        assert key == name
+        return limits
+
+    starts = Limit(name, 10, MINUTE)
+    assert limits(limit=5) == (Limit(name, 5),)
+    assert limits(limit=5, rate="10/m") == (Limit(name, 5), starts)
+    assert limits(limit=1, rate="10/m") == (Limit(name, 1), starts)
+
+
+def test_rate_alone_lets_as_many_run_at_once_as_start() -> None:
+    """A call that starts holds its key while it runs, which is no further limit."""
+    rule = rule_of(key="k", rate=(3, timedelta(minutes=1)))
+
+    assert rule.wanted_by([1], {}) == ("k", (Limit("k", 3), Limit("k", 3, MINUTE)))
+
+
+def test_each_of_several_keys_has_its_limit() -> None:
+    """In the order of the text, which the order of the templates does not change."""
+    rule = rule_of(keys={"tenant:{a}": 1, "imports": 10, "disk:{b}": 4})
+
+    key, limits = rule.wanted_by([7], {"b": "x"})
+
+    assert key == rule.key_of([7], {"b": "x"}) == "disk:x\nimports\ntenant:7"
+    assert limits == (Limit("disk:x", 4), Limit("imports", 10), Limit("tenant:7", 1))
+
+
+@pytest.mark.parametrize("numbers", [(2, 5), (5, 2)])
+def test_templates_that_make_one_key_have_the_lesser_limit(
+    numbers: tuple[int, int],
+) -> None:
+    """So none of the two is exceeded."""
+    rule = rule_of(keys=dict(zip(["k:{a}", "k:{b}"], numbers, strict=True)))
+
+    assert rule.wanted_by([1, 1], {}) == ("k:1", (Limit("k:1", 2),))
+    assert rule.wanted_by([1, 3], {})[1] == (
+        Limit("k:1", numbers[0]),
+        Limit("k:3", numbers[1]),
+    )
+
+
+def test_templates_that_make_one_key_with_one_holder_have_no_limits() -> None:
+    """The lesser limit is 1: a lock."""
+    rule = rule_of(keys={"k:{a}": 1, "k:{b}": 5})
+
+    assert rule.wanted_by([1, 1], {}) == ("k:1", ())
+
+
+@pytest.mark.parametrize("keys", [["k", "l"], {"k": 1, "l": 1}])
+def test_rate_is_that_of_each_of_several_keys(keys: Any) -> None:
+    """It changes nothing about how many hold a key at once."""
+    rule = rule_of(keys=keys, rate="10/m")
+
+    assert rule.wanted_by([1], {})[1] == (
+        *(Limit("k", 1), Limit("l", 1)),
+        *(Limit("k", 10, MINUTE), Limit("l", 10, MINUTE)),
+    )
+
+
+def test_rate_leaves_one_holder_to_keys_that_are_equal() -> None:
+    """Two keys of a list have one holder each, also where they are one."""
+    rule = rule_of(keys=["k:{a}", "k:{b}"], rate="10/m")
+
+    assert rule.wanted_by([1, 1], {})[1] == (Limit("k:1", 1), Limit("k:1", 10, MINUTE))
+
+
+def test_long_key_has_its_limit_by_its_short_form() -> None:
+    """The keys on the nodes are short, too."""
+    rule = rule_of(keys={"k:{a}": 1, "k:{b}": 5})
+    long = "x" * 600
+
+    key, limits = rule.wanted_by([long, 1], {})
+
+    assert key.split("\n") == [limit.key for limit in limits]
+    assert [len(limit.key) for limit in limits] == [3, 512]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_keys_of_a_call_that_are_too_long_are_refused(limit: int) -> None:
+    """The error comes from the call, and says what to do."""
+    rule = rule_of(keys={f"{place}:{{a}}": limit for place in range(20)})
+
+    rule.wanted_by(["x" * 400, 1], {})
+    with pytest.raises(
+        FingerprintError, match=r"at most 8,192 bytes.*Nothing was sent"
+    ):
+        rule.wanted_by(["x" * 500, 1], {})
+
+
+def test_field_of_a_limited_key_must_be_an_argument() -> None:
+    """As of any template: the error names the nearest one."""
+    with pytest.raises(ConfigurationError, match=r"'tenat'.*Did you mean 'tenant'"):
+        rule_of(lambda tenant: tenant, keys={"t:{tenat}": 1, "imports": 10})

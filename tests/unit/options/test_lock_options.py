@@ -218,8 +218,8 @@ def test_running_call_learns_of_a_request_to_end_within_a_second() -> None:
     cancelled = LockOptions(on_conflict="cancel_running").resolve(settings())
     asked = LockOptions(on_conflict=lambda _: "skip").resolve(settings())
 
-    assert (cancelled.renew_every, cancelled.only_newest) == (1.0, True)
-    assert (asked.renew_every, asked.only_newest) == (1.0, False)
+    assert (cancelled.renew_every, cancelled.keeps) == (1.0, "latest")
+    assert (asked.renew_every, asked.keeps) == (1.0, "")
     assert LockOptions().resolve(settings()).renew_every is None
     not_renewed = LockOptions(on_conflict=lambda _: "skip", renew=False)
     assert not_renewed.resolve(settings()).renew_every is None
@@ -279,7 +279,7 @@ def test_hold_at_least_may_be_zero_and_nothing_less(value: Any) -> None:
         ({"on_conflict": "skp"}, "Did you mean 'skip'?"),
         ({"on_lock_lost": "skip"}, "on_lock_lost='skip' does not exist"),
         ({"on_backend_error": "wait"}, "on_backend_error='wait' does not exist"),
-        ({"on_conflict": None}, "on_conflict=None is no policy"),
+        ({"on_conflict": 5}, "on_conflict=5 is not a policy"),
         ({"on_conflict": {"publish": "buffer_one"}}, "does not exist"),
         ({"on_conflict": {"publish": "cancel_running"}}, "does not exist"),
         ({"on_conflict": "buffer_one", "buffer_keep": "last"}, "does not exist"),
@@ -293,7 +293,10 @@ def test_hold_at_least_may_be_zero_and_nothing_less(value: Any) -> None:
             {**QUEUED, "on_conflict": {"publish": "wait"}},
             r"on_conflict['publish']='wait' does not exist",
         ),
-        ({**QUEUED, "on_conflict": {"publish": "skip", "run": "skip"}}, "is no policy"),
+        (
+            {**QUEUED, "on_conflict": {"publish": "skip", "run": "skip"}},
+            "is not a policy",
+        ),
         # options that make no sense together
         ({"claim_ttl": 5}, "claim_ttl has no effect with unique_while='running'"),
         ({"claim_ttl": 5, "unique_for": 5}, "waiting jobs are not claimed"),
@@ -371,6 +374,126 @@ def test_option_that_does_not_go_with_the_settings_is_refused(
     assert str(caught.value).startswith(fault)
 
 
+# -- limits ------------------------------------------------------------------------
+
+SEVERAL_AT_ONCE = [{"limit": 2}, {"rate": "2/s"}, {"keys": {"a": 1, "b": 2}}]
+WITH_PERMITS = [*SEVERAL_AT_ONCE, {"rate": "1/s"}, {"limit": 1, "rate": "2/s"}]
+
+
+@pytest.mark.parametrize("options", [*WITH_PERMITS, {"limit": 1}])
+def test_jobs_that_wait_for_a_permit_are_retried(options: dict[str, Any]) -> None:
+    """They are no duplicates but a backlog. The options show the policy."""
+    assert "on_conflict='retry'" in repr(LockOptions.of(options))
+    resolved = LockOptions.of({**options, "retry_countdown": 7}).resolve(settings())
+    assert resolved.on_conflict(CONFLICT) == Retry(7)
+
+    said = LockOptions.of({**options, "on_conflict": "skip"})
+
+    assert said.resolve(settings()).on_conflict(CONFLICT) == Skip()
+
+
+def test_duplicate_is_skipped_where_every_key_has_one_holder() -> None:
+    """Also where the keys have limits, and all of them are 1."""
+    for keys in (["a", "b"], {"a": 1, "b": 1}):
+        assert LockOptions(keys=keys).on_conflict == "skip"
+    assert LockOptions(on_conflict=None).on_conflict == "skip"
+
+
+def test_policy_at_publishing_leaves_the_default_for_workers() -> None:
+    """``{"publish": ...}`` alone: a refused job is retried, and not skipped."""
+    by_stage = {"publish": "raise"}
+    options = LockOptions.of({**QUEUED, "limit": 5, "on_conflict": by_stage})
+    resolved = options.resolve(settings())
+
+    assert isinstance(resolved.on_conflict(CONFLICT), Retry)
+    assert resolved.on_publish(CONFLICT) == Raise()
+    assert by_stage == {"publish": "raise"}
+
+
+def test_limit_is_for_one_key() -> None:
+    """The error shows the same limits as they are written for several keys."""
+    assert "keys={'a': 5, 'b': 5}" in refusal(limit=5, keys=["a", "b"])
+    assert "keys={'a': 5}" in refusal(limit=5, keys={"a": 1})
+
+
+@pytest.mark.parametrize("value", [0, -1, 1001, 2.0, True, "5"])
+def test_limit_that_is_no_number_of_permits_is_refused(value: Any) -> None:
+    """It is a whole number from 1 to 1000."""
+    words = "must be a whole number from 1 to 1000"
+
+    assert refusal(limit=value).startswith(f"limit is {value!r}; it {words}")
+    said = refusal(keys={"a": 1, "b": value})
+    assert said.startswith(f"The limit of the key 'b' is {value!r}; it {words}")
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("10/y", "there is no unit 'y'. Write a number of starts and a unit"),
+        ("0/s", "the number of starts must be from 1 to 1000"),
+        ("6000/h", "For more, shorten the period: 6000/h is 100/m"),
+        (10, "Write a number of starts and a unit"),
+        ((10, 0), "must be a number of seconds above 0"),
+        ((10, timedelta(0)), "must be a number of seconds above 0"),
+        ((10, True), "must be a number of seconds above 0"),
+        ((10, "m"), "Write a number of starts and a unit"),
+    ],
+)
+def test_rate_that_cannot_be_used_is_refused(value: Any, fault: str) -> None:
+    """The error names the remedy."""
+    assert fault in refusal(rate=value)
+
+
+@pytest.mark.parametrize("word", ["buffer_one", "cancel_running"])
+@pytest.mark.parametrize("options", WITH_PERMITS)
+def test_policy_that_needs_one_running_call_is_refused(
+    options: dict[str, Any], word: str
+) -> None:
+    """Of several permits no call is the one to follow, or to cancel."""
+    said = refusal(**options, on_conflict=word)
+
+    assert f"on_conflict={word!r} needs " in said
+    assert "Write on_conflict='retry' or 'wait', or " in said
+
+
+@pytest.mark.parametrize("word", ["buffer_one", "cancel_running"])
+def test_policy_that_needs_one_running_call_goes_with_one_holder(word: str) -> None:
+    """A limit of 1 is a lock."""
+    assert LockOptions(limit=1, on_conflict=word).registers_successors
+
+
+@pytest.mark.parametrize("options", [*WITH_PERMITS, {"keys": ["a"]}])
+def test_callable_of_a_task_with_permits_needs_no_register(
+    options: dict[str, Any],
+) -> None:
+    """It cannot return what needs one: nothing is noted, and renewals are no faster."""
+    said = LockOptions.of({**options, "on_conflict": lambda _: "skip"})
+
+    assert not said.registers_successors
+    assert said.resolve(settings()).renew_every is None
+
+
+@pytest.mark.parametrize("options", SEVERAL_AT_ONCE)
+def test_running_call_is_no_duplicate_where_several_run(
+    options: dict[str, Any],
+) -> None:
+    """A claim of a waiting job goes with limits; one of a running job does not."""
+    assert LockOptions.of({**options, **QUEUED}).is_unique_before_it_runs
+    assert "Write unique_while='queued'" in refusal(**options, **CLAIMED)
+    assert LockOptions.of({"limit": 1, **CLAIMED}).is_unique_before_it_runs
+    assert LockOptions.of({"rate": "1/s", **CLAIMED}).is_unique_before_it_runs
+
+
+@pytest.mark.parametrize("options", WITH_PERMITS)
+def test_cool_down_does_not_go_with_permits(options: dict[str, Any]) -> None:
+    """The rate limits starts."""
+    said = refusal(**options, unique_for=60)
+
+    assert "unique_for makes no sense with" in said
+    assert "rate" in said
+    assert LockOptions(limit=1, unique_for=60).unique_for == 60.0
+
+
 # -- which of the decorator's arguments they are -----------------------------------
 
 
@@ -386,8 +509,19 @@ def test_decorator_arguments_are_split() -> None:
 
 def test_misspelt_decorator_argument_is_ours() -> None:
     """Celery would silently accept a typing error as an attribute of the task."""
-    ours, rest = LockOptions.split({"on_conflit": "skip", "keys": 1}, foreign=["keys"])
+    ours, rest = LockOptions.split({"on_conflit": "skip", "once": 1}, foreign=["once"])
     assert LockOptions.split({"ttl": 5}, foreign=["ttl"]) == ({"ttl": 5}, {})
 
-    assert (ours, rest) == ({"on_conflit": "skip"}, {"keys": 1})
+    assert (ours, rest) == ({"on_conflit": "skip"}, {"once": 1})
     assert "Did you mean 'on_conflict'?" in refusal(**ours)
+
+
+def test_rate_limit_is_an_option_of_celery() -> None:
+    """It counts per worker. Its name is near to ours, and stays what it is."""
+    given = {"rate": "10/m", "rate_limit": "3/s", "time_limit": 5, "limit": 2}
+
+    ours, rest = LockOptions.split(given)
+
+    assert ours == {"rate": "10/m", "limit": 2}
+    assert rest == {"rate_limit": "3/s", "time_limit": 5}
+    assert "Did you mean 'limit'?" in refusal(limits=5)

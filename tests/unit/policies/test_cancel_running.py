@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from celery_redlock import LockCancelled, LockLost, current_lease, metrics
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.records.cancel_requests import ask_to_end
 from celery_redlock.core.scripts import REQUEST_CANCEL
+from celery_redlock.signals import lock_acquired
 from celery_redlock.testing import SignalRecorder
+from tests.harness.waiting import until
 from tests.unit.tasks.support import KEY, run_until_stopped
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Holder
+    from celery_redlock.core.lease import Holder, Lease
     from celery_redlock.policies import Conflict
     from tests.unit.tasks.support import Worker
 
@@ -97,6 +100,27 @@ def test_lock_is_kept_until_the_body_has_ended(worker: Worker) -> None:
     assert (run.stored, run.result) == (states.SUCCESS, "tidied")
     assert holders[0] is not None
     assert holders[0].cancelled_by == WHO
+
+
+def test_call_that_is_cancelled_before_its_body_begins_ends(worker: Worker) -> None:
+    """A copy of a killed call waits under its lock, and a newcomer asks for that."""
+    bodies: list[int] = []
+    task = replacing(worker, lambda: bodies.append(1))
+
+    def be_asked(lease: Lease) -> None:
+        cancel(worker)
+        until(lambda: lease.cancelled_by)
+        task.backend.mark_as_retry(worker.call_id, LockCancelled())
+
+    def acquired(lease: Lease, **_: Any) -> None:
+        threading.Thread(target=be_asked, args=(lease,)).start()
+
+    header = {"deferred": 1, "redelivered": True, "met_copy": True}
+    lock_acquired.connect(acquired, sender=task, weak=False)
+    run = worker.redeliver(task, id=worker.call_id, retries=1, redlock=header)
+
+    assert (run.stored, type(run.result)) == (states.REVOKED, LockCancelled)
+    assert bodies == []
 
 
 def test_body_that_goes_on_is_interrupted_again_after_its_grace(worker: Worker) -> None:

@@ -75,10 +75,18 @@ class Worker:
     ttl: float = 10.0
     call_id: str = field(default_factory=lambda: f"call-{secrets.token_hex(4)}")
     published: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+    _ours: dict[str, Any] = field(default_factory=dict)  # headers, by task id
 
     def run(self, task: Any, *args: Any, **request: Any) -> Run:
-        """Run a task with these arguments; ``request`` is the message's headers."""
+        """Run a task with these arguments; ``request`` is the message's headers.
+
+        Those of the package are of the last message with this id, unless they are
+        given.
+        """
         task_id = request.setdefault("id", uuid())
+        self.collect()
+        if task_id in self._ours:
+            request.setdefault("redlock", self._ours[task_id])
         queue = self.app.conf.task_default_queue
         delivery = {"exchange": "", "routing_key": queue, "redelivered": False}
         request = {"delivery_info": delivery, "is_eager": False, **request}
@@ -116,6 +124,8 @@ class Worker:
             while queue.qsize():
                 message = queue.get(block=False)
                 message.ack()
+                if "redlock" in message.headers:
+                    self._ours[message.headers["id"]] = message.headers["redlock"]
                 taken.append((message.headers, message.payload))
             queue.close()
         return taken

@@ -88,6 +88,28 @@ def test_retry_keeps_the_expiry_of_a_first_copy(worker: Worker) -> None:
     assert headers["expires"] == expires
 
 
+def test_republished_call_shows_its_arguments_as_before(worker: Worker) -> None:
+    """A publisher masks a secret with ``argsrepr``; events show no more than that."""
+    shown = {"argsrepr": "('***',)", "kwargsrepr": "{'token': '***'}"}
+
+    worker.refuse(worker.leased_job(on_conflict="retry"), "secret", **shown)
+
+    ((headers, body),) = worker.published
+    assert body[0] == ["secret"]
+    assert {name: headers[name] for name in shown} == shown
+
+
+def test_call_that_can_never_be_republished_fails(worker: Worker) -> None:
+    """An error that is not the broker's would come again: it ends the call."""
+    task = worker.leased_job(on_conflict="retry", serializer="no_such")
+
+    run = worker.refuse(task)
+
+    assert (run.state, run.stored) == FAILED
+    assert "no_such" in str(run.result)
+    assert worker.published == []
+
+
 def test_wait_keeps_the_worker_process_until_its_timeout(worker: Worker) -> None:
     """After ``wait_timeout`` the duplicate fails, and its error names the time."""
     task = worker.leased_job(on_conflict="wait", wait_timeout=4)
@@ -184,7 +206,11 @@ def test_outage_is_counted_apart_from_conflicts(worker: Worker) -> None:
 def test_copy_of_a_running_call_is_republished_and_leaves_the_result_alone(
     worker: Worker,
 ) -> None:
-    """It waits a second and is republished without its expiry."""
+    """It is republished at once, without its expiry.
+
+    A copy that waited here would be woken by the release, and run before Celery has
+    stored the result of the first one.
+    """
     task, call_id = worker.leased_job(), worker.call_id
     began = worker.nodes.clock.monotonic()
 
@@ -194,9 +220,22 @@ def test_copy_of_a_running_call_is_republished_and_leaves_the_result_alone(
     assert (run.state, run.stored) == (states.IGNORED, states.PENDING)
     ((headers, body),) = worker.published
     assert (headers["id"], headers["retries"], body[0]) == (call_id, 1, [42])
-    assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": True}
+    known = {"deferred": 1, "outages": 0, "redelivered": True, "met_copy": True}
+    assert headers["redlock"] == known
     assert headers["expires"] is None
-    assert worker.nodes.clock.monotonic() - began > 0.5
+    assert worker.nodes.clock.monotonic() == began
+
+
+def test_copy_does_not_wait_for_a_result_until_its_own_lock_has_ended(
+    worker: Worker,
+) -> None:
+    """The first copy was killed, and the lock that this one has is not renewed."""
+    task = worker.leased_job(ttl=2.0, renew=False)
+    header = {"deferred": 1, "redelivered": True, "met_copy": True}
+
+    run = worker.run(task, 42, redlock=header)
+
+    assert (run.state, run.stored) == SUCCEEDED
 
 
 def test_republished_copy_does_not_expire(worker: Worker) -> None:
@@ -283,7 +322,7 @@ def test_app_without_a_result_backend_is_no_error(
     call = Call.of(task, task.request, (), {})
 
     assert not call.has_ended(worker.call_id)
-    assert caplog.messages == []
+    assert [r for r in caplog.records if r.name == "celery_redlock.task.call"] == []
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery's backend

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import chain, chord, group, states
 
-from celery_redlock import DuplicateTask
+from celery_redlock import DuplicateTask, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.records.claims import PENDING
@@ -174,6 +174,28 @@ def test_eager_call_claims_nothing(worker: Worker) -> None:
     assert asked(worker.nodes) == []
 
 
+@pytest.mark.parametrize("while_", ["running", "queued"])
+def test_each_result_says_whether_there_was_a_conflict(
+    worker: Worker, while_: str
+) -> None:
+    """``result.conflict`` is there, however the call is sent: None without one."""
+    task = worker.unique_job(while_)
+    sent = [
+        task.delay(1),
+        task.s(2).apply_async(countdown=1),
+        task.apply_async((3,), task_id=worker.call_id),
+        task.apply_async((4,), link=task.si(5)),
+    ]
+    chained = chain(task.s(6), task.si(7)).apply_async()
+    sent += [chained, chained.parent, *group(task.s(8), task.s(9)).apply_async()]
+    worker.app.conf.task_always_eager = True
+    sent += [task.delay(10), task.apply_async((11,), task_id="eager")]
+    sent += [task.apply((12,))]
+    sent += [chain(task.s(13), task.si(14)).apply_async()]
+
+    assert [result.conflict for result in sent] == [None] * len(sent)
+
+
 # -- policies of the publisher -----------------------------------------------------
 
 
@@ -252,7 +274,10 @@ def test_duplicate_is_logged_and_signalled(
     (event,) = events.of("publish_deduplicated")
     assert (event.conflict.holder.task_id, event.decision) == (first.id, Skip())
     assert event.sender.name == task.name
-    assert f"job[{first.id}], the same call 'k:0', waits in the queue" in caplog.text
+    assert (
+        f"The same call 'k:0' waits in the queue as job[{first.id}]. 3 of 3 nodes"
+        in caplog.text
+    )
 
 
 # -- the lifetime of a claim -------------------------------------------------------
@@ -436,6 +461,161 @@ def test_retry_is_published_beside_a_waiting_job(worker: Worker) -> None:
     assert list(worker.claims()) == [waiting.id]
 
 
+# -- the claim that a message carries ------------------------------------------------
+
+
+def as_deployed_later(worker: Worker, **options: Any) -> Any:
+    """Return the task of ``unique_job`` as another version of a worker has it."""
+
+    def job(n: int = 0, more: int = 1) -> int:
+        return n + more
+
+    worker.app.tasks.unregister("job")
+    runtime_of(worker.app)._options.clear()  # noqa: SLF001  (another process has none)
+    options = {"key": "k:{n}:{more}", "unique_while": "queued", **options}
+    return worker.task(**options)(job)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"unique_while": "running"}, {"key": None}, {"unique_while": "queued"}],
+    ids=["key", "unclaimed", "unkeyed", "claimed"],
+)
+def test_worker_with_another_version_releases_what_was_claimed(
+    worker: Worker, options: dict[str, Any]
+) -> None:
+    """The key is the publisher's: the worker's arguments and options do not count."""
+    first = worker.unique_job().delay(0)
+    assert list(worker.claims()) == [first.id]
+
+    run = worker.run(as_deployed_later(worker, **options), 0, id=first.id)
+
+    assert run.stored == states.SUCCESS
+    assert worker.claims() == {}
+
+
+def test_job_whose_arguments_do_not_fit_releases_its_claim(worker: Worker) -> None:
+    """It fails before its body begins: it waits no more."""
+    first = worker.unique_job().delay(0)
+    worker.app.tasks.unregister("job")
+
+    @worker.task(key="k:{n}", unique_while="queued")
+    def job(n: int, must: int) -> int:
+        return n + must
+
+    run = worker.run(job, 0, id=first.id)
+
+    assert run.stored == states.FAILURE
+    assert worker.claims() == {}
+
+
+def test_republished_job_keeps_the_claim_of_its_publisher(worker: Worker) -> None:
+    """A worker of another version prolongs it, and names it in the next message."""
+    first = worker.unique_job(claim_ttl=60).delay(0)
+    later = as_deployed_later(
+        worker, on_conflict="retry", retry_countdown=30, claim_ttl=60
+    )
+    worker.nodes.clock.sleep(50)
+
+    with worker.held(key="k:0:1"):
+        run = worker.run(later, 0, id=first.id)
+
+    assert run.stored == states.RETRY
+    assert worker.published[-1][0]["redlock"]["claim"] == "k:0"
+    assert worker.claims() == {first.id: pytest.approx(90)}
+    assert worker.claims("k:0:1") == {}
+    assert worker.run(later, 0, id=first.id).stored == states.SUCCESS
+    assert worker.claims() == {}
+
+
+def test_body_does_not_see_its_claim(worker: Worker) -> None:
+    """User code and Celery's retries find no header of the package to copy."""
+    seen = []
+
+    @worker.task(key="k:0", bind=True, unique_while="queued")
+    def seeing(self: Any) -> None:
+        seen.append((self.request.headers, vars(self.request).get("redlock")))
+
+    first = seeing.delay()
+    worker.run(seeing, id=first.id)
+
+    assert seen == [({}, None)]
+
+
+@pytest.mark.parametrize("state", [states.REVOKED, states.FAILURE, states.SUCCESS])
+def test_claim_of_a_job_that_has_ended_is_taken_over(
+    worker: Worker, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    """Celery stores REVOKED at once, and discards a delayed job when it is due."""
+    task = worker.unique_job()
+    first = task.apply_async((0,), countdown=HOUR)
+    task.backend.store_result(first.id, None, state)
+
+    with caplog.at_level(logging.INFO):
+        second = task.delay(0)
+
+    assert second.id != first.id
+    assert second.conflict is None
+    assert list(worker.claims()) == [second.id]
+    assert worker.messages() == [first.id, second.id]
+    assert f"{first.id}] has ended" in caplog.text
+
+
+@pytest.mark.parametrize("state", [states.STARTED, states.RETRY, "PROGRESS"])
+def test_claim_of_a_job_that_has_not_ended_stays(worker: Worker, state: str) -> None:
+    """A job that retries itself waits, and keeps its claim."""
+    task = worker.unique_job()
+    first = task.delay(0)
+    task.backend.store_result(first.id, None, state)
+
+    assert task.delay(0).id == first.id
+
+
+def test_running_job_is_not_taken_over(worker: Worker) -> None:
+    """The lock alone says that a job runs, not its result."""
+    task = worker.unique_job("queued_or_running")
+    task.backend.store_result("running", None, states.SUCCESS)
+
+    with worker.held("running", key="k:0"):
+        assert task.delay(0).id == "running"
+
+
+def test_release_claim_lets_the_next_call_in(worker: Worker) -> None:
+    """It says whose claim it was: the job itself stays in its queue."""
+    task = worker.unique_job()
+    first = task.delay(0)
+
+    assert task.release_claim(0) == first.id
+    assert task.release_claim(0) is None
+
+    assert worker.claims() == {}
+    second = task.delay(n=0)
+    assert worker.messages() == [first.id, second.id]
+
+
+def test_release_claim_releases_each_claim_of_a_split(worker: Worker) -> None:
+    """Where nodes name different jobs, all of them are released."""
+    split_claims(worker.nodes, HOUR)
+
+    assert worker.unique_job().release_claim(0) in {"other-0", "other-1", "other-2"}
+
+    assert worker.claims() == {}
+
+
+def test_release_claim_says_that_too_few_nodes_answer(worker: Worker) -> None:
+    """The claim is released where nodes answer, and later where they did not."""
+    task = worker.unique_job()
+    task.delay(0)
+    worker.nodes.partition(0, 1)
+
+    with pytest.raises(QuorumUnreachable):
+        task.release_claim(0)
+
+    worker.nodes.heal()
+    assert task.release_claim(0) is None
+    assert worker.claims() == {}
+
+
 # -- on the nodes: requests, outages and split claims ------------------------------
 
 
@@ -474,7 +654,8 @@ def test_call_is_published_if_the_nodes_do_not_answer(
 
     assert worker.messages() == [first.id, second.id]
     assert (first.conflict, second.conflict) == (None, None)
-    assert "is published without a claim" in caplog.text
+    (line,) = caplog.messages
+    assert "will be published without a claim. Only 1 of 3 nodes" in line
     worker.nodes.heal()
     assert worker.claims() == {}
 

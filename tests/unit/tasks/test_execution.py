@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redlock import LockLost, current_lease, locking
 from celery_redlock.core.lease import LeaseState
-from celery_redlock.signals import lock_heartbeat
+from celery_redlock.signals import lock_acquired, lock_heartbeat
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
+from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
 from tests.unit.core.support import holders, put
 from tests.unit.tasks.support import KEY, run_until_stopped
@@ -85,6 +87,38 @@ def test_retry_sends_the_arguments_as_they_came(live: Worker) -> None:
     assert (run.state, run.stored) == (states.RETRY, states.RETRY)
     ((_, body),) = live.published
     assert body[0] == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("on_lock_lost", ["abort", "retry", "warn"])
+def test_lock_lost_before_the_body_begins_is_taken_again(
+    live: Worker, on_lock_lost: str
+) -> None:
+    """The copy of a killed call waits under its lock, and loses it meanwhile."""
+    locks: list[Lease] = []
+
+    def lose(lease: Lease) -> None:
+        live.nodes.partition()
+        until(lambda: not lease.is_valid())
+        live.nodes.heal()
+        job.backend.mark_as_retry(live.call_id, LockLost())  # what the copy waits for
+
+    @live.task(on_lock_lost=on_lock_lost)
+    def job() -> int:
+        lease = current_lease()
+        return lease.fence if lease else 0
+
+    def acquired(lease: Lease, **_: Any) -> None:
+        locks.append(lease)
+        if len(locks) == 1:
+            threading.Thread(target=lose, args=(lease,)).start()
+
+    header = {"deferred": 1, "redelivered": True, "met_copy": True}
+    lock_acquired.connect(acquired, sender=job, weak=False)
+    with SignalRecorder("lock_lost") as events:
+        run = live.redeliver(job, id=live.call_id, retries=1, redlock=header)
+
+    assert (run.stored, run.result) == (states.SUCCESS, locks[1].fence)
+    assert (len(locks), events.seen, live.published) == (2, [], [])
 
 
 def test_warn_keeps_the_result(live: Worker) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.limits import Limit
 from celery_redlock.core.records.claims import Claims
 from celery_redlock.errors import FingerprintError
 from celery_redlock.policies import Conflict, Outage, Retry
@@ -150,7 +151,7 @@ def test_cool_down_prevents_publishing_and_running(worker: Worker) -> None:
     found = explain(worker, unique_for=60)
 
     assert (found.publish.decision, found.execute.decision) == ("skip", "skip")
-    assert "has succeeded" in found.execute.reason
+    assert "has just succeeded" in found.execute.reason
     assert found.succeeded
     assert not found.would_run
 
@@ -209,3 +210,75 @@ def test_call_without_a_key_is_refused(worker: Worker) -> None:
     """The error is the same as at publishing."""
     with pytest.raises(FingerprintError):
         task_of(worker).explain(1, 2, 3)
+
+
+# -- limits ----------------------------------------------------------------------
+
+LIMIT = (Limit(KEY, 2),)
+
+
+def test_call_with_a_free_permit_would_run(worker: Worker) -> None:
+    """It says how many permits are in use, and by whom."""
+    lease = worker.rival.acquire(KEY, holder=WHO, limits=LIMIT)
+
+    found = explain(worker, limit=2)
+
+    assert found.would_run
+    (one,) = found.limits
+    assert (one.limit, one.in_use, one.is_full) == (LIMIT[0], 1, False)
+    assert [(seen.key, seen.holder.task_id) for seen in one.permits] == [
+        (lease.key, "another")
+    ]
+    assert "work:1: 1 of 2 permits in use." in str(found)
+
+
+def test_call_without_a_free_permit_is_answered_by_the_policy(worker: Worker) -> None:
+    """A plain lock of the key is its first permit. The policy gets the limit."""
+    told: list[Conflict] = []
+
+    def ask(conflict: Conflict) -> str:
+        told.append(conflict)
+        return "skip"
+
+    worker.rival.acquire(KEY, holder=WHO)
+    worker.rival.acquire(KEY, ttl=20.0, holder=WHO, limits=LIMIT)  # lasts longer
+
+    found = explain(worker, limit=2, on_conflict=ask)
+
+    assert found.execute.decision == "skip"
+    assert "All 2 permits of 'work:1' are in use, one of them by" in str(found)
+    (conflict,) = told
+    assert (conflict.held_key, conflict.limit) == (KEY, LIMIT[0])
+    assert conflict.holder
+    assert conflict.holder.task_id == "another"
+    assert conflict.retry_after == pytest.approx(10.0, abs=1.0)
+
+
+def test_call_over_the_rate_is_told_when_the_next_start_is_possible(
+    worker: Worker,
+) -> None:
+    """The runs of the starts have ended, and their permits are kept."""
+    limits = (Limit(KEY, 1), Limit(KEY, 1, 60.0))
+    worker.rival.release(worker.rival.acquire(KEY, holder=WHO, limits=limits))
+
+    found = explain(worker, rate="1/m")
+
+    assert not found.would_run
+    assert found.execute.decision == "retry"
+    assert "1 of 1 starts in 60 s are taken. The next one is possible in 60." in str(
+        found
+    )
+    assert [(one.limit, one.in_use) for one in found.limits] == [
+        (limits[0], 0),
+        (limits[1], 1),
+    ]
+
+
+def test_limits_are_not_known_without_a_majority(worker: Worker) -> None:
+    """A call of a task with a limit is answered as any other in an outage."""
+    worker.nodes.partition(0, 1)
+
+    found = explain(worker, limit=2)
+
+    assert not found.is_known
+    assert found.limits == ()

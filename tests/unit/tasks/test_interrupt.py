@@ -54,6 +54,16 @@ def test_interrupt_before_and_after_the_call_has_no_effect() -> None:
     assert sum(range(1000)) == 499500  # a late interrupt would arrive here
 
 
+def test_interrupt_does_not_reach_a_wait() -> None:
+    """A wait before or after the body gets time limits alone."""
+    guard = interrupter()
+
+    with guard:
+        assert guard.time_limited(lambda: guard.interrupt(LOST)) is False
+
+    assert sum(range(1000)) == 499500
+
+
 def test_interrupt_at_the_end_of_the_call_is_withdrawn() -> None:
     """An interrupt that is still pending when the body ends never arrives."""
     guard = interrupter()
@@ -189,6 +199,48 @@ def test_child_gets_its_soft_limit_while_it_is_interruptible() -> None:
     )
 
     assert said == ["limit"]
+
+
+def test_child_gets_its_soft_limit_in_a_wait_but_no_interrupt() -> None:
+    """An interrupt on its way at the end of the body does not reach a later wait."""
+    said = say_in_child(
+        """
+        from celery_redlock.task.interrupt import _signal_handler
+        try:
+            with guard:
+                guard.interruptible(lambda: None)
+                _signal_handler.send(guard, LockLost("late"))
+                guard.time_limited(lambda: print("waits"))
+                guard.time_limited(limit)
+        except SoftLimit:
+            print("limit")
+        """
+    )
+
+    assert said == ["waits", "limit"]
+
+
+def test_child_gets_its_soft_limit_after_an_interrupt_that_came_too_late() -> None:
+    """An interrupt for an earlier task does not swallow the limit of the next one."""
+    said = say_in_child(
+        """
+        from celery_redlock.task.interrupt import _signal_handler
+        try:
+            with guard:
+                _signal_handler.send(guard, LockLost("late"))
+                {}["missing"]
+        except KeyError as error:
+            print(error)
+        try:
+            next_guard = interrupter()
+            with next_guard:
+                next_guard.interruptible(limit)
+        except SoftLimit:
+            print("limit")
+        """
+    )
+
+    assert said == ["'missing'", "limit"]
 
 
 def test_child_gets_a_soft_limit_that_came_too_early_with_the_body() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.app.outage_log import OutageLog
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.election import Elector
+from celery_redlock.errors import QuorumUnreachable
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
+    from celery_redlock.testing import FakeClock
     from tests.unit.tasks.support import Worker
 
 
@@ -57,17 +61,73 @@ def test_conflict_names_call_decision_and_holder(
     assert "hush" not in caplog.text
 
 
-def test_outage_names_call_and_decision(
+def test_outage_is_one_line_for_all_calls(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The fields have no nodes; the text names them."""
+    """Its first call is in the line, and when the nodes vote again is another line."""
+    task = worker.leased_job()
+    worker.nodes.partition(0, 1)
+    calls = [worker.run(task, "hush").id for _ in range(5)]
+    worker.run(task, "hush", id=calls[0])
+    worker.nodes.heal()
+
+    for _ in range(2):
+        worker.run(task, "hush")
+
+    ours = [r for r in caplog.records if r.name.startswith("celery_redlock")]
+    began, ended = ours  # Celery and Kombu log, too
+    text = began.getMessage()
+    assert text.startswith(f"job[{calls[0]}] will be republished, to run after ")
+    assert " s (on_backend_error). Only 1 of 3 nodes " in text
+    assert text.endswith(". From now on, this process logs this outage once a minute.")
+    assert fields(caplog, "outage")["calls"] == 1
+    text = ended.getMessage()
+    assert re.match(r"The lock nodes vote again. Too few did for \d+ s: 5 calls ", text)
+    assert text.endswith(" of this process got no lock in 6 tries (retry 6).")
+    over = fields(caplog, "outage-over")
+    assert (over["calls"], over["tries"]) == (5, 6)
+    assert "hush" not in caplog.text
+
+
+def test_calls_of_an_outage_are_logged_for_debugging(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At DEBUG there is a line for each call, with its fields."""
+    caplog.set_level(logging.DEBUG, "celery_redlock")
     worker.nodes.partition(0, 1)
 
     run = worker.run(worker.leased_job(on_backend_error="raise"), "hush")
 
     call = {"task": "job", "task_id": run.id, "key": KEY}
-    outage = {"event": "outage", "decision": "raise"}
-    assert fields(caplog, "outage") == {**call, **outage}
+    outage = {"event": "outage-call", "decision": "raise"}
+    assert fields(caplog, "outage-call") == {**call, **outage}
+
+
+def test_long_outage_is_logged_once_a_minute(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each line has the numbers since the beginning, and the last reason."""
+    outages, error = OutageLog(clock), QuorumUnreachable("Why.", key="k")
+    for number in range(120):
+        answer = "raise" if number == 7 else "retry"
+        outages.add("job[1]", f"call-{number % 10}", answer, "wait", error)
+        clock.advance(1.0)
+
+    outages.end()
+    outages.end()
+    outages.add("job[2]", "call-2", "retry", "wait", error)
+
+    again = (
+        "Too few lock nodes have voted for 60 s: 10 calls of this process got no lock "
+        "in 61 tries (retry 60, raise 1). The last reason: Why."
+    )
+    over = (
+        "The lock nodes vote again. Too few did for 119 s: 10 calls of this process "
+        "got no lock in 120 tries (retry 119, raise 1)."
+    )
+    assert [m for m in caplog.messages if "job[" not in m] == [again, over]
+    first, *_, last = caplog.messages
+    assert [first.partition(" ")[0], last.partition(" ")[0]] == ["job[1]", "job[2]"]
 
 
 def test_leader_names_election_and_term(

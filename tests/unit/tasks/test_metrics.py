@@ -97,6 +97,21 @@ def test_wait_without_success_is_timed(worker: Worker, counts: Registry) -> None
     assert 2.5 < waited < 3.5
 
 
+def test_time_in_a_backlog_is_timed(worker: Worker, counts: Registry) -> None:
+    """It counts from the first refusal on, through all copies of the call."""
+    job = worker.leased_job(limit=1)
+
+    call = worker.refuse(job)
+    worker.nodes.clock.sleep(30.0)
+    worker.refuse(job, id=call.id)
+    worker.nodes.clock.sleep(12.0)
+    worker.run(job, id=call.id)
+    worker.run(job)  # this one was never refused
+
+    assert value(counts, "backlog_seconds_count") == 1
+    assert value(counts, "backlog_seconds_sum") == pytest.approx(42.0, abs=0.5)
+
+
 def test_outage_is_counted_and_timed(worker: Worker, counts: Registry) -> None:
     """An outage is a wait with the outcome "unreachable"."""
     worker.nodes.partition(0, 1)

@@ -20,6 +20,8 @@ from kombu.message import Message
 from kombu.serialization import dumps
 
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.limits import Limit
+from celery_redlock.core.records.claims import Claims
 from celery_redlock.task.header import TaskHeader, clean, extract, mint
 from celery_redlock.task.request import RedlockRequest, Skipped
 from tests.harness.waiting import until
@@ -62,13 +64,14 @@ def test_base_of_another_boot_is_not_believed() -> None:
 
 def test_counts_travel_with_the_next_copy() -> None:
     """The next copy has the counts, but not the base."""
-    header = TaskHeader(base="b", deferred=2, outages=3, redelivered=True)
+    header = TaskHeader("b", deferred=2, outages=3, redelivered=True, refused=7)
 
     request: dict[str, Any] = {"id": "x", **header.for_next_copy()}
     mint(request)
 
     again = extract(Context(request))
     assert (again.deferred, again.outages, again.redelivered) == (2, 3, True)
+    assert again.refused == 7
     assert again.base != "b"
 
 
@@ -125,11 +128,14 @@ class Eventer:
         self.sent.append((kind, fields))
 
 
-def receive(worker: Worker, **delivery: Any) -> RedlockRequest:
+def receive(
+    worker: Worker, redlock: dict[str, Any] | None = None, **delivery: Any
+) -> RedlockRequest:
     """Receive a message as a worker's main process does."""
     app = worker.app
     task, eventer = app.tasks.get("job") or worker.leased_job(), Eventer()
     sent = app.amqp.task_protocols[2](worker.call_id, "job", (), {}, expires=60)
+    sent.headers["redlock"] = redlock
     content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
     message = Message(  # type: ignore[no-untyped-call]
         body=body,
@@ -222,6 +228,29 @@ def test_lock_of_another_execution_is_left_alone(
     assert is_locked(worker)
 
 
+def test_permit_of_a_dead_child_is_released_at_once(
+    worker: Worker, child: subprocess.Popen[bytes]
+) -> None:
+    """Whichever it had. Those of others are left alone, and so are starts."""
+    worker.leased_job(limit=3, rate="3/m")
+    request = receive(worker)
+    request.worker_pid = child.pid
+    base = request.request_dict["redlock"]["base"]
+    limits = (Limit(KEY, 3), Limit(KEY, 3, 60.0))
+    others = [worker.rival.acquire(KEY, limits=limits[:1]) for _ in range(2)]
+    lease = worker.rival.acquire(KEY, base=base, limits=limits)
+    kill(child)
+
+    request.on_failure(failure(WorkerLostError("gone")))
+
+    assert worker.rival.acquire(KEY, limits=limits[:1]).key == lease.key
+    for other in others:
+        worker.rival.confirm(other)
+    in_use = worker.rival.permits_in_use(limits)
+    assert in_use is not None
+    assert [len(occupancy.held) for occupancy in in_use] == [3, 1]
+
+
 def test_lock_of_an_ordinary_failure_is_the_childs_affair(worker: Worker) -> None:
     """After an error of the body, the child itself releases the lock."""
     request = run_in_child(worker, os.getpid())
@@ -242,6 +271,37 @@ def test_skip_sends_an_event_with_its_reasons(worker: Worker) -> None:
     assert kind == "task-revoked"
     assert fields == {"uuid": request.id, "key": "k", "holder": "who", **usual}
     assert str(Skipped("why", {})) == "why"
+
+
+def claim(worker: Worker, key: str) -> dict[str, Any]:
+    """Claim a key for the call; return the header of its message."""
+    job = Holder.here(task="job", task_id=worker.call_id)
+    Claims(worker.rival).take(key, job, at_lock=False, at_cooldown=False)
+    return {"claim": key}
+
+
+def test_revoked_message_releases_the_claim_that_it_carries(worker: Worker) -> None:
+    """The task need not claim its calls any more, and its key may be another."""
+    request = receive(worker, redlock=claim(worker, "key-of-the-publisher"))
+
+    request._announce_revoked("revoked", False, None, False)  # noqa: FBT003, SLF001  (Celery's)
+
+    assert worker.claims("key-of-the-publisher") == {}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_killed_child_releases_the_claim_of_a_job_that_does_not_come_back(
+    worker: Worker, child: subprocess.Popen[bytes], *, late: bool
+) -> None:
+    """It may have died before the body began. A message that comes back waits again."""
+    worker.leased_job(acks_late=late, reject_on_worker_lost=late)
+    request = receive(worker, redlock=claim(worker, "k"))
+    request.worker_pid = child.pid
+    kill(child)
+
+    request.on_failure(failure(WorkerLostError("gone")))
+
+    assert list(worker.claims("k")) == [worker.call_id] * late
 
 
 def test_redelivered_message_does_not_expire_here(worker: Worker) -> None:

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery, current_app, signals
+from celery import Celery, signals
+from celery.local import Proxy
 from celery.utils.dispatch import Signal
 from celery.utils.serialization import jsonify
 from kombu.utils.encoding import safe_repr
@@ -18,6 +19,7 @@ from celery_redlock import ConfigurationError, singleton_task
 from celery_redlock.app.masking import MaskedNodes, mask
 from celery_redlock.app.runtime import SignalDispatcher, runtime_of
 from celery_redlock.signals import lock_renewed
+from tests.harness.threads import threads_started_here
 from tests.nodes.support import run_threads
 from tests.unit.tasks.support import LONG
 
@@ -50,12 +52,13 @@ def test_runtime_is_one_per_app() -> None:
 
     assert runtime_of(app) is runtime_of(app)
     assert runtime_of(app) is not runtime_of(locking_app())
+    bare = Celery(set_as_current=False)
     with pytest.raises(ConfigurationError):
-        runtime_of(current_app)
+        runtime_of(Proxy(lambda: bare))
 
 
 def test_runtime_is_one_for_threads_that_come_at_once() -> None:
-    """Two runtimes would not exclude each other, nor know each other's locks."""
+    """Two runtimes would not know each other's locks, and not exclude each other."""
     app = locking_app()
     services: list[object] = []
     gate = threading.Barrier(8)
@@ -72,10 +75,11 @@ def test_runtime_is_one_for_threads_that_come_at_once() -> None:
 def test_runtime_opens_nothing() -> None:
     """A runtime that only publishes opens no connection and starts no thread."""
     app = locking_app(redlock_nodes=["redis://192.0.2.1:1"])
-    before = set(threading.enumerate())  # some of them may end at any time
 
-    assert runtime_of(app).redlock.labels == ("192.0.2.1:1/0",)
-    assert set(threading.enumerate()) <= before
+    with threads_started_here() as started:
+        assert runtime_of(app).redlock.labels == ("192.0.2.1:1/0",)
+
+    assert started == []
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_worker_that_is_ready_says_what_it_waits_for(
             said += [(r.levelname, r.getMessage()) for r in caplog.records]
 
     assert [level for level, _ in said] == ["INFO", "WARNING", "ERROR"]
-    assert said[0][1] == "All 3 nodes vote (2 are a quorum)."
+    assert said[0][1] == "All nodes vote: 3 (quorum: 2)."
     assert "node-1" in said[1][1]
     assert "redlock init" in said[2][1]
 
@@ -155,11 +159,11 @@ def test_dispatcher_calls_receivers_in_another_thread() -> None:
 def test_dispatcher_does_nothing_without_receivers() -> None:
     """Without a receiver there is no thread."""
     unheard = Signal(name="unheard")  # ours may have receivers of other tests
-    before = set(threading.enumerate())
 
-    SignalDispatcher().dispatch(signal=unheard, sender=None)
+    with threads_started_here() as started:
+        SignalDispatcher().dispatch(signal=unheard, sender=None)
 
-    assert set(threading.enumerate()) <= before
+    assert started == []
 
 
 def test_worker_says_what_a_guard_that_is_off_gives_up(

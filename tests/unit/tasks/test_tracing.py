@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from celery_redlock import LockLost, current_lease, tracing
 from celery_redlock.core.lease import LeaseState
+from celery_redlock.core.limits import Limit
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
@@ -161,6 +162,33 @@ def test_wait_without_success_has_its_length_and_the_holder(
     assert wait.attributes["redlock.outcome"] == "raise"
     assert wait.attributes["redlock.holder"] == "other-id"
     assert 2.5 < (wait.end_time - wait.start_time) / SECOND < 3.5
+
+
+def test_spans_of_a_permit_have_the_key_and_the_permit(
+    worker: Worker, spans: Spans
+) -> None:
+    """The key is that of all calls. A permit for a start is named, too."""
+    worker.rival.acquire(KEY)
+
+    worker.run(worker.leased_job(limit=2, rate="1/m"))
+
+    for name in ("redlock.wait", "redlock.hold"):
+        attributes = spans.the(name).attributes
+        assert attributes["redlock.key"] == KEY
+        assert attributes["redlock.permit"] == f"{KEY}#2\n{KEY}@1"
+
+
+def test_wait_for_a_permit_has_the_limit(worker: Worker, spans: Spans) -> None:
+    """It says how many permits the key has, all of which had a holder."""
+    for _ in range(2):
+        worker.rival.acquire(KEY, limits=(Limit(KEY, 2),))
+
+    worker.run(worker.leased_job(limit=2, on_conflict="skip"))
+
+    wait = spans.the("redlock.wait")
+    assert wait.attributes["redlock.key"] == KEY
+    assert wait.attributes["redlock.limit"] == 2
+    assert "redlock.permit" not in wait.attributes
 
 
 def test_outage_is_an_error_of_the_wait(worker: Worker, spans: Spans) -> None:

@@ -422,12 +422,11 @@ def test_recorder_reports_the_signals_instead() -> None:
 
 def test_recorders_are_independent() -> None:
     """Each has its own receivers, and disconnects them."""
-    before = len(lock_acquired.receivers)
-
     with SignalRecorder() as outer:
         with SignalRecorder() as inner:
             lock_acquired.send(sender=None, lease=1, task_id="")
         lock_acquired.send(sender=None, lease=2, task_id="")
+    lock_acquired.send(sender=None, lease=3, task_id="")
 
-    assert (len(outer.seen), len(inner.seen)) == (2, 1)
-    assert len(lock_acquired.receivers) == before
+    assert [signalled.lease for signalled in outer.seen] == [1, 2]
+    assert [signalled.lease for signalled in inner.seen] == [1]

@@ -17,7 +17,10 @@ from tests.worker.project import (  # noqa: F401  (they register)
     jobs,
     kinds,
     observers,
+    once,
     special,
+    turns,
+    versions,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ def create_app(settings: Mapping[str, Any]) -> Celery:
     app.conf.update(COMMON)
     app.conf.update(settings)
     kinds.register(app)
+    versions.register(app)
+    once.register(app)
     return app
 
 

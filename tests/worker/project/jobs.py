@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import shared_task
 
-from celery_redlock import LockLost, singleton_task
+from celery_redlock import LockLost, current_lease, singleton_task
 from celery_redlock.policies import Raise, Retry, Skip, Wait
 from tests.worker.project.body import hold, recorded, stage
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TTL = 1.5  # seconds, where a test waits until a lock is renewed or lost
 COOL_DOWN = 4.0  # seconds
+HOLD = 2.0  # seconds of `hold_at_least`, at most the shortest max_ttl of a test
 LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
 SOON_AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.3}
 
@@ -57,9 +58,83 @@ gated("job-unstored", ignore_result=True)
 gated("late", **LATE)  # must not be lost with its worker
 gated("late-short", ttl=2, **LATE)  # the ttl ends the lock of a killed worker
 quick("quick")
-quick("keeping", hold_at_least=2.0)
+quick("keeping", hold_at_least=HOLD)
 timed("sleeper")
 timed("storm", **SOON_AGAIN, **LATE)
+timed("sleeper-retry", on_conflict="retry")
+
+
+# -- Several keys ------------------------------------------------------------------
+
+PAIR: dict[str, Any] = {"keys": ["{key}-{one}", "{key}-{other}"]}
+
+
+def gated_pair(name: str, **options: Any) -> None:
+    """Define a task with two keys, which runs until the gate of its key opens."""
+
+    @singleton_task(name=name, **PAIR, **options)
+    def run(key: str, one: str, other: str) -> str:
+        return hold(key)
+
+
+gated_pair("pair", ttl=TTL)
+gated_pair("pair-wait", on_conflict="wait", wait_timeout=30)
+gated_pair(
+    "pair-queued",
+    unique_while="queued",
+    on_conflict={"publish": "skip", "execute": "wait"},
+    wait_timeout=30,
+)
+
+
+@singleton_task(name="pair-storm", **PAIR, **SOON_AGAIN)
+def pair_storm(key: str, one: str, other: str) -> str:
+    """Run for a moment with both keys."""
+    with recorded(f"{key}-{one}"), recorded(f"{key}-{other}") as task_id:
+        threading.Event().wait(0.02)
+        return task_id
+
+
+# -- Several at once, or so many starts in a period ----------------------------------
+
+AT_ONCE = 2
+STARTS, PERIOD = 3, 2.0  # seconds
+AGAIN: dict[str, Any] = {"retry_countdown": 0.3}  # `retry` is the default here
+
+timed("limited-storm", limit=AT_ONCE, **AGAIN, **LATE)
+timed("backlog-storm", limit=AT_ONCE, **LATE)
+
+
+@singleton_task(name="limited", key="{key}", limit=AT_ONCE, **AGAIN)
+def limited(key: str, part: str) -> str:
+    """Run until the gate of this part opens, with a permit of the key."""
+    return hold(f"{key}-{part}")
+
+
+@singleton_task(name="limited-late", key="{key}", limit=3, **LATE)
+def limited_late(key: str) -> str:
+    """Run until the gate of its key opens; must not be lost with its worker."""
+    return hold(key)
+
+
+@singleton_task(
+    name="tenant-storm", keys={"{key}-{tenant}": 1, "{key}-all": AT_ONCE}, **AGAIN
+)
+def tenant_storm(key: str, tenant: str) -> str:
+    """Run for a moment: one of each tenant, and so many of all."""
+    with recorded(f"{key}-{tenant}"), recorded(f"{key}-all") as task_id:
+        threading.Event().wait(0.02)
+        return task_id
+
+
+@singleton_task(name="rated", key="{key}", rate=(STARTS, PERIOD), **AGAIN)
+def rated(key: str) -> str:
+    """Note when the run has started."""
+    lease = current_lease()
+    assert lease is not None
+    stage().note(key, "start", began_at=lease.began_at)
+    with recorded(key) as task_id:
+        return task_id
 
 
 # -- When the lock is taken --------------------------------------------------------

@@ -33,6 +33,12 @@ def on_conflict(conflict: Conflict, decision: object, **_: Any) -> None:
     )
 
 
+def on_force_released(lease: Lease, task_id: str, released_by: str, **_: Any) -> None:
+    """Record the release by an operator."""
+    by = {"released_by": released_by}
+    stage().note(lease.key, "signal-force-released", task_id=task_id, **by)
+
+
 def on_cancelled(lease: Lease, task_id: str, cancelled_by: str, **_: Any) -> None:
     """Record the cancel request to the holder."""
     by = {"cancelled_by": cancelled_by}
@@ -43,4 +49,5 @@ for _name in ("acquired", "renewed", "lost", "released"):
     _signal = getattr(signals, f"lock_{_name}")
     _signal.connect(on_event(f"signal-{_name}"), weak=False)
 signals.lock_cancelled.connect(on_cancelled)
+signals.lock_force_released.connect(on_force_released)
 signals.lock_conflict.connect(on_conflict)

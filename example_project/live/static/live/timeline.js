@@ -7,10 +7,11 @@ const LABEL = 150; // pixels for the names of keys
 const BAR = 16;
 const LANE = 40;
 const AXIS = 22;
+const AGO = 62; // pixels for "50 s ago" and the space beside it
 const NEAR = 22; // pixels: a mark and the number beside it
 
 export function drawTimeline(place, runs, now) {
-  const width = Math.max(360, place.clientWidth);
+  const width = Math.max(240, place.clientWidth);
   const label = width < 640 ? 90 : LABEL;
   const x = (instant) =>
     label + ((instant - (now - WINDOW)) / WINDOW) * (width - label - 6);
@@ -28,7 +29,7 @@ export function drawTimeline(place, runs, now) {
     let room = label; // marks stand side by side
     for (const near of together(lane.filter((run) => !run.fence), x, label)) {
       const at = Math.max(room, x(near[0].began));
-      parts.push(mark(near, at, y + height - 14));
+      parts.push(mark(near, at, y + height - 14, width));
       room = at + (near.length > 1 ? 10 + 7 * String(near.length).length : 10) + 4;
     }
     y += height;
@@ -39,7 +40,7 @@ export function drawTimeline(place, runs, now) {
   }
   place.innerHTML =
     `<svg role="img" aria-label="${escape(inWords(lanes))}" viewBox="0 0 ${width} ${y + 2}" ` +
-    `width="${width}" height="${y + 2}">${axis((ago) => x(now - ago), y)}${parts.join("")}</svg>`;
+    `width="${width}" height="${y + 2}">${axis((ago) => x(now - ago), y, width - label)}${parts.join("")}</svg>`;
 }
 
 /** Return [key, runs] pairs, sorted by key. */
@@ -100,14 +101,17 @@ function together(refused, x, label) {
   return groups;
 }
 
-function mark(near, at, y) {
+function mark(near, at, y, width) {
   const [run] = near;
   const path = run.state === "skipped" ? `M${at} ${y}v8` : `M${at - 4} ${y + 8}h8l-4 -7z`;
   const why = run.holder ? `held by ${run.holder}` : run.note;
   const state = run.state === "retried" ? "republished" : run.state;
   const title = `${run.key}: ${near.length} ${state}, ${why}`;
+  // The number stands behind its mark, or before it at the right edge.
+  const fits = at + 6 + 7 * String(near.length).length < width;
+  const where = fits ? `x="${at + 6}"` : `text-anchor="end" x="${at - 6}"`;
   const count = near.length > 1
-    ? `<text class="axis" x="${at + 6}" y="${y + 9}">${near.length}</text>`
+    ? `<text class="axis" ${where} y="${y + 9}">${near.length}</text>`
     : "";
   return (
     `<g><title>${escape(title)}</title>` +
@@ -115,13 +119,15 @@ function mark(near, at, y) {
   );
 }
 
-function axis(x, bottom) {
+function axis(x, bottom, width) {
   const lines = [];
+  const every = STEP * Math.ceil(((WINDOW / STEP) * AGO) / width); // labels side by side
   for (let ago = WINDOW - STEP; ago >= 0; ago -= STEP) {
     const at = x(ago);
     const anchor = ago ? "middle" : "end";
     const words = ago ? `${ago} s ago` : "now";
     lines.push(`<line class="grid" x1="${at}" x2="${at}" y1="${AXIS - 6}" y2="${bottom}"/>`);
+    if (ago % every) continue;
     lines.push(`<text class="axis" text-anchor="${anchor}" x="${at}" y="11">${words}</text>`);
   }
   return lines.join("");

@@ -1,0 +1,131 @@
+"""The log of an outage: one line a minute in each process, and a summary at its end.
+
+An outage begins with a try for a lock or a claim for which too few nodes vote. It is
+over when they vote in a later try of this process. Each try is one line at DEBUG; the
+outage as a whole is what an operator reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.log_limit import LogLimit
+
+if TYPE_CHECKING:
+    from celery_redlock.errors import LockUnavailable
+
+__all__ = ["OutageLog"]
+
+log = logging.getLogger(__name__)
+
+_MOST_CALLS = 10_000  # whose ids are remembered, to count them
+
+
+class OutageLog:
+    """Logs the outages of one app in this process.
+
+    A forked child has outages of its own. Threads share it without a mutex, because a
+    time limit may interrupt any line: a number may be too small by a few.
+
+    Args:
+        clock: Reads time.
+
+    Attributes:
+        is_on: Whether there is an outage, as far as this process knows.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self.is_on = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._limit = LogLimit(self._clock)
+        self._since = self._last = self._clock.monotonic()
+        self._calls: set[str] = set()
+        self._tries: Counter[str] = Counter()
+
+    def add(
+        self, call: object, task_id: str, answer: str, text: str, error: LockUnavailable
+    ) -> None:
+        """Note a try without success, and log the outage if a line is due.
+
+        Args:
+            call: The call, as the log names it.
+            task_id: Its id.
+            answer: The policy that answered, or ``"unclaimed"``: in a word.
+            text: What happens to the call, as it follows after "will".
+            error: Why too few nodes voted.
+        """
+        if not self.is_on or self._pid != os.getpid():
+            self._begin()
+            self.is_on = True
+        self._last = self._clock.monotonic()
+        self._tries[answer] += 1
+        if len(self._calls) < _MOST_CALLS:
+            self._calls.add(task_id)
+        if self._limit.take() is None:
+            return
+        fields = log_fields(
+            "outage",
+            calls=len(self._calls),
+            tries=self._tries.total(),
+            seconds=self._seconds,
+        )
+        if self._tries.total() == 1:
+            log.warning(
+                "%s will %s. %s From now on, this process logs this outage once a "
+                "minute.",
+                call,
+                text,
+                error,
+                extra=fields,
+            )
+        else:
+            log.warning(
+                "Too few lock nodes have voted for %.0f s: %s. The last reason: %s",
+                self._seconds,
+                self._numbers(),
+                error,
+                extra=fields,
+            )
+
+    def end(self) -> None:
+        """Log that the nodes vote again, if they did not."""
+        if not self.is_on:
+            return
+        self.is_on = False
+        if self._pid != os.getpid():
+            return
+        fields = log_fields(
+            "outage-over",
+            calls=len(self._calls),
+            tries=self._tries.total(),
+            seconds=self._seconds,
+        )
+        log.info(
+            "The lock nodes vote again. Too few did for %.0f s: %s.",
+            self._seconds,
+            self._numbers(),
+            extra=fields,
+        )
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds from the first try to the last one."""
+        return round(self._last - self._since, 3)
+
+    def _numbers(self) -> str:
+        calls = len(self._calls)
+        more = " or more" * (calls == _MOST_CALLS)
+        answers = ", ".join(f"{answer} {n}" for answer, n in self._tries.most_common())
+        return (
+            f"{calls}{more} call{'s' * (calls != 1)} of this process got no lock in "
+            f"{self._tries.total()} tries ({answers})"
+        )

@@ -1,0 +1,203 @@
+"""Records of calls in a Django database, for tasks with ``exactly_once_in="default"``.
+
+The app ``"celery_redlock.contrib.django"`` has the model `models.CallRecord` and its
+migration. A router is not asked: the alias names the database. The body of a call runs
+in ``transaction.atomic``, so nested ``atomic`` blocks are savepoints, and functions of
+``transaction.on_commit`` run after the commit of effects and record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from dataclasses import asdict
+from datetime import timezone
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    connections,
+    transaction,
+)
+from django.db.models import F
+
+from celery_redlock.contrib.drivers import is_in_transaction
+from celery_redlock.core.spelling import did_you_mean
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.call_records import CallRecord, RecordTaken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+__all__ = ["DjangoRecords"]
+
+_APP = "celery_redlock.contrib.django"
+_CONTROLLED = "The package commits the effects of a call and its record together."
+_ENDS = re.compile(
+    r"\s*(?:COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION"
+    r"|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
+    re.IGNORECASE,
+)
+_MOMENTS = ("recorded_at", "keep_until")
+
+
+class DjangoRecords:
+    """The records in one database of Django: a `task.call_records.RecordStore`.
+
+    Args:
+        alias: The name of the database in ``DATABASES``.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def check(self) -> None:
+        """Refuse an alias that does not exist, and a project without the app."""
+        try:
+            known = [*connections]
+            installed = settings.INSTALLED_APPS
+        except ImproperlyConfigured as error:
+            raise ConfigurationError(
+                f"exactly_once_in={self._alias!r} is the alias of a Django database, "
+                f"and Django is not set up: {error}"
+            ) from error
+        if self._alias not in known:
+            raise ConfigurationError(
+                f"exactly_once_in={self._alias!r} is not in DATABASES. "
+                f"{did_you_mean(self._alias, known)}"
+            )
+        if not any(str(app).startswith(_APP) for app in installed):
+            raise ConfigurationError(
+                f"exactly_once_in={self._alias!r} needs a table. Add {_APP!r} to "
+                "INSTALLED_APPS, and run `manage.py migrate`."
+            )
+
+    @contextlib.contextmanager
+    def transaction(
+        self, record_id: str, *, may_be_nested: bool = False
+    ) -> Iterator[CallRecord | None]:
+        """Begin a transaction, and give the record with this id; then commit."""
+        if not may_be_nested:
+            self._refuse_open_transaction()
+        atomic, found = self._begin(record_id)
+        try:
+            yield found
+        except BaseException:
+            atomic.__exit__(*sys.exc_info())
+            raise
+        atomic.__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Refuse SQL by which the body would end the transaction itself."""
+        connection = connections[self._alias]
+        with connection.execute_wrapper(_refuse_end):
+            yield
+        if not is_in_transaction(connection.connection):
+            raise ConfigurationError(
+                "The body of a task with exactly_once_in has ended the transaction of "
+                f"{self._alias!r} by itself. What it did before that is committed "
+                f"without a record, or lost. {_CONTROLLED} Leave out what ends it."
+            )
+
+    def write(self, record: CallRecord, over: CallRecord | None) -> None:
+        """Write a record in the transaction, over one that counts no more."""
+        rows, values = self._rows(), _as_stored(asdict(record))
+        if over is None:
+            rows.create(**values)
+            return
+        replaced = _as_stored(asdict(over))
+        same = rows.filter(pk=over.id, recorded_at=replaced["recorded_at"])
+        if not same.update(**values):
+            raise RecordTaken(over.id)
+
+    def delete_older(self, than: datetime, most: int) -> int:
+        """Delete at most so many records that are not kept until then."""
+        old = self._rows().filter(keep_until__lt=_moment(than))
+        found = [*old.values_list("pk", flat=True)[:most]]
+        return int(old.filter(pk__in=found).delete()[0])
+
+    # -- the transaction -----------------------------------------------------------
+
+    def _rows(self) -> Any:
+        return apps.get_model("celery_redlock", "CallRecord").objects.using(self._alias)
+
+    def _refuse_open_transaction(self) -> None:
+        connection = connections[self._alias]
+        if connection.in_atomic_block or not connection.get_autocommit():
+            raise ConfigurationError(
+                f"A transaction of {self._alias!r} is open before the body begins, or "
+                f"its AUTOCOMMIT is off. {_CONTROLLED} Leave out the outer "
+                "transaction, or AUTOCOMMIT."
+            )
+
+    def _begin(self, record_id: str) -> tuple[Any, CallRecord | None]:
+        for is_last in (False, True):
+            atomic = transaction.atomic(using=self._alias)
+            atomic.__enter__()
+            try:
+                return atomic, self._find(record_id)
+            except BaseException as error:
+                atomic.__exit__(*sys.exc_info())
+                connection = connections[self._alias]
+                if not isinstance(error, (DatabaseError, InterfaceError)):
+                    raise
+                is_open = connection.connection is not None and connection.is_usable()
+                if is_open or connection.in_atomic_block:
+                    self._refuse_missing_table(error)
+                    raise
+                if is_last:
+                    raise
+                connection.close()
+        raise AssertionError  # the loop ends in a return or an error
+
+    def _find(self, record_id: str) -> CallRecord | None:
+        rows = self._rows().filter(pk=record_id)
+        if not connections[self._alias].features.has_select_for_update:
+            # SQLite: a transaction that begins with a SELECT fails when it writes
+            # after another one has. One that begins with a write waits its turn.
+            rows.update(fence=F("fence"))
+        found = rows.values().first()
+        if found is None:
+            return None
+        for name in _MOMENTS:  # naive ones are in UTC, too: see `_moment`
+            found[name] = found[name].replace(tzinfo=timezone.utc)
+        return CallRecord(**found)
+
+    def _refuse_missing_table(self, error: BaseException) -> None:
+        table = self._rows().model._meta.db_table  # noqa: SLF001
+        with contextlib.suppress(DatabaseError):
+            if table in connections[self._alias].introspection.table_names():
+                return
+            raise ConfigurationError(
+                f"The table {table} is not in the database {self._alias!r} of "
+                "exactly_once_in. Nothing was done. Run `manage.py migrate "
+                f"celery_redlock --database={self._alias}`."
+            ) from error
+
+
+def _as_stored(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {name: _moment(values[name]) for name in _MOMENTS}
+
+
+def _moment(moment: datetime) -> datetime:
+    """Return a moment in UTC as Django stores it: with a zone only if USE_TZ is on."""
+    return moment if settings.USE_TZ else moment.replace(tzinfo=None)
+
+
+def _refuse_end(
+    execute: Callable[..., Any], sql: Any, params: Any, many: Any, context: Any
+) -> Any:
+    if isinstance(sql, str) and _ENDS.match(sql):
+        raise ConfigurationError(
+            f"The body of a task with exactly_once_in has executed {sql.split()[0]}. "
+            f"{_CONTROLLED} Leave it out. For a part that may fail, use "
+            "transaction.atomic()."
+        )
+    return execute(sql, params, many, context)

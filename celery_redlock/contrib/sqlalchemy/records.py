@@ -1,0 +1,292 @@
+"""Records of calls in a database of SQLAlchemy, for tasks with ``exactly_once_in=``.
+
+::
+
+    record_table(Base.metadata)       # Alembic's autogenerate finds the table
+
+    @singleton_task(key="invoice:{pk}", exactly_once_in=lambda: Session(engine))
+    def number_invoice(pk):
+        session = current_session()
+        session.get_one(Invoice, pk).number = next_number(session)
+        # no commit: the package commits the effects and the record together
+
+The callable makes the session of one call, or returns a ``scoped_session``. The session
+is closed when the call has ended. A body that commits, rolls back or closes it is
+refused. It may use savepoints (``begin_nested``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextvars import ContextVar
+from dataclasses import asdict, fields
+from datetime import timezone
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Index,
+    MetaData,
+    String,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    event,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.schema import BLANK_SCHEMA
+
+from celery_redlock.contrib.drivers import is_in_transaction
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.call_records import CallRecord, RecordTaken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+    from sqlalchemy import CursorResult
+
+__all__ = ["SqlAlchemyRecords", "current_session", "record_table"]
+
+_NAME = "celery_redlock_call"
+_IS_GUARDED = "celery_redlock_is_guarded"  # in the ``info`` of a session
+_CONTROLLED = "The package commits the effects of a call and its record together."
+
+_session: ContextVar[Session | None] = ContextVar(
+    "celery_redlock_session", default=None
+)
+
+
+def record_table(metadata: MetaData) -> Table:
+    """Return the table of the records in this metadata, and add it if it is not there.
+
+    Call it where your models are defined, with their metadata: ``create_all`` and
+    Alembic's autogenerate then create the table. It is in the default schema.
+    """
+    if _NAME in metadata.tables:
+        return metadata.tables[_NAME]
+    moment = DateTime(timezone=True)
+    return Table(
+        _NAME,
+        metadata,
+        Column("id", String(64), primary_key=True),
+        Column("task", String(255), nullable=False),
+        Column("task_id", String(255), nullable=False),
+        Column("key", Text, nullable=False),
+        Column("fence", BigInteger, nullable=False),
+        Column("state", String(20), nullable=False),
+        Column("result", Text, nullable=False),
+        Column("content_type", String(100), nullable=False),
+        Column("content_encoding", String(20), nullable=False),
+        Column("recorded_at", moment, nullable=False),
+        Column("keep_until", moment, nullable=False),
+        *_indexes(),
+        schema=BLANK_SCHEMA,
+    )
+
+
+def _indexes() -> Iterator[Any]:
+    for column in ("task_id", "keep_until"):
+        yield Index(f"{_NAME}_{column}", column)
+
+
+_TABLE = record_table(MetaData())
+_IS_IT = _TABLE.c.id == bindparam("record_id")
+# Built once: that takes longer than the database needs for them.
+_FIND = select(*[_TABLE.c[field.name] for field in fields(CallRecord)]).where(_IS_IT)
+_LOCK = update(_TABLE).where(_IS_IT).values(fence=_TABLE.c.fence)
+_INSERT = insert(_TABLE)
+
+
+def current_session() -> Session:
+    """Return the session of the call that runs here, whose effects happen once.
+
+    Raises:
+        ConfigurationError: No task with ``exactly_once_in`` of this kind runs here.
+    """
+    session = _session.get()
+    if session is None:
+        raise ConfigurationError(
+            "There is no session of a call here. current_session() is for the body of "
+            "a task with exactly_once_in=<a callable> that runs in a worker."
+        )
+    return session
+
+
+class SqlAlchemyRecords:
+    """The records in the database of a session: a `task.call_records.RecordStore`.
+
+    Args:
+        make: Returns a session, or a ``scoped_session``.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def check(self) -> None:
+        """Refuse a callable that returns no session. This opens no connection."""
+        self._new_session().close()
+
+    @contextlib.contextmanager
+    def transaction(
+        self,
+        record_id: str,
+        *,
+        may_be_nested: bool = False,  # noqa: ARG002  (a new session is in none)
+    ) -> Iterator[CallRecord | None]:
+        """Begin a transaction, and give the record with this id; then commit."""
+        session, found = self._begin(record_id)
+        token = _session.set(session)
+        try:
+            yield found
+            session.commit()
+        except BaseException:
+            session.rollback()
+            raise
+        finally:
+            _session.reset(token)
+            session.close()
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Refuse a commit of the session."""
+        session = current_session()
+        begun = session.get_transaction()
+        session.info[_IS_GUARDED] = True
+        try:
+            yield
+        finally:
+            del session.info[_IS_GUARDED]
+        if session.get_transaction() is not begun:
+            raise ConfigurationError(
+                "The body of a task with exactly_once_in has rolled back or closed its "
+                f"session. {_CONTROLLED} Leave that out, and do not write `with "
+                "current_session():`. For a part that may fail, use begin_nested(). To "
+                "discard everything, raise an error."
+            )
+        if not is_in_transaction(session.connection().connection.dbapi_connection):
+            raise ConfigurationError(
+                "The body of a task with exactly_once_in has ended its transaction by "
+                "itself. What it did before that is committed without a record, or "
+                f"lost. {_CONTROLLED} Leave out what ends it."
+            )
+
+    def write(self, record: CallRecord, over: CallRecord | None) -> None:
+        """Write a record in the transaction, over one that counts no more."""
+        session, values = current_session(), asdict(record)
+        session.flush()
+        if over is None:
+            session.execute(_INSERT, values)
+            return
+        same = (_TABLE.c.id == over.id, _TABLE.c.recorded_at == over.recorded_at)
+        replaced = session.execute(update(_TABLE).where(*same).values(values))
+        if not cast("CursorResult[Any]", replaced).rowcount:
+            raise RecordTaken(over.id)
+
+    def delete_older(self, than: datetime, most: int) -> int:
+        """Delete at most so many records that are not kept until then."""
+        with contextlib.closing(self._new_session()) as session, session.begin():
+            old = _TABLE.c.keep_until < than
+            ids = session.scalars(select(_TABLE.c.id).where(old).limit(most)).all()
+            gone = session.execute(delete(_TABLE).where(_TABLE.c.id.in_(ids), old))
+            return int(cast("CursorResult[Any]", gone).rowcount)
+
+    # -- sessions ----------------------------------------------------------------------
+
+    def _new_session(self) -> Session:
+        made = self._make()
+        session = made() if isinstance(made, scoped_session) else made
+        if not isinstance(session, Session):
+            kind = f"{type(session).__module__}.{type(session).__qualname__}"
+            hint = ""
+            if type(session).__name__.lower().startswith("async"):
+                hint = " A body is a plain function, so its session is not async."
+            raise ConfigurationError(
+                f"exactly_once_in has returned a {kind}; it must return a "
+                f"sqlalchemy.orm.Session.{hint}"
+            )
+        if session.in_transaction():
+            raise ConfigurationError(
+                "exactly_once_in has returned a session that is in a transaction "
+                f"already. {_CONTROLLED} End that transaction, or return a new session."
+            )
+        return session
+
+    def _begin(self, record_id: str) -> tuple[Session, CallRecord | None]:
+        for is_last in (False, True):
+            session = self._new_session()
+            try:
+                _refuse_autocommit(session)
+                return session, _find(session, record_id)
+            except DBAPIError as error:
+                session.rollback()
+                if not error.connection_invalidated or is_last:
+                    _refuse_missing_table(session, error)
+                    session.close()
+                    raise
+                session.close()
+            except BaseException:
+                session.close()
+                raise
+        raise AssertionError  # the loop ends in a return or an error
+
+
+def _refuse_autocommit(session: Session) -> None:
+    """Refuse a connection that commits each statement by itself."""
+    connection = session.connection()
+    level = connection.get_execution_options().get("isolation_level")
+    # SQLAlchemy has no public name for the level of an engine.
+    level = level or getattr(connection.dialect, "_on_connect_isolation_level", "")
+    if level == "AUTOCOMMIT":
+        raise ConfigurationError(
+            "exactly_once_in has returned a session with isolation_level="
+            f'"AUTOCOMMIT", which commits each statement by itself. {_CONTROLLED} '
+            "Use a session with transactions."
+        )
+
+
+def _find(session: Session, record_id: str) -> CallRecord | None:
+    if session.connection().dialect.name == "sqlite":
+        # One writer at a time: a transaction that begins with a SELECT fails when it
+        # writes after another one has. One that begins with a write waits its turn.
+        session.execute(_LOCK, {"record_id": record_id})
+    row = session.execute(_FIND, {"record_id": record_id}).first()
+    if row is None:
+        return None
+    found = row._asdict()
+    for name in ("recorded_at", "keep_until"):
+        if found[name].tzinfo is None:  # SQLite stores no zone
+            found[name] = found[name].replace(tzinfo=timezone.utc)
+        found[name] = found[name].astimezone(timezone.utc)
+    return CallRecord(**found)
+
+
+def _refuse_missing_table(session: Session, error: Exception) -> None:
+    with contextlib.suppress(DBAPIError):
+        if inspect(session.connection()).has_table(_NAME):
+            return
+        raise ConfigurationError(
+            f"The table {_NAME} is not in the database of exactly_once_in. Nothing "
+            "was done. Call record_table(Base.metadata) of celery_redlock.contrib."
+            "sqlalchemy where your models are, and create the table: with a migration "
+            "of Alembic, or Base.metadata.create_all(engine)."
+        ) from error
+
+
+@event.listens_for(Session, "before_commit")
+def _refuse_commit(session: Session) -> None:
+    """Refuse a commit of a body. One listener for all sessions: each one costs time."""
+    if _IS_GUARDED not in session.info or session.in_nested_transaction():
+        return  # another session, or the end of a savepoint
+    raise ConfigurationError(
+        f"The body of a task with exactly_once_in has called commit(). {_CONTROLLED} "
+        "Leave it out. For a part that may fail, use begin_nested()."
+    )

@@ -1,0 +1,95 @@
+"""Carry out steps in a coroutine: no thread for each, and no blocked event loop.
+
+The I/O thread of the broadcast sends and reads, and tells the loop which calls are
+over. All that are over at the same moment are told at once.
+
+A cancelled coroutine closes its steps, which hand their release to the I/O thread. It
+needs no further turn of the loop, so nothing stays locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from celery_redlock.core.steps import Ask, Call, Sleep
+
+if TYPE_CHECKING:
+    from celery_redlock.core.steps import Step, Steps
+    from celery_redlock.core.transport.requests import Transport
+
+__all__ = ["drive"]
+
+T = TypeVar("T")
+
+
+async def drive(steps: Steps[T], transport: Transport) -> T:
+    """Carry the steps out in this coroutine, and return the result."""
+    result: Any = None
+    try:
+        while True:
+            result = await _take(steps.send(result), transport)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+async def _take(step: Step, transport: Transport) -> Any:
+    if isinstance(step, Sleep):
+        await asyncio.sleep(step.seconds)
+        return None
+    if isinstance(step, Call):
+        return await asyncio.to_thread(step.function)
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    bell = _Bell(future)
+    if isinstance(step, Ask):
+        transport.begin(step.request, bell)
+        await future
+    else:
+        step.waiter.ring(bell)
+        await asyncio.wait((future,), timeout=step.seconds)
+        step.waiter.ring(None)
+    return None
+
+
+class _Rung:
+    """The futures of one loop that another thread has ended."""
+
+    def __init__(self) -> None:
+        self.futures: deque[asyncio.Future[None]] = deque()
+        self.is_scheduled = False
+
+    def resolve(self) -> None:
+        """Let the coroutines that wait for them continue; in their loop."""
+        self.is_scheduled = False
+        while self.futures:
+            future = self.futures.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+_rung: WeakKeyDictionary[asyncio.AbstractEventLoop, _Rung] = WeakKeyDictionary()
+
+
+class _Bell:
+    """Ends a future of a loop, from any thread."""
+
+    __slots__ = ("_future", "_loop", "_rung")
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+        self._loop = future.get_loop()
+        self._rung = _rung.get(self._loop) or _rung.setdefault(self._loop, _Rung())
+
+    def release(self) -> None:
+        """End the future soon."""
+        rung = self._rung
+        rung.futures.append(self._future)
+        if not rung.is_scheduled:
+            rung.is_scheduled = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(rung.resolve)

@@ -1,0 +1,30 @@
+-- Give an identity to a server that has lost its memory, or that is to forget its view.
+-- Tell what the node knows of itself. Never send the same random part twice.
+-- Compares no view: it tells the view of the node, and forgets only the one that it is told.
+--
+-- KEYS  1 meta
+-- ARGV  1 random: the first part of the identity
+--       2 forget: the view that the node is to forget, '' for none
+-- Returns {GRANTED, 0, config, identity, votes (0 or 1), view that it left, aborted};
+--         {UNSYNCED, ''} for a replica, which gets no identity
+-- include shared/statuses.lua
+-- include shared/state.lua
+local meta = KEYS[1]
+local random, forget = ARGV[1], ARGV[2]
+
+local state = read_state(meta, 'view', 'aborted')
+if is_without_memory(state) or state[1] == forget then
+  -- A replica that takes writes: those of its master may replace its locks later.
+  -- A client that connects to it sees this, and one that is connected does not.
+  if string.find(redis.call('INFO', 'replication'), 'role:slave', 1, true) then
+    return {UNSYNCED, ''}
+  end
+  -- Servers that get the same message have different run ids.
+  local run_id = present_run_id()
+  local identity = random .. string.sub(run_id, 1, 8)
+  redis.call('HDEL', meta, 'votes', 'quarantine_until', 'view', 'aborted')
+  redis.call('HSET', meta, 'config', JOINED, 'run_id', run_id, 'identity', identity)
+  return {GRANTED, 0, JOINED, identity, 0, '', ''}
+end
+return {GRANTED, 0, state[1], state[4] or '', state[3] and 1 or 0,
+  state[6] or '', state[7] or ''}

@@ -1,4 +1,0 @@
--- Tell whether nodes of this configuration keep quarantines.
-local function is_guarded(config)
-  return not string.find(config, 'restart guard off', 1, true)
-end

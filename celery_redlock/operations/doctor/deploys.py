@@ -1,0 +1,117 @@
+"""Deploys: workers of another version, and calls that wait in workers.
+
+A worker in which a call waits may be killed. See the page about deploying.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.operations.doctor.rule import (
+    NOTE,
+    Case,
+    Finding,
+    LockTask,
+    Problem,
+    rule,
+    task_rule,
+)
+from celery_redlock.options.broker import broker_errors
+from celery_redlock.policies import Retry, given_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["countdowns", "kills", "told_by_workers", "versions"]
+
+_SOON = 300.0  # seconds after which a call comes back without a remark
+_REPLY_WITHIN = 1.0  # seconds
+_COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@rule(offline=True)
+def kills(case: Case) -> Iterator[Finding]:
+    """Find calls that come back late if the worker in which they wait is killed."""
+    visible = case.visibility_timeout
+    names = [it.task.name for it in case.lock_tasks if _waits_with_a_countdown(it)]
+    if names and _SOON < visible < math.inf:
+        yield Finding(
+            "killed-while-waiting",
+            NOTE,
+            f"Duplicates of {', '.join(names)} wait with a countdown in a worker. If "
+            f"it is killed, they come back after {visible:g} s (visibility_timeout).",
+            "Stop workers with TERM: then these calls go back to the queue at once. A "
+            'shorter broker_transport_options["visibility_timeout"] must be above the '
+            "longest countdown, and with acks_late above the longest run. RabbitMQ "
+            "delivers the calls again at once.",
+        )
+
+
+def _waits_with_a_countdown(it: LockTask) -> bool:
+    kind: Any = given_at(it.options.on_conflict, "execute")
+    return kind is not None and (kind is Retry or kind.registers)
+
+
+@task_rule()
+def countdowns(it: LockTask, case: Case) -> Iterator[Problem]:
+    """Find a ``retry_countdown`` that the visibility timeout makes shorter."""
+    countdown: Any = it.options.retry_countdown or 0.0  # resolved to seconds
+    longest = case.visibility_timeout / 2
+    if countdown > longest:
+        yield Problem(
+            "countdown",
+            NOTE,
+            f"has a retry_countdown of {countdown:g} s, and its calls come back after "
+            f"{longest:g} s, half of the visibility timeout: the broker would deliver "
+            "a call that waits for longer once more",
+            "Lower it, or raise "
+            'broker_transport_options["visibility_timeout"] to more than twice of it.',
+        )
+
+
+# A worker that starts leaves this out: in a deploy each would ask all the others.
+@rule(logged_at_start=True)
+def versions(case: Case) -> Iterator[Finding]:
+    """Find running workers whose version of a task computes other keys, or differs."""
+    differing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    ours = {it.task.name: _described(it.task) for it in case.lock_tasks}
+    told = told_by_workers(case.app, "registered", *_COMPARED) if ours else {}
+    for worker, tasks in told.items():
+        for text in tasks:
+            name, _, described = text.partition(" [")
+            theirs = _ADDRESS.sub("", described)
+            for field, here in ours.get(name, {}).items():
+                if f"{field}={here}" not in theirs:
+                    differing[name, field, here].append(worker)
+    for (name, field, here), workers in sorted(differing.items()):
+        yield Problem(
+            "other-version",
+            NOTE,
+            f"has other {_COMPARED[field]} in {', '.join(sorted(workers))} than here "
+            f"({here})",
+            "If a deploy goes on, let it end; else restart these workers. Runs of two "
+            "versions whose keys differ may overlap.",
+        ).of("Task", name)
+
+
+def _described(task: Any) -> dict[str, str]:
+    """Return what is compared of a task, as workers tell it."""
+    return {n: _ADDRESS.sub("", str(getattr(task, n))) for n in _COMPARED}
+
+
+def told_by_workers(app: Any, what: str, *arguments: str) -> dict[str, Any]:
+    """Return the replies of the running workers to one of Celery's inquiries."""
+    if str(app.conf.broker_url or "memory").startswith("memory"):
+        return {}  # there are no workers in other processes
+    try:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1)
+            inspect = app.control.inspect(connection=connection, timeout=_REPLY_WITHIN)
+            found: dict[str, Any] = getattr(inspect, what)(*arguments) or {}
+    except broker_errors(app):  # without a broker, no worker can be asked
+        return {}
+    return found

@@ -1,0 +1,114 @@
+"""Kills the process in which the holder of a lock runs, and waits for its end.
+
+::
+
+    which worker runs the task? ──► its pool is prefork ──► revoke(terminate): SIGTERM
+              │                           │                        │ still runs: SIGKILL
+              └─ none says so             └─ threads, greenlets    ▼
+                 HolderLives                 HolderLives      it has ended
+
+Only a process can be killed. A thread or a greenlet of another process cannot: it ends
+when its body ends, or when `LockLost` interrupts it after the loss of its lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from celery_redlock.core.lease import Holder
+
+__all__ = ["HolderLives", "kill_holder"]
+
+_PATIENCE = 2.0  # seconds that workers have to answer
+_ENDS_WITHIN = 5.0  # seconds, after each signal
+_LOOK_EVERY = 0.2  # seconds
+_SIGNALS = ("SIGTERM", "SIGKILL")
+
+
+class HolderLives(Exception):  # noqa: N818  (a result, shown to operators)
+    """The holder was not killed, or may still run. The text says why."""
+
+
+def kill_holder(app: Any, holder: Holder) -> str:
+    """Kill the process of this holder, and wait until its task has ended.
+
+    The task is revoked, so that a redelivered copy does not run.
+
+    Returns:
+        A sentence about the end.
+
+    Raises:
+        HolderLives: It could not be killed, or may still run.
+    """
+    if not holder.task_id:
+        raise HolderLives(
+            f"No worker can kill {holder}: it is no task. End the process yourself."
+        )
+    worker = _worker_of(app, holder)
+    pool = _pool_of(app, worker)
+    if pool != "prefork":
+        raise HolderLives(
+            f"{holder} cannot be killed: worker {worker} has the pool {pool or '?'}, "
+            "and only the processes of a prefork pool can. Without --kill, the release "
+            "interrupts the task at its next renewal, unless its on_lock_lost is "
+            "'warn'."
+        )
+    for name in _SIGNALS:
+        app.control.revoke(
+            holder.task_id, destination=[worker], terminate=True, signal=name
+        )
+        if _has_ended(app, worker, holder):
+            return f"{holder} was killed with {name} by worker {worker}."
+    raise HolderLives(f"{holder} still runs in worker {worker} after {_SIGNALS[-1]}.")
+
+
+def _worker_of(app: Any, holder: Holder) -> str:
+    """Return the name of the worker that runs the task."""
+    inspect = app.control.inspect(timeout=_PATIENCE)
+    try:
+        found = inspect.query_task([holder.task_id]) or {}
+    except Exception as error:
+        raise HolderLives(
+            f"{holder} was not killed: the workers could not be asked, because the "
+            f"broker does not answer ({error})."
+        ) from error
+    for worker, tasks in found.items():
+        if _is_active(tasks, holder):
+            return str(worker)
+    answered = f"{len(found)} worker{'' if len(found) == 1 else 's'} answered"
+    raise HolderLives(
+        f"{holder} was not killed: no worker says that it runs this task "
+        f"({answered}). If you know that its process is gone, release the lock "
+        "without --kill."
+    )
+
+
+def _is_active(tasks: Any, holder: Holder) -> bool:
+    state = (tasks or {}).get(holder.task_id) or [""]
+    return bool(state[0] == "active")
+
+
+def _pool_of(app: Any, worker: str) -> str:
+    """Return the name of the worker's pool, such as prefork or threads."""
+    stats = app.control.inspect([worker], timeout=_PATIENCE).stats() or {}
+    pool = (stats.get(worker) or {}).get("pool", {}).get("implementation", "")
+    names = {"concurrency.thread": "threads"}
+    for part, name in names.items():
+        if part in pool:
+            return name
+    return str(pool.partition("concurrency.")[2].partition(":")[0])
+
+
+def _has_ended(app: Any, worker: str, holder: Holder) -> bool:
+    """Wait until the worker says that it does not run the task any more."""
+    give_up_at = SYSTEM_CLOCK.monotonic() + _ENDS_WITHIN
+    inspect = app.control.inspect([worker], timeout=_PATIENCE)
+    while SYSTEM_CLOCK.monotonic() < give_up_at:
+        found = inspect.query_task([holder.task_id])
+        if found and not _is_active(found.get(worker), holder):
+            return True
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+    return False

@@ -1,0 +1,95 @@
+"""Facts about an app's broker: its delays, its redeliveries, its errors.
+
+=====================  =============================================================
+a call with a          waits
+=====================  =============================================================
+countdown, usually     In the worker that received it, and is not acknowledged. If
+                       the worker is killed, Redis and SQS deliver the call again
+                       after the visibility timeout; other brokers at once.
+countdown, and quorum  In the broker, for whole seconds. Celery refuses to publish a
+queues (RabbitMQ)      call that is delayed by less than one.
+=====================  =============================================================
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.quorum_queues import detect_quorum_queues
+from kombu.exceptions import OperationalError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["accepted_countdown", "broker_errors", "visibility_timeout", "way_back"]
+
+_DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
+# Seconds after which these brokers redeliver a message that is not acknowledged.
+_VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sqs": 1800.0}
+
+
+def visibility_timeout(conf: Any) -> float:
+    """Return the seconds after which an unacknowledged message is redelivered.
+
+    Infinity for a broker that notices the end of a worker by itself.
+    """
+    url = str(conf.broker_read_url or conf.broker_url or "")
+    usual = _VISIBILITY.get(url.partition("://")[0].partition("+")[0])
+    if usual is None:
+        return math.inf
+    options = conf.broker_transport_options or {}
+    return float(options.get("visibility_timeout", usual))
+
+
+def accepted_countdown(app: Any, countdown: float) -> float:
+    """Return the countdown with which a call can be published again.
+
+    In whole seconds where the broker delays calls, and at most half of the visibility
+    timeout: the broker would deliver a call that waits for longer once more.
+    """
+    if _delays_calls(app):
+        return float(math.ceil(countdown))
+    return min(countdown, visibility_timeout(app.conf) / 2)
+
+
+def way_back(app: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options by which a call is published to the queue that it came from.
+
+    Celery publishes a call to the exchange and with the routing key of its delivery.
+    Where the broker delays calls, it would take the routing key of the default queue
+    instead, and a call that was delayed before comes from another exchange.
+    """
+    exchange, key = delivery.get("exchange"), delivery.get("routing_key")
+    if not key or not _delays_calls(app):
+        return {}
+    bare = _DELAY.sub("", key)
+    for queue in {**app.amqp.queues, **app.amqp.queues.consume_from}.values():
+        if queue.routing_key == bare and (
+            bare != key or queue.exchange.name == exchange
+        ):
+            return {"queue": queue, "exchange": None, "routing_key": None}
+    return {}
+
+
+def broker_errors(app: Any) -> tuple[type[BaseException], ...]:
+    """Return the errors by which the broker does not accept a message."""
+    broker = _connection(app)
+    return (
+        OperationalError,
+        OSError,
+        *broker.recoverable_connection_errors,
+        *broker.connection_errors,
+        *broker.channel_errors,
+    )
+
+
+def _delays_calls(app: Any) -> bool:
+    """Tell whether the broker delays calls that have a countdown."""
+    return bool(detect_quorum_queues(app, _connection(app).transport.driver_type)[0])
+
+
+def _connection(app: Any) -> Any:
+    """Return the connection that the app's producers are made of; it is not opened."""
+    return app.producer_pool.connections.connection

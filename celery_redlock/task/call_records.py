@@ -1,0 +1,193 @@
+"""Records of calls that have been done, in the database of their effects.
+
+A record is written in the transaction of the effects. So both are there, or neither.
+The id of a record is unique in its table: of two transactions that do the same call,
+one can commit at most. That needs no lock. See ``exactly_once`` for the protocol, and
+``contrib`` for the stores.
+
+``delete_old_records`` deletes those whose time is over. `PruneTask` does it as a
+periodic task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Protocol
+
+from celery import Task, states
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.options.lock_options import LockOptions
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from celery_redlock.options.exactly_once import ExactlyOnce
+
+__all__ = [
+    "CallRecord",
+    "PruneTask",
+    "RecordStore",
+    "RecordTaken",
+    "delete_old_records",
+    "has_succeeded",
+    "now",
+    "record_id",
+    "register_prune",
+]
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 1000  # records that one transaction deletes
+
+
+class RecordTaken(Exception):  # noqa: N818  (an outcome; it leaves this package never)
+    """Another transaction has written the record since it was looked up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """A call that has been done.
+
+    Attributes:
+        id: A digest of the task's name, and of the task id or key of the call.
+        task: The name of the task.
+        task_id: The id of the call that did it.
+        key: The key of that call.
+        fence: The fence of its lock; 0 if it ran without a lock.
+        state: SUCCESS or FAILURE.
+        result: What Celery stores for it; in base64 if that is no text.
+        content_type: The serializer, as kombu knows it.
+        content_encoding: The encoding of the serialized result.
+        recorded_at: When it was recorded, by the clock of the worker, in UTC.
+        keep_until: When it may be deleted.
+    """
+
+    id: str
+    task: str
+    task_id: str
+    key: str
+    fence: int
+    state: str
+    result: str
+    content_type: str
+    content_encoding: str
+    recorded_at: datetime
+    keep_until: datetime
+
+    def is_of(self, other: CallRecord) -> bool:
+        """Tell whether both were written by the same attempt."""
+        mine = (self.id, self.task_id, self.fence, self.recorded_at)
+        return mine == (other.id, other.task_id, other.fence, other.recorded_at)
+
+
+class RecordStore(Protocol):
+    """The records in one database. It may be used by several threads at once."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError if it can never work. Connects to nothing."""
+
+    def transaction(
+        self, record_id: str, *, may_be_nested: bool = False
+    ) -> AbstractContextManager[CallRecord | None]:
+        """Begin a transaction, and give the record with this id; then commit.
+
+        An error rolls back. A connection that was found dead before the block began
+        is replaced.
+
+        Args:
+            record_id: The id of the record.
+            may_be_nested: Whether it may be a part of a transaction of the caller.
+
+        Raises:
+            ConfigurationError: The table is missing, or transactions cannot be
+                controlled. The block did not run.
+        """
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Refuse statements by which the block would end the transaction itself."""
+
+    def write(self, record: CallRecord, over: CallRecord | None) -> None:
+        """Write a record in the transaction, over one that counts no more.
+
+        Raises:
+            RecordTaken: That record has been replaced since.
+            Exception: Another error of the database: roll back, and look again.
+        """
+
+    def delete_older(self, than: datetime, most: int) -> int:
+        """Delete at most so many records that are not kept until then."""
+
+
+def now() -> datetime:
+    """Return the time in UTC."""
+    return datetime.fromtimestamp(SYSTEM_CLOCK.wall(), timezone.utc)
+
+
+def record_id(task: str, *, per_key: bool, subject: str) -> str:
+    """Return the id of the record of the calls with this key, or task id."""
+    text = f"{'key' if per_key else 'task_id'}\n{task}\n{subject}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def has_succeeded(call: Any, once: ExactlyOnce) -> bool:
+    """Tell whether a success is recorded for a call whose stored result is a failure.
+
+    Celery stores such a failure after an error of its own: it could not store the
+    result, and the effects are committed. The record is right.
+    """
+    subject = call.key if once.per_key else call.id
+    number = record_id(call.task.name, per_key=once.per_key, subject=subject)
+    try:
+        with once.records.transaction(number, may_be_nested=True) as found:
+            pass
+    except Exception:
+        # If the database is away, the call fails when it looks for the record itself.
+        log.exception("The record of %s could not be read.", call)
+        return True
+    return found is not None and bool(found.state == states.SUCCESS)
+
+
+def delete_old_records(app: Any) -> int:
+    """Delete the records of an app's tasks whose time is over, in small transactions.
+
+    Returns:
+        How many were deleted.
+    """
+    stores = {}
+    for task in list(app.tasks.values()):
+        options = getattr(task, "lock_options", None)
+        if isinstance(options, LockOptions) and options.exactly_once_in is not None:
+            once = runtime_of(app).options(task.name, options).exactly_once
+            stores[options.exactly_once_in] = once.records  # type: ignore[union-attr]
+    deleted, than = 0, now()
+    for store in stores.values():
+        while count := store.delete_older(than, AT_ONCE):
+            deleted += count
+    log.info("%d old records of calls were deleted.", deleted)
+    return deleted
+
+
+class PruneTask(Task):
+    """``celery_redlock.prune``: deletes old records; for the schedule of a beat."""
+
+    name = "celery_redlock.prune"
+    ignore_result = True
+
+    def run(self) -> int:
+        """Delete the records whose time is over, and return how many they were."""
+        return delete_old_records(self.app)
+
+
+def register_prune(app: Any) -> None:
+    """Register ``celery_redlock.prune``, in an app that has a task with records."""
+    # Not `app.tasks`: the app may be collecting its tasks at this moment.
+    if PruneTask.name not in app._tasks:  # noqa: SLF001
+        task = PruneTask()
+        app._tasks[task.name] = task  # noqa: SLF001
+        task._app = app  # noqa: SLF001
+        task.bind(app)

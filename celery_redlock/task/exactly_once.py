@@ -1,0 +1,304 @@
+"""Run the body of a call in one transaction with the record that the call is done.
+
+::
+
+    begin ─► look up the record ─┬─ there ──► its result; the body does not run
+                                 └─ not there
+                                       │
+                                     body ─► lock lost? ─► write the record ─► commit
+                                       │                        │                │
+                                       ▼                        ▼                ▼
+                                   roll back                look again: who has done it?
+
+The lock keeps two copies of a call from working at the same time. The record makes that
+two cannot both have worked: its id is unique, and it is committed with the effects. So
+the database decides alone, also between two transactions that began before there was a
+record, and also when the lock was lost.
+
+The record is not locked while the body runs, and nothing is inserted before the body. A
+process that is frozen in its body would otherwise keep all later holders of the lock
+waiting for as long as its connection lives. If it wakes after another one has
+committed, its own record is refused, and all that it did is rolled back. That is a late
+fence (``StaleFence``, in the log). The late copy then ends as every other copy that
+comes when the call is done: it is dropped if the result is stored, and given the
+recorded result if it is not.
+
+==============================  ======================================================
+the body                        the transaction
+==============================  ======================================================
+returns                         commits; what cannot be serialized is an error before
+raises an error                 rolls back; FAILURE as usual. With
+                                ``exactly_once_failures`` the failure is recorded
+``self.retry()``, autoretry     rolls back: the call is not done yet
+``Ignore``, ``Reject``,         rolls back
+``self.replace()``
+is interrupted (lock lost,      rolls back
+cancelled, time limit)
+==============================  ======================================================
+
+If the answer to a commit is lost, the record says whether it took place. Interrupts and
+soft time limits reach the body only, never the commit.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.serialization import dumps, loads
+
+from celery_redlock.core.backoff import doubled
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.keys import shown
+from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
+from celery_redlock.task.awaitables import refuse_awaitable
+from celery_redlock.task.call_records import CallRecord, now, record_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.options.exactly_once import ExactlyOnce
+    from celery_redlock.task.call_records import RecordStore
+
+__all__ = ["run_once"]
+
+log = logging.getLogger(__name__)
+
+_NOT_DONE = (Ignore, Reject, Retry, LeaseError, ConfigurationError, StaleFence)
+_BINARY = ("binary", "ascii-8bit")
+_LOOKS, _FIRST_PAUSE, _LONGEST_PAUSE = 6, 0.1, 2.0  # seconds; about 5 in all
+
+
+def run_once(execution: Any, once: ExactlyOnce, body: Callable[[], Any]) -> Any:
+    """Return what the body returns, or what is recorded of the call.
+
+    Args:
+        execution: The `execution.Execution`, with its lock.
+        once: How the calls of the task are recorded.
+        body: The body, which interrupts reach.
+
+    Raises:
+        Exception: What the body raised, or its recorded failure. Nothing is written,
+            unless the failure was recorded.
+        ConfigurationError: The records cannot be used.
+        StaleFence: A later holder of the lock has recorded another call with the key.
+    """
+    return _OnceRun(execution, once).run(body)
+
+
+class _OnceRun:
+    """One run of a call with a record."""
+
+    def __init__(self, execution: Any, once: ExactlyOnce) -> None:
+        call = execution.call
+        self._execution, self._call, self._once = execution, call, once
+        self._records: RecordStore = once.records
+        subject = call.key if once.per_key else call.id
+        self._id = record_id(call.task.name, per_key=once.per_key, subject=subject)
+        self._fence = execution.lease.fence if execution.lease else 0
+        self._has_begun = False
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        found: CallRecord | None = None
+        record: CallRecord | None = None
+        returned: Any = None
+        try:
+            with self._transaction() as found:
+                if not self._counts(found):
+                    returned = self._run(body)
+                    self._execution.check_before_commit()
+                    self._refuse_stale(found)
+                    made = self._record(states.SUCCESS, returned)
+                    record = made
+                    self._records.write(made, found)
+        except Exception as error:  # noqa: BLE001  (of the body, and of each driver)
+            if record is not None:
+                return self._after_refused_commit(record, returned, found, error)
+            return self._after_failed_body(error, found)
+        return returned if record is not None else self._give(found)
+
+    def _transaction(self) -> Any:
+        is_eager = bool(self._call.request.is_eager)
+        return self._records.transaction(self._id, may_be_nested=is_eager)
+
+    def _run(self, body: Callable[[], Any]) -> Any:
+        self._has_begun = True
+        with self._records.guarded():
+            returned = body()
+        if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+            refuse_awaitable(self._call.task.name, returned)
+        return returned
+
+    def _counts(self, found: CallRecord | None) -> bool:
+        """Tell whether a record says that this call is done."""
+        if found is None or not self._once.per_key:
+            return found is not None
+        return now() < found.recorded_at + timedelta(seconds=self._once.repeats_for)
+
+    def _refuse_stale(self, found: CallRecord | None) -> None:
+        if found is not None and 0 < self._fence < found.fence:
+            raise self._stale(found)
+
+    # -- not committed ---------------------------------------------------------------
+
+    def _after_refused_commit(
+        self,
+        record: CallRecord,
+        returned: Any,
+        before: CallRecord | None,
+        error: Exception,
+    ) -> Any:
+        """Find out whether this run was committed, or another one, or none."""
+        found = self._look_again(error)
+        if found is None or (before is not None and found.is_of(before)):
+            raise error
+        if found.is_of(record):
+            log.warning(
+                "%s is committed, and an error followed. Its result stands.",
+                self._call,
+                exc_info=error,
+                extra=self._call.log_fields("committed-with-error", fence=self._fence),
+            )
+            return returned
+        return self._end_late(found)
+
+    def _after_failed_body(self, error: Exception, before: CallRecord | None) -> Any:
+        """Look whether another run has done it meanwhile; else record the failure."""
+        if isinstance(error, (Ignore, Reject, Retry, ConfigurationError)):
+            raise error
+        lease = self._execution.lease
+        if lease is not None and not lease.is_valid():
+            try:
+                found = self._look()
+            except Exception:
+                # The error of the body is the one to raise.
+                log.exception("The record of %s could not be read.", self._call)
+                raise error from None
+            if self._counts(found) and found is not None:
+                return self._end_late(found)
+        elif self._records_failure(error):
+            self._record_failure(error, before)
+        raise error
+
+    def _records_failure(self, error: Exception) -> bool:
+        wanted = self._once.failures and self._has_begun
+        return wanted and not isinstance(error, _NOT_DONE)
+
+    def _record_failure(self, error: Exception, before: CallRecord | None) -> None:
+        try:
+            record = self._record(states.FAILURE, error)
+            with self._transaction() as found:
+                if found == before:
+                    self._records.write(record, before)
+        except Exception:
+            # The error of the body is the one to raise; without the record it is as
+            # it would be without the option.
+            log.exception("The failure of %s could not be recorded.", self._call)
+
+    def _look(self) -> CallRecord | None:
+        found: CallRecord | None
+        with self._transaction() as found:
+            pass
+        return found
+
+    def _look_again(self, error: Exception) -> CallRecord | None:
+        """Return the record after an error; for some seconds while there is no answer.
+
+        Raises:
+            Exception: That error, if the database does not answer.
+        """
+        for tries in range(_LOOKS):
+            try:
+                return self._look()
+            except Exception as unanswered:  # noqa: BLE001  (each driver has its own)
+                log.warning(
+                    "%s does not know yet whether it is committed (%s: %s).",
+                    self._call,
+                    type(unanswered).__name__,
+                    unanswered,
+                    extra=self._call.log_fields("commit-unknown", fence=self._fence),
+                )
+            SYSTEM_CLOCK.sleep(doubled(_FIRST_PAUSE, tries, _LONGEST_PAUSE))
+        raise error
+
+    # -- done by another run ---------------------------------------------------------
+
+    def _end_late(self, found: CallRecord) -> Any:
+        """End a run that was rolled back, since another one has done the call."""
+        if 0 < self._fence < found.fence:
+            stale = self._stale(found)
+            extra = self._call.log_fields("stale-fence", fence=self._fence)
+            log.warning("%s: StaleFence: %s", self._call, stale, extra=extra)
+        self._call.drop_if_finished()
+        return self._give(found)
+
+    def _stale(self, found: CallRecord) -> StaleFence:
+        return StaleFence(
+            f"The record of {self._call} has fence {found.fence}, and this run has "
+            f"fence {self._fence}: a later holder of the lock has done the call. "
+            "Everything that this run did in the database is rolled back.",
+            fence=self._fence,
+            latest=found.fence,
+        )
+
+    def _give(self, found: CallRecord | None) -> Any:
+        """Return the recorded result, or raise the recorded failure."""
+        assert found is not None  # noqa: S101  (for mypy)
+        log.info(
+            "%s is done already: %s[%s] recorded %s at %s. Its body does not run.",
+            self._call,
+            found.task,
+            found.task_id,
+            found.state,
+            found.recorded_at,
+            extra=self._call.log_fields("recorded", fence=self._fence, record=found.id),
+        )
+        backend = self._call.task.backend
+        payload: Any = found.result
+        if found.content_encoding in _BINARY:
+            payload = base64.b64decode(payload)
+        value = loads(  # type: ignore[no-untyped-call]
+            payload, found.content_type, found.content_encoding, accept=backend.accept
+        )
+        if found.state == states.SUCCESS:
+            return value
+        raise backend.exception_to_python(value)
+
+    # -- the record --------------------------------------------------------------------
+
+    def _record(self, state: str, result: Any) -> CallRecord:
+        """Return the record of this run, with what Celery would store.
+
+        Raises:
+            kombu.exceptions.EncodeError: The result cannot be serialized.
+        """
+        call, backend = self._call, self._call.task.backend
+        request = call.request
+        is_wanted = call.keeps_result() or request.chain or request.callbacks
+        if state == states.SUCCESS and not is_wanted:
+            result = None  # Celery stores nothing, and a body may return anything
+        content_type, encoding, payload = dumps(  # type: ignore[no-untyped-call]
+            backend.encode_result(result, state), serializer=backend.serializer
+        )
+        if isinstance(payload, bytes):
+            binary = encoding in _BINARY
+            payload = (base64.b64encode(payload) if binary else payload).decode()
+        recorded_at = now()
+        return CallRecord(
+            id=self._id,
+            task=call.task.name,
+            task_id=call.id,
+            key=shown(call.key),
+            fence=self._fence,
+            state=state,
+            result=payload,
+            content_type=content_type,
+            content_encoding=encoding,
+            recorded_at=recorded_at,
+            keep_until=recorded_at + timedelta(seconds=self._once.keep),
+        )

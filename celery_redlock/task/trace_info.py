@@ -1,0 +1,60 @@
+"""``RefusalInfo`` reports the end of a call that did not run to Celery's tracer."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from celery.app.trace import TraceInfo
+
+from celery_redlock.task.call import Republished
+from celery_redlock.task.refusal import was_refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RefusalInfo", "TraceInfo"]
+
+
+def _the_body_did_not_run() -> Iterator[None]:
+    """Lend its name and its frame, which has no callers, to a traceback."""
+    yield
+
+
+_FRAME: Any = _the_body_did_not_run().gi_frame  # type: ignore[attr-defined]
+# At no instruction: Python would parse the source line, to underline a part of it.
+_TRACEBACK = TracebackType(None, _FRAME, -1, _FRAME.f_lineno)
+
+
+class RefusalInfo(TraceInfo):  # type: ignore[misc]
+    """Reports refusals briefly, and any other end as Celery does."""
+
+    __slots__ = ()
+
+    def __init__(self, state: str, retval: Any = None) -> None:
+        super().__init__(state, retval)
+        if was_refused(retval):
+            retval.__traceback__ = _TRACEBACK
+
+    def handle_ignore(self, task: Any, req: Any, **named: Any) -> None:
+        """Log nothing more about a refusal: the policy was logged."""
+        if not was_refused(self.retval):
+            super().handle_ignore(task, req, **named)
+
+    def handle_retry(self, task: Any, req: Any, **named: Any) -> Any:
+        """Store no RETRY for a republished call, whose next copy may have ended.
+
+        It was stored before the call was published again.
+        """
+        if isinstance(self.retval, Republished):
+            named["store_errors"] = False
+        return self._without_copy(super().handle_retry(task, req, **named))
+
+    def handle_failure(self, task: Any, req: Any, **named: Any) -> Any:
+        """Send no copy of the traceback to the main process; its text is enough."""
+        return self._without_copy(super().handle_failure(task, req, **named))
+
+    def _without_copy(self, einfo: Any) -> Any:
+        if was_refused(self.retval):
+            einfo.tb = None
+        return einfo

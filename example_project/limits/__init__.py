@@ -1,0 +1,1 @@
+"""Fetching for ten tenants, from a service that limits how many and how often."""

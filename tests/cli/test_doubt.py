@@ -1,0 +1,212 @@
+"""Commands where nodes cannot tell what is held: the words, and the exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.nodes.support import locks, until
+
+if TYPE_CHECKING:
+    from tests.cli.project import Project
+
+REASONS = {
+    "down": "refused the connection",
+    "quarantined": "is in quarantine for 6",
+    "new": "is new or restarted: it may have forgotten locks",
+    "other": "is set up differently",
+}
+ways = pytest.mark.parametrize("way", REASONS)
+ways_of_one_node = pytest.mark.parametrize("way", ["down", "quarantined", "new"])
+OTHER: dict[str, Any] = {"redlock_max_ttl": 120.0}
+
+
+def settings_of(way: str) -> dict[str, Any]:
+    """Return the settings of the operator."""
+    return OTHER if way == "other" else {}
+
+
+def begun(project: Project, *nodes: int) -> bool:
+    """Ask for a vote, which begins a quarantine; tell whether it has on these nodes."""
+    project.service.check()
+    words = ("HEXISTS", "redlock:meta", "quarantine_until")
+    return all(project.nodes[index].command(*words) for index in nodes)
+
+
+def doubtful(project: Project, way: str, *nodes: int) -> dict[str, Any]:
+    """Put these nodes in a state in which they cannot tell; return the settings."""
+    for index in nodes:
+        if way == "down":
+            project.nodes[index].kill()
+        elif way in ("new", "quarantined"):
+            project.nodes[index].restart()
+    if way == "quarantined":
+        until(lambda: begun(project, *nodes), what="the quarantine")
+    return settings_of(way)
+
+
+@ways
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls",),
+        ("show", "free"),
+        ("release", "free", "--yes"),
+        ("release", "--claims", "--yes"),
+        ("leader",),
+    ],
+    ids="-".join,
+)
+def test_command_that_cannot_tell_says_so_and_exits_with_3(
+    project: Project, words: tuple[str, ...], way: str
+) -> None:
+    """A majority that is down, forgot, or belongs to others: nothing is called free."""
+    settings = doubtful(project, way, 0, 1)
+
+    run = project.redlock(*words, **settings)
+
+    assert run.code == 3
+    assert "annot be told" in run.out or "Too few nodes" in run.out
+    assert "0 locks held" not in run.out
+    assert "not held" not in run.out
+    assert run.out.count(REASONS[way]) >= 2
+
+
+@ways_of_one_node
+def test_minority_that_cannot_tell_is_named(project: Project, way: str) -> None:
+    """The majority is certain: the list is complete, and a free lock is free."""
+    project.hold("held")
+    doubtful(project, way, 0)
+
+    listed, held, free = (
+        project.redlock(*words) for words in (("ls",), ("show", "held"), ("show", "x"))
+    )
+
+    assert (listed.code, held.code, free.code) == (0, 0, 1)
+    assert "1 lock held, as seen on 2 of 3 nodes." in listed.out
+    assert REASONS[way] in listed.out
+    assert REASONS[way] in held.out
+    assert "x is not held." in free.out
+
+
+@ways_of_one_node
+def test_lock_that_needs_a_doubtful_vote_may_be_held(
+    project: Project, way: str
+) -> None:
+    """One of three names the holder, one denies it, one cannot tell."""
+    project.steal("k", 1)
+    doubtful(project, way, 0)
+
+    listed, shown = project.redlock("ls"), project.redlock("show", "k")
+    document = project.redlock("ls", "--json").document
+
+    assert (listed.code, shown.code) == (0, 3)
+    assert "0 locks held, as seen on 2 of 3 nodes." in listed.out
+    assert "1 lock may be held: that" in listed.out
+    assert "proj.other" in listed.out
+    assert "It cannot be told whether k is held" in shown.out
+    assert [lock["held"] for lock in document["locks"]] == [None]
+    assert document["known"] is True
+    assert REASONS[way] in document["doubts"][project.label(0)]
+
+
+def test_other_settings_come_with_the_difference(project: Project) -> None:
+    """The operator reads what to set. A holder that all nodes name is shown."""
+    project.hold("k")
+
+    listed, shown, taken = (
+        project.redlock(*words, **OTHER)
+        for words in (("ls",), ("show", "k"), ("release", "k", "--yes"))
+    )
+
+    for run in (listed, shown):
+        assert "at epoch 1 with max_ttl 60 s; this client has max_ttl 120 s" in run.out
+    assert (listed.code, shown.code, taken.code) == (3, 0, 3)
+    assert "1 lock held for certain; there may be others." in listed.out
+    assert (
+        "Nothing was released. The nodes are at epoch 1 with max_ttl 60 s" in taken.err
+    )
+    assert len(locks(project.nodes, "k")) == 3
+
+
+def test_release_that_missed_a_majority_exits_with_3(project: Project) -> None:
+    """The lock may be held on the nodes that were not reached."""
+    project.hold("k")
+    project.kill(0, 1)
+
+    run = project.redlock("release", "k", "--yes")
+
+    assert run.code == 3
+    assert "Released on 1 of 3 nodes." in run.out
+    assert "k may still be held: a majority of the nodes was not reached." in run.out
+
+
+def test_lock_without_a_ttl_never_ends(project: Project) -> None:
+    """It is not said to end in 0.0 s."""
+    lease = project.hold("k")
+    for node in project.nodes:
+        node.command("PERSIST", f"redlock:lock:{lease.key}")
+
+    listed, shown, asked = (
+        project.redlock(*words)
+        for words in (("ls",), ("show", "k"), ("release", "k", "--dry-run"))
+    )
+    document = project.redlock("show", "k", "--json").document
+
+    assert "never ends" in listed.out
+    assert "expires  never: it has no ttl" in shown.out
+    assert "It never expires: it has no ttl." in asked.out
+    assert not [run for run in (listed, shown, asked) if "0.0 s" in run.out]
+    assert (document["held"], document["ttl_left"]) == (True, None)
+
+
+@ways
+def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) -> None:
+    """Neither a number of locks nor a rate, until a majority can tell again."""
+    project.hold("k")
+    settings = doubtful(project, way, 0, 1)
+    project.change(**settings)
+
+    with project.start("top", "--every", "0.05", "--json") as top:
+        document = top.document()
+        top.interrupt()
+    shown = project.on_a_terminal("top", "--every", "0.1", until="Too few nodes")
+
+    assert document["known"] is False
+    assert [document[name] for name in ("held", "taken_per_second")] == [None, None]
+    assert document["freed_per_second"] is None
+    assert "Too few nodes can tell which locks are held." in shown
+    assert "taken/s" not in shown
+
+
+def test_top_counts_no_outage_as_releases(project: Project) -> None:
+    """Locks of which nodes can no longer tell were not released."""
+    project.hold("k")
+    with project.start("top", "--every", "0.05", "--json") as top:
+        while top.document()["held"] != 1:
+            pass
+        project.kill(0, 1)
+        while top.document()["known"]:
+            pass
+        for index in (0, 1):
+            project.nodes[index].restart()
+        document = top.document()
+        while document["nodes"][1]["state"] == "refused the connection":
+            document = top.document()
+        top.interrupt()
+
+    assert document["known"] is False
+    assert document["freed_per_second"] is None
+
+
+@pytest.mark.parametrize("down", [2, 3])
+def test_leaked_without_a_majority_cannot_tell(project: Project, down: int) -> None:
+    """Nodes that were not read may have keys without a ttl."""
+    project.kill(*range(down))
+
+    run = project.redlock("leaked")
+
+    assert run.code == 3
+    assert "It cannot be told whether there are keys without a ttl" in run.out
+    assert run.out.count("refused the connection") == down

@@ -1,0 +1,828 @@
+"""Effects exactly once: by Django and SQLAlchemy, in SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery, signals, states
+from celery.exceptions import Ignore, Reject
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.test import override_settings
+from kombu.exceptions import EncodeError
+from kombu.utils.uuid import uuid
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from celery_redlock import ConfigurationError, LockLost, StaleFence
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.contrib.sqlalchemy import current_session
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.task.call import Call
+from celery_redlock.task.call_records import PruneTask
+from celery_redlock.testing import FakeNodes
+from tests.contrib.ledgers import (
+    DjangoLedger,
+    Ledger,
+    SqlAlchemyLedger,
+    closing_connections,
+    open_ledger,
+)
+from tests.contrib.storages import default_database, use_django
+from tests.unit.tasks.support import Worker, open_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DAY = timedelta(days=1)
+LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
+
+# SQLite has one writer at a time: two transactions never overlap.
+overlapping = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """Give a worker whose locks are on fake nodes."""
+    nodes = FakeNodes(3)
+    with open_app(nodes) as app:
+        yield Worker(app, nodes)
+
+
+@pytest.fixture
+def ledger(orm: str, database: str) -> Iterator[Ledger]:
+    """Give rows and records, by each ORM in each database."""
+    ledger = open_ledger(orm, database)
+    with closing_connections():
+        yield ledger
+        ledger.clear()
+
+
+@pytest.fixture
+def sqlite_rows(sqlite: str) -> Iterator[DjangoLedger]:
+    """Give rows and records of Django in SQLite, for what is Django's alone."""
+    ledger = DjangoLedger(sqlite)
+    with closing_connections():
+        yield ledger
+        ledger.clear()
+
+
+@pytest.fixture
+def session_rows(sqlite: str) -> Iterator[SqlAlchemyLedger]:
+    """Give rows and records of SQLAlchemy in SQLite."""
+    ledger = SqlAlchemyLedger(sqlite)
+    yield ledger
+    ledger.clear()
+
+
+@dataclass(eq=False)
+class Starting:
+    """A worker that starts."""
+
+    app: Celery
+
+
+@contextlib.contextmanager
+def other_database(alias: str, url: str) -> Iterator[None]:
+    """Let Django have another database for a while."""
+    of_sqlite = use_django(url)  # under the alias of its kind
+    before = connections.settings[of_sqlite]
+    connections.settings[alias] = before
+    try:
+        yield
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
+@pytest.fixture
+def name() -> str:
+    """Give a name that no other test writes."""
+    return uuid()
+
+
+def adding(worker: Worker, ledger: Ledger, **options: Any) -> Any:
+    """Return a task that adds a row and returns its name in a list."""
+    runs: list[str] = []
+
+    @worker.task(**{"exactly_once_in": ledger.database, **options})
+    def add(name: str) -> list[str]:
+        runs.append(name)
+        ledger.add(name)
+        return [name]
+
+    add.runs = runs
+    return add
+
+
+def forget_result(task: Any, task_id: str) -> None:
+    """Lose a result on its way, as when the worker is killed before it is stored."""
+    task.backend.delete(task.backend.get_key_for_task(task_id))
+
+
+# -- Effects and record are there, or neither ----------------------------------------
+
+
+def test_effects_and_record_are_committed_together(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The record has the task, the id and key of the call, its fence and its result."""
+    add = adding(worker, ledger)
+
+    run = worker.run(add, name)
+
+    assert run.result == [name]
+    assert ledger.count(name) == 1
+    (record,) = ledger.records()
+    assert (record["task"], record["task_id"]) == ("job", run.id)
+    assert record["key"] == "'the-key'"
+    assert record["fence"] > 0
+    assert (record["state"], record["result"]) == ("SUCCESS", f'["{name}"]')
+    assert record["keep_until"] - record["recorded_at"] == timedelta(days=30)
+
+
+def test_redelivered_copy_is_given_the_recorded_result(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A copy whose result was lost on its way stores the recorded one; no body runs."""
+    add = adding(worker, ledger)
+    first = worker.run(add, name)
+    forget_result(add, first.id)
+
+    again = worker.redeliver(add, name, id=first.id)
+
+    assert again.stored == states.SUCCESS
+    assert again.result == [name]
+    assert add.runs == [name]
+    assert ledger.count(name) == 1
+
+
+def test_same_message_twice_has_its_effects_once(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A client that publishes with the same id twice gets the same result twice."""
+    add = adding(worker, ledger)
+    results = [worker.run(add, name, id=worker.call_id).result for _ in range(2)]
+
+    assert results == [[name], [name]]
+    assert ledger.count(name) == 1
+
+
+def test_other_call_runs(worker: Worker, ledger: Ledger, name: str) -> None:
+    """A call with another id is another call, also with the same key."""
+    add = adding(worker, ledger)
+
+    worker.run(add, name)
+    worker.run(add, name)
+
+    assert ledger.count(name) == 2
+
+
+def test_other_task_with_the_same_id_is_another_call(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A record is of one task: another one never gets its result."""
+    add, other = adding(worker, ledger), adding(worker, ledger, name="other")
+    first = worker.run(add, name)
+    forget_result(add, first.id)
+
+    worker.run(other, name, id=first.id)
+
+    assert other.runs == [name]
+    assert ledger.count(name) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), Ignore("no"), Reject("no")],
+    ids=["error", "Ignore", "Reject"],
+)
+def test_error_rolls_back_and_leaves_no_record(
+    worker: Worker, ledger: Ledger, name: str, error: Exception
+) -> None:
+    """A body that ends in any other way than a result leaves neither."""
+
+    @worker.task(exactly_once_in=ledger.database)
+    def fail() -> None:
+        ledger.add(name)
+        raise error
+
+    worker.run(fail)
+
+    assert ledger.count(name) == 0
+    assert ledger.records() == []
+
+
+@pytest.mark.parametrize("how", ["self.retry", "autoretry_for"])
+def test_retry_is_the_same_call_and_not_yet_done(
+    worker: Worker, ledger: Ledger, name: str, how: str
+) -> None:
+    """The run that retries is rolled back; the retry does the call, once."""
+    options = {"autoretry_for": (KeyError,)} if how == "autoretry_for" else {}
+
+    @worker.task(exactly_once_in=ledger.database, bind=True, max_retries=3, **options)
+    def add(self: Any) -> str:
+        ledger.add(name)
+        if self.request.retries:
+            return "done"
+        if options:
+            raise KeyError(name)
+        raise self.retry(countdown=0)
+
+    first = worker.run(add)
+    assert first.stored == states.RETRY
+    assert ledger.count(name) == 0
+    assert ledger.records() == []
+
+    again = worker.run(add, id=first.id, retries=1)
+    assert again.result == "done"
+    assert ledger.count(name) == 1
+
+
+def test_result_that_cannot_be_serialized_is_an_error_before_the_commit(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Effects without a result that a copy could be given are never committed."""
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> object:
+        ledger.add(name)
+        return object()
+
+    run = worker.run(add)
+
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, EncodeError)
+    assert ledger.count(name) == 0
+
+
+def test_result_is_recorded_by_the_serializer_of_results(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Another serializer than JSON, as bytes, returns the same value."""
+    worker.app.conf.update(accept_content=["pickle"], result_serializer="pickle")
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> Any:
+        ledger.add(name)
+        return {1, 2}
+
+    first = worker.run(add)
+    forget_result(add, first.id)
+
+    assert worker.redeliver(add, id=first.id).result == {1, 2}
+    assert ledger.count(name) == 1
+
+
+def test_ignored_result_may_be_anything(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Celery stores nothing for it, so the record has nothing to say."""
+
+    @worker.task(exactly_once_in=ledger.database, ignore_result=True)
+    def add() -> object:
+        ledger.add(name)
+        return object()
+
+    worker.run(add)
+
+    assert ledger.count(name) == 1
+    assert [record["result"] for record in ledger.records()] == ["null"]
+
+
+def test_savepoint_of_the_body_may_fail_alone(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A nested block is a savepoint of the one transaction."""
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> None:
+        ledger.add(name)
+        with contextlib.suppress(KeyError), ledger.savepoint():
+            ledger.add(name)
+            raise KeyError(name)
+
+    assert worker.run(add).stored == states.SUCCESS
+    assert ledger.count(name) == 1
+
+
+def test_body_that_commits_is_refused(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The error says who commits, and nothing is committed."""
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> None:
+        ledger.add(name)
+        ledger.commit()
+
+    run = worker.run(add)
+
+    assert isinstance(run.result, ConfigurationError)
+    assert "commits the effects of a call and its record together" in str(run.result)
+    assert ledger.count(name) == 0
+
+
+def test_failure_is_recorded_if_asked_for(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A copy then ends in the same failure, and its body does not run again."""
+    runs = []
+
+    @worker.task(exactly_once_in=ledger.database, exactly_once_failures=True)
+    def fail() -> None:
+        runs.append(1)
+        ledger.add(name)
+        raise ValueError(name)
+
+    first = worker.run(fail)
+    forget_result(fail, first.id)
+    again = worker.redeliver(fail, id=first.id)
+
+    assert isinstance(again.result, ValueError)
+    assert str(again.result) == name
+    assert len(runs) == 1
+    assert ledger.count(name) == 0
+
+
+# -- Chains, links and errors after the commit ---------------------------------------
+
+
+def test_chain_goes_on_with_the_recorded_result(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A copy publishes the rest of its chain, with the same id as the first time."""
+    add = adding(worker, ledger, key="{name}")
+    rest = add.s().set(task_id=uuid())
+    first = worker.run(add, name, chain=[dict(rest)])
+    forget_result(add, first.id)
+
+    worker.redeliver(add, name, id=first.id, chain=[dict(rest)])
+
+    sent = [headers["id"] for headers, _ in worker.published]
+    assert sent == [rest.id, rest.id]
+    assert [body[0] for _, body in worker.published] == [[[name]], [[name]]]
+
+
+# -- Two transactions, no record yet -------------------------------------------------
+
+
+def run_beside(worker: Worker, task: Any, *args: Any, **request: Any) -> Any:
+    """Run a call to its end in another thread, which acts as another process."""
+    runs: list[Any] = []
+
+    def run() -> None:
+        with closing_connections():
+            runs.append(worker.run(task, *args, **request))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return runs[0]
+
+
+def overtaken(
+    worker: Worker, ledger: Ledger, name: str, *, write_first: bool, **options: Any
+) -> tuple[Any, Any]:
+    """Run a call which is frozen in its body past its ttl, while a copy does it.
+
+    Returns:
+        The run that was frozen, and that of the copy.
+    """
+    others: list[Any] = []
+
+    @worker.task(exactly_once_in=ledger.database, **options)
+    def add() -> str:
+        if write_first:
+            ledger.add(name)
+        if not others:
+            others.append(None)
+            worker.nodes.clock.sleep(60)  # the lock is lost, and no process has noticed
+            others[0] = run_beside(worker, add, id=worker.call_id)
+        if not write_first:
+            ledger.add(name)
+        return name
+
+    return worker.run(add, id=worker.call_id), others[0]
+
+
+@overlapping
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "result lost"])
+def test_late_fence_is_rolled_back(  # noqa: PLR0913, PLR0917  (fixtures)
+    worker: Worker,
+    ledger: Ledger,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: bool,
+) -> None:
+    """Frozen before the commit, another one has done it: StaleFence, rolled back."""
+    if not stored:
+        monkeypatch.setattr(Call, "keeps_result", lambda _: False)
+
+    late, other = overtaken(
+        worker, ledger, name, write_first=False, on_lock_lost="warn"
+    )
+
+    assert other.result == name
+    assert late.state == (states.SUCCESS if not stored else "IGNORED")
+    assert (late.stored, late.result) == (states.SUCCESS, name)
+    assert ledger.count(name) == 1
+    (record,) = ledger.records()
+    assert f"StaleFence: The record of job[{late.id}] has fence {record['fence']}" in (
+        caplog.text
+    )
+
+
+@overlapping
+def test_late_run_that_is_aborted_keeps_the_result(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A lock that was lost ends in LockLost only if no other run has done the call."""
+    late, _ = overtaken(worker, ledger, name, write_first=False)
+
+    assert (late.stored, late.result) == (states.SUCCESS, name)
+    assert ledger.count(name) == 1
+
+
+def test_lost_lock_rolls_back(worker: Worker, ledger: Ledger, name: str) -> None:
+    """Without a lock a run does not commit, unless `on_lock_lost` lets it go on."""
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> None:
+        ledger.add(name)
+        worker.nodes.clock.sleep(60)
+
+    run = worker.run(add)
+
+    assert isinstance(run.result, LockLost)
+    assert ledger.count(name) == 0
+
+
+@overlapping
+def test_two_runs_without_a_lock_have_one_effect(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The database alone decides: both have begun without a record, and one commits."""
+    both = threading.Barrier(2, timeout=20)
+    tries: list[int] = []
+
+    options = {"exactly_once_per": "key", "exactly_once_for": DAY}
+
+    @worker.task(exactly_once_in=ledger.database, on_conflict="allow", **options)
+    def add() -> str:
+        tries.append(1)
+        if len(tries) <= 2:
+            both.wait()
+        ledger.add(name)
+        return name
+
+    runs: list[Any] = []
+
+    def run() -> None:
+        runs.append(run_beside(worker, add))
+
+    worker.app.finalize()  # Celery binds tasks on first use, in one thread
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(tries) == 2
+    assert [run.result for run in runs] == [name, name]
+    assert ledger.count(name) == 1
+
+
+def test_answer_to_the_commit_that_is_lost_is_looked_up(
+    worker: Worker, ledger: Ledger, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the connection dies after the commit, the record says that it took place."""
+    add = adding(worker, ledger)
+    store = runtime_of(worker.app).options("job", add.lock_options).exactly_once.records  # type: ignore[union-attr]
+    transaction, answers = store.transaction, [OSError("connection reset")]
+
+    class Broken:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._real = transaction(*args, **options)
+
+        def __enter__(self) -> Any:
+            return self._real.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self._real.__exit__(*error)
+            if answers:
+                raise answers.pop()
+
+    monkeypatch.setattr(store, "transaction", Broken)
+
+    run = worker.run(add, name)
+
+    assert (run.stored, run.result) == (states.SUCCESS, [name])
+    assert ledger.count(name) == 1
+
+
+def test_connection_that_dies_in_the_body_rolls_back(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Neither effects nor a record are there, and the next copy does it."""
+    broken: list[int] = []
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> str:
+        ledger.add(name)
+        if not broken:
+            broken.append(1)
+            ledger.break_connection()
+        return name
+
+    first = worker.run(add, id=worker.call_id)
+    assert first.stored == states.FAILURE
+    assert ledger.count(name) == 0
+    assert ledger.records() == []
+
+    forget_result(add, worker.call_id)
+    assert worker.redeliver(add, id=worker.call_id).result == name
+    assert ledger.count(name) == 1
+
+
+# -- An idempotency key --------------------------------------------------------------
+
+
+def test_call_with_the_same_key_is_given_the_first_result(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """Another call of the key within the time gets the result; with another key not."""
+    options = {"exactly_once_per": "key", "exactly_once_for": DAY, "key": "{name}"}
+    add = adding(worker, ledger, **options)
+
+    results = [worker.run(add, name).result for _ in range(2)]
+    worker.run(add, f"{name}-2")
+
+    assert results == [[name], [name]]
+    assert ledger.count(name) == 1
+    assert ledger.count(f"{name}-2") == 1
+
+
+def test_call_with_the_same_key_runs_after_the_time(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The record is replaced by that of the new run, once."""
+    add = adding(worker, ledger, exactly_once_per="key", exactly_once_for=DAY)
+    worker.run(add, name)
+    ledger.change_records(recorded_at=LONG_AGO)
+
+    results = [worker.run(add, name) for _ in range(2)]
+
+    assert ledger.count(name) == 2
+    (record,) = ledger.records()
+    assert record["task_id"] == results[0].id
+
+
+def test_late_fence_of_the_key_is_refused(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A record of a later holder is not replaced, also if it counts no more."""
+    add = adding(worker, ledger, exactly_once_per="key", exactly_once_for=DAY)
+    worker.run(add, name)
+    ledger.change_records(recorded_at=LONG_AGO, fence=2**62)
+
+    run = worker.run(add, name)
+
+    assert isinstance(run.result, StaleFence)
+    assert run.result.args[0].startswith("The record of job[")
+    assert ledger.count(name) == 1
+
+
+# -- Mistakes ------------------------------------------------------------------------
+
+
+def refusal(worker: Worker, database: Any, **options: Any) -> str:
+    """Return the error of a call whose body must not run."""
+    runs: list[int] = []
+
+    @worker.task(exactly_once_in=database, **options)
+    def add() -> None:
+        runs.append(1)
+
+    run = worker.run(add)
+
+    assert runs == []
+    assert isinstance(run.result, ConfigurationError), run.result
+    return str(run.result)
+
+
+def test_missing_table_is_one_clear_error(
+    worker: Worker, tmp_path: Path, orm: str
+) -> None:
+    """The body does not run, and the error names the command that makes the table."""
+    url = f"sqlite:///{tmp_path / 'empty'}"
+    if orm == "django":
+        with other_database("empty", url):
+            said = refusal(worker, "empty")
+        assert "manage.py migrate celery_redlock --database=empty" in said
+    else:
+        engine = create_engine(url, poolclass=NullPool)
+        said = refusal(worker, lambda: Session(engine))
+        assert "record_table(Base.metadata)" in said
+    assert "Nothing was done" in said
+
+
+def test_unknown_alias_is_refused_when_the_worker_starts(
+    worker: Worker, sqlite: str
+) -> None:
+    """The worker ends with the name that was meant."""
+    use_django(sqlite)
+    worker.leased_job(exactly_once_in="sqlit")
+
+    with pytest.raises(SystemExit, match=r"'sqlit' is not in DATABASES.*'sqlite'"):
+        signals.worker_init.send(sender=Starting(worker.app))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (AsyncSession, "AsyncSession; it must return a sqlalchemy.orm.Session. A body"),
+        (object, "builtins.object; it must return a sqlalchemy.orm.Session"),
+    ],
+    ids=["async", "another kind"],
+)
+def test_session_of_another_kind_is_refused_when_the_worker_starts(
+    worker: Worker, made: Any, said: str
+) -> None:
+    """The callable is tried once; a session opens no connection."""
+    worker.leased_job(exactly_once_in=made)
+
+    with pytest.raises(SystemExit, match=said):
+        signals.worker_init.send(sender=Starting(worker.app))
+
+
+def test_session_that_commits_by_itself_is_refused(worker: Worker, sqlite: str) -> None:
+    """With AUTOCOMMIT, each statement would be committed without the record."""
+    engine = create_engine(sqlite, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+
+    assert "AUTOCOMMIT" in refusal(worker, lambda: Session(engine))
+
+
+def test_transaction_around_the_call_is_refused(
+    worker: Worker, sqlite: str, sqlite_rows: DjangoLedger
+) -> None:
+    """The commit would be that of another one, and come after the lock has ended."""
+    with transaction.atomic(using=sqlite_rows.database):
+        said = refusal(worker, sqlite_rows.database)
+
+    assert "open before the body begins" in said
+
+
+@pytest.mark.parametrize("how", ["rollback", "close"])
+def test_body_that_ends_its_session_is_refused(
+    worker: Worker, session_rows: SqlAlchemyLedger, how: str
+) -> None:
+    """Otherwise a record would be committed without the effects."""
+
+    @worker.task(exactly_once_in=session_rows.database)
+    def add() -> None:
+        session_rows.add("ended")
+        getattr(current_session(), how)()
+
+    run = worker.run(add)
+
+    assert "rolled back or closed its session" in str(run.result)
+    assert session_rows.records() == []
+
+
+def test_body_that_commits_behind_the_orm_is_refused(
+    worker: Worker, sqlite_rows: DjangoLedger
+) -> None:
+    """The driver says that the transaction has ended: no record is written."""
+
+    @worker.task(exactly_once_in=sqlite_rows.database)
+    def add() -> None:
+        sqlite_rows.add("committed")
+        connections[sqlite_rows.database].connection.commit()
+
+    run = worker.run(add)
+
+    assert "ended the transaction of 'sqlite' by itself" in str(run.result)
+    assert sqlite_rows.records() == []
+
+
+def test_session_of_a_call_is_for_its_body() -> None:
+    """Elsewhere there is none, and the error says where it is."""
+    with pytest.raises(ConfigurationError, match="for the body of a task"):
+        current_session()
+
+
+# -- Django --------------------------------------------------------------------------
+
+
+def test_functions_for_the_commit_run_after_it(
+    worker: Worker, sqlite_rows: DjangoLedger
+) -> None:
+    """They find the effects and the record; an error of theirs changes no result."""
+    found: list[int] = []
+
+    def look() -> None:
+        found.append(len(sqlite_rows.records()))
+        raise KeyError("later")
+
+    @worker.task(exactly_once_in=sqlite_rows.database)
+    def add() -> str:
+        sqlite_rows.add("looked")
+        transaction.on_commit(look, using=sqlite_rows.database)
+        return "done"
+
+    assert worker.run(add).result == "done"
+    assert found == [1]
+
+
+def test_eager_call_is_a_part_of_the_transaction_of_its_caller(
+    worker: Worker, sqlite_rows: DjangoLedger
+) -> None:
+    """With `redlock_eager` the caller commits effects and record, or neither."""
+    worker.app.conf.redlock_eager = True
+    add = adding(worker, sqlite_rows)
+
+    with transaction.atomic(using=sqlite_rows.database):
+        assert add.apply(("eager",)).result == ["eager"]
+        transaction.set_rollback(True, using=sqlite_rows.database)
+
+    assert sqlite_rows.count("eager") == 0
+    assert sqlite_rows.records() == []
+
+
+def test_migrations_are_complete(sqlite: str) -> None:
+    """`makemigrations --check` finds nothing to add."""
+    use_django(sqlite)
+    options = {"check": True, "dry_run": True, "verbosity": 0}
+
+    with default_database(use_django(sqlite)):
+        call_command("makemigrations", "celery_redlock", **options)
+
+
+def test_migration_makes_the_table_and_works_with_naive_moments(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """A database that was migrated has records, also of a project without USE_TZ."""
+    with (
+        other_database("migrated", f"sqlite:///{tmp_path / 'migrated'}"),
+        override_settings(USE_TZ=False),
+    ):
+        call_command("migrate", "celery_redlock", database="migrated", verbosity=0)
+
+        @worker.task(exactly_once_in="migrated")
+        def job() -> int:
+            return 1
+
+        first = worker.run(job, id=worker.call_id)
+        forget_result(job, first.id)
+        again = worker.redeliver(job, id=worker.call_id)
+
+    assert (first.result, again.result) == (1, 1)
+
+
+# -- Deleting old records ------------------------------------------------------------
+
+
+def test_prune_deletes_what_is_not_kept_any_more(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """The periodic task is in the app, and deletes records after `record_keep`."""
+    add = adding(worker, ledger, record_keep=DAY)
+    worker.run(add, name)
+    prune = worker.app.tasks[PruneTask.name]
+
+    assert prune.run() == 0
+    ledger.change_records(keep_until=LONG_AGO)
+    assert prune.run() == 1
+    assert ledger.records() == []
+
+
+# -- The worker's own time -----------------------------------------------------------
+
+
+def test_interrupted_body_is_rolled_back(
+    worker: Worker, ledger: Ledger, name: str
+) -> None:
+    """A lock that is lost ends the body as without the option."""
+    worker.use_real_time(0.3)
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> None:
+        ledger.add(name)
+        worker.nodes.partition()
+        while True:
+            SYSTEM_CLOCK.sleep(0.005)
+
+    run = worker.run(add)
+
+    assert isinstance(run.result, LockLost)
+    assert ledger.count(name) == 0

@@ -1,0 +1,197 @@
+"""Locks of coroutines: ``async with alock(...)`` on real nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.errors import LockHeld, LockLost
+from celery_redlock.locking import alock, current_lease, lock, watchdog_of
+from tests.harness.threads import threads_started_here
+from tests.nodes.support import client, locks, until
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+SOON = 30.0  # seconds, on a busy machine
+CROWD = 1000
+
+
+@pytest.fixture
+def redlock(three_nodes: DevNodes) -> Iterator[Redlock]:
+    """Give a service on three nodes, and check that nothing stays locked."""
+    with client(three_nodes, ttl=2 * SOON) as redlock:  # no lock ends by itself
+        redlock.check()
+        yield redlock
+        until(lambda: not locks(three_nodes), SOON)
+        watchdog_of(redlock).stop()
+
+
+def in_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in a new event loop."""
+    asyncio.run(asyncio.wait_for(work, 4 * SOON))
+
+
+def test_coroutines_take_turns(redlock: Redlock, key: str) -> None:
+    """Coroutines and a thread increment a counter and lose no increment."""
+    amount = 0
+
+    async def work() -> None:
+        nonlocal amount
+        for _ in range(5):
+            async with alock(redlock, key, wait=SOON):
+                before = amount
+                await asyncio.sleep(0.001)  # the work of the body
+                amount = before + 1
+
+    def work_in_a_thread() -> None:
+        nonlocal amount
+        for _ in range(5):
+            with lock(redlock, key, wait=SOON):
+                amount += 1
+
+    async def all_of_them() -> None:
+        others = [work() for _ in range(5)]
+        await asyncio.gather(*others, asyncio.to_thread(work_in_a_thread))
+
+    in_loop(all_of_them())
+
+    assert amount == 30
+
+
+def test_lock_of_a_coroutine_is_entered_again_by_itself_only(
+    redlock: Redlock, key: str
+) -> None:
+    """The same task holds it already; a task that it starts is refused."""
+
+    async def take() -> None:
+        async with alock(redlock, key):
+            pass
+
+    async def work() -> None:
+        async with alock(redlock, key) as outer, alock(redlock, key) as inner:
+            assert inner is outer
+            assert current_lease() is outer
+            with pytest.raises(LockHeld):
+                await asyncio.create_task(take())
+        assert current_lease() is None
+
+    in_loop(work())
+
+
+def test_coroutines_that_wait_take_no_thread_each(redlock: Redlock, key: str) -> None:
+    """A thousand wait for one lock; when they are cancelled, the lock is free."""
+
+    async def wait() -> None:
+        async with alock(redlock, key, wait=4 * SOON):
+            pytest.fail("the lock was held")
+
+    async def work(started: list[Any]) -> None:
+        async with alock(redlock, key):
+            waiting = [asyncio.create_task(wait()) for _ in range(CROWD)]
+            listener: Any = redlock.listener
+            while len(listener._waiters) < CROWD:  # noqa: ASYNC110, SLF001
+                await asyncio.sleep(0.01)
+            assert len(started) < 50
+            for task in waiting:
+                task.cancel()
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(end) for end in ended} == {asyncio.CancelledError}
+
+    with threads_started_here() as started:
+        in_loop(work(started))
+
+    redlock.release(redlock.acquire(key, wait=SOON))
+
+
+def test_cancellation_at_any_await_leaves_nothing_locked(
+    redlock: Redlock, three_nodes: DevNodes, key: str
+) -> None:
+    """The task is cancelled after each number of turns of the loop."""
+
+    async def take() -> None:
+        async with alock(redlock, key, wait=0.05):
+            await asyncio.sleep(0)
+
+    async def work(turns: int) -> bool:
+        task = asyncio.create_task(take())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_running = task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return was_running
+
+    turns, step = 0, 1
+    while asyncio.run(work(turns)):
+        until(lambda: not locks(three_nodes), SOON, what=f"a release after {turns}")
+        turns, step = turns + step, step + (turns > 20)
+
+    assert turns > 1
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["waits", "blocks"])
+def test_loss_cancels_the_block(redlock: Redlock, key: str, *, blocks: bool) -> None:
+    """Its next await raises LockLost, also where the loop was blocked meanwhile."""
+    losses: list[object] = []
+
+    async def work() -> None:
+        async with alock(redlock, key, on_lost=losses.append):
+            watchdog_of(redlock).expire(key)
+            if blocks:
+                until(lambda: losses, SOON)
+            await asyncio.sleep(SOON)
+            pytest.fail("the block was not cancelled")
+
+    with pytest.raises(LockLost, match=key):
+        in_loop(work())
+
+    until(lambda: losses, SOON)  # the watchdog's thread calls it beside the loop
+    assert len(losses) == 1
+
+
+def test_loss_is_raised_at_the_end_of_a_block_that_never_awaits(
+    redlock: Redlock, key: str
+) -> None:
+    """There is no await that could be interrupted."""
+
+    async def work() -> None:
+        async with alock(redlock, key) as lease:
+            watchdog_of(redlock).expire(key)
+            until(lambda: not lease.is_valid(), SOON)
+
+    with pytest.raises(LockLost, match=key):
+        in_loop(work())
+
+
+def test_lease_is_renewed_while_the_loop_is_blocked(redlock: Redlock, key: str) -> None:
+    """The watchdog has a thread of its own."""
+
+    async def work() -> None:
+        async with alock(redlock, key, ttl=1.5) as lease:
+            end = lease.until
+            until(lambda: lease.until > end + 1.5, SOON)  # blocks the loop
+            await asyncio.sleep(0)
+            assert lease.is_valid()
+
+    in_loop(work())
+
+
+def test_cancellation_by_others_is_none_of_ours(redlock: Redlock, key: str) -> None:
+    """A timeout of the caller ends the block as usual, and releases the lock."""
+
+    async def work() -> None:
+        async with alock(redlock, key):
+            await asyncio.sleep(SOON)
+
+    async def timed() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(work(), 0.05)
+        lease = await redlock.aacquire(key, wait=SOON)
+        assert await redlock.arelease(lease) >= 2
+
+    in_loop(timed())

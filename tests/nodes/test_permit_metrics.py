@@ -1,0 +1,142 @@
+"""Gauges of permits, as a scrape reads them from real nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import singleton_task
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.limits import Limit
+from celery_redlock.metrics.collector import StateCollector
+from tests.nodes.support import PATIENT, client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+Samples = dict[tuple[str, str], float]
+
+
+@pytest.fixture
+def app(three_nodes: DevNodes, own_tasks: None) -> Iterator[Celery]:
+    """Give an app on three nodes, with the tasks of the test alone."""
+    app = Celery("gauges", set_as_current=False)
+    app.conf.redlock_nodes = three_nodes.urls
+    app.conf.redlock_node_timeout = PATIENT
+    yield app
+    runtime_of(app).redlock.close()
+    app.close()
+
+
+@pytest.fixture
+def service(three_nodes: DevNodes) -> Iterator[Redlock]:
+    """Give the lock service of a worker elsewhere."""
+    with client(three_nodes) as redlock:
+        redlock.check()
+        yield redlock
+
+
+@pytest.fixture
+def samples(app: Celery) -> Iterator[Callable[[], Samples]]:
+    """Give a function that scrapes, and returns the gauges that have a key."""
+    collector = StateCollector(app)
+
+    def scrape() -> Samples:
+        return {
+            (sample.name.removeprefix("redlock_"), sample.labels["key"]): sample.value
+            for family in collector.collect()
+            for sample in family.samples
+            if "key" in sample.labels
+        }
+
+    yield scrape
+    collector.close()
+
+
+def task_of(app: Celery, name: str, **options: Any) -> Any:
+    """Return a task with these lock options."""
+
+    def body(tenant: str = "") -> None:
+        """Do nothing."""
+
+    body.__name__ = name
+    return singleton_task(app=app, name=name, shared=False, **options)(body)
+
+
+def take(service: Redlock, task: Any, *args: Any) -> Any:
+    """Take the permits of a call, as a worker elsewhere does."""
+    key, limits = task.lock_wanted(*args)
+    return service.acquire(key.split("\n"), limits=limits)
+
+
+def test_permits_of_one_key_are_gauges(
+    app: Celery, service: Redlock, samples: Callable[[], Samples]
+) -> None:
+    """A key that is the same for all calls has them from the beginning."""
+    task = task_of(app, "imports", key="imports", limit=3, rate="10/m")
+    before = samples()
+    lease = take(service, task)
+    take(service, task)
+    during = samples()
+    service.release(lease)
+    after = samples()
+
+    names = ("permits_in_use", "permits_free", "starts_taken", "starts_free")
+    assert [before[name, "imports"] for name in names] == [0, 3, 0, 10]
+    assert [during[name, "imports"] for name in names] == [2, 1, 2, 8]
+    assert [after[name, "imports"] for name in names] == [1, 2, 2, 8]
+
+
+def test_permits_are_gauges_by_template(
+    app: Celery, service: Redlock, samples: Callable[[], Samples]
+) -> None:
+    """The number of keys has no limit, so no key is a label."""
+    task = task_of(app, "imports", keys={"tenant:{tenant}": 2, "imports": 9})
+    task_of(app, "hashed", limit=4)
+    for tenant in ("a", "a", "b"):
+        take(service, task, tenant)
+    take(service, app.tasks["hashed"], "x")
+    service.acquire("tenant:a#9")  # a plain lock
+    service.acquire("other", limits=(Limit("other", 5),))  # without a task
+
+    assert samples() == {
+        ("permits_in_use", "tenant:{tenant}"): 3,
+        ("permits_free", "tenant:{tenant}"): 1,
+        ("permits_in_use", "imports"): 3,
+        ("permits_free", "imports"): 6,
+        ("permits_in_use", "hashed"): 1,
+        ("permits_free", "hashed"): 3,
+    }
+
+
+@pytest.mark.parametrize("first", ["any", "tenants"])
+def test_permit_is_counted_for_the_template_that_says_most_of_its_key(
+    app: Celery, service: Redlock, samples: Callable[[], Samples], first: str
+) -> None:
+    """A template that matches all keys gets those that no other one matches."""
+    templates = {"any": "{tenant}", "tenants": "tenant:{tenant}"}
+    for name in sorted(templates, key=first.__ne__):
+        task_of(app, name, key=templates[name], limit=2)
+    app.finalize()
+    take(service, app.tasks["tenants"], "a")
+    take(service, app.tasks["any"], "other")
+
+    found = samples()
+
+    assert found["permits_in_use", "tenant:{tenant}"] == 1
+    assert found["permits_in_use", "{tenant}"] == 1
+
+
+def test_app_without_limits_has_no_gauges_of_permits(
+    app: Celery, service: Redlock, samples: Callable[[], Samples]
+) -> None:
+    """A scrape then does not look for permits."""
+    task_of(app, "imports", key="imports:{tenant}")
+    service.acquire("imports:a")
+
+    assert samples() == {}

@@ -1,0 +1,260 @@
+"""Nodes with unusual settings, and unusual ways to them.
+
+An append-only file, full memory, renamed commands, RESP3, a writable replica, and bytes
+that arrive one by one. ``docs/how-to/choose-nodes.md`` says what users see of each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.devnodes import DevNodes, ServerOptions
+from celery_redlock.devnodes.processes import Process, free_port
+from celery_redlock.errors import RedlockError
+from celery_redlock.operations.acl import COMMANDS
+from celery_redlock.operations.doctor import diagnose
+from celery_redlock.operations.scan import scan
+from tests.nodes.support import (
+    QUARANTINE,
+    SHORT,
+    StartNodes,
+    client,
+    held,
+    kinds,
+    proxied,
+    refusal,
+    until,
+    until_all_vote,
+    until_nothing_is_left,
+    use,
+    values,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from celery_redlock.core.redlock import Redlock
+
+DURABLE = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
+
+
+# -- Append-only files -------------------------------------------------------------
+
+
+@pytest.mark.every_server
+def test_node_with_an_append_only_file_has_its_locks_and_no_vote(
+    start_nodes: StartNodes, key: str
+) -> None:
+    """It comes back as another process, which does not vote for a ``max_ttl``."""
+    nodes = start_nodes(3, options=DURABLE)
+    with client(nodes, ttl=30.0) as redlock:
+        until_all_vote(redlock)
+        lease = held(redlock, nodes, key)
+        crashed = nodes.nodes[0]
+        crashed.kill()
+        crashed.restart(keep_memory=True)
+
+        assert None not in values(nodes, key)
+        until(lambda: kinds(redlock.check().ballot)[0] is VoteKind.QUARANTINED)
+        assert redlock.extend(lease)
+        assert redlock.release(lease)
+        until_nothing_is_left(nodes)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("durable", [True, False], ids=["appended", "in-memory"])
+def test_restarted_node_votes_again(
+    start_nodes: StartNodes, key: str, *, durable: bool
+) -> None:
+    """After the quarantine, with or without a file, and with higher fences."""
+    options = DURABLE if durable else None
+    nodes = start_nodes(3, options=options, max_ttl=SHORT["max_ttl"])
+    with client(nodes, **SHORT) as redlock:
+        until_all_vote(redlock)
+        before = redlock.acquire(key, wait=5)
+        redlock.release(before)
+        nodes.nodes[0].kill()
+        nodes.nodes[0].restart(keep_memory=durable)
+
+        until_all_vote(redlock, QUARANTINE + 10)
+        nodes.nodes[1].kill()
+        after = redlock.acquire(key, wait=5)
+        assert after.fence > before.fence
+        redlock.release(after)
+
+
+# -- Full memory -------------------------------------------------------------------
+
+
+@pytest.mark.every_server
+def test_full_memory_refuses_new_locks_only(three_nodes: DevNodes, key: str) -> None:
+    """A held lock is renewed and released; a new one is refused with the reason."""
+    with client(three_nodes) as redlock:
+        until_all_vote(redlock)
+        lease = held(redlock, three_nodes, key)
+        for node in three_nodes.nodes:
+            node.command("CONFIG", "SET", "maxmemory", "1")
+
+        error = refusal(redlock, f"{key}-other")
+        assert str(error).count("OOM command not allowed") == 3
+        assert "Nothing is held" in str(error)
+        assert redlock.extend(lease)
+        assert redlock.release(lease) >= 2
+        until_nothing_is_left(three_nodes)
+
+        for node in three_nodes.nodes:
+            node.command("CONFIG", "SET", "maxmemory", "0")
+        use(redlock, key)
+
+
+# -- Renamed commands --------------------------------------------------------------
+
+
+def without(*commands: str) -> ServerOptions:
+    """Return the options of a server that does not know these commands."""
+    lines = "\nrename-command ".join(f'{command} ""' for command in commands)
+    return ServerOptions(config={"rename-command": lines})
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("command", ["EVALSHA", "HMGET", "TIME", "SET"])
+def test_unknown_command_is_named(
+    start_nodes: StartNodes, key: str, command: str
+) -> None:
+    """The error of init or of an acquire names it, also if a script calls it."""
+    nodes = start_nodes(3, options=without(command), initialize=False)
+
+    def init_and_acquire(redlock: Redlock) -> None:
+        redlock.initialize()
+        redlock.acquire(key)
+
+    with client(nodes) as redlock, pytest.raises(RedlockError) as refused:
+        init_and_acquire(redlock)
+
+    assert str(refused.value).count(f"does not know the command {command}") >= 2
+
+
+@pytest.mark.every_server
+def test_doctor_names_all_unknown_commands(start_nodes: StartNodes) -> None:
+    """One finding says which are unknown, and what to do."""
+    verbs = {name: name.partition("|")[0].upper() for name in COMMANDS}
+    del verbs["info"], verbs["set"]  # each ends the inspection early
+    nodes = start_nodes(1, options=without(*verbs.values()), initialize=False)
+    with client(nodes) as redlock:
+        findings = diagnose(redlock, span=0.01)
+
+    assert "acl" not in [finding.code for finding in findings]
+    (finding,) = (it for it in findings if it.code == "commands")
+    names = ", ".join(sorted(verbs))
+    assert finding.fact.endswith(f" does not know the commands {names}.")
+    assert "rename-command" in finding.remedy
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    "command", ["HELLO", "CLIENT", "SCRIPT", "PUBLISH", "SUBSCRIBE", "CONFIG"]
+)
+def test_locks_need_no_more_commands_than_they_say(
+    start_nodes: StartNodes, key: str, command: str
+) -> None:
+    """Without one of these, locks are taken, renewed and released all the same."""
+    nodes = start_nodes(3, options=without(command))
+    with client(nodes) as redlock:
+        use(redlock, key)
+        until_nothing_is_left(nodes)
+
+
+@pytest.mark.every_server
+def test_unknown_info_is_named(redis_server: str, tmp_path: Path, key: str) -> None:
+    """A server cannot be judged without INFO, so it is no node."""
+    port = free_port()
+    command = [redis_server, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    server = Process(
+        "server without INFO",
+        [*command, "--rename-command", "INFO", ""],
+        log=tmp_path / "log",
+        ready="eady to accept connections",
+    )
+    server.start()
+    try:
+        server.wait_until_ready()
+        with client([f"redis://127.0.0.1:{port}/0"]) as redlock:
+            assert "does not know the command INFO" in str(refusal(redlock, key))
+            (finding,) = (
+                it for it in diagnose(redlock, span=0.01) if it.code == "commands"
+            )
+            assert finding.fact.endswith("does not know the command info.")
+    finally:
+        server.kill()
+
+
+@pytest.mark.every_server
+def test_unknown_command_does_not_show_the_token(
+    start_nodes: StartNodes, key: str
+) -> None:
+    """The server repeats the words of the command, and our error leaves them out."""
+    nodes = start_nodes(1, options=without("EVALSHA"), initialize=False)
+    with client(nodes) as redlock, pytest.raises(RedlockError) as refused:
+        redlock.acquire(key, base="5" * 32)
+
+    assert "does not know the command EVALSHA" in str(refused.value)
+    assert "5555" not in str(refused.value)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("command", ["HGET", "SCAN"])
+def test_init_names_the_command_that_it_misses(
+    start_nodes: StartNodes, command: str
+) -> None:
+    """It looks at a node by commands, and not by scripts only."""
+    nodes = start_nodes(1, options=without(command), initialize=False)
+    with client(nodes) as redlock, pytest.raises(RedlockError) as refused:
+        redlock.initialize()
+
+    assert f"does not know the command {command}" in str(refused.value)
+    assert "nothing was changed" in str(refused.value)
+
+
+# -- RESP3 -------------------------------------------------------------------------
+
+
+@pytest.mark.every_server
+def test_url_that_asks_for_resp3_gets_resp2(shared_nodes: DevNodes, key: str) -> None:
+    """A RESP3 server may push frames that answer no request, so none is asked for."""
+    urls = [f"{url}?protocol=3" for url in shared_nodes.urls]
+    with client(urls) as redlock:
+        until_all_vote(redlock)
+        use(redlock, key)
+        for node in shared_nodes.nodes:
+            assert "resp=3" not in str(node.command("CLIENT", "LIST"))
+
+
+# -- Bytes that arrive one by one --------------------------------------------------
+
+
+def test_locks_work_where_bytes_arrive_one_by_one(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """In both directions: scripts for new connections, long replies, lists of locks."""
+    slow: dict[str, float] = {"node_timeout": 15.0, "connect_timeout": 60.0}
+    holder = Holder.here(task="t" * 5_000, task_id="id")
+    with proxied(three_nodes, ttl=60.0, **slow) as (lines, redlock):
+        until_all_vote(redlock)
+        for line in lines:
+            line.piece = 1
+        lease = redlock.acquire(key, holder=holder)
+        assert redlock.extend(lease)
+        found = redlock.inspect(key)
+        assert found.holder
+        assert found.holder.task == holder.task
+        assert [(one.key, one.holder.task) for one in scan(redlock).found] == [
+            (key, holder.task)
+        ]
+        lines[0].drop()  # its scripts are sent anew
+        until_all_vote(redlock, 60.0)
+        assert redlock.release(lease) >= 2
+        until_nothing_is_left(three_nodes)

@@ -1,0 +1,41 @@
+"""The pages for contributors name what exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("CONTRIBUTING.md", "SECURITY.md")
+CALLERS = (
+    "CONTRIBUTING.md",
+    ".github/PULL_REQUEST_TEMPLATE.md",
+    ".pre-commit-config.yaml",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_joining_links_lead_somewhere(page: str) -> None:
+    """Each link of a page leads to a file and, with an anchor, to a title."""
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text("utf-8"))
+    assert links
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = ROOT / path
+        assert target.is_file(), link
+        titles = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
+        anchors = {title.lower().replace(" ", "-") for title in titles}
+        assert not anchor or anchor in anchors, link
+
+
+@pytest.mark.parametrize("page", CALLERS)
+def test_joining_make_targets_exist(page: str) -> None:
+    """Each named target is in the Makefile."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    text = (ROOT / page).read_text("utf-8")
+    named = set(re.findall(r"(?:`|entry: |^)make ([a-z-]+)", text, re.MULTILINE))
+    assert named
+    assert named <= targets

@@ -1,0 +1,75 @@
+"""A run of the tests: the signals of its children, and the report of CI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import signal, subprocess, sys
+from tests.harness.signals import handle_ignored_signals
+ignored = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
+for number in ignored:
+    signal.signal(number, signal.SIG_IGN)
+child = "import signal\\nfor n in {}: print(signal.getsignal(n) is signal.SIG_IGN)"
+command = [sys.executable, "-I", "-S", "-c", child.format([int(n) for n in ignored])]
+handle_ignored_signals()
+for number in (signal.SIGHUP, signal.SIGTERM):
+    signal.raise_signal(number)
+print(subprocess.check_output(command, text=True))
+"""
+
+
+def test_children_ignore_no_signal_that_pytest_ignores() -> None:
+    """Pytest in the background, or under ``nohup``, goes on; its children end."""
+    done = subprocess.run(  # noqa: S603  (a program of this file)
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == ["False"] * 4
+
+
+STEPS = Path(__file__).parents[1] / ".ci" / "steps.sh"
+FAILING = """
+print("Using --randomly-seed=42")
+print("a traceback")
+print("FAILED tests/test_a.py::test_one - AssertionError", flush=True)
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.skipif(not STEPS.exists(), reason="this copy of the project has no CI")
+def test_report_of_ci_ends_with_the_tests_that_failed(tmp_path: Path) -> None:
+    """Each step shows its output at once. The end names failures and their seeds."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    script = f"""
+        set -euo pipefail
+        source {STEPS}
+        step 1 true
+        step 1 {sys.executable} {tmp_path}/failing.py
+        step 1 sh -c 'echo not a test; exit 3'
+        step 0.01 sh -c 'echo hangs; exec sleep 60'
+        report || exit 7
+    """
+    done = subprocess.run(  # noqa: S603  (a script of this file)
+        ["bash", "-c", script],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 7
+    assert "a traceback" in done.stdout
+    assert done.stderr.splitlines() == [
+        f"Failed: {sys.executable} {tmp_path}/failing.py",
+        "Using --randomly-seed=42",
+        "FAILED tests/test_a.py::test_one - AssertionError",
+        "Failed: sh -c echo not a test; exit 3",
+        "not a test",
+        "Failed: sh -c echo hangs; exec sleep 60",
+        "hangs",
+    ]

@@ -1,0 +1,198 @@
+"""Type checkers and the lock options agree, and checkers refuse wrong arguments."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args, get_type_hints
+
+import pytest
+from celery import Celery, Task
+
+from celery_redlock import LockOptions, policies
+from celery_redlock.options import arguments
+from celery_redlock.options.arguments import LockArguments, TaskArguments
+from docs.reference.generate import texts_below
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[3]
+REFUSED = "  # refused"
+
+USES = """
+from datetime import timedelta
+from typing import Any
+
+from celery_redlock import LockOptions, SingletonTask, singleton_task
+from celery_redlock.options.arguments import LockArguments
+from celery_redlock.policies import BufferOne, Conflict, Wait
+
+class Base(SingletonTask):
+    colour = "red"
+
+def urgent_ones_wait(conflict: Conflict) -> Wait | str:
+    if conflict.limit is not None and conflict.limit.period > 60:
+        return "skip"
+    return Wait(timeout=60) if conflict.kwargs.get("urgent") else "skip"
+
+@singleton_task
+def plain(number: int) -> None: ...
+
+@singleton_task(key="a:{number}", on_conflict="retry", ttl=timedelta(minutes=1))
+def keyed(number: int) -> None: ...
+
+@singleton_task(on_conflict=urgent_ones_wait, on_backend_error="run", name="called")
+def called() -> None: ...
+
+@singleton_task(on_conflict={"publish": "raise", "execute": BufferOne(keep="first")})
+def staged() -> None: ...
+
+@singleton_task(key="imports", limit=10, rate="30/m", rate_limit="5/s")
+def limited() -> None: ...
+
+@singleton_task(keys={"tenant:{tenant}": 1, "all": 9}, rate=(30, timedelta(hours=1)))
+def by_tenant(tenant: str) -> None: ...
+
+@singleton_task(keys=["account:{source}", "account:{target}"], rate=(30, 0.5))
+def pair(source: int, target: int) -> None: ...
+
+@singleton_task(base=Base, bind=True, autoretry_for=(OSError,), rate_limit="3/s")
+def based(task: Any) -> None: ...
+
+def from_elsewhere(options: dict[str, Any], arguments: LockArguments) -> LockOptions:
+    singleton_task(**options)(print)
+    return LockOptions(**arguments)
+
+same: list[SingletonTask] = [plain, keyed, called, staged, based, limited, pair]
+plain(1)
+if (conflict := keyed.delay(number=1).conflict) is not None:
+    conflict.retry_after
+keyed.apply_async((1,), countdown=3)
+keyed.explain(1)
+based.colour
+with keyed.lock(1) as lease:
+    lease.ensure()
+lease.fence + 1
+
+singleton_task(on_conflit="skip")  # refused
+singleton_task(on_conflict="skipp")  # refused
+singleton_task(on_conflict={"publish": "retry"})  # refused
+singleton_task(on_lock_lost="skip")  # refused
+singleton_task(on_backend_error="abort")  # refused
+singleton_task(unique_while="waiting")  # refused
+singleton_task(key=42)  # refused
+singleton_task(ttl="30")  # refused
+singleton_task(limit="5")  # refused
+singleton_task(limit=2.5)  # refused
+singleton_task(limits=5)  # refused
+singleton_task(keys={"imports": "10"})  # refused
+singleton_task(keys={"imports": None})  # refused
+singleton_task(rate=10)  # refused
+singleton_task(rate=(10, "m"))  # refused
+singleton_task(rate=("10", 60))  # refused
+singleton_task(on_conflict={"publish": "retry"}, limit=5)  # refused
+singleton_task(renew="no")  # refused
+singleton_task(acks_late="yes")  # refused
+singleton_task(retrys=3)  # refused
+lease.fence + "1"  # refused
+keyed.delay(1).conflict.phase  # refused
+"""
+
+
+def refused_lines(printed: str) -> list[int]:
+    """Return the numbers of the lines with errors."""
+    return sorted(
+        {int(n) for n in re.findall(r"uses\.py:(\d+)(?::\d+)?(?: -|:) error", printed)}
+    )
+
+
+def check(folder: Path, *command: str, **environment: str) -> list[int]:
+    """Run a type checker on the sample; return the lines that it refuses."""
+    (folder / "uses.py").write_text(USES, "utf-8")
+    done = subprocess.run(  # noqa: S603  (our own commands)
+        [sys.executable, "-m", *command, "uses.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return refused_lines(done.stdout)
+
+
+def expected_lines() -> list[int]:
+    """Return the numbers of the lines that are to be refused."""
+    lines = enumerate(USES.splitlines(), 1)
+    return [number for number, line in lines if line.endswith(REFUSED)]
+
+
+def test_mypy_refuses_wrong_words_and_types_only(tmp_path: Path) -> None:
+    """Mypy, as strict as it can be, refuses the wrong lines and no others."""
+    pytest.importorskip("mypy", reason="mypy is not installed")
+
+    assert check(tmp_path, "mypy", "--strict") == expected_lines()
+
+
+def test_pyright_refuses_wrong_words_and_types_only(tmp_path: Path) -> None:
+    """Pyright, which many editors use, refuses the same lines."""
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    config = f'{{"extraPaths": ["{ROOT}"], "reportUnusedExpression": false}}'
+    (tmp_path / "pyrightconfig.json").write_text(config, "utf-8")
+
+    python = f"--pythonpath={sys.executable}"
+    assert check(tmp_path, "pyright", python) == expected_lines()
+
+
+# -- one source --------------------------------------------------------------------
+
+
+def test_every_option_has_its_type_and_its_text() -> None:
+    """The arguments are the fields of the options, in order, and each has a text."""
+    options = [option.name for option in fields(LockOptions) if option.init]
+
+    assert list(LockArguments.__annotations__) == options
+    assert list(texts_below(LockArguments)) == options
+
+
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        (arguments.ConflictWord, policies.ON_CONFLICT),
+        (arguments.PublishWord, policies.ON_PUBLISH),
+        (arguments.LossWord, policies.ON_LOCK_LOST),
+        (arguments.OutageWord, policies.ON_BACKEND_ERROR),
+    ],
+    ids=["on_conflict", "publish", "on_lock_lost", "on_backend_error"],
+)
+def test_words_are_those_of_the_policies(
+    word: object, option: policies.PolicyOption[policies.Situation, policies.Decision]
+) -> None:
+    """A policy of the package is a word for type checkers, and so is no other word."""
+    ours: Mapping[str, type] = {
+        name: kind
+        for name, kind in option.words.items()
+        if kind.__module__.startswith("celery_redlock.")
+    }
+
+    assert list(get_args(word)) == sorted(ours)
+
+
+def test_every_other_argument_is_one_of_celerys() -> None:
+    """Celery has a use for each, and each of Celery's task options is an argument."""
+    names = get_type_hints(TaskArguments).keys() - LockArguments.__annotations__.keys()
+    task = Celery._task_from_fun.__code__  # noqa: SLF001  (it has no public list)
+    decorators = {*task.co_varnames, "redlock", "shared", "lazy"}
+    routing = {"queue", "exchange", "routing_key", "compression", "delivery_mode"}
+    retries = {"autoretry_for", "dont_autoretry_for", "store_eager_result"}
+    retries |= {name for name in names if name.startswith("retry_")}
+    newer = {"acks_on_failure", "acks_on_timeout", "retry_on_worker_lost"}
+    options = {name for name, _ in Task.from_config}
+
+    assert names <= {*dir(Task), *decorators, *routing, *retries, *newer}
+    assert options <= names

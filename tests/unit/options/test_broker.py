@@ -1,0 +1,105 @@
+"""The broker of an app: how calls wait in it, and its errors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import kombu
+import pytest
+from amqp.exceptions import NotFound  # type: ignore[import-untyped]
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_redlock.options.broker import (
+    accepted_countdown,
+    broker_errors,
+    visibility_timeout,
+    way_back,
+)
+
+QUORUM = {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
+
+
+def app_on(url: str, **conf: Any) -> Celery:
+    """Return an app with this broker, to which nothing connects."""
+    app = Celery("unit", broker=url, set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "seconds"),
+    [
+        ("redis://here", {}, 3600),
+        ("rediss://here", {}, 3600),
+        ("redis+socket:///here", {}, 3600),
+        ("sqs://", {}, 1800),
+        ("redis://here", {"visibility_timeout": 60}, 60),
+        ("amqp://here", {"visibility_timeout": 60}, math.inf),
+        ("memory://", {}, math.inf),
+    ],
+)
+def test_visibility_timeout_is_of_brokers_that_have_one(
+    url: str, options: dict[str, Any], seconds: float
+) -> None:
+    """RabbitMQ notices by its connection that a worker has ended."""
+    app = app_on(url, broker_transport_options=options)
+
+    assert visibility_timeout(app.conf) == seconds
+
+
+def test_countdown_is_at_most_half_of_the_visibility_timeout() -> None:
+    """Redis would deliver a call that waits for longer once more."""
+    app = app_on("redis://here", broker_transport_options={"visibility_timeout": 60})
+
+    assert accepted_countdown(app, 29.5) == 29.5
+    assert accepted_countdown(app, 86400) == 30
+
+
+@pytest.mark.parametrize(("countdown", "seconds"), [(0.001, 1), (0.9, 1), (1.1, 2)])
+def test_countdown_is_in_whole_seconds_on_quorum_queues(
+    countdown: float, seconds: float
+) -> None:
+    """RabbitMQ delays calls by whole seconds there, and by no less than one."""
+    assert accepted_countdown(app_on("amqp://here", **QUORUM), countdown) == seconds
+    assert accepted_countdown(app_on("amqp://here"), countdown) == countdown
+
+
+def test_call_finds_the_queue_that_it_came_from() -> None:
+    """At first by its exchange; after a delay only by what follows the delay."""
+    library: Any = kombu  # has no types
+    queues = [
+        library.Queue(name, library.Exchange(name, type="topic"), routing_key=name)
+        for name in ("celery", "own")
+    ]
+    app = app_on("amqp://here", task_queues=queues, **QUORUM)
+    app.amqp.queues["celery"].queue_arguments = {"x-queue-type": "quorum"}
+
+    def found(exchange: str, key: str) -> str | None:
+        options = way_back(app, {"exchange": exchange, "routing_key": key})
+        return options["queue"].name if options else None
+
+    assert found("own", "own") == "own"
+    assert found("celery_delayed_delivery", f"{'0.' * 27}1.own") == "own"
+    assert found("another", "own") is None
+    assert found("own", "unknown") is None
+    assert way_back(app, {}) == {}
+    classic = app_on("amqp://here", task_queues=queues[1:])
+    assert way_back(classic, {"exchange": "own", "routing_key": "own"}) == {}
+
+
+@pytest.mark.parametrize("url", ["amqp://here", "redis://here", "memory://"])
+def test_errors_of_the_broker_are_known(url: str) -> None:
+    """A lost connection is waited out on every broker, a mistake on none."""
+    errors = broker_errors(app_on(url))
+
+    assert issubclass(OperationalError, errors)
+    assert issubclass(ConnectionRefusedError, errors)
+    assert issubclass(TimeoutError, errors)
+    assert not issubclass(ValueError, errors)
+
+
+def test_refusal_of_the_broker_is_an_error_of_it() -> None:
+    """RabbitMQ may not know the exchange yet."""
+    assert issubclass(NotFound, broker_errors(app_on("amqp://here")))

@@ -1,0 +1,246 @@
+"""Tasks as users of Celery and of other libraries write them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, Task, states
+from celery.app import builtins
+from celery.exceptions import Reject
+
+from celery_redlock import (
+    ConfigurationError,
+    FingerprintError,
+    SingletonTask,
+    current_lease,
+    singleton_task,
+)
+from celery_redlock.app.worker_hooks import _locking_tasks
+from celery_redlock.options.foreign import FOREIGN
+from tests.unit.tasks.support import KEY, Worker, open_app
+
+DOCS = Path(__file__).parents[3] / "docs" / "how-to"
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+# -- options as arguments of Celery's own decorator --------------------------------
+
+
+def test_options_of_celerys_decorator_are_lock_options(worker: Worker) -> None:
+    """``@app.task(base=SingletonTask, unique_on=[...])``, as in other libraries."""
+
+    @worker.app.task(
+        base=SingletonTask, name="job", unique_on=["a"], on_conflict="raise"
+    )
+    def job(a: int, b: int = 0) -> int:
+        return a + b
+
+    options = worker.app.tasks["job"].lock_options
+    assert (options.unique_on, options.on_conflict) == (["a"], "raise")
+    assert job.lock_key(1, 2) == job.lock_key(1, 3) != job.lock_key(2, 2)
+
+
+def test_attributes_of_a_class_are_lock_options(worker: Worker) -> None:
+    """A task that is a class; its methods are its own."""
+
+    class Sync(SingletonTask):
+        name = "sync"
+        on_conflict = "retry"
+        unique_on = ("a",)
+
+        def run(self, a: int) -> int:
+            return a
+
+        def key(self) -> str:
+            return "not an option"
+
+    task = worker.app.register_task(Sync())
+    assert task.lock_options.on_conflict == "retry"
+    assert task.lock_options.unique_on == ("a",)
+    assert task.lock_options.key is None
+
+
+def test_annotations_change_the_options_of_a_task(worker: Worker) -> None:
+    """``task_annotations`` come on top of what the task says itself."""
+    worker.app.conf.task_annotations = {
+        "job": {"redlock": {"on_conflict": "raise"}},
+        "other": {"on_conflict": "retry"},
+    }
+    job, other = (worker.leased_job(name=name, ttl=7) for name in ("job", "other"))
+
+    assert (job.lock_options.on_conflict, job.lock_options.ttl) == ("raise", 7.0)
+    assert (other.lock_options.on_conflict, other.lock_options.key) == ("retry", KEY)
+
+
+def test_wrong_annotation_is_refused(worker: Worker) -> None:
+    """The error names the task and the remedy."""
+    worker.app.conf.task_annotations = {"job": {"redlock": {"on_conflit": "raise"}}}
+
+    with pytest.raises(ConfigurationError, match=r"job: .*Did you mean 'on_conflict'"):
+        worker.leased_job(name="job").lock_key()
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_option_of_another_library_is_refused(worker: Worker, name: str) -> None:
+    """The error quotes the line of the page about the migration."""
+    options: dict[str, Any] = {"name": name, name: 1}
+    with pytest.raises(ConfigurationError) as refusal:
+        singleton_task(app=worker.app, **options)(nothing)
+    with pytest.raises(ConfigurationError):
+        worker.app.task(base=SingletonTask, lazy=False, **options)(nothing)
+
+    option = FOREIGN[name]
+    page = (DOCS / f"migrate-from-{option.library}.md").read_text(encoding="utf-8")
+    assert f"| {option.there} | {option.here} |" in page
+    assert str(option) in str(refusal.value)
+
+
+# -- the app's own task class --------------------------------------------------------
+
+
+def test_task_class_of_the_app_leaves_celerys_tasks_alone(nodes: Any) -> None:
+    """``Celery(task_cls="celery_redlock:SingletonTask")``: all tasks but Celery's."""
+    with open_app(nodes, task_cls="celery_redlock:SingletonTask") as app:
+        worker = Worker(app, nodes)
+
+        @app.task(name="job", on_conflict="raise")
+        def job(_: Any = None) -> bool:
+            return current_lease() is not None
+
+        app.finalize()
+
+        builtins.add_backend_cleanup_task(app)
+        builtins.add_map_task(app)
+        assert [task.name for task in _locking_tasks(app)] == ["job"]
+        assert worker.run(job).result is True
+        cleanup = app.tasks["celery.backend_cleanup"]
+        assert worker.run(cleanup).stored == states.SUCCESS
+        cleanup.delay()
+        mapped = worker.run(app.tasks["celery.map"], job.s(), [()])
+        assert mapped.result == [False]  # plain calls, as in any worker
+
+
+def test_arguments_are_not_checked_without_typing(worker: Worker) -> None:
+    """``typing=False``: the message is sent, and the call fails in the worker."""
+
+    @worker.task(typing=False, key=None, name="loose")
+    def loose(a: int) -> int:
+        return a
+
+    loose.delay(1, 2, 3)
+
+    run = worker.run(loose, 1, 2, 3)
+    assert len(worker.published) == 1
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, TypeError)
+
+
+@pytest.mark.parametrize("typing", [True, False])
+def test_key_that_cannot_be_filled_in_is_an_error_of_the_package(
+    worker: Worker, *, typing: bool
+) -> None:
+    """A number that is none is decoded with an error of ``decimal``."""
+
+    @worker.task(key="pay:{amount:.2f}", typing=typing)
+    def pay(amount: Any) -> None:
+        pass
+
+    with pytest.raises(FingerprintError):
+        pay.lock_key({"__type__": "decimal", "__value__": "nothing"})
+
+
+def test_bound_task_without_arguments_is_refused(worker: Worker) -> None:
+    """The error says what to write."""
+    with pytest.raises(ConfigurationError, match=r"Leave bind out, or write def job"):
+
+        @worker.task(bind=True)
+        def job() -> None:
+            pass
+
+
+# -- async def -----------------------------------------------------------------------
+
+
+async def work() -> str:
+    """Wait for nothing, and tell whether there is a lease."""
+    await asyncio.sleep(0)
+    return "held" if current_lease() else "free"
+
+
+class Runs(Task):
+    """A base class that runs coroutines."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run what the body returns."""
+        return asyncio.run(super().__call__(*args, **kwargs))
+
+
+def test_async_body_is_refused_when_it_is_decorated(worker: Worker) -> None:
+    """The lock would end when the coroutine is made."""
+    with pytest.raises(ConfigurationError, match=r"work is an async def.*asyncio.run"):
+        worker.task()(work)
+
+
+def test_async_body_is_refused_where_all_tasks_of_the_app_lock() -> None:
+    """The lock of the app's own base class is not above its coroutine."""
+    app = Celery(task_cls="celery_redlock:SingletonTask", set_as_current=False)
+
+    with pytest.raises(ConfigurationError, match="work is an async def"):
+        singleton_task(app=app)(work)
+
+
+def test_async_body_of_a_class_is_refused_when_it_is_bound(worker: Worker) -> None:
+    """Celery's own decorator, or a class."""
+
+    class Work(SingletonTask):
+        name = "work"
+
+        async def run(self) -> None:
+            pass
+
+    with pytest.raises(ConfigurationError, match="work is an async def"):
+        worker.app.register_task(Work())
+
+
+def test_lock_holds_until_a_base_class_has_run_the_coroutine(worker: Worker) -> None:
+    """Its ``__call__`` gets the coroutine under the lock."""
+    run = worker.run(worker.task(base=Runs)(work))
+
+    assert (run.stored, run.result) == (states.SUCCESS, "held")
+
+
+@pytest.mark.filterwarnings("error")
+def test_awaitable_that_a_body_returns_is_refused(worker: Worker) -> None:
+    """It was not seen before. The coroutine is closed, and the lock is released."""
+
+    @worker.task()
+    def job() -> Any:
+        return work()
+
+    run = worker.run(job)
+
+    assert run.stored == states.FAILURE
+    assert "returned a coroutine" in str(run.result)
+    assert worker.rival.inspect(KEY).holder is None
+
+
+def test_base_class_above_the_lock_is_refused(worker: Worker) -> None:
+    """It would run the coroutine after the lock has ended."""
+
+    class Late(SingletonTask):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return asyncio.run(super().__call__(*args, **kwargs))
+
+    def job() -> Any:
+        return work()
+
+    run = worker.run(worker.task(base=Late)(job))
+
+    assert "returned a coroutine" in str(run.result)
+    assert not isinstance(run.result, Reject)

@@ -1,0 +1,217 @@
+"""A refusal costs no more than a run: what is formatted, stored and sent for it."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import billiard.einfo
+import pytest
+from celery import signals, states
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Retry
+from celery.result import AsyncResult
+from kombu.utils.uuid import uuid
+
+from celery_redlock import DuplicateTask
+from celery_redlock.task.request import Skipped
+from tests.unit.tasks.support import KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.unit.tasks.support import Worker
+
+
+@pytest.fixture
+def formatted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give the list of the lengths of all tracebacks that Celery formats."""
+    lengths: list[int] = []
+    usual = billiard.einfo.traceback.format_exception
+
+    def count(kind: Any, error: Any, tb: Any) -> Any:
+        lengths.append(sum(1 for _ in billiard.einfo.traceback.walk_tb(tb)))
+        assert error.__context__ is None
+        assert error.__cause__ is None
+        return usual(kind, error, tb)
+
+    monkeypatch.setattr(billiard.einfo.traceback, "format_exception", count)
+    return lengths
+
+
+def traced(worker: Worker, task: Any, *, tracer: Any = None, **request: Any) -> Any:
+    """Trace a call of a task as a worker does, and return Celery's outcome."""
+    task = worker.app.tasks[task.name]
+    task.__trace__ = tracer or build_tracer(task.name, task, app=worker.app)
+    delivery = {"exchange": "", "routing_key": worker.app.conf.task_default_queue}
+    request = {"id": worker.call_id, "delivery_info": delivery, **request}
+    return task.__trace__(worker.call_id, [], {}, {"is_eager": False, **request})
+
+
+def stored(worker: Worker) -> AsyncResult[Any]:
+    """Return the stored result of the call that was traced."""
+    return AsyncResult(worker.call_id, app=worker.app)
+
+
+# Before Python 3.11, `sys.exc_info` keeps the traceback that an error was raised with.
+_ONE = [1] if sys.version_info >= (3, 11) else [2]
+
+
+def test_skipped_call_formats_one_line(worker: Worker, formatted: list[int]) -> None:
+    """Celery formats two tracebacks for any other call that it ignores."""
+    task = worker.leased_job()
+
+    with worker.held():
+        outcome = traced(worker, task)
+
+    assert formatted == _ONE
+    is_short = "_the_body_did_not_run" in outcome.retval.traceback
+    assert is_short == (sys.version_info >= (3, 11))
+    assert (outcome.info.state, stored(worker).state) == (
+        states.IGNORED,
+        states.REVOKED,
+    )
+    sent = pickle.loads(pickle.dumps(outcome.retval))  # noqa: S301  (our own)
+    assert isinstance(sent.exception, BaseException)
+    assert isinstance(getattr(sent.exception, "exc", sent.exception), Skipped)
+
+
+@pytest.mark.parametrize("policy", ["raise", "retry", "buffer_one"])
+def test_refused_call_formats_one_short_traceback(
+    worker: Worker, formatted: list[int], policy: str
+) -> None:
+    """It has one line, and Celery's tracer with its long code is not in it."""
+    task = worker.leased_job(on_conflict=policy)
+
+    with worker.held():
+        outcome = traced(worker, task)
+
+    assert formatted == ([1] if policy == "raise" else _ONE)
+    assert outcome.retval.tb is None
+    error = outcome.info.retval
+    assert DuplicateTask in (type(error), type(getattr(error, "exc", None)))
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "retry"])
+def test_refusal_is_stored_once(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """One state for one end of a copy.
+
+    RETRY is stored before the call is published again, and not after it: the next copy
+    may have ended by then. Celery 5.5 cannot be asked to leave it out.
+    """
+    task = worker.leased_job(on_conflict=policy)
+    states_stored: list[str] = []
+    usual = type(task.backend).store_result
+
+    def count(self: Any, task_id: str, result: Any, state: str, **named: Any) -> Any:
+        states_stored.append(state)
+        return usual(self, task_id, result, state, **named)
+
+    monkeypatch.setattr(type(task.backend), "store_result", count)
+
+    with worker.held():
+        traced(worker, task)
+
+    ends = {"skip": states.REVOKED, "raise": states.FAILURE, "retry": states.RETRY}
+    assert states_stored == [ends[policy]]
+
+
+@pytest.fixture
+def ended() -> Iterator[list[tuple[str, str, BaseException]]]:
+    """Give what Celery's signal says of each call that ends: id, state and value."""
+    ends: list[tuple[str, str, BaseException]] = []
+
+    def note(task_id: str, state: str, retval: BaseException, **_: Any) -> None:
+        ends.append((task_id, state, retval))
+
+    signals.task_postrun.connect(note)
+    yield ends
+    signals.task_postrun.disconnect(note)
+
+
+@pytest.mark.parametrize(
+    ("policy", "state", "kind"),
+    [
+        ("skip", states.IGNORED, Ignore),
+        ("raise", states.FAILURE, DuplicateTask),
+        ("retry", states.RETRY, Retry),
+    ],
+)
+def test_refused_call_ends_as_each_call(
+    worker: Worker,
+    ended: list[tuple[str, str, BaseException]],
+    policy: str,
+    state: str,
+    kind: type[BaseException],
+) -> None:
+    """Celery's signal says how, and the next call has a request of its own."""
+    task = worker.leased_job(on_conflict=policy)
+
+    with worker.held():
+        traced(worker, task)
+
+    ((task_id, how, retval),) = ended
+    assert (task_id, how) == (worker.call_id, state)
+    assert isinstance(retval, kind)
+    assert task.request.id is None
+    worker.call_id = uuid()
+    assert traced(worker, task).retval is True
+
+
+def test_wrapped_tracer_formats_as_little(worker: Worker, formatted: list[int]) -> None:
+    """Monitoring libraries wrap the tracer that Celery has built."""
+    task = worker.app.tasks[worker.leased_job(on_conflict="raise").name]
+    tracer = build_tracer(task.name, task, app=worker.app)
+
+    @functools.wraps(tracer)
+    def observed(*args: Any, **named: Any) -> Any:
+        return tracer(*args, **named)
+
+    with worker.held():
+        outcome = traced(worker, task, tracer=observed)
+
+    assert formatted == [1]
+    assert outcome.info.state == states.FAILURE
+
+
+def test_tracer_of_another_kind_is_left_alone(worker: Worker) -> None:
+    """Its refusals end in the same way."""
+    task = worker.app.tasks[worker.leased_job().name]
+    tracer = functools.partial(build_tracer(task.name, task, app=worker.app))
+
+    with worker.held():
+        outcome = traced(worker, task, tracer=tracer)
+
+    assert (outcome.info.state, stored(worker).state) == (
+        states.IGNORED,
+        states.REVOKED,
+    )
+
+
+def test_error_of_a_body_keeps_its_traceback(worker: Worker) -> None:
+    """A body that meets a duplicate of another call ends in an error of its own."""
+
+    @worker.task()
+    def job() -> None:
+        raise DuplicateTask(KEY)
+
+    outcome = traced(worker, job)
+
+    assert outcome.retval.tb is not None
+    assert "in job" in outcome.retval.traceback
+
+
+def test_call_without_a_worker_is_ignored(worker: Worker) -> None:
+    """Code that builds a tracer of its own gets Celery's own exception."""
+    worker.app.conf.redlock_eager = True
+    task = worker.leased_job()
+
+    with worker.held():
+        result = task.apply()
+
+    assert result.state == states.IGNORED
+    assert isinstance(result.result, Ignore)

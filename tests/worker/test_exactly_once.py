@@ -1,0 +1,165 @@
+"""Effects exactly once: workers that are killed between commit and acknowledgement.
+
+The same program with a task that commits by itself doubles what it does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states, uuid
+from sqlalchemy import Engine, NullPool, create_engine, text
+
+from celery_redlock.contrib.sqlalchemy import record_table
+from tests.conftest import missing
+from tests.harness.servers import PostgreSQL, find_postgresql
+from tests.harness.waiting import until
+from tests.worker.project.once import DATABASE
+from tests.worker.support import redelivery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.deployment import Deploy, Deployment, Site
+    from tests.harness.lock_nodes import LockNodes
+
+JOBS, KILLS = 9, 3
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """Give a PostgreSQL with the tables; without one, skip here and fail in CI."""
+    from sqlalchemy import MetaData  # noqa: PLC0415
+
+    programs = find_postgresql()
+    if programs is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+    server = PostgreSQL(programs)
+    try:
+        server.start()
+        engine = create_engine(server.url, poolclass=NullPool)
+        metadata = MetaData()
+        record_table(metadata)
+        metadata.create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE counter (name text, value int)"))
+        yield engine
+    finally:
+        server.stop()
+
+
+def settings(engine: Engine, **more: Any) -> dict[str, Any]:
+    """Return the settings of a worker whose tasks write in this database."""
+    return {DATABASE: engine.url.render_as_string(hide_password=False), **more}
+
+
+@pytest.fixture(scope="module")
+def here(engine: Engine, site: Site, nodes: LockNodes) -> Iterator[Deployment]:
+    """Give a worker with two processes, whose tasks write in the database."""
+    with site.deploy(nodes, concurrency=2, settings=settings(engine)) as deployment:
+        yield deployment
+
+
+def add_rows(engine: Engine, *names: str) -> None:
+    """Add a row for each of these names, with the value 0."""
+    with engine.begin() as connection:
+        for name in names:
+            row = {"name": name}
+            connection.execute(text("INSERT INTO counter VALUES (:name, 0)"), row)
+
+
+def values(engine: Engine, *names: str) -> list[int]:
+    """Return the values of these rows."""
+    with engine.begin() as connection:
+        rows = connection.execute(text("SELECT name, value FROM counter")).all()
+    found: dict[str, int] = {name: value for name, value in rows}  # noqa: C416
+    return [found[name] for name in names]
+
+
+@pytest.mark.parametrize(("task", "doubled"), [("once", 0), ("often", KILLS)])
+def test_jobs_whose_process_is_killed_after_the_commit(
+    here: Deployment, engine: Engine, key: str, task: str, doubled: int
+) -> None:
+    """With the option each effect is there once, with its result; without it, twice."""
+    names = [f"{task}-{key}-{number}" for number in range(JOBS)]
+    add_rows(engine, *names)
+
+    results = [
+        here.send(task, key, name, "killed" if number < KILLS else "")
+        for number, name in enumerate(names)
+    ]
+
+    assert [result.get(timeout=60) for result in results] == names
+    here.until_settled(*(result.id for result in results))
+    assert sorted(values(engine, *names)) == [1] * (JOBS - doubled) + [2] * doubled
+
+
+@pytest.mark.long
+def test_worker_killed_between_commit_and_acknowledgement(
+    deploy: Deploy, engine: Engine, key: str
+) -> None:
+    """The broker delivers again; the copy stores what is recorded, also in a chain."""
+    name = f"worker-{key}"
+    add_rows(engine, name)
+    late = settings(engine, **redelivery())
+    worker = deploy(concurrency=1, settings=late)
+    call = worker.task("once").si(key, name, "waits") | worker.task("tail").s(key)
+    last = call.apply_async()
+    until(lambda: worker.stage.notes(f"{key}-{name}", "committed"), 20)
+
+    worker.worker_cluster[0].container.kill("SIGKILL")
+    worker.nodes.until_free(f"{key}-{name}", seconds=60)
+    worker.start_worker()
+
+    assert last.get(timeout=60) == name
+    assert last.parent.result == name
+    assert values(engine, name) == [1]
+    assert "Its body does not run." in worker.logs()
+
+
+def test_process_frozen_before_the_commit_is_rolled_back(
+    here: Deployment, engine: Engine, key: str
+) -> None:
+    """It wakes when another one has done the call: StaleFence, and one effect."""
+    add_rows(engine, key)
+    task_id = uuid()
+    first = here.begin("once-frozen", key, task_id=task_id)
+    (run,) = here.stage.running(key)
+    os.kill(run.pid, signal.SIGSTOP)
+
+    try:
+        here.send("once-frozen", key, task_id=task_id)
+        assert first.get(timeout=60) == key
+    finally:
+        here.stage.open(key)
+        os.kill(run.pid, signal.SIGCONT)
+
+    until(lambda: f"{task_id}]: StaleFence: The record of" in here.logs(), 30)
+    here.until_settled(task_id)
+    assert values(engine, key) == [1]
+    assert first.state == states.SUCCESS
+    assert first.result == key
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["DownOnce", "DownTwice"])
+def test_result_that_cannot_be_stored_is_stored_by_the_next_copy(
+    deploy: Deploy, site: Site, engine: Engine, key: str, kind: str
+) -> None:
+    """Celery acknowledges such a message; here it goes back to its queue."""
+    name = f"backend-{key}"
+    add_rows(engine, name)
+    url = f"redis://127.0.0.1:{site.backend.port}/0"
+    backend = f"tests.worker.project.once.{kind}+{url}"
+    worker = deploy(concurrency=1, settings=settings(engine, result_backend=backend))
+
+    result = worker.send("once", key, name, "")
+
+    until(lambda: worker.app.AsyncResult(result.id).result == name, 60)
+    worker.until_settled(result.id)
+    stored = [note["state"] for note in worker.stage.notes(result.id, "store")]
+    assert (len(stored) > 1, stored[-1]) == (True, states.SUCCESS)
+    assert values(engine, name) == [1]

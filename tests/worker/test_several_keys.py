@@ -1,0 +1,123 @@
+"""Tasks with several keys in real workers: all of the keys or none, and none left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from celery import states
+from celery.exceptions import WorkerLostError
+
+from celery_redlock import LockLost
+from tests.harness.waiting import until
+from tests.worker.support import FREED_WITHIN, assert_refused
+from tests.worker.test_forced_release import command, released
+from tests.worker.test_seen_and_heard import Monitor, here, monitor
+
+if TYPE_CHECKING:
+    from tests.harness.deployment import Deployment
+
+__all__ = ["here", "monitor"]  # pytest finds them here
+
+
+def until_both_held(deployment: Deployment, key: str) -> None:
+    """Wait until a majority has the locks of ``a`` and ``b``, by one token."""
+    deployment.nodes.until_held(f"{key}-a")
+    deployment.nodes.until_held(f"{key}-b")
+    tokens = [deployment.nodes.tokens(f"{key}-{part}") for part in "ab"]
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_killed_child_frees_all_keys(
+    prefork: Deployment, key: str, order: tuple[str, str]
+) -> None:
+    """The main process releases the locks of both keys, and the next call runs."""
+    result = prefork.begin("pair", key, *order)
+    until_both_held(prefork, key)
+
+    prefork.kill_child(key)
+
+    prefork.nodes.until_free(key, FREED_WITHIN)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=10)
+    prefork.finish(key, prefork.send("pair", key, *order))
+
+
+@pytest.mark.parametrize("part", ["a", "b"])
+def test_duplicate_names_the_key_that_is_held(
+    here: Deployment, monitor: Monitor, key: str, part: str
+) -> None:
+    """Log, event and error name this one of the keys, and its holder."""
+    held = f"{key}-{part}"
+    first = here.begin("job", held)
+
+    second = here.send("pair", key, "a", "b")
+
+    told = monitor.until(second.id, "task-revoked")["task-revoked"]
+    assert told["key"] == f"{key}-a\n{key}-b"
+    assert told["held_key"] == held
+    assert_refused(second, first)
+    line = f"The lock {held!r} is held by job[{first.id}]"
+    until(lambda: line in here.logs(), what="the log line")
+    here.finish(held, first)
+
+
+def test_call_that_waits_runs_when_all_keys_are_free(
+    here: Deployment, key: str
+) -> None:
+    """The end of one holder of two is not enough."""
+    firsts = [here.begin("job", f"{key}-{part}") for part in "ab"]
+    waiting = here.send("pair-wait", key, "a", "b")
+    until(lambda: f"[{waiting.id}] will wait" in here.logs(), what="it to wait")
+
+    here.finish(f"{key}-a", firsts[0])
+    here.nodes.until_free(f"{key}-a")
+    assert here.stage.runs(key) == []
+    here.finish(f"{key}-b", firsts[1])
+
+    here.until_running(key, waiting.id)
+    until_both_held(here, key)
+    here.finish(key, waiting)
+
+
+def test_release_by_an_operator_releases_all_keys(here: Deployment, key: str) -> None:
+    """To name one of the keys is enough. The run stops, and each key lists it."""
+    first = here.begin("pair", key, "a", "b")
+    until_both_held(here, key)
+
+    done = command(here, "release", f"{key}-b", "--yes", "--reason", "stuck")
+
+    assert done.exit_code == 0
+    assert f"taken together with {key}-a: all are released" in done.output
+    with pytest.raises(LockLost):
+        first.get(timeout=20)
+    assert first.state == states.FAILURE
+    here.nodes.until_free(key)
+    assert len(released(here, f"{key}-a")) == len(released(here, f"{key}-b")) == 1
+
+
+def test_calls_that_share_a_key_never_run_at_once(
+    prefork: Deployment, key: str
+) -> None:
+    """Of many calls with two of three keys each ends, and one at a time has a key."""
+    pairs = ["ab", "bc", "ca", "ba"]
+    calls = [prefork.send("pair-storm", key, *pairs[n % 4]) for n in range(24)]
+
+    assert [call.get(timeout=60) for call in calls] == [call.id for call in calls]
+    for part in "abc":
+        assert prefork.stage.overlaps(f"{key}-{part}") == []
+
+
+def test_same_keys_in_another_order_are_the_same_call(
+    here: Deployment, key: str
+) -> None:
+    """One waits in the queue; a call with another set is published beside it."""
+    first = here.send("pair-queued", key, "a", "b", countdown=2)
+
+    assert here.send("pair-queued", key, "b", "a").id == first.id
+    other = here.send("pair-queued", key, "b", "c")
+
+    assert other.id != first.id
+    here.finish(key, first, other)
+    assert here.stage.overlaps(key) == []
