@@ -21,7 +21,7 @@ from celery_redlock.core.lease import Holder, new_base, new_token
 from celery_redlock.core.transport.resp import new_reader, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
@@ -65,12 +65,12 @@ class RawSockets:
     No client in Python that asks N nodes can be much faster.
     """
 
-    def __init__(self, nodes: DevNodes) -> None:
+    def __init__(self, ports: Iterable[int]) -> None:
         self._poll = select.epoll()
         self._of: dict[int, tuple[socket.socket, Any]] = {}
         self._owed: dict[int, int] = {}
-        for node in nodes.nodes:
-            sock = socket.create_connection(("127.0.0.1", node.port))
+        for port in ports:
+            sock = socket.create_connection(("127.0.0.1", port))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(0)
             self._of[sock.fileno()] = sock, new_reader()
@@ -94,7 +94,8 @@ class RawSockets:
 
 
 def _raw(nodes: DevNodes, redlock: Redlock, count: int) -> list[Contender]:
-    scripts, pings = RawSockets(nodes), RawSockets(nodes)
+    ports = [node.port for node in nodes.nodes]
+    scripts, pings = RawSockets(ports), RawSockets(ports)
     info = Holder.here().info()
 
     def same_scripts(cycles: int) -> None:

@@ -88,9 +88,43 @@ def _lock(name: str, figure: str) -> Callable[[dict[str, Any]], float | None]:
     return value
 
 
+def _many(
+    kind: str, count: int, ms: float, figure: str
+) -> Callable[[dict[str, Any]], float | None]:
+    """Return a function that reads one figure of one row of ``many``."""
+
+    def value(found: dict[str, Any]) -> float | None:
+        wanted = (kind, count, ms)
+        rows = {(row["kind"], row["count"], row["ms"]): row for row in found["rows"]}
+        return rows[wanted][figure] if wanted in rows else None
+
+    return value
+
+
+def _added(process: str) -> Callable[[dict[str, Any]], float]:
+    """Return a function that reads what one process needs beside plain Celery."""
+    return lambda found: found[_OURS][process] - found["plain Celery"][process]
+
+
+def _many_goal(kind: str, count: int, ms: float, limit: float) -> Goal:
+    place = f"{ms:g} ms each way" if ms else "loopback"
+    return Goal(
+        f"{count} {kind}, {place}: cycles ÷ redis-py Lock on one node",
+        _many(kind, count, ms, "ratio"),
+        limit,
+        at_least=True,
+    )
+
+
+def _refused(policy: str) -> Callable[[dict[str, Any]], float | None]:
+    """Return a function that reads the rate of one policy of ``refusals``."""
+    return lambda found: found["to_run"][policy]
+
+
 _OURS = "celery-redlock"
 _CYCLE = "acquire + release on 5 nodes"
 _RENEWAL = "one renewal of 10,000 leases"
+_JOBS = "10,000 jobs of 50 ms, limit=10"
 _TASKS = "no-op tasks through a worker: throughput"
 _GOALS = {
     "locks": [
@@ -120,6 +154,21 @@ _GOALS = {
         Goal("the same time ratio without hiredis", lambda f: f["wall_ratio"], 1.25),
         Goal("the same CPU ratio without hiredis", lambda f: f["cpu_ratio"], 1.0),
     ],
+    "keys": [
+        Goal(f"{_CYCLE}, two keys: time ÷ one key", lambda f: f["wall_ratio"], 1.15),
+    ],
+    "permits": [
+        Goal(
+            f"{_CYCLE}, limit=10: time ÷ a lock",
+            lambda f: f["granted"]["wall_ratio"],
+            1.15,
+        ),
+        Goal(
+            "a refusal at limit=100: time ÷ a lock's refusal",
+            lambda f: f["refused"]["wall_ratio"],
+            1.5,
+        ),
+    ],
     "hung": [
         Goal("p99 with 1 of 5 nodes hung ÷ p99", lambda f: f["p99_ratio"]["1"], 1.5),
         Goal("p99 with 2 of 5 nodes hung ÷ p99", lambda f: f["p99_ratio"]["2"], 1.5),
@@ -135,6 +184,12 @@ _GOALS = {
     "leases": [
         Goal(f"{_RENEWAL}: time", lambda f: f["goal"]["wall_s"], 1.0, "s"),
         Goal(f"{_RENEWAL}: client CPU", lambda f: f["goal"]["cpu_s"], 0.5, "s"),
+        Goal(
+            f"{_RENEWAL}, while 64 threads acquire: time",
+            lambda f: f["busy"]["wall_s"],
+            1.0,
+            "s",
+        ),
         Goal(
             "memory of the process for each lease",
             lambda f: f["goal"]["bytes_per_lease"] / 1000,
@@ -161,6 +216,55 @@ _GOALS = {
             at_least=True,
         ),
         Goal("round trips of a refused acquire", lambda f: f["round_trips"], 1, ""),
+    ],
+    "many": [
+        _many_goal("threads", 16, 0.0, 1.5),
+        _many_goal("threads", 64, 0.0, 1.8),
+        _many_goal("threads", 64, 1.0, 1.3),
+        _many_goal("greenlets", 500, 0.0, 1.8),
+        _many_goal("greenlets", 500, 1.0, 1.3),
+        Goal(
+            "64 threads, 1 ms each way: slowest thread ÷ mean",
+            _many("threads", 64, 1.0, "least"),
+            0.5,
+            at_least=True,
+        ),
+        Goal(
+            "64 threads: p99 with 1 of 5 nodes hung ÷ p99",
+            lambda f: f["hung_p99"],
+            1.5,
+        ),
+    ],
+    "backlog": [
+        Goal(f"{_JOBS}: permits in use", lambda f: f["busy"], 0.9, at_least=True),
+        Goal(f"{_JOBS}: publications of a job", lambda f: f["publications"], 3),
+        Goal(
+            f"{_JOBS}: end of the last quarter ÷ of the first",
+            lambda f: f["last_quarter"] / f["first_quarter"],
+            1,
+            at_least=True,
+        ),
+    ],
+    "processes": [
+        Goal(
+            f"CPU of one task, {process}: beside plain Celery",
+            _added(process),
+            most,
+            "µs",
+        )
+        for process, most in (
+            ("publisher", 60),
+            ("worker's main process", 60),
+            ("its children", 500),
+            ("the five nodes", 500),
+        )
+    ],
+    "records": [
+        Goal(
+            "a task with one UPDATE, exactly_once_in: time ÷ a bare transaction",
+            lambda f: f["to_bare"],
+            1.4,
+        ),
     ],
     "memory": [
         Goal(
@@ -190,16 +294,59 @@ _GOALS = {
         Goal(
             f"{_TASKS} ÷ plain Celery",
             lambda f: f["to_plain"][_OURS],
-            0.75,
+            0.65,
             at_least=True,
         ),
+    ],
+    "one_node": [
         Goal(
-            f"{_TASKS} ÷ celery-singleton",
+            "the same with one node ÷ celery-singleton",
             lambda f: f["to_singleton"],
             1,
             at_least=True,
         ),
-        Goal(f"{_TASKS} ÷ celery-once", lambda f: f["to_once"], 1, at_least=True),
+    ],
+    "refusals": [
+        *(
+            Goal(
+                f"calls refused by {policy} a second ÷ runs",
+                _refused(policy),
+                least,
+                at_least=True,
+            )
+            for policy, least in (
+                *(("skip", 1), ("raise", 1)),
+                *(("retry", 0.5), ("buffer_one", 0.5)),
+            )
+        ),
+        Goal(
+            "CPU of a skipped call in its process",
+            lambda f: f["in_process_ms"]["skip"],
+            0.5,
+            "ms",
+        ),
+        Goal(
+            "CPU of a call that fails as a duplicate",
+            lambda f: f["in_process_ms"]["raise"],
+            0.7,
+            "ms",
+        ),
+        Goal(
+            "10,000 skipped calls: time ÷ 10,000 plain no-ops",
+            lambda f: f["storm_ratio"],
+            1.5,
+        ),
+        Goal(
+            "400 calls of 50 ms on one key, retry: time ÷ ideal",
+            lambda f: f["in_a_row"]["to_ideal"],
+            1.4,
+        ),
+        Goal(
+            "the same: publications of one call at most",
+            lambda f: f["in_a_row"]["most_publications"],
+            2,
+            "",
+        ),
     ],
 }
 
@@ -212,7 +359,27 @@ def write_page(found: dict[str, Any]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name, block in _blocks(found).items():
         text = filled(text, name, block)
+    text = filled(text, "goals", _goals(text, found))
     PAGE.write_text(text, encoding="utf-8")
+
+
+def _goals(text: str, found: dict[str, Any]) -> str:
+    """Return the table of goals. A goal that was not measured keeps its row."""
+    measured = {one.goal.what: one.row() for one in results(found)}
+    goals = [goal.what for group in _GOALS.values() for goal in group]
+    before = {
+        cells[0]: cells
+        for line in block_of(text, "goals").splitlines()
+        if (cells := tuple(cell.strip() for cell in line.strip("| ").split("|")))
+    }
+    rows = [measured.get(what) or before.get(what) for what in goals]
+    return table(("", "measured", "goal", ""), [row for row in rows if row])
+
+
+def block_of(text: str, name: str) -> str:
+    """Return what is between the marks of that name."""
+    begin, end = f"<!-- made by make bench: {name} -->", f"<!-- end of {name} -->"
+    return text.partition(begin)[2].partition(end)[0]
 
 
 def filled(text: str, name: str, block: str) -> str:
@@ -237,102 +404,225 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _blocks(found: dict[str, Any]) -> dict[str, str]:
-    """Return the tables by their names on the page."""
-    locks, profile, tasks = found["locks"], found["profile"], found["tasks"]
-    nodes, hung, leases = found["nodes"], found["hung"], found["leases"]
+    """Return the tables of the measured groups, by their names on the page."""
+    measured = {
+        name: text
+        for group, tables in _TABLES.items()
+        if group in found
+        for name, text in tables(found[group]).items()
+    }
+    if "machine" in found:
+        rows = [*found["machine"].items()]
+        measured["machine"] = table(("", "measured on"), rows)
+    return measured
+
+
+def _locks_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about one acquire and release."""
     absent = [
-        f"\n\n{name} did not run: {why}." for name, why in locks["missing"].items()
+        f"\n\n{name} did not run: {why}." for name, why in found["missing"].items()
     ]
-    peers = [f"{took:.1f} ms with {name}" for name, took in hung["peers_ms"].items()]
-    parts = profile["parts"].items()
-    return {
-        "goals": table(
-            ("", "measured", "goal", ""), [one.row() for one in results(found)]
+    text = table(
+        (
+            *("acquire + release", "nodes", "time", "client CPU", "µs", "µs CPU"),
+            "µs CPU of all servers",
         ),
-        "locks": table(
+        [
             (
-                *("acquire + release", "nodes", "time", "client CPU", "µs", "µs CPU"),
-                "µs CPU of all servers",
-            ),
-            [
+                f"**{row['name']}**" if row["name"] == _OURS else row["name"],
+                row["nodes"],
+                f"{row['wall_ratio']:.2f} ×",
+                f"{row['cpu_ratio']:.2f} ×",
+                *(f"{row[one]:.0f}" for one in ("wall_us", "cpu_us", "servers_us")),
+            )
+            for row in sorted(found["rows"], key=lambda row: row["wall_ratio"])
+        ],
+    ) + "".join(absent)
+    return {"locks": text}
+
+
+def _profile_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about where its time goes."""
+    parts = found["parts"].items()
+    text = table(
+        ("where a cycle's time goes", "calls", "µs", "share"),
+        [
+            *(
                 (
-                    f"**{row['name']}**" if row["name"] == _OURS else row["name"],
-                    row["nodes"],
-                    f"{row['wall_ratio']:.2f} ×",
-                    f"{row['cpu_ratio']:.2f} ×",
-                    *(f"{row[one]:.0f}" for one in ("wall_us", "cpu_us", "servers_us")),
+                    what,
+                    f"{part['times']:.1f}",
+                    f"{part['us']:.0f}",
+                    f"{part['us'] / found['cycle_us']:.0%}",
                 )
-                for row in sorted(locks["rows"], key=lambda row: row["wall_ratio"])
-            ],
-        )
-        + "".join(absent),
-        "profile": table(
-            ("where a cycle's time goes", "calls", "µs", "share"),
-            [
-                *(
-                    (
-                        what,
-                        f"{part['times']:.1f}",
-                        f"{part['us']:.0f}",
-                        f"{part['us'] / profile['cycle_us']:.0%}",
-                    )
-                    for what, part in parts
-                ),
-                ("all", "", f"{profile['cycle_us']:.0f}", "100%"),
-            ],
-        ),
-        "nodes": table(
-            ("nodes", *nodes["cpu_us"]),
-            [
-                (name, *(f"{cost:.0f}" for cost in nodes[figure].values()))
-                for name, figure in (
-                    ("client CPU of an acquire, µs", "cpu_us"),
-                    ("its time, µs", "wall_us"),
-                )
-            ],
-        ),
-        "hung": table(
+                for what, part in parts
+            ),
+            ("all", "", f"{found['cycle_us']:.0f}", "100%"),
+        ],
+    )
+    return {"profile": text}
+
+
+def _nodes_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about one more node."""
+    text = table(
+        ("nodes", *found["cpu_us"]),
+        [
+            (name, *(f"{cost:.0f}" for cost in found[figure].values()))
+            for name, figure in (
+                ("client CPU of an acquire, µs", "cpu_us"),
+                ("its time, µs", "wall_us"),
+            )
+        ],
+    )
+    return {"nodes": text}
+
+
+def _hung_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about nodes that hang."""
+    peers = [f"{took:.1f} ms with {name}" for name, took in found["peers_ms"].items()]
+    text = (
+        table(
             ("nodes hung", "median, µs", "p99, µs", "p99 ÷ healthy"),
             [
                 (
                     f"{count} of 5",
                     f"{median:.0f}",
-                    f"{hung['p99_us'][count]:.0f}",
-                    f"{hung['p99_ratio'].get(count, 1.0):.2f} ×",
+                    f"{found['p99_us'][count]:.0f}",
+                    f"{found['p99_ratio'].get(count, 1.0):.2f} ×",
                 )
-                for count, median in hung["p50_us"].items()
+                for count, median in found["p50_us"].items()
             ],
         )
         + "\n\nWith one of five hung, the median cycle takes "
         + " and ".join(peers)
-        + ". Both have the same time-out of 50 ms and no retries.",
-        "leases": table(
+        + ". Both have the same time-out of 50 ms and no retries."
+    )
+    return {"hung": text}
+
+
+def _many_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about many callers."""
+    text = table(
+        (
+            *("callers of one process", "delay each way", "cycles a second"),
+            *("÷ redis-py on one node", "slowest ÷ mean", "p99, ms"),
+        ),
+        [
             (
-                *("leases", "all renewed, s", "client CPU, s"),
-                *("µs CPU of a node for each", "bytes of each"),
+                f"{row['count']:,} {row['kind']}",
+                f"{row['ms']:g} ms",
+                f"{row['ours']:.0f}",
+                f"{row['ratio']:.2f} ×",
+                f"{row['least']:.2f}",
+                f"{row['p99_ms']:.1f}",
+            )
+            for row in found["rows"]
+        ],
+    )
+    return {"many": text}
+
+
+def _leases_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about many leases."""
+    text = table(
+        (
+            *("leases", "all renewed, s", "client CPU, s"),
+            *("µs CPU of a node for each", "bytes of each"),
+        ),
+        [
+            (
+                f"{one['leases']:,}"
+                + (f", beside {one['threads']} threads" if one["threads"] else ""),
+                f"{one['wall_s']:.2f}",
+                f"{one['cpu_s']:.2f}",
+                f"{one['servers_us_per_renewal']:.1f}",
+                "–" if one["threads"] else f"{one['bytes_per_lease']:.0f}",
+            )
+            for one in (found["goal"], found["most"], found["busy"])
+        ],
+    )
+    return {"leases": text}
+
+
+def _tasks_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about tasks."""
+    text = table(
+        ("", "tasks a second", "÷ plain Celery", "µs CPU of the publisher"),
+        [
+            (
+                name,
+                f"{per_second:.0f}",
+                f"{found['to_plain'][name]:.2f} ×",
+                f"{found['client_us_per_task'][name]:.0f}",
+            )
+            for name, per_second in found["per_second"].items()
+        ],
+    )
+    return {"tasks": text}
+
+
+def _refusals_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the tables about refused calls."""
+    return {
+        "refusals": table(
+            (
+                *("", "calls a second", "÷ runs", "CPU of the worker, ms each"),
+                "a call behind them waits, s",
             ),
             [
                 (
-                    f"{one['leases']:,}",
-                    f"{one['wall_s']:.2f}",
-                    f"{one['cpu_s']:.2f}",
-                    f"{one['servers_us_per_renewal']:.1f}",
-                    f"{one['bytes_per_lease']:.0f}",
+                    name,
+                    f"{row['per_second']:.0f}",
+                    f"{found['to_run'][name]:.2f} ×",
+                    f"{row['cpu_ms']:.1f}",
+                    f"{row['other_waits']:.1f}",
                 )
-                for one in (leases["goal"], leases["most"])
+                for name, row in found["rows"].items()
             ],
         ),
-        "tasks": table(
-            ("", "tasks a second", "÷ plain Celery", "µs CPU of the publisher"),
+        "refusals at publishing": table(
+            ("a duplicate that is not published", "calls a second"),
+            [(name, f"{rate:.0f}") for name, rate in found["at_publish"].items()],
+        ),
+        "storms": table(
+            ("", "of them sent", "drained in, s", "a call behind them waits, s"),
             [
                 (
                     name,
-                    f"{per_second:.0f}",
-                    f"{tasks['to_plain'][name]:.2f} ×",
-                    f"{tasks['client_us_per_task'][name]:.0f}",
+                    f"{row['sent']:,}",
+                    f"{row['seconds']:.1f}",
+                    f"{row['other_waits']:.1f}",
                 )
-                for name, per_second in tasks["per_second"].items()
+                for name, row in found["storm"]["rows"].items()
             ],
         ),
-        "machine": table(("", "measured on"), [*found["machine"].items()]),
     }
+
+
+def _one_node_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about tasks with a deployment of one node."""
+    return {"tasks on one node": _tasks_tables(found)["tasks"]}
+
+
+def _processes_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table about the processor time of a task."""
+    processes = list(found[_OURS])
+    rows = [
+        (name, *(f"{costs[process]:.0f}" for process in processes))
+        for name, costs in found.items()
+    ]
+    return {"processes": table(("CPU of one task, µs", *processes), rows)}
+
+
+_TABLES: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
+    "locks": _locks_tables,
+    "profile": _profile_tables,
+    "nodes": _nodes_tables,
+    "hung": _hung_tables,
+    "many": _many_tables,
+    "leases": _leases_tables,
+    "tasks": _tasks_tables,
+    "one_node": _one_node_tables,
+    "refusals": _refusals_tables,
+    "processes": _processes_tables,
+}

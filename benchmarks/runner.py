@@ -7,6 +7,7 @@ within each round, and the result is the median over the rounds.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
@@ -70,8 +71,9 @@ def servers_cpu(pids: Iterable[int]) -> float:
     """Return the processor time of these processes so far, in seconds (Linux)."""
     total = 0.0
     for pid in pids:
-        path = Path(f"/proc/{pid}/schedstat")
-        total += int(path.read_text().split()[0]) / 1e9 if path.is_file() else 0.0
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):  # of each thread
+            with contextlib.suppress(OSError):  # it has ended just now
+                total += int(path.read_text().split()[0]) / 1e9
     return total
 
 

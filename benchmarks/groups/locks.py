@@ -51,7 +51,8 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 def _traffic(nodes: DevNodes, redlock: Redlock, cycles: int) -> dict[str, float]:
     """Count bytes and packets of one grant and its release, on one node."""
-    node, sock = nodes.nodes[0], redlock.transport.nodes[0]._connection.sock  # type: ignore[attr-defined]  # noqa: SLF001
+    node, first = nodes.nodes[0], redlock.transport.nodes[0]  # type: ignore[attr-defined]
+    sock = first._conversation.connection.sock  # noqa: SLF001
     before, segments = _bytes(node), _segments(sock)
     for number in range(cycles):
         redlock.release(redlock.acquire(f"traffic:{number:08}"))

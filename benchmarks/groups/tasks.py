@@ -17,23 +17,23 @@ from celery_redlock.devnodes.processes import Worker, stop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["measure"]
+__all__ = ["contender", "measure", "worker"]
 
 PROCESSES = 2
 _numbers = itertools.count()
 
 
-def measure(*, quick: bool) -> dict[str, Any]:
+def measure(*, quick: bool, nodes: int = 5) -> dict[str, Any]:
     """Return tasks per second, and the ratios to plain Celery and to two peers."""
     rounds, count = (1, 30) if quick else (11, 150)
-    with DevNodes(5) as nodes, DevNodes(1, initialize=False) as broker:
-        os.environ["BENCHMARK_SERVERS"] = " ".join([*broker.urls, *nodes.urls])
+    with DevNodes(nodes) as locks, DevNodes(1, initialize=False) as broker:
+        os.environ["BENCHMARK_SERVERS"] = " ".join([*broker.urls, *locks.urls])
         from benchmarks.groups import tasks_app  # noqa: PLC0415  (reads the line above)
 
         pids = [broker.nodes[0].pid]
-        with _worker(tasks_app.app):
+        with worker(tasks_app.app, tasks_app.__name__):
             contenders = [
-                _contender(name, task, count) for name, task in tasks_app.TASKS.items()
+                contender(name, task, count) for name, task in tasks_app.TASKS.items()
             ]
             costs = interleave(contenders, rounds=rounds, pids=pids)
         tasks_app.app.close()
@@ -48,7 +48,9 @@ def measure(*, quick: bool) -> dict[str, Any]:
     }
 
 
-def _contender(name: str, task: Any, count: int) -> Contender:
+def contender(name: str, task: Any, count: int) -> Contender:
+    """Return a contender that sends calls of a task, and waits for their results."""
+
     def run(cycles: int) -> None:
         results = [task.delay(next(_numbers)) for _ in range(cycles)]
         for result in results:
@@ -58,22 +60,22 @@ def _contender(name: str, task: Any, count: int) -> Contender:
 
 
 @contextlib.contextmanager
-def _worker(app: Any) -> Iterator[None]:
-    """Run a worker while the block runs; it logs nothing for each task."""
+def worker(app: Any, module: str) -> Iterator[None]:
+    """Run a worker of this module while the block runs; it logs nothing of tasks."""
     with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(
-            "benchmarks.groups.tasks_app",
+        process = Worker(
+            module,
             "worker",
             folder=Path(folder),
             concurrency=PROCESSES,
             options=("--without-heartbeat", "-l", "ERROR"),
         )
-        worker.start()
+        process.start()
         try:
             deadline = time.monotonic() + 30
             while not app.control.ping(timeout=0.5):
-                if not worker.is_running or time.monotonic() > deadline:
-                    raise SystemExit(f"The worker did not start:\n{worker.logs()}")
+                if not process.is_running or time.monotonic() > deadline:
+                    raise SystemExit(f"The worker did not start:\n{process.logs()}")
             yield
         finally:
-            stop(worker, within=20)
+            stop(process, within=20)
