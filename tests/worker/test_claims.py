@@ -38,7 +38,10 @@ def waiting(deployment: Deployment, key: str) -> str | None:
 
 
 def until_unclaimed(deployment: Deployment, key: str) -> None:
-    """Wait until no job has the claim."""
+    """Wait until no job has the claim.
+
+    A worker does not wait until the nodes have released it, and begins.
+    """
     until(lambda: waiting(deployment, key) is None, what=f"no claim on {key}")
 
 
@@ -53,6 +56,7 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
     assert [here.send("one-queued", key).id for _ in range(3)] == [first.id] * 3
 
     here.until_running(key, first.id)
+    until_unclaimed(here, key)
     second = here.send("one-queued", key)
     assert second.id != first.id
     assert [here.send("one-queued", key).id for _ in range(3)] == [second.id] * 3
@@ -68,6 +72,7 @@ def test_queued_or_running_lasts_to_the_end(here: Deployment, key: str) -> None:
     assert here.send("one-at-all", key).id == first.id
 
     here.until_running(key, first.id)
+    until_unclaimed(here, key)
     second = here.send("one-at-all", key)
     assert (second.id, second.conflict.phase) == (first.id, "running")
 
@@ -336,6 +341,7 @@ def test_argument_with_a_default_changes_no_key(deploy: Deploy, key: str) -> Non
     old = deploy(concurrency=1)
     new = deploy(concurrency=1, settings={"project_version": "one argument more"})
     first = old.begin("evolving", key)
+    until_unclaimed(old, old.task("evolving").lock_key(key))
 
     with_default = new.send("evolving", key, False)  # noqa: FBT003  (a message)
     by_name = new.app.send_task("evolving", (key,), {"depth": 3})

@@ -62,6 +62,7 @@ PENDING = 10.0  # seconds of a claim whose message is on its way
 _TRIES = 5  # while votes are split
 _MS = 1000
 _PHASES = {"queued": "waits in the queue", "succeeded": "has just succeeded"}
+_IN_TURN = ("queued", "running", "succeeded")  # the phases of a job
 _PHASE_LINE = 7  # of a value; that of a lock has none of these phases there
 
 
@@ -88,12 +89,13 @@ class ExistingJob:
     @classmethod
     def named_in(cls, key: str, ballot: Ballot) -> ExistingJob:
         """Read it from a ballot that ended as held."""
-        named = [vote.value for vote in ballot.top_votes()]
-        # While a job begins, some nodes still say that it waits.
-        (value, _), *_ = Counter(map(_without_number, named)).most_common(1)
-        line = value.split("\n")[_PHASE_LINE:][:1]
-        phase = line[0] if line and line[0] in _PHASES else "running"
-        return cls(key, Holder.parse(value), phase, ttl_left(ballot), ballot)
+        named = [_without_number(vote.value) for vote in ballot.top_votes()]
+        # A claim is released, and a cool-down noted, without waiting for the nodes: the
+        # one that has the latest word is right.
+        latest = max(map(_phase_in, named), key=_IN_TURN.index)
+        values = Counter(value for value in named if _phase_in(value) == latest)
+        (value, _), *_ = values.most_common(1)
+        return cls(key, Holder.parse(value), latest, ttl_left(ballot), ballot)
 
     @property
     def held_key(self) -> str:
@@ -293,6 +295,12 @@ class Claims:
         ballot = self._nodes.ask(INSPECT, [name], done_when=_is_decided).ballot
         is_named = ballot.top_taker[1] >= ballot.quorum
         return ExistingJob.named_in(key, ballot) if is_named else None
+
+
+def _phase_in(value: str) -> str:
+    """Return the phase of the job that a value names."""
+    line = value.split("\n")[_PHASE_LINE:][:1]
+    return line[0] if line and line[0] in _PHASES else "running"
 
 
 def _without_number(value: str) -> str:

@@ -122,3 +122,21 @@ def test_running_call_with_a_rate_is_the_same_call(
 
     assert found
     assert (found.phase, found.holder.task_id) == ("running", "job-1")
+
+
+@pytest.mark.parametrize("released_on", [0, 4])
+def test_call_runs_as_soon_as_one_node_says_so(
+    nodes: FakeNodes, redlock: Redlock, released_on: int
+) -> None:
+    """Its claim ends when it begins, and the nodes hear of it one after the other."""
+    job = Holder.here(task="t", task_id="job-1", started=1.0)
+    claims = Claims(redlock)
+    claims.take("k", job, at_lock=True, at_cooldown=False)
+    redlock.acquire("k", holder=job)
+    late = replace(job, task_id="job-2")
+    nodes.nodes[released_on].memory.redis.delete(b"redlock:claim:k")
+
+    here = claims.take("k", late, at_lock=True, at_cooldown=False)
+
+    assert here is not None
+    assert (here.holder.task_id, here.phase) == ("job-1", "running")
