@@ -16,6 +16,7 @@ from celery_redlock import LockHeld, Redlock, lock, runtime_of, singleton_task
 from celery_redlock.core.keys import key_of
 from celery_redlock.core.limits import wanted
 from celery_redlock.election import Elector
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,20 +165,29 @@ def test_every_key_of_a_busy_deployment_is_documented(three_nodes: DevNodes) -> 
 
     rebuild.delay()
     leader, standby = (Redlock(three_nodes.urls, node_timeout=2.0) for _ in range(2))
-    left = {"lock", "line", "claim", "meta", "standby"}
+    left = {"lock", "line", "claim", "meta", "standby"}  # on some of the nodes
     Elector(leader, "election").campaign()
     Elector(standby, "election").campaign()
-    node = redis.Redis.from_url(three_nodes.urls[0])
-    with lock(leader, "busy"):
-        waiter = threading.Thread(target=wait_for, args=(standby, "busy"))
-        waiter.start()
-        found: set[str] = set()
-        while not left <= found:  # also on a node that was not among the first
-            found |= {key.decode().split(":")[1] for key in node.scan_iter("redlock:*")}
-    waiter.join()
+    nodes = [redis.Redis.from_url(url) for url in three_nodes.urls]
+    found: set[str] = set()
+
+    def look() -> bool:
+        for node in nodes:
+            keys = node.scan_iter("redlock:*")
+            found.update(key.decode().split(":")[1] for key in keys)
+        return left <= found
+
+    waiter = threading.Thread(target=wait_for, args=(standby, "busy"))
+    try:
+        with lock(leader, "busy"):
+            waiter.start()
+            until(look, seconds=20, what=f"{sorted(left)} on the nodes")
+    finally:
+        waiter.join()
 
     assert found <= documented()
-    node.close()
+    for node in nodes:
+        node.close()
     app.close()
     leader.close()
     standby.close()
