@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from celery_redlock.options.lock_options import LockOptions
     from celery_redlock.policies import Conflict
     from celery_redlock.task.decorator import singleton_task
+    from celery_redlock.task.outbox import Outbox
     from celery_redlock.task.singleton_task import SingletonTask
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "LockOptions",
     "LockUnavailable",
     "NotHolder",
+    "Outbox",
     "QuorumUnreachable",
     "Redlock",
     "RedlockError",
@@ -74,6 +76,7 @@ _HOMES = {
     "Holder": "core.lease",
     "Lease": "core.lease",
     "LockOptions": "options.lock_options",
+    "Outbox": "task.outbox",
     "Redlock": "core.redlock",
     "SingletonTask": "task.singleton_task",
     "alock": "locking",

@@ -225,7 +225,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide shared tasks of other tests: Celery adds them to every later app."""
-    kept = {f for f in _on_app_finalizers if f.__module__ == builtins.__name__}
+    homes = (builtins.__name__, "celery_redlock.")
+    kept = {f for f in _on_app_finalizers if f.__module__.startswith(homes)}
     monkeypatch.setattr("celery._state._on_app_finalizers", kept)
 
 

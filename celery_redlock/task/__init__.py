@@ -40,7 +40,9 @@ Beside this path:
 * `awaitables` refuses bodies whose work begins after their lock has ended.
 * `request` releases the lock of a process that was killed.
 * `exactly_once` runs the body in a transaction with a record of the call, for tasks
-  with ``exactly_once_in``; `call_records` says what a record is.
+  with ``exactly_once_in``; `call_records` says what a record is. `outbox` publishes
+  messages if, and only if, such a transaction commits. `stored` writes values into
+  columns of both.
 * `results` asks the result backend whether a call has ended.
 * `explain` says what would happen to a call, and changes nothing.
 """
@@ -52,6 +54,8 @@ __all__ = [
     "decorator",
     "explain",
     "header",
+    "outbox",
     "publishing",
     "singleton_task",
+    "stored",
 ]

@@ -37,7 +37,7 @@ __all__ = [
     "has_succeeded",
     "now",
     "record_id",
-    "register_prune",
+    "register",
 ]
 
 log = logging.getLogger(__name__)
@@ -183,11 +183,11 @@ class PruneTask(Task):
         return delete_old_records(self.app)
 
 
-def register_prune(app: Any) -> None:
-    """Register ``celery_redlock.prune``, in an app that has a task with records."""
+def register(app: Any, kind: type[Task]) -> None:
+    """Register a task of this package in an app, unless it is there."""
     # Not `app.tasks`: the app may be collecting its tasks at this moment.
-    if PruneTask.name not in app._tasks:  # noqa: SLF001
-        task = PruneTask()
+    if kind.name not in app._tasks:  # noqa: SLF001
+        task = kind()
         app._tasks[task.name] = task  # noqa: SLF001
         task._app = app  # noqa: SLF001
         task.bind(app)

@@ -42,7 +42,6 @@ soft time limits reach the body only, never the commit.
 
 from __future__ import annotations
 
-import base64
 import inspect
 import logging
 from datetime import timedelta
@@ -50,7 +49,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
-from kombu.serialization import dumps, loads
 
 from celery_redlock.core.backoff import doubled
 from celery_redlock.core.clock import SYSTEM_CLOCK
@@ -58,6 +56,7 @@ from celery_redlock.core.keys import shown
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
 from celery_redlock.task.awaitables import refuse_awaitable
 from celery_redlock.task.call_records import CallRecord, now, record_id
+from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +69,6 @@ __all__ = ["run_once"]
 log = logging.getLogger(__name__)
 
 _NOT_DONE = (Ignore, Reject, Retry, LeaseError, ConfigurationError, StaleFence)
-_BINARY = ("binary", "ascii-8bit")
 _LOOKS, _FIRST_PAUSE, _LONGEST_PAUSE = 6, 0.1, 2.0  # seconds; about 5 in all
 
 
@@ -259,12 +257,8 @@ class _OnceRun:
             extra=self._call.log_fields("recorded", fence=self._fence, record=found.id),
         )
         backend = self._call.task.backend
-        payload: Any = found.result
-        if found.content_encoding in _BINARY:
-            payload = base64.b64decode(payload)
-        value = loads(  # type: ignore[no-untyped-call]
-            payload, found.content_type, found.content_encoding, accept=backend.accept
-        )
+        stored = StoredValue(found.result, found.content_type, found.content_encoding)
+        value = stored.load(backend.accept)
         if found.state == states.SUCCESS:
             return value
         raise backend.exception_to_python(value)
@@ -282,12 +276,8 @@ class _OnceRun:
         is_wanted = call.keeps_result() or request.chain or request.callbacks
         if state == states.SUCCESS and not is_wanted:
             result = None  # Celery stores nothing, and a body may return anything
-        content_type, encoding, payload = dumps(  # type: ignore[no-untyped-call]
-            backend.encode_result(result, state), serializer=backend.serializer
-        )
-        if isinstance(payload, bytes):
-            binary = encoding in _BINARY
-            payload = (base64.b64encode(payload) if binary else payload).decode()
+        encoded = backend.encode_result(result, state)
+        stored = StoredValue.of(encoded, backend.serializer)
         recorded_at = now()
         return CallRecord(
             id=self._id,
@@ -296,9 +286,9 @@ class _OnceRun:
             key=shown(call.key),
             fence=self._fence,
             state=state,
-            result=payload,
-            content_type=content_type,
-            content_encoding=encoding,
+            result=stored.text,
+            content_type=stored.content_type,
+            content_encoding=stored.content_encoding,
             recorded_at=recorded_at,
             keep_until=recorded_at + timedelta(seconds=self._once.keep),
         )

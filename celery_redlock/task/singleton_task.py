@@ -142,9 +142,9 @@ class SingletonTask(Task):
         cls.key_rule = cls.lock_options.key_rule(cls.name, signature)
         cls.Request = _request_class_of(cls)
         if cls.lock_options.exactly_once_in is not None:
-            from celery_redlock.task.call_records import register_prune  # noqa: PLC0415
+            from celery_redlock.task.call_records import PruneTask, register  # noqa: PLC0415
 
-            register_prune(app)
+            register(app, PruneTask)
         _warn_of_bypass(cls)
 
     # -- running ------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
-from celery_redlock.contrib.sqlalchemy import Fenced, record_table
+from celery_redlock.contrib.sqlalchemy import Fenced, outbox_table, record_table
 
 
 class Base(DeclarativeBase):
@@ -71,3 +71,4 @@ class Seat(Fenced, Base):
 
 
 record_table(Base.metadata)
+outbox_table(Base.metadata)

@@ -14,7 +14,11 @@ from django.db import connections, transaction
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from celery_redlock.contrib.sqlalchemy import current_session, record_table
+from celery_redlock.contrib.sqlalchemy import (
+    current_session,
+    outbox_table,
+    record_table,
+)
 from tests.contrib import declared
 from tests.contrib.storages import Shop, SqlAlchemyStorage
 
@@ -38,6 +42,12 @@ class DjangoLedger:
     def add(self, name: str) -> None:
         """Write a row, in the body of a task."""
         self._shop.Customer.create(name=name)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Give a transaction outside of tasks; its session, if there is one."""
+        with transaction.atomic(using=self.database):
+            yield
 
     def savepoint(self) -> Any:
         """Return a block that may fail without the rest, in the body of a task."""
@@ -65,8 +75,9 @@ class DjangoLedger:
         elsewhere(lambda: self._records().update(**values))
 
     def clear(self) -> None:
-        """Delete all records."""
+        """Delete all records and messages."""
         self._records().all().delete()
+        self._messages().all().delete()
         connections[self.database].close()
 
     def _records(self) -> Any:
@@ -75,6 +86,13 @@ class DjangoLedger:
         )
 
         return CallRecord.objects.using(self.database)
+
+    def _messages(self) -> Any:
+        from celery_redlock.contrib.django.models import (  # noqa: PLC0415
+            OutboxMessage,
+        )
+
+        return OutboxMessage.objects.using(self.database)
 
 
 class SqlAlchemyLedger:
@@ -92,6 +110,12 @@ class SqlAlchemyLedger:
         """Write a row, in the body of a task."""
         current_session().add(declared.Customer(name=name))
         current_session().flush()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Give a transaction outside of tasks; its session, if there is one."""
+        with self._session() as session, session.begin():
+            yield session
 
     def savepoint(self) -> Any:
         """Return a block that may fail without the rest, in the body of a task."""
@@ -124,9 +148,10 @@ class SqlAlchemyLedger:
             session.execute(update(self._table).values(values))
 
     def clear(self) -> None:
-        """Delete all records."""
+        """Delete all records and messages."""
         with self._session() as session, session.begin():
             session.execute(delete(self._table))
+            session.execute(delete(outbox_table(declared.Base.metadata)))
 
 
 Ledger = DjangoLedger | SqlAlchemyLedger

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states, uuid
 from sqlalchemy import Engine, NullPool, create_engine, text
 
-from celery_redlock.contrib.sqlalchemy import record_table
+from celery_redlock.contrib.sqlalchemy import outbox_table, record_table
 from tests.conftest import missing
 from tests.harness.servers import PostgreSQL, find_postgresql
 from tests.harness.waiting import until
@@ -42,6 +43,7 @@ def engine() -> Iterator[Engine]:
         server.start()
         engine = create_engine(server.url, poolclass=NullPool)
         metadata = MetaData()
+        outbox_table(metadata)
         record_table(metadata)
         metadata.create_all(engine)
         with engine.begin() as connection:
@@ -79,6 +81,14 @@ def values(engine: Engine, *names: str) -> list[int]:
     return [found[name] for name in names]
 
 
+def old_messages(engine: Engine) -> int:
+    """Return how many messages wait that another process than theirs may publish."""
+    old = "SELECT count(*) FROM celery_redlock_message WHERE written_at < :before"
+    before = datetime.now(timezone.utc) - timedelta(seconds=11)
+    with engine.begin() as connection:
+        return int(connection.execute(text(old), {"before": before}).scalar_one())
+
+
 @pytest.mark.parametrize(("task", "doubled"), [("once", 0), ("often", KILLS)])
 def test_jobs_whose_process_is_killed_after_the_commit(
     here: Deployment, engine: Engine, key: str, task: str, doubled: int
@@ -95,6 +105,26 @@ def test_jobs_whose_process_is_killed_after_the_commit(
     assert [result.get(timeout=60) for result in results] == names
     here.until_settled(*(result.id for result in results))
     assert sorted(values(engine, *names)) == [1] * (JOBS - doubled) + [2] * doubled
+
+
+@pytest.mark.long
+def test_messages_whose_process_is_killed_before_their_publication(
+    here: Deployment, engine: Engine, key: str
+) -> None:
+    """The periodic task publishes each once; the calls that they start have effect."""
+    names = [f"sending-{key}-{number}" for number in range(KILLS)]
+    nexts = [f"{name}-next" for name in names]
+    add_rows(engine, *names, *nexts)
+
+    results = [here.send("sending", key, name) for name in names]
+    ids = [result.get(timeout=60) for result in results]
+    assert values(engine, *names, *nexts) == [1] * KILLS + [0] * KILLS
+
+    until(lambda: old_messages(engine) == KILLS, 60)
+    here.app.send_task("celery_redlock.publish_outbox")
+    assert [here.app.AsyncResult(task_id).get(timeout=60) for task_id in ids] == nexts
+    here.until_settled(*(result.id for result in results), *ids)
+    assert values(engine, *names, *nexts) == [1] * 2 * KILLS
 
 
 @pytest.mark.long

@@ -6,8 +6,9 @@ be imported before that.
 
 The app for ``INSTALLED_APPS`` is in ``apps``; read that first. It registers ``checks``
 (what doctor finds, as system checks) and connects ``claims`` (released on rollback);
-``models`` and ``admin`` show the held locks and the records of calls, which ``records``
-writes; their table is in ``migrations``. ``project`` finds the Celery app.
+``models`` and ``admin`` show the held locks, the records of calls, which ``records``
+writes, and the messages of ``outbox``; their tables are in ``migrations``.
+``project`` finds the Celery app.
 """
 
 from __future__ import annotations

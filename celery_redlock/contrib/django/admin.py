@@ -1,6 +1,7 @@
 """Locks in the admin: a list of the holders, and a page to release a lock.
 
-Records of calls (``exactly_once_in``) can be read and searched, and not changed.
+Records of calls (``exactly_once_in``) and the messages in the outbox can be read and
+searched, and not changed.
 
 All staff users may look. To release a lock, a user needs the permission
 ``celery_redlock.release_heldlock`` and confirms on a page that states the risk. The
@@ -27,7 +28,7 @@ from django.urls import path
 from django.utils.crypto import constant_time_compare, salted_hmac
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.contrib.django.models import CallRecord, HeldLock
+from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import keys_of
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.operations.scan import Scan, SeenHolder
 
-__all__ = ["CallRecordAdmin", "HeldLockAdmin"]
+__all__ = ["CallRecordAdmin", "HeldLockAdmin", "OutboxMessageAdmin"]
 
 log = logging.getLogger(__name__)
 
@@ -201,8 +202,24 @@ class HeldLockAdmin(admin.ModelAdmin):
         return TemplateResponse(request, f"celery_redlock/{template}.html", everything)
 
 
+class _ReadOnly(admin.ModelAdmin):
+    """Rows that tasks write, and that are changed by no other."""
+
+    show_full_result_count = False
+
+    def has_add_permission(self, _request: HttpRequest) -> bool:
+        """No: tasks write rows."""
+        return False
+
+    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+        """No: a row is what has happened, or what will."""
+        return False
+
+    has_delete_permission = has_change_permission
+
+
 @admin.register(CallRecord)
-class CallRecordAdmin(admin.ModelAdmin):
+class CallRecordAdmin(_ReadOnly):
     """The records of calls with ``exactly_once_in``, to be read only.
 
     A record that was changed or deleted would let a call run again, or keep it out. The
@@ -213,17 +230,20 @@ class CallRecordAdmin(admin.ModelAdmin):
     list_filter = ("state",)
     ordering = ("-recorded_at",)
     search_fields = ("=task_id", "task", "key")
-    show_full_result_count = False
 
-    def has_add_permission(self, _request: HttpRequest) -> bool:
-        """No: tasks write records."""
-        return False
 
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """No: a record is what has happened."""
-        return False
+@admin.register(OutboxMessage)
+class OutboxMessageAdmin(_ReadOnly):
+    """The messages in the outbox, to be read only, without their arguments.
 
-    has_delete_permission = has_change_permission
+    A few are normal while transactions end. Older ones wait for the periodic task
+    ``celery_redlock.publish_outbox``.
+    """
+
+    list_display = ("task", "id", "written_at")
+    ordering = ("written_at",)
+    search_fields = ("=id", "task")
+    exclude = ("body",)
 
 
 def _listing(seen: Scan, locks: Iterable[SeenHolder]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ system checks       what ``celery redlock doctor`` finds; see ``checks``
 the admin           a list of held locks, and a page to release one; see ``admin``
 a permission        ``celery_redlock.release_heldlock``; ``migrate`` creates it
 claims              released if the transaction is rolled back; see ``claims``
-a table             records of calls, for tasks with ``exactly_once_in``; see
-                    ``records``. ``migrate`` creates it
+two tables          records of calls, for tasks with ``exactly_once_in``, and the
+                    messages of an ``Outbox``; see ``records`` and ``outbox``.
+                    ``migrate`` creates them
 ==================  ============================================================
 
 ``FencedModel`` works without it.

@@ -1,14 +1,15 @@
-"""The models of the app: held locks, which have no table, and records of calls.
+"""The models of the app: held locks, which have no table, records of calls, messages.
 
 `HeldLock` is there for the admin's permissions and log entries. `CallRecord` is written
-by tasks with ``exactly_once_in``; see ``records``.
+by tasks with ``exactly_once_in``; see ``records``. `OutboxMessage` is a message that
+waits for the commit, or for a process that publishes it; see ``outbox``.
 """
 
 from __future__ import annotations
 
 from django.db import models
 
-__all__ = ["CallRecord", "HeldLock"]
+__all__ = ["CallRecord", "HeldLock", "OutboxMessage"]
 
 
 class _NoRows(models.Manager):
@@ -74,3 +75,30 @@ class CallRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task}[{self.task_id}]"
+
+
+class OutboxMessage(models.Model):
+    """A message that is to be published after the commit of its transaction.
+
+    The fields are those of ``celery_redlock.task.outbox.OutboxMessage``.
+    """
+
+    id = models.CharField(max_length=255, primary_key=True)
+    task = models.CharField(max_length=255)
+    body = models.TextField()
+    content_type = models.CharField(max_length=100)
+    content_encoding = models.CharField(max_length=20)
+    written_at = models.DateTimeField()
+
+    class Meta:
+        """An index for the order of publication."""
+
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(fields=["written_at"], name="redlock_message_written_at"),
+        )
+        verbose_name = "message in the outbox"
+        verbose_name_plural = "messages in the outbox"
+
+    def __str__(self) -> str:
+        return f"{self.task}[{self.id}]"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
-__all__ = ["DjangoRecords"]
+__all__ = ["DjangoRecords", "as_moment"]
 
 _APP = "celery_redlock.contrib.django"
 _CONTROLLED = "The package commits the effects of a call and its record together."
@@ -119,7 +119,7 @@ class DjangoRecords:
 
     def delete_older(self, than: datetime, most: int) -> int:
         """Delete at most so many records that are not kept until then."""
-        old = self._rows().filter(keep_until__lt=_moment(than))
+        old = self._rows().filter(keep_until__lt=as_moment(than))
         found = [*old.values_list("pk", flat=True)[:most]]
         return int(old.filter(pk__in=found).delete()[0])
 
@@ -166,7 +166,7 @@ class DjangoRecords:
         found = rows.values().first()
         if found is None:
             return None
-        for name in _MOMENTS:  # naive ones are in UTC, too: see `_moment`
+        for name in _MOMENTS:  # naive ones are in UTC, too: see `as_moment`
             found[name] = found[name].replace(tzinfo=timezone.utc)
         return CallRecord(**found)
 
@@ -183,10 +183,10 @@ class DjangoRecords:
 
 
 def _as_stored(values: dict[str, Any]) -> dict[str, Any]:
-    return values | {name: _moment(values[name]) for name in _MOMENTS}
+    return values | {name: as_moment(values[name]) for name in _MOMENTS}
 
 
-def _moment(moment: datetime) -> datetime:
+def as_moment(moment: datetime) -> datetime:
     """Return a moment in UTC as Django stores it: with a zone only if USE_TZ is on."""
     return moment if settings.USE_TZ else moment.replace(tzinfo=None)
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import CursorResult
 
-__all__ = ["SqlAlchemyRecords", "current_session", "record_table"]
+__all__ = ["SqlAlchemyRecords", "current_session", "open_session", "record_table"]
 
 _NAME = "celery_redlock_call"
 _IS_GUARDED = "celery_redlock_is_guarded"  # in the ``info`` of a session
@@ -112,13 +112,18 @@ def current_session() -> Session:
     Raises:
         ConfigurationError: No task with ``exactly_once_in`` of this kind runs here.
     """
-    session = _session.get()
+    session = open_session()
     if session is None:
         raise ConfigurationError(
             "There is no session of a call here. current_session() is for the body of "
             "a task with exactly_once_in=<a callable> that runs in a worker."
         )
     return session
+
+
+def open_session() -> Session | None:
+    """Return the session of the call that runs here, or None."""
+    return _session.get()
 
 
 class SqlAlchemyRecords:
@@ -133,7 +138,7 @@ class SqlAlchemyRecords:
 
     def check(self) -> None:
         """Refuse a callable that returns no session. This opens no connection."""
-        self._new_session().close()
+        self.new_session().close()
 
     @contextlib.contextmanager
     def transaction(
@@ -193,7 +198,7 @@ class SqlAlchemyRecords:
 
     def delete_older(self, than: datetime, most: int) -> int:
         """Delete at most so many records that are not kept until then."""
-        with contextlib.closing(self._new_session()) as session, session.begin():
+        with contextlib.closing(self.new_session()) as session, session.begin():
             old = _TABLE.c.keep_until < than
             ids = session.scalars(select(_TABLE.c.id).where(old).limit(most)).all()
             gone = session.execute(delete(_TABLE).where(_TABLE.c.id.in_(ids), old))
@@ -201,7 +206,12 @@ class SqlAlchemyRecords:
 
     # -- sessions ----------------------------------------------------------------------
 
-    def _new_session(self) -> Session:
+    def new_session(self) -> Session:
+        """Return a session that is in no transaction.
+
+        Raises:
+            ConfigurationError: The callable returns something else.
+        """
         made = self._make()
         session = made() if isinstance(made, scoped_session) else made
         if not isinstance(session, Session):
@@ -222,7 +232,7 @@ class SqlAlchemyRecords:
 
     def _begin(self, record_id: str) -> tuple[Session, CallRecord | None]:
         for is_last in (False, True):
-            session = self._new_session()
+            session = self.new_session()
             try:
                 _refuse_autocommit(session)
                 return session, _find(session, record_id)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from celery import current_task
 from celery.backends.redis import RedisBackend
 
-from celery_redlock import singleton_task
+from celery_redlock import Outbox, singleton_task
 from tests.worker.project.body import hold, recorded, stage
 from tests.worker.project.jobs import LATE
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
 DATABASE = "once_database"
+outboxes: list[Outbox] = []  # an app knows them for as long as they live
 TTL = 2  # seconds, where a test waits until the lock of a dead process has ended
 
 
@@ -48,7 +49,7 @@ class DownTwice(DownOnce):
     fails = 2
 
 
-def register(app: Celery) -> None:
+def register(app: Celery) -> None:  # noqa: C901  (one task after the other)
     """Add the tasks to an app whose settings name a database."""
     url = app.conf.get(DATABASE)
     if not url:
@@ -88,6 +89,32 @@ def register(app: Celery) -> None:
         with recorded(key):
             effect(current_session(), key, name, ends)
         return name
+
+    class DyingOutbox(Outbox):
+        """Kills its process instead of publishing, once for each row."""
+
+        def _publish_committed(self, task_id: str) -> None:
+            row = str(current_task.request.args[1])
+            if not stage().notes(row, "killed"):
+                stage().note(row, "killed")
+                os.kill(os.getpid(), signal.SIGKILL)
+            super()._publish_committed(task_id)
+
+    outbox = DyingOutbox(lambda: Session(engine), app=app)
+    outboxes.append(outbox)
+
+    @singleton_task(
+        app=app,
+        shared=False,
+        name="sending",
+        key="{key}-{name}",
+        ttl=TTL,
+        exactly_once_in=lambda: Session(engine),
+        **LATE,
+    )
+    def sending(key: str, name: str) -> str:
+        current_session().execute(add_one, {"name": name})
+        return str(outbox.send(once, (key, f"{name}-next", "")).id)
 
     @singleton_task(
         app=app, shared=False, name="often", key="{key}-{name}", ttl=TTL, **LATE

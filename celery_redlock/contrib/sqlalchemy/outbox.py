@@ -1,0 +1,189 @@
+"""The messages of an outbox in a database of SQLAlchemy.
+
+::
+
+    outbox_table(Base.metadata)       # Alembic's autogenerate finds the table
+    outbox = Outbox(lambda: Session(engine))
+
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        outbox.send(ship, (order.pk,), session=session)
+
+In the body of a task with ``exactly_once_in`` the session is that of the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    Column,
+    DateTime,
+    Index,
+    MetaData,
+    String,
+    Table,
+    Text,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.schema import BLANK_SCHEMA
+
+from celery_redlock.contrib.sqlalchemy.records import SqlAlchemyRecords, open_session
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.outbox import OutboxMessage
+from celery_redlock.task.stored import StoredValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+__all__ = ["SqlAlchemyMessages", "outbox_table"]
+
+_NAME = "celery_redlock_message"
+_AFTER = "celery_redlock_after_commit"  # in the ``info`` of a session: what to call
+
+
+def outbox_table(metadata: MetaData) -> Table:
+    """Return the table of the outbox in this metadata, and add it if it is not there.
+
+    Call it where your models are defined, with their metadata: ``create_all`` and
+    Alembic's autogenerate then create the table. It is in the default schema.
+    """
+    if _NAME in metadata.tables:
+        return metadata.tables[_NAME]
+    return Table(
+        _NAME,
+        metadata,
+        Column("id", String(255), primary_key=True),
+        Column("task", String(255), nullable=False),
+        Column("body", Text, nullable=False),
+        Column("content_type", String(100), nullable=False),
+        Column("content_encoding", String(20), nullable=False),
+        Column("written_at", DateTime(timezone=True), nullable=False),
+        Index(f"{_NAME}_written_at", "written_at"),
+        schema=BLANK_SCHEMA,
+    )
+
+
+_TABLE = outbox_table(MetaData())
+_IN_ORDER = select(_TABLE).order_by(_TABLE.c.written_at, _TABLE.c.id)
+
+
+class SqlAlchemyMessages:
+    """The messages in the database of a session: a `task.outbox.MessageStore`.
+
+    Args:
+        make: Returns a session, or a ``scoped_session``.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        # A session of the caller may be in its transaction: this one is another.
+        self._records = SqlAlchemyRecords(self._make_another)
+
+    def check(self) -> None:
+        """Refuse a callable that returns no session. This opens no connection."""
+        self._records.check()
+
+    def write(
+        self, message: OutboxMessage, session: Any, then: Callable[[], None]
+    ) -> None:
+        """Write a message in the open transaction. After its commit, call ``then``."""
+        if isinstance(session, scoped_session):
+            session = session()
+        session = session or open_session()
+        if not isinstance(session, Session):
+            raise ConfigurationError(
+                "Outbox.send() does not know the transaction: its session is "
+                f"{session!r}. Write session=<the session whose commit publishes the "
+                "message>. Only in the body of a task with exactly_once_in it may be "
+                "left out."
+            )
+        session.execute(
+            insert(_TABLE),
+            {
+                "id": message.id,
+                "task": message.task,
+                "body": message.body.text,
+                "content_type": message.body.content_type,
+                "content_encoding": message.body.content_encoding,
+                "written_at": message.written_at,
+            },
+        )
+        session.info.setdefault(_AFTER, []).append(then)
+
+    @contextlib.contextmanager
+    def taken(
+        self,
+        most: int,
+        *,
+        ids: Collection[str] | None = None,
+        before: datetime | None = None,
+        but: Collection[str] = (),
+    ) -> Iterator[tuple[list[OutboxMessage], Callable[[Any], None]]]:
+        """Give committed messages, locked, and a function that deletes some of them."""
+        rows = _IN_ORDER.limit(most).with_for_update(skip_locked=True)
+        if but:
+            rows = rows.where(_TABLE.c.id.not_in(but))
+        if ids is not None:
+            rows = rows.where(_TABLE.c.id.in_(ids))
+        if before is not None:
+            rows = rows.where(_TABLE.c.written_at < before)
+        with self._records.new_session() as session, session.begin():
+            if session.connection().dialect.name == "sqlite":
+                # Begin with a write, as in `records`.
+                nothing = update(_TABLE).where(_TABLE.c.id == "")
+                session.execute(nothing.values(task=_TABLE.c.task))
+            found = [_message(row) for row in session.execute(rows)]
+            yield found, lambda done: _delete(session, done)
+
+    def waiting(self) -> tuple[int, datetime | None]:
+        """Return how many messages there are, and when the oldest one was written."""
+        asked = select(func.count(), func.min(_TABLE.c.written_at)).select_from(_TABLE)
+        with self._records.new_session() as session:
+            count, oldest = session.execute(asked).one()
+        return count, oldest and _in_utc(oldest)
+
+    def _make_another(self) -> Any:
+        made = self._make()
+        return made.session_factory() if isinstance(made, scoped_session) else made
+
+
+def _delete(session: Session, ids: Collection[str]) -> None:
+    session.execute(delete(_TABLE).where(_TABLE.c.id.in_(ids)))
+
+
+def _message(row: Any) -> OutboxMessage:
+    return OutboxMessage(
+        id=row.id,
+        task=row.task,
+        body=StoredValue(row.body, row.content_type, row.content_encoding),
+        written_at=_in_utc(row.written_at),
+    )
+
+
+def _in_utc(moment: datetime) -> datetime:
+    if moment.tzinfo is None:  # SQLite stores no zone
+        return moment.replace(tzinfo=timezone.utc)
+    return moment.astimezone(timezone.utc)
+
+
+@event.listens_for(Session, "after_commit")
+def _publish_committed(session: Session) -> None:
+    if _AFTER not in session.info or session.in_nested_transaction():
+        return  # nothing to publish, or the end of a savepoint
+    for then in session.info.pop(_AFTER):
+        then()
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _forget_rolled_back(session: Session, previous: Any) -> None:
+    if previous.parent is None:
+        session.info.pop(_AFTER, None)

@@ -1,0 +1,428 @@
+"""Messages that are published if, and only if, a transaction commits: the `Outbox`.
+
+::
+
+    transaction         effects + messages in a table
+         │
+      commit ─────────► publish each message ─► delete it      in the same process
+         │
+         └─ the process dies, or the broker is away: ``celery_redlock.publish_outbox``
+            or `celery redlock outbox --publish` finds the messages, later
+
+A message has its task id from the beginning. If a process dies after it has published a
+message and before it has deleted it, the message is published once more, with the same
+id: with ``exactly_once_in`` on its task, this has no effect.
+
+Before messages are published, they are read again, in a transaction of their own that
+locks them. So a message whose savepoint was rolled back is not published, and two
+processes do not publish the same one at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, Protocol
+
+from celery import Task, current_app
+from celery._state import _get_active_apps, connect_on_app_finalize
+from kombu.exceptions import OperationalError
+from kombu.serialization import prepare_accept_content
+from kombu.utils.imports import symbol_by_name
+from kombu.utils.uuid import uuid
+
+from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.spelling import did_you_mean
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.call_records import now, register
+from celery_redlock.task.stored import StoredValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from contextlib import AbstractContextManager
+
+    from celery import Celery
+    from celery.result import AsyncResult
+
+__all__ = [
+    "MessageStore",
+    "Outbox",
+    "OutboxMessage",
+    "PublishOutboxTask",
+    "Waiting",
+    "outboxes_of",
+    "publish_outboxes",
+]
+
+log = logging.getLogger(__name__)
+
+_STORES = {
+    "Django": "celery_redlock.contrib.django.outbox:DjangoMessages",
+    "SQLAlchemy": "celery_redlock.contrib.sqlalchemy.outbox:SqlAlchemyMessages",
+}
+_AT_ONCE = 100  # messages that one transaction publishes
+_MOST_KEPT = 1000  # messages that cannot be published, of one run
+_GRACE = 10.0  # seconds for the process that has committed to publish its messages
+_OPTIONS = (
+    *("countdown", "eta", "expires", "queue", "exchange", "routing_key", "priority"),
+    *("headers", "serializer", "compression", "delivery_mode", "task_id", "shadow"),
+    *("ignore_result", "soft_time_limit", "time_limit", "argsrepr", "kwargsrepr"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxMessage:
+    """A message that is in the outbox.
+
+    Attributes:
+        id: The id of the task that it starts.
+        task: The name of the task.
+        body: Its args, kwargs and options, serialized.
+        written_at: When it was written, by the clock of its writer, in UTC.
+    """
+
+    id: str
+    task: str
+    body: StoredValue
+    written_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The messages that wait in an outbox.
+
+    Attributes:
+        messages: How many messages.
+        oldest: For how many seconds the oldest one has waited; 0 if there is none.
+    """
+
+    messages: int
+    oldest: float
+
+
+class MessageStore(Protocol):
+    """The messages in one database. It may be used by several threads at once."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError if it can never work. Connects to nothing."""
+
+    def write(
+        self, message: OutboxMessage, session: Any, then: Callable[[], None]
+    ) -> None:
+        """Write a message in the open transaction. After its commit, call ``then``.
+
+        Raises:
+            ConfigurationError: It is not known which transaction this is.
+        """
+
+    def taken(
+        self,
+        most: int,
+        *,
+        ids: Collection[str] | None = None,
+        before: datetime | None = None,
+        but: Collection[str] = (),
+    ) -> AbstractContextManager[tuple[list[OutboxMessage], Callable[[Any], None]]]:
+        """Give committed messages, and a function that deletes those with these ids.
+
+        The block is a transaction that has locked the messages. Those that another
+        transaction has locked are left out.
+
+        Args:
+            most: How many at most, the oldest first.
+            ids: Only these; all if None.
+            before: Only those that were written before.
+            but: None of these.
+        """
+
+    def waiting(self) -> tuple[int, datetime | None]:
+        """Return how many messages there are, and when the oldest one was written."""
+
+
+class Outbox:
+    """Publish tasks if, and only if, the transaction commits.
+
+    ::
+
+        outbox = Outbox("default")                    # Django: the alias of a database
+        outbox = Outbox(lambda: Session(engine))      # SQLAlchemy: makes a session
+
+        with transaction.atomic():
+            order.save()
+            outbox.send(ship, (order.pk,))
+
+    Inside of a task with ``exactly_once_in`` the transaction is that of the call. Keep
+    the outbox in a module that is imported with the tasks: what a killed process has
+    not published, the periodic task ``celery_redlock.publish_outbox`` publishes.
+
+    Args:
+        database: The alias of a Django database, or a callable that returns a session
+            of SQLAlchemy (or a ``scoped_session``), as for ``exactly_once_in``.
+        app: The Celery app that publishes; the current app by default.
+
+    Raises:
+        ConfigurationError: The database cannot be used.
+    """
+
+    def __init__(
+        self, database: str | Callable[[], Any], *, app: Celery | None = None
+    ) -> None:
+        self._database = database
+        self._app = app
+        self._opened: MessageStore | None = None
+        if not (isinstance(database, str) and database) and not callable(database):
+            raise ConfigurationError(
+                f"An Outbox was made with {database!r}; it needs the alias of a Django "
+                'database such as "default", or a callable that returns a session of '
+                "SQLAlchemy such as `lambda: Session(engine)`."
+            )
+        _known.add(self)
+
+    @property
+    def app(self) -> Celery:
+        """The app that publishes."""
+        return self._app or current_app._get_current_object()  # noqa: SLF001
+
+    def belongs_to(self, app: Celery) -> bool:
+        """Tell whether this app publishes its messages."""
+        return self._app is None or self._app is app
+
+    def send(
+        self,
+        task: Task | str,
+        args: Iterable[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        session: Any = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """Write a message in the open transaction; it is published after the commit.
+
+        Args:
+            task: The task, or its name.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            session: SQLAlchemy: the session whose commit publishes the message; that
+                of the call by default, in a task with ``exactly_once_in``.
+            **options: As for ``apply_async``. A countdown begins now.
+
+        Returns:
+            The result that the task will have. Its id is fixed now.
+
+        Raises:
+            TypeError: The arguments do not fit the task.
+            ConfigurationError: An option cannot be stored, or no transaction is known.
+            kombu.exceptions.EncodeError: An argument cannot be serialized.
+        """
+        if unknown := sorted(set(options) - set(_OPTIONS)):
+            raise ConfigurationError(
+                f"Outbox.send() does not know the option {unknown[0]!r}. "
+                f"{did_you_mean(unknown[0], _OPTIONS)}"
+            )
+        args, kwargs = tuple(args), dict(kwargs or {})
+        name, app, serializer = task, self.app, options.get("serializer")
+        if not isinstance(task, str):
+            name, app = task.name, task.app
+            if task.typing:  # as `apply_async` does, but before the commit
+                task.__header__(*args, **kwargs)
+            serializer = serializer or task.serializer
+        task_id = options.pop("task_id", None) or uuid()
+        call = [args, kwargs, _with_fixed_times(options)]
+        message = OutboxMessage(
+            id=task_id,
+            task=str(name),
+            body=StoredValue.of(call, serializer or app.conf.task_serializer),
+            written_at=now(),
+        )
+        self._store.write(message, session, lambda: self._publish_committed(task_id))
+        return app.AsyncResult(task_id)
+
+    def publish(self, *, grace: float = _GRACE, app: Celery | None = None) -> int:
+        """Publish the messages that wait, the oldest first.
+
+        Those that cannot be published stay, and the reason is logged. If the broker
+        does not answer, nothing more is tried.
+
+        Args:
+            grace: Leave out those that were written less than so many seconds ago:
+                the process that has committed them publishes them itself.
+            app: The app that publishes; that of the outbox by default.
+
+        Returns:
+            How many were published.
+        """
+        before = now() - timedelta(seconds=grace)
+        published, kept = 0, set[str]()
+        while len(kept) < _MOST_KEPT:
+            taken = self._store.taken(_AT_ONCE, before=before, but=kept)
+            run = self._publish(app or self.app, taken)
+            published += len(run.published)
+            kept.update(run.kept)
+            if run.is_last:
+                break
+        return published
+
+    def waiting(self) -> Waiting:
+        """Return what is committed and not yet published."""
+        count, oldest = self._store.waiting()
+        age = (now() - oldest).total_seconds() if oldest else 0.0
+        return Waiting(count, max(0.0, age))
+
+    @property
+    def name(self) -> str:
+        """The alias of the database, or the name of the callable."""
+        return str(getattr(self._database, "__qualname__", self._database))
+
+    def __str__(self) -> str:
+        return f"the outbox of {self.name!r}"
+
+    @property
+    def _store(self) -> MessageStore:
+        if self._opened is None:
+            package = "Django" if isinstance(self._database, str) else "SQLAlchemy"
+            try:
+                kind = symbol_by_name(_STORES[package])  # type: ignore[no-untyped-call]
+            except ImportError as error:
+                raise ConfigurationError(
+                    f"Outbox({self._database!r}) needs {package}, which cannot be "
+                    f"imported ({error}). Install it."
+                ) from error
+            store: MessageStore = kind(self._database)
+            store.check()
+            self._opened = store
+        return self._opened
+
+    # -- publishing ----------------------------------------------------------------
+
+    def _publish_committed(self, task_id: str) -> None:
+        """Publish a message of this process; an error stops nothing that follows."""
+        try:
+            self._publish(self.app, self._store.taken(1, ids=[task_id]))
+        except Exception:
+            text = "The message of %s stays in %s, which could not be read."
+            extra = log_fields("outbox-kept", task_id=task_id)
+            log.exception(text, task_id, self, extra=extra)
+
+    def _publish(self, app: Celery, taken: Any) -> _Run:
+        run = _Run([], [], is_last=False)
+        with taken as (messages, delete):
+            for message in messages:
+                error = _publish(app, message)
+                if error is None:
+                    run.published.append(message.id)
+                    continue
+                self._log_kept(message, error)
+                run.kept.append(message.id)
+                run.is_last = isinstance(error, OperationalError)  # no broker answers
+                if run.is_last:
+                    break
+            if run.published:
+                delete(run.published)
+        run.is_last = run.is_last or len(messages) < _AT_ONCE
+        return run
+
+    def _log_kept(self, message: OutboxMessage, error: Exception) -> None:
+        is_away = isinstance(error, OperationalError)
+        log.log(
+            logging.WARNING if is_away else logging.ERROR,
+            "%s[%s] stays in %s, since it could not be published (%s: %s).",
+            message.task,
+            message.id,
+            self,
+            type(error).__name__,
+            error,
+            exc_info=None if is_away else error,
+            extra=log_fields("outbox-kept", task=message.task, task_id=message.id),
+        )
+
+
+@dataclass(slots=True)
+class _Run:
+    """The ids that one transaction has published and kept; whether it was the last."""
+
+    published: list[str]
+    kept: list[str]
+    is_last: bool
+
+
+_known: weakref.WeakSet[Outbox] = weakref.WeakSet()
+
+
+def outboxes_of(app: Celery) -> list[Outbox]:
+    """Return the outboxes of this process whose messages an app publishes."""
+    return sorted((one for one in _known if one.belongs_to(app)), key=str)
+
+
+def publish_outboxes(app: Celery, *, grace: float = _GRACE) -> int:
+    """Publish what waits in the outboxes of an app, and return how many that were."""
+    published = 0
+    for outbox in outboxes_of(app):
+        count = outbox.publish(grace=grace, app=app)
+        published += count
+        if count:
+            text = "Published %d messages of %s that no process had published."
+            extra = log_fields("outbox-published", messages=count)
+            log.info(text, count, outbox, extra=extra)
+    return published
+
+
+class PublishOutboxTask(Task):
+    """``celery_redlock.publish_outbox``, for a beat's schedule: publish what waits."""
+
+    name = "celery_redlock.publish_outbox"
+    ignore_result = True
+
+    def run(self) -> int:
+        """Publish what waits in the outboxes, and return how many that were."""
+        return publish_outboxes(self.app)
+
+
+def _register(app: Celery) -> None:
+    register(app, PublishOutboxTask)
+
+
+connect_on_app_finalize(_register)
+for _app in _get_active_apps():
+    if _app.finalized:  # before this module was imported
+        _register(_app)
+
+
+def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
+    """Publish a message, or return why it could not be published."""
+    accept = prepare_accept_content(app.conf.accept_content)  # type: ignore[no-untyped-call]
+    task = app.tasks.get(message.task)
+    try:
+        args, kwargs, options = message.body.load(accept)
+        options["task_id"] = message.id
+        if task is None:
+            app.send_task(message.task, args, kwargs, **options)
+        else:
+            task.apply_async(args, kwargs, **options)
+    except Exception as error:  # noqa: BLE001  (each broker has its own)
+        return error
+    return None
+
+
+def _with_fixed_times(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options whose countdown and expiry do not move with the publication."""
+    fixed = dict(options)
+    countdown, expires = fixed.pop("countdown", None), fixed.get("expires")
+    if countdown is not None and fixed.get("eta") is None:
+        fixed["eta"] = _in(countdown)
+    if isinstance(expires, (int, float)):
+        fixed["expires"] = _in(expires)
+    for name in ("eta", "expires"):
+        if isinstance(fixed.get(name), datetime):
+            fixed[name] = fixed[name].isoformat()
+    return fixed
+
+
+def _in(seconds: float) -> datetime:
+    if not math.isfinite(seconds):
+        raise ConfigurationError(
+            f"{seconds} is no number of seconds for Outbox.send()."
+        )
+    return datetime.now(timezone.utc) + timedelta(seconds=seconds)

@@ -1,0 +1,66 @@
+"""``redlock outbox``: what waits in outboxes, and publishing it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import MetaData, NullPool, create_engine
+from sqlalchemy.orm import Session
+
+from celery_redlock import Outbox
+from celery_redlock.contrib.sqlalchemy import outbox_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.project import Project
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Callable[[], Session]:
+    """Give what makes sessions of a database with the table of the outbox."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'db'}", poolclass=NullPool)
+    metadata = MetaData()
+    outbox_table(metadata)
+    metadata.create_all(engine)
+
+    def orders() -> Session:
+        return Session(engine)
+
+    orders.__qualname__ = "orders"
+    return orders
+
+
+def test_app_without_an_outbox(project: Project) -> None:
+    """It has nothing that waits."""
+    run = project.redlock("outbox")
+
+    assert (run.code, run.out) == (0, "The app has no outbox.\n")
+    assert project.redlock("outbox", "--json").out == '{"outboxes": []}\n'
+
+
+def test_messages_are_shown_and_published(
+    project: Project, sessions: Callable[[], Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes were killed between commit and publication."""
+    outbox = Outbox(sessions)
+    with monkeypatch.context() as dying:
+        dying.setattr(Outbox, "_publish_committed", lambda *_: None)
+        with sessions() as session, session.begin():
+            for each in "ab":
+                outbox.send("ship", (each,), session=session)
+
+    seen = project.redlock("outbox")
+    document = json.loads(project.redlock("outbox", "--json").out)
+    done = project.redlock("outbox", "--publish")
+
+    assert seen.code == 1
+    assert "The outbox of 'orders': 2 messages waiting, the oldest for " in seen.out
+    (fact,) = document["outboxes"]
+    assert fact.pop("oldest") >= 0
+    assert fact == {"outbox": "orders", "published": 0, "waiting": 2}
+    expected = "The outbox of 'orders': 2 messages published, 0 messages waiting.\n"
+    assert (done.code, done.out) == (0, expected)

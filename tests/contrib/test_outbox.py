@@ -1,0 +1,533 @@
+"""The outbox: published if, and only if, the transaction commits."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import logging
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections, transaction
+from kombu import serialization
+from kombu.exceptions import EncodeError, OperationalError
+from kombu.utils.uuid import uuid
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from celery_redlock import ConfigurationError, Outbox
+from celery_redlock.task.outbox import Waiting, outboxes_of, publish_outboxes
+from celery_redlock.testing import FakeNodes
+from tests.contrib.ledgers import (
+    DjangoLedger,
+    Ledger,
+    SqlAlchemyLedger,
+    closing_connections,
+    open_ledger,
+)
+from tests.unit.tasks.support import Worker, open_app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EMPTY = Waiting(0, 0.0)
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """Give a worker whose locks are on fake nodes."""
+    nodes = FakeNodes(3)
+    with open_app(nodes) as app:
+        yield Worker(app, nodes)
+
+
+@pytest.fixture
+def ledger(orm: str, database: str) -> Iterator[Ledger]:
+    """Give rows, records and messages, by each ORM in each database."""
+    ledger = open_ledger(orm, database)
+    with closing_connections():
+        yield ledger
+        ledger.clear()
+
+
+@pytest.fixture
+def outbox(worker: Worker, ledger: Ledger) -> Outbox:
+    """Give an outbox in the database of the rows."""
+    return Outbox(ledger.database, app=worker.app)
+
+
+@pytest.fixture
+def name() -> str:
+    """Give a name that no other test writes."""
+    return uuid()
+
+
+@pytest.fixture
+def ship(worker: Worker) -> Any:
+    """Give a task that messages start."""
+
+    @worker.app.task(name="ship", shared=False)
+    def ship(order: str, fast: bool = False) -> str:  # noqa: FBT002
+        return f"{order} {fast}"
+
+    return ship
+
+
+class Killed(BaseException):
+    """The process is killed."""
+
+
+@pytest.fixture
+def dies_after_commit(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let nothing be published after a commit, as if the process were killed."""
+    monkeypatch.setattr(Outbox, "_publish_committed", lambda *_: None)
+    return monkeypatch
+
+
+def deliver(worker: Worker) -> list[tuple[str, Any]]:
+    """Return the ids and arguments of the messages that were published."""
+    worker.collect()
+    sent = [(headers["id"], body[:2]) for headers, body in worker.published]
+    worker.published.clear()
+    return sent
+
+
+# -- Published after the commit ------------------------------------------------------
+
+
+def test_message_is_published_after_the_commit(
+    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any
+) -> None:
+    """Not before; its id is known from the beginning, and it is in no table then."""
+    with ledger.transaction() as session:
+        result = outbox.send(ship, ("a",), {"fast": True}, session=session)
+        assert deliver(worker) == []
+
+    assert deliver(worker) == [(result.id, [["a"], {"fast": True}])]
+    assert outbox.waiting() == EMPTY
+
+
+def test_rollback_publishes_nothing(
+    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any
+) -> None:
+    """Neither then nor at the next commit of the same session."""
+    with contextlib.suppress(ZeroDivisionError), ledger.transaction() as session:
+        outbox.send(ship, ("a",), session=session)
+        raise ZeroDivisionError
+
+    assert outbox.publish(grace=0.0) == 0
+    assert deliver(worker) == []
+
+
+def test_rollback_of_a_session_that_goes_on_publishes_nothing(
+    worker: Worker, database: str, ship: Any
+) -> None:
+    """Its next transaction publishes its own messages only."""
+    ledger = SqlAlchemyLedger(database)
+    outbox = Outbox(ledger.database, app=worker.app)
+    with ledger.database() as session:
+        outbox.send(ship, ("a",), session=session)
+        session.rollback()
+        second = outbox.send(ship, ("b",), session=session)
+        session.commit()
+
+    assert [found for found, _ in deliver(worker)] == [second.id]
+
+
+def test_savepoint_that_is_rolled_back_publishes_nothing(
+    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any
+) -> None:
+    """The message is gone with it; that of the transaction is published."""
+    with ledger.transaction() as session:
+        first = outbox.send(ship, ("a",), session=session)
+        inner = (
+            transaction.atomic(using=ledger.database)
+            if session is None
+            else session.begin_nested()
+        )
+        with contextlib.suppress(ZeroDivisionError), inner:
+            outbox.send(ship, ("b",), session=session)
+            raise ZeroDivisionError
+
+    assert [found for found, _ in deliver(worker)] == [first.id]
+
+
+def test_end_of_a_savepoint_publishes_nothing(
+    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any
+) -> None:
+    """Only the commit of the whole transaction does."""
+    with ledger.transaction() as session:
+        inner = (
+            transaction.atomic(using=ledger.database)
+            if session is None
+            else session.begin_nested()
+        )
+        with inner:
+            result = outbox.send(ship, ("a",), session=session)
+        assert deliver(worker) == []
+
+    assert [found for found, _ in deliver(worker)] == [result.id]
+
+
+def test_body_that_happens_once_sends_once(
+    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any, name: str
+) -> None:
+    """The copy of the call finds the record, and publishes nothing."""
+
+    @worker.task(exactly_once_in=ledger.database)
+    def order(name: str) -> str:
+        ledger.add(name)
+        return str(outbox.send(ship, (name,)).id)
+
+    first = worker.run(order, name, id=worker.call_id)
+    order.backend.delete(order.backend.get_key_for_task(first.id))
+    again = worker.redeliver(order, name, id=worker.call_id)
+
+    assert first.result == again.result
+    assert ledger.count(name) == 1
+    sent = [entry for entry in deliver(worker) if entry[0] != worker.call_id]
+    assert sent == [(first.result, [[name], {}])]
+
+
+def test_body_that_fails_sends_nothing(
+    worker: Worker, ledger: Ledger, outbox: Outbox, ship: Any, name: str
+) -> None:
+    """Message and effects are rolled back together."""
+
+    @worker.task(exactly_once_in=ledger.database)
+    def order(name: str) -> None:
+        outbox.send(ship, (name,))
+        raise ZeroDivisionError(name)
+
+    assert worker.run(order, name).state == "FAILURE"
+
+    assert outbox.waiting() == EMPTY
+    assert deliver(worker) == []
+
+
+# -- Found by another process --------------------------------------------------------
+
+
+def test_message_of_a_killed_process_is_found(
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    dies_after_commit: pytest.MonkeyPatch,
+) -> None:
+    """The periodic task publishes it, with the id that it always had."""
+    with ledger.transaction() as session:
+        result = outbox.send(ship, ("a",), session=session)
+    assert deliver(worker) == []
+    assert outbox.waiting().messages == 1
+
+    assert worker.app.tasks["celery_redlock.publish_outbox"].run() == 0
+    assert outbox.waiting().messages == 1  # its process may be about to publish it
+    assert publish_outboxes(worker.app, grace=0.0) == 1
+
+    assert deliver(worker) == [(result.id, [["a"], {}])]
+    assert outbox.waiting() == EMPTY
+
+
+def test_process_that_is_killed_between_both_publishes_the_same_id_again(
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was published and not deleted; the receiver knows the id."""
+    ship = worker.app.tasks["ship"]
+    sent = ship.apply_async
+
+    def publish_and_die(*args: Any, **options: Any) -> None:
+        sent(*args, **options)
+        raise Killed
+
+    with monkeypatch.context() as dying:
+        dying.setattr(ship, "apply_async", publish_and_die)
+        with pytest.raises(Killed), ledger.transaction() as session:
+            result = outbox.send(ship, ("a",), session=session)
+    assert outbox.publish(grace=0.0) == 1
+
+    assert [found for found, _ in deliver(worker)] == [result.id, result.id]
+
+
+def test_message_waits_while_the_broker_is_away(  # noqa: PLR0913, PLR0917  (fixtures)
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The commit is not undone, a warning says so, and later they go in their order."""
+    with monkeypatch.context() as broker:
+        broker.setattr("celery_redlock.task.outbox._publish", away)
+        with ledger.transaction() as session:
+            results = [outbox.send(ship, (each,), session=session) for each in "abc"]
+
+    kept = [r for r in caplog.records if vars(r).get("redlock_event") == "outbox-kept"]
+    assert {record.levelno for record in kept} == {logging.WARNING}
+    assert {vars(r)["redlock_task_id"] for r in kept} == {r.id for r in results}
+    assert outbox.waiting().messages == 3
+
+    assert outbox.publish(grace=0.0) == 3
+    assert [found for found, _ in deliver(worker)] == [r.id for r in results]
+
+
+def away(*_: Any) -> OperationalError:
+    """Publish nothing, as while the broker is away."""
+    return OperationalError("no broker")
+
+
+def test_run_stops_when_the_broker_is_away(
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    dies_after_commit: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each try takes as long as the broker's timeout: one is enough."""
+    with ledger.transaction() as session:
+        for each in "abc":
+            outbox.send(ship, (each,), session=session)
+
+    dies_after_commit.setattr("celery_redlock.task.outbox._publish", away)
+
+    assert outbox.publish(grace=0.0) == 0
+    assert len([r for r in caplog.records if "stays in" in r.message]) == 1
+    assert outbox.waiting().messages == 3
+
+
+def test_message_that_cannot_be_published_stops_no_other(  # noqa: PLR0913, PLR0917
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    dies_after_commit: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It stays, and an error says why."""
+    monkeypatch = dies_after_commit
+    monkeypatch.setattr("celery_redlock.task.outbox._AT_ONCE", 1)
+    with ledger.transaction() as session:
+        bad = outbox.send(ship, ("bad",), session=session, queue="a queue")
+        good = outbox.send(ship, ("good",), session=session)
+    worker.app.conf.task_create_missing_queues = False
+
+    assert outbox.publish(grace=0.0) == 1
+
+    assert [found for found, _ in deliver(worker)] == [good.id]
+    (error,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert vars(error)["redlock_task_id"] == bad.id
+    assert "QueueNotFound" in error.message
+    assert outbox.waiting().messages == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_two_processes_publish_a_message_once(
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    dies_after_commit: pytest.MonkeyPatch,
+) -> None:
+    """The second one leaves out what the first one has locked."""
+    with ledger.transaction() as session:
+        result = outbox.send(ship, ("a",), session=session)
+    publishing, may_end = threading.Event(), threading.Event()
+    ship = worker.app.tasks["ship"]
+    sent = ship.apply_async
+
+    def slowly(*args: Any, **options: Any) -> None:
+        publishing.set()
+        assert may_end.wait(30)
+        sent(*args, **options)
+
+    def publish() -> None:
+        with closing_connections():
+            outbox.publish(grace=0.0)
+
+    dies_after_commit.setattr(ship, "apply_async", slowly)
+    first = threading.Thread(target=publish)
+    first.start()
+    try:
+        assert publishing.wait(30)
+        assert outbox.publish(grace=0.0) == 0
+    finally:
+        may_end.set()
+        first.join()
+
+    assert [found for found, _ in deliver(worker)] == [result.id]
+    assert outbox.waiting() == EMPTY
+
+
+# -- Messages ------------------------------------------------------------------------
+
+
+def test_task_may_be_a_name(worker: Worker, ledger: Ledger, outbox: Outbox) -> None:
+    """Also of a task that is not in this program."""
+    with ledger.transaction() as session:
+        result = outbox.send("elsewhere.ship", ["a"], session=session, task_id="id-1")
+
+    assert result.id == "id-1"
+    assert deliver(worker) == [("id-1", [["a"], {}])]
+
+
+def test_countdown_begins_when_the_message_is_written(
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    dies_after_commit: pytest.MonkeyPatch,
+) -> None:
+    """A message that waits for its publication is not delayed by it once more."""
+    before = dt.datetime.now(dt.timezone.utc)
+    with ledger.transaction() as session:
+        outbox.send(ship, ("a",), session=session, countdown=60, expires=3600)
+    after = dt.datetime.now(dt.timezone.utc)
+    outbox.publish(grace=0.0)
+
+    worker.collect()
+    ((headers, _),) = worker.published
+    for name, seconds in (("eta", 60), ("expires", 3600)):
+        span = dt.timedelta(seconds=seconds)
+        moment = dt.datetime.fromisoformat(headers[name])
+        assert before + span <= moment <= after + span
+
+
+@pytest.fixture
+def packed() -> Iterator[str]:
+    """Give the name of a serializer that makes bytes."""
+    name = "packed"
+    serialization.register(  # type: ignore[no-untyped-call]
+        name,
+        lambda value: zlib.compress(json.dumps(value).encode()),
+        lambda value: json.loads(zlib.decompress(value)),
+        content_type="application/x-packed",
+        content_encoding="binary",
+    )
+    yield name
+    serialization.unregister(name)  # type: ignore[no-untyped-call]
+
+
+def test_arguments_go_by_the_serializer_of_the_task(
+    worker: Worker, ledger: Ledger, outbox: Outbox, packed: str
+) -> None:
+    """Also one that makes bytes, in the table and in the message."""
+    worker.app.conf.accept_content = ["json", packed]
+
+    @worker.app.task(name="pack", shared=False, serializer=packed)
+    def pack(order: str) -> None:
+        """Do nothing."""
+
+    with ledger.transaction() as session:
+        result = outbox.send(pack, ("a",), session=session)
+
+    assert deliver(worker) == [(result.id, [["a"], {}])]
+
+
+def test_singleton_task_is_sent_as_it_is(
+    worker: Worker, ledger: Ledger, outbox: Outbox
+) -> None:
+    """Its call has an id that a caller may wait for, so no claim holds it back."""
+    job = worker.unique_job()
+    with ledger.transaction() as session:
+        sent = [outbox.send(job, (0,), session=session).id for _ in range(2)]
+
+    assert [found for found, _ in deliver(worker)] == sent
+
+
+# -- Bad input -----------------------------------------------------------------------
+
+
+def test_arguments_that_do_not_fit_are_an_error_before_the_commit(
+    ledger: Ledger, outbox: Outbox, ship: Any
+) -> None:
+    """As those of `apply_async`; so are values that cannot be serialized."""
+    with ledger.transaction() as session:
+        with pytest.raises(TypeError, match="order"):
+            outbox.send(ship, session=session)
+        with pytest.raises(EncodeError):
+            outbox.send(ship, (object(),), session=session)
+
+    assert outbox.waiting() == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"), [("countdwon", "countdown"), ("link", "countdown")]
+)
+def test_unknown_option_is_refused(
+    ledger: Ledger, outbox: Outbox, ship: Any, option: str, hint: str
+) -> None:
+    """Callbacks too: they would have no fixed id."""
+    options: dict[str, Any] = {option: 1}
+    with (
+        ledger.transaction() as session,
+        pytest.raises(ConfigurationError, match=f"(?s){option}.*{hint}"),
+    ):
+        outbox.send(ship, ("a",), session=session, **options)
+
+
+@pytest.mark.parametrize("database", ["", None, 3])
+def test_database_of_another_kind_is_refused(database: Any) -> None:
+    """It is what `exactly_once_in` is."""
+    with pytest.raises(ConfigurationError, match="alias of a Django database"):
+        Outbox(database)
+
+
+def test_unknown_alias_is_refused(worker: Worker, sqlite: str, ship: Any) -> None:
+    """When the first message is written."""
+    DjangoLedger(sqlite)
+    outbox = Outbox("sqlit", app=worker.app)
+
+    with pytest.raises(ConfigurationError, match="Did you mean 'sqlite'"):
+        outbox.send(ship, ("a",))
+
+
+def test_session_must_be_known(worker: Worker, sqlite: str, ship: Any) -> None:
+    """Outside of a task that happens once, SQLAlchemy's has to be given."""
+    outbox = Outbox(SqlAlchemyLedger(sqlite).database, app=worker.app)
+
+    with pytest.raises(ConfigurationError, match="session="):
+        outbox.send(ship, ("a",))
+
+
+def test_session_is_not_for_django(worker: Worker, sqlite: str, ship: Any) -> None:
+    """Django has one connection for each alias and thread."""
+    outbox = Outbox(DjangoLedger(sqlite).database, app=worker.app)
+
+    with pytest.raises(ConfigurationError, match="takes no session"):
+        outbox.send(ship, ("a",), session=object())
+    connections["sqlite"].close()
+
+
+def test_scoped_session_will_do(worker: Worker, database: str, ship: Any) -> None:
+    """The messages are published in a session beside the one of the thread."""
+    SqlAlchemyLedger(database)
+    sessions = scoped_session(sessionmaker(create_engine(database, poolclass=NullPool)))
+    outbox = Outbox(lambda: sessions, app=worker.app)
+
+    result = outbox.send(ship, ("a",), session=sessions)
+    assert isinstance(sessions(), Session)
+    sessions.commit()
+
+    assert [found for found, _ in deliver(worker)] == [result.id]
+    sessions.remove()
+
+
+def test_outbox_belongs_to_its_app(worker: Worker) -> None:
+    """Without an app, it belongs to all; one that is dropped belongs to none."""
+    mine, all_ = Outbox("mine", app=worker.app), Outbox("all")
+    with open_app(FakeNodes(1)) as other:
+        other_app = Outbox("other", app=other)
+        assert {mine, all_} <= {*outboxes_of(worker.app)}
+        assert other_app not in outboxes_of(worker.app)
+    assert all_.app is not None
+    names = [one.name for one in outboxes_of(worker.app)]
+    del mine, all_
+    assert len(outboxes_of(worker.app)) == len(names) - 2
