@@ -33,9 +33,17 @@ MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
 CLIENTS = 3
 
 
-def service(urls: list[str], max_ttl: float = MAX_TTL) -> Redlock:
+def service(
+    urls: list[str], max_ttl: float = MAX_TTL, *, connect_timeout: float = 1.0
+) -> Redlock:
     """Return a client with these settings; slow machines get their time."""
-    return Redlock(urls, ttl=MAX_TTL, max_ttl=max_ttl, node_timeout=0.2)
+    return Redlock(
+        urls,
+        ttl=MAX_TTL,
+        max_ttl=max_ttl,
+        node_timeout=0.2,
+        connect_timeout=connect_timeout,
+    )
 
 
 def reconfigure_until_closed(
@@ -138,8 +146,8 @@ def test_reconfiguration_under_load_never_lets_two_in(
 ) -> None:
     """No holds overlap, fences stay in order, and the new clients continue."""
     urls = start_nodes(5, initialize=False).urls
-    old = service([urls[index] for index in before])
-    new = service([urls[index] for index in after], max_ttl)
+    old = service([urls[index] for index in before], connect_timeout=10)
+    new = service([urls[index] for index in after], max_ttl, connect_timeout=10)
     old.initialize()
 
     with Load([old, new], key) as load:

@@ -22,7 +22,14 @@ LOST = LockLost("lost", key="k")
 
 def run_until_interrupted(guard: Interrupter) -> None:
     """Interrupt the calling thread from another one; wait for it in small steps."""
-    threading.Thread(target=guard.interrupt, args=(LOST,)).start()
+    is_waiting = threading.Event()
+
+    def interrupt() -> None:
+        is_waiting.wait()  # an interrupt inside of `start` would break that thread
+        guard.interrupt(LOST)
+
+    threading.Thread(target=interrupt).start()
+    is_waiting.set()
     run_until_stopped()
 
 
