@@ -29,7 +29,8 @@ the body                        the transaction
 returns                         commits; what cannot be serialized is an error before
 raises an error                 rolls back; FAILURE as usual. With
                                 ``exactly_once_failures`` the failure is recorded
-``self.retry()``, autoretry     rolls back: the call is not done yet
+``self.retry()``, autoretry     rolls back: the call is not done yet. Errors at begin
+                                and commit are retried by ``autoretry_for``, too
 ``Ignore``, ``Reject``,         rolls back
 ``self.replace()``
 is interrupted (lock lost,      rolls back
@@ -54,6 +55,7 @@ from celery_redlock.core.backoff import doubled
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import shown
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
+from celery_redlock.task.autoretry import retry_as_configured
 from celery_redlock.task.awaitables import refuse_awaitable
 from celery_redlock.task.call_records import CallRecord, now, record_id
 from celery_redlock.task.stored import StoredValue
@@ -99,9 +101,20 @@ class _OnceRun:
         subject = call.key if once.per_key else call.id
         self._id = record_id(call.task.name, per_key=once.per_key, subject=subject)
         self._fence = execution.lease.fence if execution.lease else 0
-        self._has_begun = False
+        self._has_begun = self._has_failed = False  # the body
 
     def run(self, body: Callable[[], Any]) -> Any:
+        try:
+            return self._run_in_transaction(body)
+        except _NOT_DONE:
+            raise
+        except Exception as error:
+            if self._has_failed:  # Celery's autoretry has seen it
+                raise
+            retry_as_configured(self._call.task, error)
+            raise
+
+    def _run_in_transaction(self, body: Callable[[], Any]) -> Any:
         found: CallRecord | None = None
         record: CallRecord | None = None
         returned: Any = None
@@ -127,7 +140,11 @@ class _OnceRun:
     def _run(self, body: Callable[[], Any]) -> Any:
         self._has_begun = True
         with self._records.guarded():
-            returned = body()
+            try:
+                returned = body()
+            except BaseException:
+                self._has_failed = True
+                raise
         if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
             refuse_awaitable(self._call.task.name, returned)
         return returned

@@ -554,6 +554,65 @@ def test_connection_that_dies_in_the_body_rolls_back(
     assert ledger.count(name) == 1
 
 
+@pytest.mark.parametrize("moment", ["begin", "commit"])
+@pytest.mark.parametrize("backoff", [False, True])
+def test_error_outside_of_the_body_is_retried_as_one_inside(  # noqa: PLR0913, PLR0917
+    worker: Worker,
+    ledger: Ledger,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    backoff: bool,
+) -> None:
+    """With `autoretry_for`, also where the database is away at begin or commit."""
+    add = adding(
+        worker,
+        ledger,
+        autoretry_for=(OSError,),
+        retry_kwargs={"max_retries": 1, "countdown": 0},
+        retry_backoff=backoff,
+    )
+    store = runtime_of(worker.app).options("job", add.lock_options).exactly_once.records  # type: ignore[union-attr]
+    transaction = store.transaction
+
+    @contextlib.contextmanager
+    def away(*args: Any, **options: Any) -> Iterator[Any]:
+        if moment == "begin":
+            raise OSError(name)
+        with transaction(*args, **options) as found:
+            yield found
+            if found is None and add.runs:
+                raise OSError(name)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "transaction", away)
+        first = worker.run(add, name)
+        last = worker.run(add, name, id=first.id, retries=1)
+    assert (first.stored, last.stored) == (states.RETRY, states.FAILURE)
+    assert isinstance(last.result, OSError)
+    assert ledger.count(name) == 0
+
+    again = worker.run(add, name, retries=1)
+    assert again.result == [name]
+    assert ledger.count(name) == 1
+
+
+def test_other_error_outside_of_the_body_is_not_retried(
+    worker: Worker, sqlite: str
+) -> None:
+    """`autoretry_for=(Exception,)` does not mean a wrong setting."""
+    engine = create_engine(sqlite, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+
+    @worker.task(exactly_once_in=lambda: Session(engine), autoretry_for=(Exception,))
+    def job() -> None:
+        """Do nothing."""
+
+    run = worker.run(job)
+
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, ConfigurationError)
+
+
 # -- An idempotency key --------------------------------------------------------------
 
 
