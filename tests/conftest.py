@@ -225,8 +225,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide shared tasks of other tests: Celery adds them to every later app."""
-    homes = (builtins.__name__, "celery_redlock.")
-    kept = {f for f in _on_app_finalizers if f.__module__.startswith(homes)}
+    homes = {builtins.__name__, "celery_redlock.task.outbox"}
+    kept = {f for f in _on_app_finalizers if f.__module__ in homes}
     monkeypatch.setattr("celery._state._on_app_finalizers", kept)
 
 

@@ -28,7 +28,7 @@ def retry_as_configured(task: Any, error: Exception) -> None:
         Exception: That error, where there is no further retry.
     """
     failing = _Failing(task, error)
-    add_autoretry_behaviour(failing)  # type: ignore[no-untyped-call]
+    add_autoretry_behaviour(failing)
     if "_orig_run" in vars(failing):
         failing.run()
 
