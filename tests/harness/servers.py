@@ -111,9 +111,11 @@ class PostgreSQL(Process):
 
     Args:
         programs: The folder with ``initdb`` and ``postgres``.
+        **settings: More of the server's settings.
     """
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, **settings: str) -> None:
+        self._settings = {**_SETTINGS, **settings}
         self._folder = Path(tempfile.mkdtemp(prefix="redlock-postgres-"))
         self._programs = programs
         user = _unprivileged() if os.geteuid() == 0 else {}
@@ -135,11 +137,17 @@ class PostgreSQL(Process):
         return f"postgresql+psycopg://{_USER}@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        """Create the database, start the server and return when it answers.
+        """Start the server and return when it answers; create its database before.
+
+        After a `kill` it has the data that it had, and the port.
 
         Raises:
             RedlockError: The server did not start.
         """
+        if self.port:
+            super().start()
+            self.wait_until_ready()
+            return
         data = str(self._folder / "data")
         program, server = str(self._programs / "initdb"), self._programs / "postgres"
         subprocess.run(  # noqa: S603  (the found PostgreSQL)
@@ -150,7 +158,7 @@ class PostgreSQL(Process):
         )
         for tries_left in reversed(range(_PORT_TRIES)):
             self.port = free_port()
-            settings = {**_SETTINGS, "port": str(self.port)}
+            settings = {**self._settings, "port": str(self.port)}
             options = [f"--{name}={value}" for name, value in settings.items()]
             self.command = [str(server), "-D", data, *options]
             super().start()

@@ -13,6 +13,7 @@ in it. At the end, the verdicts come from this journal::
 ``session``    one torture from begin to end
 ``broker``     Redis or RabbitMQ, which keep their messages over a crash
 ``ledger``     SQLite: fenced cells, and every write that was accepted
+``effects``    PostgreSQL: a row for each job that has effects there
 ``project``    the app and its jobs; runs in the workers
 ``producer``   publishes jobs; a process
 ``site``       all processes: start, repair, stop
@@ -36,7 +37,17 @@ from tests.harness.journal import Journal
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CELLS", "COUNTERS", "FOLDER", "PLANT", "SETS", "SETTINGS", "journal_in"]
+__all__ = [
+    "CELLS",
+    "COUNTERS",
+    "EFFECTS",
+    "FOLDER",
+    "LONG",
+    "PLANT",
+    "SETS",
+    "SETTINGS",
+    "journal_in",
+]
 
 FOLDER = "TORTURE_FOLDER"  # the variable with the folder of the torture
 SETTINGS = "TORTURE_SETTINGS"  # the variable with the settings of the app
@@ -44,6 +55,8 @@ PLANT = "TORTURE_PLANT"  # the variable with the bug that workers get, if any
 COUNTERS = [f"counter-{number}" for number in range(4)]
 CELLS = [f"cell-{number}" for number in range(3)]
 SETS = [f"set-{number}" for number in range(3)]
+EFFECTS = {"once", "often"}  # the kinds of jobs with effects in a database
+LONG = 12.0  # seconds of a long one of them
 
 
 def journal_in(folder: Path | str) -> Journal:

@@ -1,6 +1,9 @@
 """``python -m tests.torture --seconds 600 --seed 1 --json report.json``.
 
 ``--kinds limited --jobs 1000``: faults while 1,000 jobs of this kind are sent.
+
+``--kinds once``: each job has its effect in a database exactly once, and the database
+is killed, too; ``--kinds often``: the same without the option.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock.errors import RedlockError
 from tests.harness.processes import descendants
+from tests.torture import LONG
 from tests.torture.site import TTL
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class Faults:
             "broker killed, back with memory": (2, self._kill_broker),
             "broker frozen": (2, self._freeze_broker),
         }
+
+        if site.database:
+            self._kinds["database killed"] = (12, self._kill_database)
 
     def run(self, seconds: float, jobs: int = 0) -> float:
         """Disturb for this number of seconds, then undo the faults that are left.
@@ -296,20 +300,33 @@ class Faults:
         broker = self._site.broker
         return self._break_broker(broker.pause, broker.resume, (1, TTL))
 
+    def _kill_database(self) -> bool:
+        # Its jobs retry themselves. Celery ends a job for good if the broker does not
+        # accept that, so the broker is well until the last of them has seen the error.
+        database = self._site.database
+        assert database
+        return self._break_broker(
+            database.kill, database.start, (0.2, 2), then=LONG + 3
+        )
+
     def _break_broker(
         self,
         harm: Callable[[], None],
         repair: Callable[[], None],
         seconds: tuple[float, float],
+        then: float = 0.0,
     ) -> bool:
         if self._broker:
             return False
         self._broker = True
         harm()
 
+        def be_well() -> None:
+            self._broker = False
+
         def undo() -> None:
             repair()
-            self._broker = False
+            self._later(then, be_well)
 
         self._later(self._random.uniform(*seconds), undo)
         return True

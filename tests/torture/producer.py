@@ -12,18 +12,21 @@ import random
 import signal
 import sys
 import threading
+import uuid
 from typing import Any
 
 from celery import chord
 from kombu.exceptions import ChannelError
 
-from tests.torture import CELLS, COUNTERS, SETS
+from tests.torture import CELLS, COUNTERS, EFFECTS, LONG, SETS
 
 READY = "jobs are being published"
 _CROWD = 40  # it waits while the queue has more messages
 _MEAN_PAUSE = 0.3  # seconds
 _MEAN_PAUSE_OF_MANY = 0.1  # the same, while a number of jobs is to be sent
 
+# How often each kind of jobs is chosen. Those with effects in a database are sent only
+# where they are asked for.
 KINDS = {
     "count": 26,
     "wait": 8,
@@ -36,7 +39,11 @@ KINDS = {
     "add": 18,
     "chord": 5,
     "limited": 10,
+    "once": 0,
+    "often": 0,
 }
+_TWICE = 0.05  # the share of jobs with effects that a client sends twice, with one id
+_LONG = 0.01  # the share of them that last longer than the visibility timeout
 
 
 class Producer:
@@ -47,7 +54,8 @@ class Producer:
 
         self._jobs = project
         self._random = random.Random(seed)  # noqa: S311  (no secret)
-        self._weights = {kind: KINDS[kind] for kind in kinds or KINDS}
+        self._weights = {kind: KINDS[kind] or 1 for kind in kinds}
+        self._weights = self._weights or KINDS
         self._jobs_to_send, self._sent = jobs, 0
 
     def publish(self) -> None:
@@ -57,6 +65,8 @@ class Producer:
         self._jobs.journal.note("sending", kind=kind)
         try:
             result = call.apply_async()
+            if kind in EFFECTS and self._random.random() < _TWICE:
+                call.apply_async()
         except Exception as error:  # noqa: BLE001  (each transport has its own)
             self._jobs.journal.note("unsent", kind=kind, error=repr(error))
             return
@@ -75,7 +85,11 @@ class Producer:
         write = jobs.write.s(dice.choice(CELLS), seconds)
         add = jobs.add.s(dice.choice(SETS), seconds)
         pair = dice.sample(COUNTERS, 2)
+        job = str(uuid.UUID(int=dice.getrandbits(128)))
+        time = LONG if dice.random() < _LONG else seconds
         return {
+            "once": jobs.once.s(job, time).set(task_id=job),
+            "often": jobs.often.s(job, time).set(task_id=job),
             # Some are long enough for a few renewals.
             "count": jobs.count.s(counter, seconds * dice.choice([1, 1, 1, 8])),
             "wait": jobs.count_wait.s(counter, seconds),

@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery import Celery
 from celery import signals as celery_signals
 from celery.exceptions import Reject
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from celery_redlock import current_lease, signals, singleton_task
+from celery_redlock.contrib.sqlalchemy import current_session
 from celery_redlock.core.limits import Limit
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.policies import Retry, Wait
 from tests.torture import FOLDER, PLANT, SETTINGS, journal_in
+from tests.torture.effects import add_one, engine_of_workers
 from tests.torture.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ app.conf.update(json.loads(os.environ[SETTINGS]))
 folder = Path(os.environ[FOLDER])
 journal = journal_in(folder)
 ledger = Ledger(folder)
+engine = engine_of_workers()
 _numbers = itertools.count()
 
 
@@ -121,6 +126,12 @@ JOB: dict[str, Any] = {
 }
 ONE: dict[str, Any] = {**JOB, "key": "{name}"}
 AGAIN: dict[str, Any] = {"on_conflict": "retry", "retry_countdown": 0.5}
+WRITING: dict[str, Any] = {
+    **JOB,
+    **AGAIN,
+    "autoretry_for": (DBAPIError,),  # the database is away
+    "retry_kwargs": {"countdown": 0.5},
+}
 
 
 def again(task: Task, error: Exception | None = None) -> NoReturn:
@@ -247,6 +258,27 @@ def limited(self: Task, seconds: float, retries: int = 0) -> str:
         run.work(seconds)
         if self.request.retries < retries:
             again(self)
+    return str(self.request.id)
+
+
+@singleton_task(
+    name="once", **WRITING, key="{job}", exactly_once_in=lambda: Session(engine)
+)
+def once(self: Task, job: str, seconds: float) -> str:
+    """Add one to the row of the job, in the transaction with the record of the call."""
+    with running(self) as run:
+        add_one(current_session(), job)
+        run.work(seconds)
+    return str(self.request.id)
+
+
+@singleton_task(name="often", **WRITING, key="{job}")
+def often(self: Task, job: str, seconds: float) -> str:
+    """Add one to the row of the job, in a transaction of its own."""
+    with running(self) as run:
+        with Session(engine) as session, session.begin():
+            add_one(session, job)
+        run.work(4 * seconds)  # most kills find a job here
     return str(self.request.id)
 
 

@@ -91,6 +91,8 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
             elements=site.ledger.elements(),
             dropped=site.broker.dropped(),
         )
+        if site.database:
+            verdicts.judge_effects(results, site.database.effects())
         verdicts.found("locks left behind", left)
         verdicts.found("processes left behind", site.left_behind())
         verdicts.apart["ms until no lock was left"] = round(free_after * 1000)

@@ -24,6 +24,7 @@ from tests.harness.waiting import until
 from tests.torture import (
     CELLS,
     COUNTERS,
+    EFFECTS,
     FOLDER,
     PLANT,
     SETS,
@@ -32,6 +33,7 @@ from tests.torture import (
     producer,
 )
 from tests.torture.broker import BROKERS
+from tests.torture.effects import DATABASE, Database
 from tests.torture.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class Site:
         nodes: The lock nodes.
         ways: The proxies to the nodes, in their order.
         workers: The Celery workers; the first two are prefork.
+        database: The PostgreSQL of jobs with effects; None if no such job is sent.
         journal: The common record of all processes.
         seen: Every process that was ever seen below the workers.
     """
@@ -100,6 +103,7 @@ class Site:
         self.nodes = DevNodes(5, binary=binary, initialize=False, options=durable)
         self.broker = BROKERS[broker](folder)
         self.backend = RedisServer(binary)
+        self.database = Database() if EFFECTS.intersection(kinds) else None
         self.ways: list[Proxy] = []
         self.workers: list[Worker] = []
         self.producers: list[Process] = []
@@ -122,6 +126,10 @@ class Site:
         for server in (self.broker, self.backend):
             stack.callback(server.stop)
             server.start()
+        if self.database:
+            stack.callback(self.database.stop)
+            self.database.start()
+            self.database.create()
         settings = {
             **_SETTINGS,
             "broker_url": self.broker.url,
@@ -180,6 +188,7 @@ class Site:
             SETTINGS: json.dumps(settings),
             FOLDER: str(self.folder),
             PLANT: self._plant,
+            DATABASE: self.database.url if self.database else "",
             "PYTHONPATH": ":".join(map(str, _FOLDERS)),
         }
 
@@ -241,6 +250,8 @@ class Site:
         if self.broker.is_running:
             self.broker.resume()
         self.broker.start()
+        if self.database and not self.database.is_running:
+            self.database.start()
         for worker in self.workers:
             worker.resume()
         self._start_workers()

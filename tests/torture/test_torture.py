@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import missing
-from tests.harness.servers import find_rabbitmq
+from tests.harness.servers import find_postgresql, find_rabbitmq
 from tests.torture.broker import BROKERS
 from tests.torture.session import torture
 
@@ -48,6 +48,24 @@ def test_torture_of_permits(redis_server: str, tmp_path: Path) -> None:
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
     assert report.faults
     assert report.is_clean, f"only {report.jobs} were sent"
+
+
+@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.parametrize(("kind", "is_exact"), [("once", True), ("often", False)])
+def test_torture_of_effects(
+    redis_server: str, tmp_path: Path, kind: str, is_exact: bool
+) -> None:
+    """Each effect is there once; without the option, some are there twice."""
+    if find_postgresql() is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+
+    report = torture(SECONDS, SEED, kinds=[kind], folder=tmp_path)
+
+    report.show()
+    twice = report.zero.pop("effects that are there twice")
+    assert (twice == 0) is is_exact
+    assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
+    assert report.faults["database killed"]
 
 
 @pytest.mark.timeout(SHORT + 300)

@@ -16,6 +16,8 @@ grants with a lower fence      a grant that was asked for after another run had
                                begun has no greater fence
 accepted writes with a lower   a fenced cell accepted a write with a lower fence
 fence                          than that of the write before
+effects that are there twice   the row of a job is greater than 1
+effects missing                a job reported success, and its row is not there
 acknowledged elements missing  a job reported that its element is in a set, and the
                                element is not there
 jobs lost                      a sent job did not run to its end, and neither its
@@ -114,6 +116,25 @@ class Verdicts:
         }
         missing = sorted((added | acknowledged) - elements)
         self.found("acknowledged elements missing", missing)
+
+    def judge_effects(
+        self, results: dict[str, tuple[str, str]], effects: dict[str, int]
+    ) -> None:
+        """Count the effects in a database that are there twice or not at all.
+
+        Args:
+            results: State and error (or ``""``) of each sent job.
+            effects: How often each job has had its effect.
+        """
+        twice = [f"{job}: {count} times" for job, count in effects.items() if count > 1]
+        missing = [
+            self._fate(job, state)
+            for job, (state, _) in results.items()
+            if state == states.SUCCESS and not effects.get(job)
+        ]
+        self.found("effects that are there twice", twice)
+        self.found("effects missing", missing)
+        self.apart["effects"] = sum(effects.values())
 
     def _judge_pairs(self) -> None:
         overlaps, increments, fences = [], [], []
