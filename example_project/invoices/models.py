@@ -29,12 +29,19 @@ class Series(FencedModel):
 
 
 class Invoice(models.Model):
-    """An invoice. A worker assigns its number."""
+    """An invoice. A worker assigns its number.
+
+    Attributes:
+        task_id: The id of the task that assigns it.
+        kills_worker: Whether the process is killed right after it has done so.
+    """
 
     customer = models.ForeignKey(Customer, models.CASCADE, related_name="invoices")
     amount = models.DecimalField(max_digits=9, decimal_places=2)
     made_at = models.DateTimeField(auto_now_add=True)
     number = models.CharField(max_length=20, unique=True, null=True)  # noqa: DJ001  (none yet)
+    task_id = models.CharField(max_length=255, default="")
+    kills_worker = models.BooleanField(default=False)
 
     class Meta:
         """Order: the newest first."""

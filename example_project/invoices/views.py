@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
-from functools import partial
 from typing import TYPE_CHECKING
 
+from celery import states
 from django.contrib import messages
 from django.db import transaction
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
+from django_celery_results.models import TaskResult
 
 from celery_redlock import StaleFence
 from invoices.models import Invoice, Series
-from invoices.tasks import number_invoice
+from invoices.tasks import number_invoice, outbox
+from live.processes import processes
 from reports.models import Customer
 
 if TYPE_CHECKING:
@@ -23,14 +25,34 @@ if TYPE_CHECKING:
 __all__ = ["late_write", "make", "overview"]
 
 
+_MOST = 15  # invoices on the page
+
+
 @require_GET
 def overview(request: HttpRequest) -> HttpResponse:
     """Show the latest invoices and the series."""
+    invoices = list(Invoice.objects.select_related("customer")[:_MOST])
+    ids = [invoice.task_id for invoice in invoices]
+    results = TaskResult.objects.filter(task_id__in=ids, status=states.SUCCESS)
+    done = {result.task_id for result in results}
+    fates = [_fate(one, is_done=one.task_id in done) for one in invoices]
     context = {
-        "invoices": Invoice.objects.select_related("customer")[:15],
+        "invoices": zip(invoices, fates, strict=True),
         "series": Series.objects.order_by("-year"),
+        "may_break": bool(processes()),
     }
     return render(request, "invoices/overview.html", context)
+
+
+def _fate(invoice: Invoice, *, is_done: bool) -> str:
+    """Say what has happened to the task of an invoice."""
+    if not invoice.number:
+        return ""
+    if not invoice.kills_worker:
+        return "numbered"
+    if is_done:
+        return "killed after its commit; the next copy was given this number"
+    return "killed after its commit; its message comes again"
 
 
 @require_POST
@@ -40,9 +62,12 @@ def make(request: HttpRequest) -> HttpResponse:
         invoice = Invoice.objects.create(
             customer=Customer.objects.order_by("?").first(),
             amount=Decimal(random.randrange(2_000, 90_000)) / 100,  # noqa: S311
+            kills_worker="kill" in request.POST and bool(processes()),
         )
-        # A worker could run the task before the commit, when no invoice exists.
-        transaction.on_commit(partial(number_invoice.delay, invoice.pk))
+        # A worker could run the task before the commit, when no invoice exists. And if
+        # this process were killed after the commit, nothing would number the invoice.
+        invoice.task_id = outbox.send(number_invoice, (invoice.pk,)).id
+        invoice.save(update_fields=["task_id"])
     messages.success(request, f"An invoice for {invoice.customer} was made.")
     return redirect("invoices:overview")
 

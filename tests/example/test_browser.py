@@ -5,6 +5,7 @@ Each test has customers of its own, so the order of the tests does not matter.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -280,9 +281,34 @@ def test_invoice_gets_a_number_and_a_late_writer_is_refused(browser: Browser) ->
     browser.click("main form:nth-of-type(1) button")
     browser.wait(lambda: reloaded(browser, "/invoices/", "-0001"), "a number")
 
-    browser.click("main form:nth-of-type(2) button")
+    browser.click("main form:nth-of-type(3) button")
 
     browser.sees("The row refused the late write. The write of Series")
+
+
+def test_number_of_a_worker_that_is_killed_after_the_commit_is_used_once(
+    browser: Browser,
+) -> None:
+    """The message comes again, and the next copy is given the recorded number."""
+    browser.open("/invoices/")
+    before = numbers(browser)
+
+    browser.click("main form:nth-of-type(2) button")
+    done = "killed after its commit; the next copy was given this number"
+    browser.wait(lambda: reloaded(browser, "/invoices/", done), "the second copy")
+    browser.click("main form:nth-of-type(1) button")
+    browser.wait(lambda: len(numbers(browser)) == len(before) + 2, "the next invoice")
+
+    found = numbers(browser)
+    assert found == list(range(1, len(found) + 1))
+    assert browser.text("main section:nth-of-type(2) tbody td") == str(len(found))
+
+
+def numbers(browser: Browser) -> list[int]:
+    """Return the numbers of the invoices on the page, in order."""
+    browser.open("/invoices/")
+    cells = browser.text("main section:nth-of-type(1) tbody")
+    return sorted(map(int, re.findall(r"\b20\d\d-(\d{4})\b", cells)))
 
 
 def test_import_is_sent_by_one_beat_and_skips_what_overlaps(browser: Browser) -> None:

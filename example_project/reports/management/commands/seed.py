@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand
 from django.utils import timezone
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
+from celery_redlock.task.outbox import PublishOutboxTask
 from imports.tasks import import_orders
 from reports.models import Customer, Order
 
@@ -45,6 +46,11 @@ class Command(BaseCommand):
         PeriodicTask.objects.update_or_create(
             name="Nightly import",
             defaults={"task": import_orders.name, "interval": interval},
+        )
+        # What a process that was killed after its commit has not published.
+        PeriodicTask.objects.update_or_create(
+            name="Messages in the outbox",
+            defaults={"task": PublishOutboxTask.name, "interval": interval},
         )
 
     def _add_customers(self) -> None:
