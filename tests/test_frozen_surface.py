@@ -917,6 +917,7 @@ def test_commands_print_the_same_json(
     new = start_nodes(1, max_ttl=0.4, initialize=False)
     (tmp_path / "settings.py").write_text(
         f"redlock_nodes = {new.urls}\nredlock_max_ttl = redlock_ttl = 0.4\n"
+        "redlock_node_timeout = 0.13\n"
     )
     with held_elsewhere(task, KEY), leading_beat(live_app), leading_beat(live_app):
         printed = {

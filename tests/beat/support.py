@@ -31,7 +31,7 @@ MakeBeats: TypeAlias = "Callable[..., Beats]"  # from a schedule and settings
 APP = "tests.beat.project.app"
 KEY = "beat:project"
 NODE_TIMEOUT = 0.25  # seconds
-TTL = 3.0  # seconds; short, because tests wait for the end of a term
+TTL = 5.0  # seconds; short, because tests wait for the end of a term
 LONG_TTL = 30.0  # for tests in which no term may end by itself on a busy machine
 
 

@@ -55,7 +55,7 @@ def test_program_of_the_page_elects_one_and_another_one_when_it_is_killed(
     assert named in PROGRAM
     program = tmp_path / "program.py"
     # The ttl of the page would make the test 15 seconds longer.
-    code = here(PROGRAM, three_nodes).replace(named, f"{named}, ttl=3.0")
+    code = here(PROGRAM, three_nodes).replace(named, f"{named}, ttl=5.0")
     program.write_text(code, encoding="utf-8")
     running, said = [], []
     for name in ("a", "b"):
@@ -64,14 +64,14 @@ def test_program_of_the_page_elects_one_and_another_one_when_it_is_killed(
             running.append(start(program, stdout))
         said.append(output)
     try:
-        until(lambda: any(terms(output) for output in said), 30)
+        until(lambda: any(terms(output) for output in said), 60)
         leader = 0 if terms(said[0]) else 1
         standby = 1 - leader
-        until(lambda: len(terms(said[leader])) >= 3, 30)
+        until(lambda: len(terms(said[leader])) >= 3, 60)
         assert terms(said[standby]) == []
 
         running[leader].kill()
-        until(lambda: len(terms(said[standby])) >= 2, 30)
+        until(lambda: len(terms(said[standby])) >= 2, 60)
 
         (old,), (new,) = {*terms(said[leader])}, {*terms(said[standby])}
         assert new > old

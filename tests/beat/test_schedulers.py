@@ -114,7 +114,10 @@ def test_frozen_leader_with_shared_storage_stands_by(
 ) -> None:
     """It sends nothing when it continues, and leads again when it is elected."""
     beats, start = inner
-    first, second = start(), start()
+    first = start()
+    beats.until_sent(1, by=first)
+    second = start()
+    second.until_logged("Standing by")
     beats.until_sent(2, by=first)
     beats.freeze_between_slots(first)
     beats.until_sent(2, by=second)
@@ -138,7 +141,10 @@ def test_entries_of_the_database_are_sent_once(
 ) -> None:
     """Entries from Django's admin are sent, too, and their last runs are saved."""
     beats, start = inner
-    first, second = start(), start()
+    first = start()
+    beats.until_sent(1, by=first)
+    second = start()
+    second.until_logged("Standing by")
     beats.until_sent(6, by=first)
 
     first.kill("SIGTERM")
@@ -156,7 +162,10 @@ def test_entries_of_the_database_are_sent_once(
 def test_lock_of_redbeat_is_not_used(inner: tuple[Beats, StartBeat]) -> None:
     """A second beat does not wait for that lock, and stops on SIGTERM."""
     beats, start = inner
-    first, second = start(), start()
+    first = start()
+    beats.until_sent(1, by=first)
+    second = start()
+    second.until_logged("Standing by")
     beats.until_sent(1, by=first)
 
     assert [beat.count("Acquired lock") for beat in (first, second)] == [0, 0]

@@ -21,7 +21,7 @@ def test_dev_runs_nodes_until_it_is_ended(
     """The nodes vote at once. Ctrl-C and SIGTERM end them too."""
     with project.start("dev", "--nodes", "3", "--json") as dev:
         urls = dev.document()["redlock_nodes"]
-        redlock = Redlock(urls)
+        redlock = Redlock(urls, node_timeout=2.0)
         assert redlock.acquire("k").is_valid()
         redlock.close()
         run = dev.interrupt(ended_by)

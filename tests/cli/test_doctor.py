@@ -125,10 +125,10 @@ def test_acl_is_enough_for_all_operations(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
     """Nodes deny nothing to locks, renewals, recovery, elections and listings."""
-    nodes = start_nodes(3, options=LIMITED, max_ttl=1.5, initialize=False)
-    with client(nodes, ttl=1.5, max_ttl=1.5) as redlock:
+    nodes = start_nodes(3, options=LIMITED, max_ttl=6.0, initialize=False)
+    with client(nodes, ttl=6.0, max_ttl=6.0) as redlock:
         redlock.initialize()
-        assert recovers(redlock)
+        until(lambda: recovers(redlock))
         for node, number in zip(nodes.nodes, (7, 9, 8), strict=True):
             node.command("HSET", "redlock:meta", "floor", str(9 * 10**15 + number))
         lease = redlock.acquire(key)  # the nodes differ: the fence is raised
@@ -144,11 +144,11 @@ def test_acl_is_enough_for_all_operations(
         record.note({"entry": 1})
         assert record.flush()
         record.load()
-        StandbyList(redlock, "beat", 1.0).enter("b" * 32, Holder.here())
+        StandbyList(redlock, "beat", 30.0).enter("b" * 32, Holder.here())
         assert len(leadership_of(redlock, "beat").standbys) == 1
 
         nodes.nodes[1].restart()
-        until(lambda: recovers(redlock), what="the node to vote again")
+        until(lambda: recovers(redlock), 40, what="the node to vote again")
         assert denied(redlock) == [()] * 3
         assert [refused(node) for node in nodes.nodes] == [[]] * 3
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 REASONS = {
     "down": "refused the connection",
-    "quarantined": "is in quarantine for 6",
+    "quarantined": "is in quarantine for ",
     "new": "is new or restarted: it may have forgotten locks",
     "other": "is set up differently",
 }

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 MAX_TTL = 0.5  # seconds, which makes the quarantine 1.5 s
 SHORT = {"ttl": 0.4, "max_ttl": MAX_TTL, "node_timeout": 0.1}
 SETTINGS = {f"redlock_{name}": value for name, value in SHORT.items()}
+LONG = 6.0  # seconds: a max_ttl that leaves time to press Ctrl-C
+LONG_SETTINGS = {**SETTINGS, "redlock_max_ttl": LONG}
 
 
-def lock(urls: Sequence[Any], max_ttl: float = MAX_TTL) -> int:
+def lock(urls: Sequence[Any], max_ttl: float = MAX_TTL, wait: float = 10.0) -> int:
     """Acquire a lock on these nodes with a short max_ttl, and return its fence."""
     with client(urls, **{**SHORT, "max_ttl": max_ttl}) as redlock:
-        return redlock.acquire("k").fence
+        return redlock.acquire("k", wait=wait).fence
 
 
 def test_reconfigure_moves_to_more_nodes(
@@ -47,7 +49,7 @@ def test_reconfigure_moves_to_more_nodes(
     assert "5 of 5 nodes vote for the new configuration" in run.out
     assert lock(urls) > before
     with pytest.raises(QuorumUnreachable, match="set up"):
-        lock(project.urls)
+        lock(project.urls, wait=0.0)
 
 
 def test_reconfigure_replaces_a_named_node(
@@ -86,28 +88,28 @@ def test_reconfigure_resumes_after_an_interrupt(
     start_project: Callable[..., Project],
 ) -> None:
     """Ctrl-C during the wait leaves the nodes closed; the same command finishes."""
-    project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
-    words = ("reconfigure", "--max-ttl", "2", "--yes")
+    project = start_project(3, LONG_SETTINGS, max_ttl=LONG)
+    words = ("reconfigure", "--max-ttl", "7", "--yes")
 
     with project.start(*words) as moving:
         while "are closed" not in moving.line():
             pass
         interrupted = moving.interrupt()
     with pytest.raises(QuorumUnreachable):
-        lock(project.urls)
+        lock(project.urls, max_ttl=LONG, wait=0.0)
     again = project.redlock(*words)
 
     assert interrupted.code == 3
     assert "run it again, with the same arguments" in interrupted.err
     assert "--abort" in interrupted.err
     assert again.code == 0, again.err
-    assert lock(project.urls, max_ttl=2)
+    assert lock(project.urls, max_ttl=7)
 
 
 def test_reconfigure_is_taken_back(start_project: Callable[..., Project]) -> None:
     """--abort with the arguments of an interrupted change restores the settings."""
-    project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
-    words = ("reconfigure", "--max-ttl", "2", "--yes")
+    project = start_project(3, LONG_SETTINGS, max_ttl=LONG)
+    words = ("reconfigure", "--max-ttl", "7", "--yes")
     with project.start(*words) as moving:
         while "are closed" not in moving.line():
             pass
@@ -119,7 +121,7 @@ def test_reconfigure_is_taken_back(start_project: Callable[..., Project]) -> Non
     assert "This change is taken back: locks are granted again at once." in run.out
     assert "3 of 3 nodes vote in the old configuration again." in run.out
     assert "The nodes have the old settings again." in run.out
-    assert lock(project.urls)
+    assert lock(project.urls, max_ttl=LONG)
 
 
 def test_reconfigure_without_a_change_is_wrong_usage(project: Project) -> None:

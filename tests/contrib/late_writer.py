@@ -25,7 +25,7 @@ def main(orm: str, url: str, pk: str, key: str, ttl: str, *nodes: str) -> None:
     """Hold the lock while there is input."""
     storage = open_storage(orm, url)
     try:
-        with lock(Redlock(nodes), key, ttl=float(ttl)) as lease:
+        with lock(Redlock(nodes, node_timeout=0.6), key, ttl=float(ttl)) as lease:
             draft = storage.load(int(pk))
             say(fence=lease.fence)
             for line in sys.stdin:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Start = Callable[[int], Writer]
 
 ROUNDS = 40
-TTL = 0.5
+TTL = 2.0
 
 
 # -- one row -----------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_racing_writers_end_with_the_greater_fence(
 @pytest.fixture
 def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
     """Give a lock service on real nodes."""
-    service = Redlock(shared_nodes.urls)
+    service = Redlock(shared_nodes.urls, node_timeout=0.6)
     yield service
     watchdog_of(service).stop()
     service.close()

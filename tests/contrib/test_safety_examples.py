@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "safety.md"
-TTL = 0.5
+TTL = 4.0
 SETTLE = "settle(redlock, bank, invoice_id)"
 
 
@@ -65,7 +65,7 @@ def row(session: Session) -> declared.Invoice:
 @pytest.fixture
 def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
     """Give a lock service on real nodes."""
-    service = Redlock(shared_nodes.urls, ttl=TTL)
+    service = Redlock(shared_nodes.urls, ttl=TTL, node_timeout=1.0)
     yield service
     watchdog_of(service).stop()
     service.close()
@@ -74,7 +74,7 @@ def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
 @pytest.fixture
 def next_holder(shared_nodes: DevNodes) -> Iterator[Redlock]:
     """Give another client of the same nodes."""
-    service = Redlock(shared_nodes.urls, ttl=TTL)
+    service = Redlock(shared_nodes.urls, ttl=TTL, node_timeout=1.0)
     yield service
     service.close()
 

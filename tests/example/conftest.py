@@ -35,4 +35,7 @@ def window(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 def browser(window: Browser) -> Browser:
     """Give the window, without a login."""
     window.driver.delete_all_cookies()
+    # The timeline is not redrawn under the mouse, which is where the last test was.
+    moved = {"type": "mouseMoved", "x": 0, "y": 0}
+    window.driver.execute_cdp_cmd("Input.dispatchMouseEvent", moved)
     return window

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ROOT", "Browser", "Site", "browser_lacks", "open_browser", "open_site"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 30.0  # seconds in which a page must show the expected text
+PATIENCE = 60.0  # seconds in which a page must show the expected text
 _STARTS_WITHIN, _ENDS_WITHIN = 90.0, 30.0
 
 
@@ -115,7 +115,7 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(
-    var: Path, *, report_seconds: float = 5.0, fetch_seconds: float = 3.0
+    var: Path, *, report_seconds: float = 12.0, fetch_seconds: float = 3.0
 ) -> Iterator[Site]:
     """Run the example; stop it as Ctrl-C does.
 

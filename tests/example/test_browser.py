@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.example.support import Browser, Site
 
 FREE_WITHIN = 6.0  # seconds until the lock of a killed process is free
-PAGE_LAG = 2.0  # seconds until the page shows a change
+PAGE_LAG = 5.0  # seconds until the page shows a change
 VOTES_WITHIN = 45.0  # seconds until restarted nodes vote
 
 ADMIN = "/admin/celery_redlock/heldlock/"
@@ -133,18 +133,14 @@ def test_two_stopped_nodes_change_nothing_and_three_stop_grants(live: Browser) -
     """
     press(live, "Stop", 1)
     press(live, "Stop", 2)
-    live.wait(lambda: "3 of 5 nodes vote" in live.text("#verdict"), "three votes")
-    assert (
-        live.text("#verdict") == "Locks are granted: 3 of 5 nodes vote, 3 are enough."
-    )
+    said = "Locks are granted: 3 of 5 nodes vote, 3 are enough."
+    live.wait(lambda: live.text("#verdict") == said, "three votes")
     click_and_hold(live, 3)
     live.wait(lambda: states(live, "report:3")["done"] == 1, "it is done")
 
     press(live, "Stop", 3)
-    live.wait(lambda: "2 of 5 nodes vote" in live.text("#verdict"), "two votes")
-    assert live.text("#verdict") == (
-        "No lock can be granted: 2 of 5 nodes vote, 3 are needed."
-    )
+    said = "No lock can be granted: 2 of 5 nodes vote, 3 are needed."
+    live.wait(lambda: live.text("#verdict") == said, "two votes")
     live.sees("Too few nodes can tell which locks are held.", "#no-locks")
     live.choose("#customer", "4")
     live.click("#run-once")

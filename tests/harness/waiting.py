@@ -13,7 +13,7 @@ T = TypeVar("T")
 __all__ = ["until"]
 
 
-def until(event: Callable[[], T], seconds: float = 10.0, *, what: str = "") -> T:
+def until(event: Callable[[], T], seconds: float = 20.0, *, what: str = "") -> T:
     """Poll an event until its value is true, and return this value.
 
     Args:

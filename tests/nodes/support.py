@@ -108,7 +108,7 @@ def plain_client(node: DevNode, **options: Any) -> redis.Redis:
 
 def use(redlock: Redlock, key: str) -> None:
     """Acquire, renew and release a lock."""
-    lease = redlock.acquire(key, wait=5)
+    lease = redlock.acquire(key, wait=20)
     assert redlock.extend(lease)
     lease.ensure(network=True)
     assert redlock.release(lease)

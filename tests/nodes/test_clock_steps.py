@@ -115,7 +115,7 @@ def test_renewed_block_survives_clocks_that_jump_one_after_the_other(
     clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """Renewal restores the lock on each node, so the next step finds it on all."""
-    with lock(redlock, key, ttl=1.5) as lease:
+    with lock(redlock, key, ttl=6) as lease:
         for index in range(3):
             until(lambda: None not in values(clocks.nodes, key))
             clocks.step(index, HOUR)
@@ -188,7 +188,7 @@ def test_lock_survives_clocks_that_jump_back(
     clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """All nodes keep the lock for longer; the holder's validity is not prolonged."""
-    lease = held(redlock, clocks.nodes, key, ttl=1)
+    lease = held(redlock, clocks.nodes, key, ttl=5)
     end = lease.until
     for index in range(3):
         clocks.step(index, -HOUR)
@@ -210,10 +210,10 @@ def test_one_clock_that_jumps_back_blocks_no_lock(
     clocks: Clocks, redlock: Redlock, rival: Redlock, key: str
 ) -> None:
     """If one node keeps a dead holder's lock for an hour, the others outvote it."""
-    lease = held(redlock, clocks.nodes, key, ttl=1)
+    lease = held(redlock, clocks.nodes, key, ttl=5)
     clocks.step(0, -HOUR)
 
-    successor = rival.acquire(key, wait=10)
+    successor = rival.acquire(key, wait=20)
 
     assert not lease.is_valid()
     assert successor.fence > lease.fence

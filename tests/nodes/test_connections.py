@@ -185,10 +185,10 @@ def test_late_replies_are_never_taken_for_others(
     """A late reply about one key never counts for the next key."""
     with (
         client(three_nodes, node_timeout=0.02) as redlock,
-        client(three_nodes) as rival,
+        client(three_nodes, ttl=60) as rival,
     ):
-        redlock.release(redlock.acquire(key))
-        taken = rival.acquire(f"{key}:taken")
+        redlock.release(redlock.acquire(key, wait=10))
+        taken = held(rival, three_nodes, f"{key}:taken")
         for number in range(30):
             with failing(three_nodes.nodes[:2]), pytest.raises(QuorumUnreachable):
                 redlock.acquire(f"{key}:{number}")
@@ -231,7 +231,7 @@ def test_release_that_was_lost_is_told_again(three_nodes: DevNodes, key: str) ->
 
         lines[0].mend()
 
-        until_nothing_is_left(three_nodes, key, seconds=8)
+        until_nothing_is_left(three_nodes, key, seconds=20)
 
 
 def test_release_by_a_node_that_kept_its_disk(three_nodes: DevNodes, key: str) -> None:
@@ -257,7 +257,7 @@ def test_acquire_overtaken_by_its_release_leaves_nothing(
     The node reads the acquire only after the client has closed that connection and
     opened another one. So the node performs the acquire after the first release.
     """
-    with proxied(three_nodes, connect_timeout=0.2) as (lines, redlock):
+    with proxied(three_nodes) as (lines, redlock):
         redlock.release(redlock.acquire(key))
         for number in range(5):
             with failing(three_nodes.nodes[:1]):

@@ -151,9 +151,9 @@ def test_nodes_are_reached_by_tls(tls_nodes: DevNodes, key: str) -> None:
         until_all_vote(redlock)
         use(redlock, key)
         use(redlock, "k" * 40_000)
-        with lock(redlock, key, ttl=1) as lease:
+        with lock(redlock, key, ttl=5) as lease:
             end = lease.until
-            until(lambda: lease.until > end + 0.7)
+            until(lambda: lease.until > end + 3.0)
     until_nothing_is_left(tls_nodes)
 
 

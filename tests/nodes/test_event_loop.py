@@ -172,9 +172,9 @@ def test_lease_is_renewed_while_the_loop_is_blocked(redlock: Redlock, key: str) 
     """The watchdog has a thread of its own."""
 
     async def work() -> None:
-        async with alock(redlock, key, ttl=1.5) as lease:
+        async with alock(redlock, key, ttl=4.5) as lease:
             end = lease.until
-            until(lambda: lease.until > end + 1.5, SOON)  # blocks the loop
+            until(lambda: lease.until > end + 4.5, SOON)  # blocks the loop
             await asyncio.sleep(0)
             assert lease.is_valid()
 

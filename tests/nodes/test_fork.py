@@ -99,7 +99,7 @@ for is_held in (True, False):
             lease.ensure(network=True)
             assert redlock.inspect(key).votes == len(urls)
     if not is_held:
-        with lock(Redlock(urls), key, wait=5) as theirs:
+        with lock(Redlock(urls, node_timeout=0.9), key, wait=5) as theirs:
             os.write(write, b"x")
             assert os.waitpid(child, 0)[1] == 0
             theirs.ensure(network=True)

@@ -57,7 +57,7 @@ def test_new_client_gives_each_of_many_threads_its_lock(
 
     def take(number: int) -> bool:
         barrier.wait(SECONDS)
-        lease = redlock.acquire(f"{key}:{number}")
+        lease = redlock.acquire(f"{key}:{number}", wait=10)
         return redlock.release(lease) > 0
 
     with client(three_nodes) as redlock, ThreadPoolExecutor(32) as pool:
@@ -76,7 +76,7 @@ def test_threads_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) ->
                     redlock.release(redlock.acquire(f"{key}:{number}"))
 
         threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
-        watchdog, lease = Watchdog(redlock), redlock.acquire(key)
+        watchdog, lease = Watchdog(redlock), redlock.acquire(key, wait=10)
         watchdog.watch(
             lease,
             on_lost=losses.append,

@@ -34,12 +34,16 @@ CLIENTS = 3
 
 
 def service(
-    urls: list[str], max_ttl: float = MAX_TTL, *, connect_timeout: float = 1.0
+    urls: list[str],
+    max_ttl: float = MAX_TTL,
+    *,
+    ttl: float = MAX_TTL,
+    connect_timeout: float = 1.0,
 ) -> Redlock:
     """Return a client with these settings; slow machines get their time."""
     return Redlock(
         urls,
-        ttl=MAX_TTL,
+        ttl=ttl,
         max_ttl=max_ttl,
         node_timeout=0.2,
         connect_timeout=connect_timeout,
@@ -52,7 +56,7 @@ def reconfigure_until_closed(
     then: Callable[[], None],
     *,
     match: str,
-    patience: float = 0.5,
+    patience: float = 2.0,
 ) -> None:
     """Begin a reconfiguration that fails, with this error, because of ``then``.
 
@@ -310,8 +314,11 @@ def test_second_run_lifts_no_quarantine(
     admitted it at once, 5 and 6 would grant the lock to C.
     """
     nodes = start_nodes(6, initialize=False)
-    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
-    rival = service(nodes.urls[3:])
+    long = 6.0  # seconds, for a restart and a second run
+    old, new = (
+        service(urls, long, ttl=long) for urls in (nodes.urls[:3], nodes.urls[3:])
+    )
+    rival = service(nodes.urls[3:], long, ttl=long)
     old.initialize()
     reconfigure(old, new)
     nodes.nodes[5].pause()
@@ -494,7 +501,7 @@ def test_reconfiguration_without_enough_witnesses_rests_on_clocks(
         reconfigure(old, new)
 
     with caplog.at_level(logging.WARNING):
-        reconfigure(old, new, gone=old.labels[:2], patience=1.0)
+        reconfigure(old, new, gone=old.labels[:2], patience=5.0)
 
     assert "depends on clocks" in caplog.text
     new.release(new.acquire(key))

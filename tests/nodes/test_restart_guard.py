@@ -159,8 +159,16 @@ def test_node_that_forgot_lets_no_second_holder_in(
         rival.release(rival.acquire(f"{key}:before"))
         loss = kind(lines[0], start_one)
         loss.prepare()
-        lease = redlock.acquire(key)
-        until(lambda: None not in values(nodes, key))
+
+        def taken_everywhere() -> Lease | None:
+            taken = redlock.acquire(key, wait=5)
+            if None not in values(nodes, key):
+                return taken
+            redlock.release(taken)
+            return None
+
+        lease = until(taken_everywhere)
+        assert lease is not None
         nodes.nodes[2].command("DEL", f"redlock:lock:{key}")  # Z was away
 
         before = time.monotonic()

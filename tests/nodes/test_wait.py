@@ -279,7 +279,7 @@ def test_waiter_tries_when_the_ttl_ends(three_nodes: DevNodes, key: str) -> None
     """The holder has died, and no node announces that its lock expires."""
     with client(three_nodes) as redlock, ExitStack() as stack:
         services = [stack.enter_context(connected(three_nodes)) for _ in range(2)]
-        redlock.acquire(key, ttl=3.0)
+        redlock.acquire(key, ttl=8.0)
         made = [Waiter(service, key) for service in services]
         for place, waiter in enumerate(made, 1):
             waiter.start(three_nodes, place)

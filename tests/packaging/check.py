@@ -35,6 +35,7 @@ NOT = (
 DJANGO = (
     *("tests/contrib/test_admin.py", "tests/contrib/test_django_checks.py"),
     *("tests/contrib/test_django_claims.py", "tests/contrib/test_django_fences.py"),
+    *("tests/contrib/test_exactly_once.py", "tests/contrib/test_outbox.py"),
 )
 # What a server must do, beside what the contract says.
 ON_A_SERVER = (
