@@ -5,9 +5,9 @@
     begin ─► look up the record ─┬─ there ──► its result; the body does not run
                                  └─ not there
                                        │
-                                     body ─► lock lost? ─► write the record ─► commit
-                                       │                        │                │
-                                       ▼                        ▼                ▼
+                        lock lost? ─► body ─► lock lost? ─► write the record ─► commit
+                            │          │          │                 │              │
+                            ▼          ▼          ▼                 ▼              ▼
                                    roll back                look again: who has done it?
 
 The lock keeps two copies of a call from working at the same time. The record makes that
@@ -121,8 +121,9 @@ class _OnceRun:
         try:
             with self._transaction() as found:
                 if not self._counts(found):
+                    self._execution.check_or_go_on()  # a database may take long
                     returned = self._run(body)
-                    self._execution.check_before_commit()
+                    self._execution.check_or_go_on()
                     self._refuse_stale(found)
                     made = self._record(states.SUCCESS, returned)
                     record = made

@@ -298,7 +298,7 @@ class Execution(TaskLock):
         returned: _T = run_once(self, once, interruptible)
         return returned
 
-    def check_before_commit(self) -> None:
+    def check_or_go_on(self) -> None:
         """Raise if the lock was lost, unless ``on_lock_lost`` lets the body run on."""
         try:
             self.check()

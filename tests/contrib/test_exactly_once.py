@@ -24,6 +24,7 @@ from celery_redlock import ConfigurationError, LockLost, StaleFence
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.contrib.sqlalchemy import current_session
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.policies import Abort, Warn
 from celery_redlock.task.call import Call
 from celery_redlock.task.call_records import PruneTask
 from celery_redlock.testing import FakeNodes
@@ -40,6 +41,8 @@ from tests.unit.tasks.support import Worker, open_app
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from celery_redlock.policies import Loss, LossDecision
 
 DAY = timedelta(days=1)
 LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -390,7 +393,7 @@ def run_beside(worker: Worker, task: Any, *args: Any, **request: Any) -> Any:
 
 
 def overtaken(
-    worker: Worker, ledger: Ledger, name: str, *, write_first: bool, **options: Any
+    worker: Worker, ledger: Ledger, name: str, decision: LossDecision
 ) -> tuple[Any, Any]:
     """Run a call which is frozen in its body past its ttl, while a copy does it.
 
@@ -398,17 +401,20 @@ def overtaken(
         The run that was frozen, and that of the copy.
     """
     others: list[Any] = []
+    is_over = threading.Event()
 
-    @worker.task(exactly_once_in=ledger.database, **options)
+    def after_the_freeze(_: Loss) -> LossDecision:
+        is_over.wait(20)
+        return decision
+
+    @worker.task(exactly_once_in=ledger.database, on_lock_lost=after_the_freeze)
     def add() -> str:
-        if write_first:
-            ledger.add(name)
         if not others:
             others.append(None)
-            worker.nodes.clock.sleep(60)  # the lock is lost, and no process has noticed
+            worker.nodes.clock.sleep(60)
             others[0] = run_beside(worker, add, id=worker.call_id)
-        if not write_first:
-            ledger.add(name)
+            is_over.set()
+        ledger.add(name)
         return name
 
     return worker.run(add, id=worker.call_id), others[0]
@@ -428,9 +434,7 @@ def test_late_fence_is_rolled_back(  # noqa: PLR0913, PLR0917  (fixtures)
     if not stored:
         monkeypatch.setattr(Call, "keeps_result", lambda _: False)
 
-    late, other = overtaken(
-        worker, ledger, name, write_first=False, on_lock_lost="warn"
-    )
+    late, other = overtaken(worker, ledger, name, Warn())
 
     assert other.result == name
     assert late.state == (states.SUCCESS if not stored else "IGNORED")
@@ -447,7 +451,7 @@ def test_late_run_that_is_aborted_keeps_the_result(
     worker: Worker, ledger: Ledger, name: str
 ) -> None:
     """A lock that was lost ends in LockLost only if no other run has done the call."""
-    late, _ = overtaken(worker, ledger, name, write_first=False)
+    late, _ = overtaken(worker, ledger, name, Abort())
 
     assert (late.stored, late.result) == (states.SUCCESS, name)
     assert ledger.count(name) == 1
@@ -465,6 +469,33 @@ def test_lost_lock_rolls_back(worker: Worker, ledger: Ledger, name: str) -> None
 
     assert isinstance(run.result, LockLost)
     assert ledger.count(name) == 0
+
+
+@pytest.mark.parametrize("decision", ["abort", "warn"])
+def test_body_does_not_begin_after_the_lock_was_lost(
+    worker: Worker,
+    ledger: Ledger,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    decision: str,
+) -> None:
+    """A database that takes long to begin can outlast the lock."""
+    add = adding(worker, ledger, on_lock_lost=decision)
+    store = runtime_of(worker.app).options("job", add.lock_options).exactly_once.records  # type: ignore[union-attr]
+    transaction = store.transaction
+
+    def slow(*args: Any, **options: Any) -> Any:
+        worker.nodes.clock.sleep(60)
+        return transaction(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "transaction", slow)
+        run = worker.run(add, name)
+
+    goes_on = decision == "warn"
+    assert goes_on or isinstance(run.result, LockLost)
+    assert add.runs == ([name] if goes_on else [])
+    assert ledger.count(name) == goes_on
 
 
 @overlapping
@@ -552,6 +583,28 @@ def test_connection_that_dies_in_the_body_rolls_back(
     forget_result(add, worker.call_id)
     assert worker.redeliver(add, id=worker.call_id).result == name
     assert ledger.count(name) == 1
+
+
+@pytest.mark.parametrize("retries", [True, False])
+def test_error_of_the_body_is_told_where_the_rollback_fails(
+    worker: Worker, ledger: Ledger, name: str, retries: bool
+) -> None:
+    """The server is gone and rolls back by itself; Celery hears what the body did."""
+
+    @worker.task(exactly_once_in=ledger.database, bind=True)
+    def add(self: Any) -> None:
+        ledger.add(name)
+        ledger.break_connection()
+        if retries:
+            raise self.retry(countdown=0)
+        raise KeyError(name)
+
+    run = worker.run(add)
+
+    assert run.stored == (states.RETRY if retries else states.FAILURE)
+    assert retries or isinstance(run.result, KeyError)
+    assert ledger.count(name) == 0
+    assert ledger.records() == []
 
 
 @pytest.mark.parametrize("moment", ["begin", "commit"])

@@ -18,6 +18,7 @@ refused. It may use savepoints (``begin_nested``).
 from __future__ import annotations
 
 import contextlib
+import logging
 from contextvars import ContextVar
 from dataclasses import asdict, fields
 from datetime import timezone
@@ -40,7 +41,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from sqlalchemy import CursorResult
 
 __all__ = ["SqlAlchemyRecords", "current_session", "open_session", "record_table"]
+
+log = logging.getLogger(__name__)
 
 _NAME = "celery_redlock_call"
 _IS_GUARDED = "celery_redlock_is_guarded"  # in the ``info`` of a session
@@ -154,7 +157,7 @@ class SqlAlchemyRecords:
             yield found
             session.commit()
         except BaseException:
-            session.rollback()
+            _roll_back(session)
             raise
         finally:
             _session.reset(token)
@@ -237,7 +240,7 @@ class SqlAlchemyRecords:
                 _refuse_autocommit(session)
                 return session, _find(session, record_id)
             except DBAPIError as error:
-                session.rollback()
+                _roll_back(session)
                 if not error.connection_invalidated or is_last:
                     _refuse_missing_table(session, error)
                     session.close()
@@ -247,6 +250,19 @@ class SqlAlchemyRecords:
                 session.close()
                 raise
         raise AssertionError  # the loop ends in a return or an error
+
+
+def _roll_back(session: Session) -> None:
+    """Roll back after an error, which stays the one that is raised.
+
+    If the server has gone, SQLAlchemy raises an error from here. The server rolls back
+    by itself when it misses the connection, which is not used again.
+    """
+    try:
+        session.rollback()
+    except SQLAlchemyError as error:
+        log.warning("A transaction could not be rolled back (%s).", error.args[0])
+        session.invalidate()
 
 
 def _refuse_autocommit(session: Session) -> None:
