@@ -311,7 +311,7 @@ def test_guard_that_is_off_is_found(start_nodes: Start) -> None:
 
 def test_missing_permissions_are_found(start_nodes: Start) -> None:
     """The denied commands are named, and not what follows from them."""
-    acl = "~redlock:* &redlock:* +@all -hset"
+    acl = "~redlock:* resetchannels &redlock:* +@all -hset"
     options = ServerOptions(username="u", password="p", acl=acl)
     nodes = start_nodes(3, options=options, initialize=False)
     nodes.nodes[1].command("ACL", "SETUSER", "u", "-info")
