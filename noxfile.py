@@ -135,7 +135,7 @@ def versions(session: nox.Session, celery: str, redis: str, hiredis: bool) -> No
 @nox.parametrize("python, django", _rows(("django",), DJANGOS))
 def django(session: nox.Session, django: str) -> None:
     """Run the tests of contrib.django with this Django."""
-    _install(session, f"django{django}", "sqlalchemy", "psycopg[binary]")
+    _install(session, f"django{django}", "sqlalchemy[asyncio]", "psycopg[binary]")
     session.run(
         "python",
         "-m",
