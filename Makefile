@@ -16,13 +16,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example test test-all lint docs check-package bench soak torture spec clean
+.PHONY: help demo example test test-all coverage lint docs check-package bench soak \
+  torture spec release clean
 
 help:
 	@echo "make demo    five Redis nodes, two workers, many duplicates, and two kills"
 	@echo "make example a Django site with all it needs, and a live page to break it"
 	@echo "make test    the tests, but the long ones; ARGS='-k name' for some of them"
 	@echo "make test-all  all tests, and the package as it is installed"
+	@echo "make coverage  how much of core, task and options the tests without workers run"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, in site/"
 	@echo "make check-package  test what was built with old and new versions (nox: all)"
@@ -30,6 +32,7 @@ help:
 	@echo "make soak    the simulator, until stopped; ARGS='--histories N'"
 	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
 	@echo "make spec    the specification, checked by Spin; ARGS=--write for its page"
+	@echo "make release VERSION=1.2.3  build, check and tag it; ARGS=--dry-run: no tag"
 	@echo "make clean   remove what was made here"
 
 demo: $(VENV)/.with-dev
@@ -57,6 +60,25 @@ test-all: $(VENV)/.with-test
 	$(BIN)/python -m pytest tests/docker $(ARGS) || failed="$$failed tests/docker"; \
 	$(MAKE) --no-print-directory check-package ARGS= || failed="$$failed check-package"; \
 	if [ -n "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
+
+# The tests that need no worker. In a forked child, a thread that is gone may hold a lock
+# of the measurement. A floor is what was measured, in percent, less one: lines and
+# branches. Raise it with the tests.
+COVERED := tests/contract tests/contrib/test_exactly_once.py tests/contrib/test_outbox.py \
+  $(addprefix tests/unit/,core locking options policies tasks testing)
+FLOORS := core/89 task/90 options/96
+
+coverage: $(VENV)/.with-test
+	@echo "About 5 minutes on two cores."
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal -m "not long" -k "not fork" \
+	  $(COVERED) $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@failed=; for floor in $(FLOORS); do \
+	  package=$${floor%/*}; echo "celery_redlock/$$package, at least $${floor#*/} %:"; \
+	  $(BIN)/coverage report --include "celery_redlock/$$package/*" --skip-covered \
+	    --fail-under "$${floor#*/}" || failed=yes; \
+	done; test -z "$$failed"
 
 lint: $(VENV)/.with-lint
 	@$(BIN)/ruff check --quiet .
@@ -86,6 +108,10 @@ torture: $(VENV)/.with-test
 spec: $(VENV)/.with-test
 	@$(BIN)/python -m spec --large $(ARGS)
 
+# It asks nothing of a network but what pip installs.
+release: $(VENV)/.with-release
+	@$(BIN)/python -m tests.packaging.release $(VERSION) $(ARGS)
+
 clean:
 	@rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -96,6 +122,7 @@ $(VENV)/.with-docs: EXTRAS := dev,docs,test
 $(VENV)/.with-test: EXTRAS := dev,test
 $(VENV)/.with-lint: EXTRAS := dev,test,lint
 $(VENV)/.with-nox: EXTRAS := nox
+$(VENV)/.with-release: EXTRAS := release
 
 $(VENV)/.with-%: $(VENV)/.made pyproject.toml
 	@echo "Installing celery-redlock[$(EXTRAS)] into $(VENV) ..."

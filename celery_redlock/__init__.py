@@ -69,7 +69,7 @@ __all__ = [
     "singleton_task",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Conflict": "policies",

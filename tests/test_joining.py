@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("CONTRIBUTING.md", "SECURITY.md")
+PAGES = ("CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 CALLERS = (
     "CONTRIBUTING.md",
+    "docs/contributing/releasing.md",
     ".github/PULL_REQUEST_TEMPLATE.md",
+    ".github/workflows/release.yml",
+    ".github/workflows/tests.yml",
     ".pre-commit-config.yaml",
 )
 
@@ -36,6 +39,6 @@ def test_joining_make_targets_exist(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     text = (ROOT / page).read_text("utf-8")
-    named = set(re.findall(r"(?:`|entry: |^)make ([a-z-]+)", text, re.MULTILINE))
+    named = set(re.findall(r"(?:`|entry: |run: |^)make ([a-z-]+)", text, re.MULTILINE))
     assert named
     assert named <= targets

@@ -52,12 +52,14 @@ CELERY_NEEDS = (
 NEEDS = ("hypothesis", "psutil", "pydantic", "pytest>=9", "pytest-timeout")
 NEEDED = (
     *("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "noxfile.py"),
+    *("CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"),
     "pyproject.toml",
 )
 FOLDERS = (
     *("celery_redlock/", "demo/", "docs/", "example_project/"),
     *("tests/", "benchmarks/"),
 )
+RELATIVE = re.compile(r"""\]\((?!https?:|\#)[^)]+\)|(?:src|srcset)="(?!https?:)[^"]+""")
 # Without PYTHONPATH, which would lead to a checkout.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
@@ -207,6 +209,10 @@ def check_wheel(wheel: Path) -> None:
     """Check that the wheel has the package and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        description = archive.read(metadata).decode()
+    if relative := RELATIVE.findall(description):
+        raise Failed(f"{wheel.name}: an index cannot follow the links {relative}")
     tops = {name.partition("/")[0] for name in names}
     strange = {top for top in tops if not re.match(r"celery_redlock($|-.*info$)", top)}
     here = [*ROOT.glob("celery_redlock/**/*.lua"), ROOT / "celery_redlock/py.typed"]
