@@ -261,6 +261,7 @@ MODULES = [
     *("celery_redlock.contrib.django", "celery_redlock.contrib.sqlalchemy"),
     *("celery_redlock.devnodes", "celery_redlock.election", "celery_redlock.errors"),
     *("celery_redlock.metrics", "celery_redlock.settings", "celery_redlock.signals"),
+    "celery_redlock.web",
     *("celery_redlock.testing", "celery_redlock.tracing"),
 ]
 ON_CONFLICT = ("BufferOne", "CancelRunning", "Raise", "Retry", "Run", "Skip", "Wait")

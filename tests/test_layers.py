@@ -18,7 +18,9 @@ import celery_redlock.core
 # directly in the package, or a package. Of what is in the first line, delete one, and
 # nothing else changes.
 HOUSE = """
-    cli contrib metrics pytest_plugin tracing
+    cli contrib pytest_plugin tracing
+    web
+    metrics
     beat
     celery_redlock
     task

@@ -13,7 +13,7 @@ from celery_redlock.app.runtime import app_itself
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Observer", "install_once"]
+__all__ = ["Observer", "install_once", "installed"]
 
 _T = TypeVar("_T", bound="Observer")
 
@@ -49,11 +49,17 @@ class Observer:
 
 def install_once(app: Any, kind: type[_T], **options: Any) -> _T:
     """Return the app's observer of this kind. The first call makes it."""
-    app, name = app_itself(app), _attribute(kind)
-    observer: _T | None = vars(app).get(name)
+    observer = installed(app, kind)
     if observer is None:
+        app = app_itself(app)
         observer = kind(app, **options)
-        setattr(app, name, observer)
+        setattr(app, _attribute(kind), observer)
+    return observer
+
+
+def installed(app: Any, kind: type[_T]) -> _T | None:
+    """Return the app's observer of this kind, if there is one."""
+    observer: _T | None = vars(app_itself(app)).get(_attribute(kind))
     return observer
 
 

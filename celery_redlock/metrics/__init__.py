@@ -15,7 +15,8 @@ which receivers of ``celery_redlock.signals`` update in each process that locks;
 ``collector``, the gauges of nodes and leadership, which are read from the nodes at each
 scrape. Without ``install`` nothing is imported, connected or counted.
 
-Exports ``install`` and the class of its result.
+Exports ``install`` and the class of its result; and ``Scrape``, which answers scrapes
+on the page of locks (``celery_redlock.web``).
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from celery.concurrency import get_implementation
 from prometheus_client import (
     REGISTRY,
     CollectorRegistry,
+    make_wsgi_app,
     start_http_server,
     values,
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from celery_redlock import signals
-from celery_redlock.app.observer import Observer, install_once
+from celery_redlock.app.observer import Observer, install_once, installed
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.transport.broadcast import Broadcast
@@ -43,12 +45,13 @@ from celery_redlock.metrics.collector import StateCollector
 from celery_redlock.metrics.instruments import instruments_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from celery_redlock.core.quorum import Vote
+    from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.requests import ScriptRequest
 
-__all__ = ["Metrics", "install"]
+__all__ = ["Metrics", "Scrape", "install"]
 
 log = logging.getLogger(__name__)
 
@@ -204,6 +207,37 @@ class Metrics(Observer):
         if server is not None:
             server.shutdown()
             server.server_close()
+        self._collector.close()
+
+
+class Scrape:
+    """A WSGI application that answers scrapes, for a page of locks.
+
+    If metrics are installed in the app, it serves them. Otherwise it serves what is
+    read from the nodes: nothing is counted, and no signal is received.
+
+    Args:
+        app: The Celery app, or None.
+        service: The lock service; None for that of the app.
+    """
+
+    def __init__(self, app: Any, service: Redlock | None = None) -> None:
+        self._app = app
+        self._collector = StateCollector(app, service)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._collector)
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Answer a scrape, as WSGI describes it."""
+        found = installed(self._app, Metrics) if self._app is not None else None
+        answer = make_wsgi_app(found.registry if found else self._registry)
+        body: Iterable[bytes] = answer(environ, start_response)
+        return body
+
+    def close(self) -> None:
+        """Close the connections. The next scrape opens them again."""
         self._collector.close()
 
 

@@ -70,11 +70,14 @@ class StateCollector:
     two ``redlock_connect_timeout`` at most. The locks of this process never wait.
 
     Args:
-        app: The Celery app.
+        app: The Celery app; None if there is only a lock service. Then there are
+            gauges of the nodes only.
+        service: The lock service; None for that of the app.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, service: Redlock | None = None) -> None:
         self._app = app
+        self._service = service
         self._redlock: Redlock | None = None
         self._has_candidates = False
 
@@ -90,8 +93,9 @@ class StateCollector:
             log.error("The nodes cannot be asked: %s", error)  # noqa: TRY400  (it says all)
             return
         yield from _nodes(redlock)
-        yield from self._permits(redlock)
-        yield from self._leadership(redlock)
+        if self._app is not None:
+            yield from self._permits(redlock)
+            yield from self._leadership(redlock)
 
     def close(self) -> None:
         """Close the connections. The next scrape opens them again."""
@@ -100,7 +104,7 @@ class StateCollector:
 
     def _own_redlock(self) -> Redlock:
         """Return a separate lock service, so that a scrape never makes a task wait."""
-        redlock = runtime_of(self._app).redlock
+        redlock = self._service or runtime_of(self._app).redlock
         timing, guard = redlock.timing, redlock.guard
         return Redlock(
             redlock.addresses,

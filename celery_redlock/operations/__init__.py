@@ -1,13 +1,14 @@
 """Operations on a deployment: list and release locks, find faults, change nodes.
 
 Each module takes a ``Redlock`` and talks to all its nodes, as a rule through the
-blocking client of ``core.transport.client``. Nothing here prints or asks: ``cli`` and
-the Django admin do that.
+blocking client of ``core.transport.client``. Nothing here prints or asks: ``cli``, the
+page of ``web`` and the Django admin do that.
 
 Read in this order: ``scan`` (what the nodes store), ``force_release`` (release it),
 ``kill_holder`` (end the process of its holder),
 ``inspect`` (which nodes vote, and in which state they are), ``acl`` (which permissions
-our user needs), ``doctor`` (judge all that), ``reconfigure`` (change the nodes).
+our user needs), ``doctor`` (judge all that), ``reconfigure`` (change the nodes),
+``words`` (the words for all these).
 """
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "kill_holder",
     "reconfigure",
     "scan",
+    "words",
 ]

@@ -38,6 +38,7 @@ __all__ = [
     "NodeReport",
     "NodeState",
     "NodeStatus",
+    "compared",
     "inspect_nodes",
     "is_held",
     "lock_status",
@@ -46,6 +47,7 @@ __all__ = [
     "present_view",
     "silent",
     "status_of",
+    "votes_of",
 ]
 
 _SAMPLE = 500  # keys
@@ -238,8 +240,19 @@ def node_status(redlock: Redlock) -> list[NodeStatus]:
         nodes.results.get(label) or silent(label, nodes.unseen[label])
         for label in redlock.labels
     ]
+    return compared(statuses)
+
+
+def compared(statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
+    """Judge nodes that vote beside each other: the view of one may be another one."""
     present = present_view(statuses)
     return [_beside(status, present) for status in statuses]
+
+
+def votes_of(statuses: Iterable[NodeStatus]) -> int:
+    """Return the number of votes that count. A server with two names has one vote."""
+    voting = [node for node in statuses if node.state is NodeState.VOTES]
+    return len({node.run_id or node.label for node in voting})
 
 
 def present_view(statuses: Iterable[NodeStatus]) -> str:

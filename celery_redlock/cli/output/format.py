@@ -11,26 +11,57 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import keys_of
-from celery_redlock.operations.inspect import NodeState, NodeStatus
+from celery_redlock.operations.words import (
+    age_of,
+    duration,
+    instant,
+    permit_text,
+    plural,
+    state_words,
+)
 
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
     from celery_redlock.core.limits import Limit
+    from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import LimitInUse, SeenHolder
+
+__all__ = [
+    "LOCK_COLUMNS",
+    "Cell",
+    "Column",
+    "Row",
+    "age_of",
+    "doubt_lines",
+    "duration",
+    "finite",
+    "fit",
+    "holder_document",
+    "keys_text",
+    "limit_lines",
+    "limits_document",
+    "lock_row",
+    "painted",
+    "permit_text",
+    "permits_document",
+    "permits_table",
+    "plural",
+    "seen_document",
+    "since",
+    "state_cell",
+    "table",
+    "unseen_lines",
+]
 
 _GAP = "  "
 _ELLIPSIS = "…"
 _READABLE, _LEAST = 16, 8  # characters that are left of a text that is cut
 _COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
-_TENTHS_MATTER = 9.95  # seconds
-_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
 # -- tables ----------------------------------------------------------------------
@@ -149,24 +180,6 @@ def _printable(text: str) -> str:
 # -- words -----------------------------------------------------------------------
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in words: ``0.4 s``, ``12 s``, ``3 m 05 s``."""
-    if seconds == math.inf:
-        return "for ever"
-    if seconds < _TENTHS_MATTER:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    for size, unit, part, smaller in _UNITS:
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part:02} {smaller}"
-    return f"{whole} s"
-
-
-def plural(number: int, thing: str) -> str:
-    """Return ``1 lock``, ``2 locks``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 def unseen_lines(unseen: Mapping[str, str]) -> list[str]:
     """Say why nodes could not be reached or read, one line for each."""
     return [painted(f"Node {label} {why}.", "warning") for label, why in unseen.items()]
@@ -228,16 +241,6 @@ def lock_row(lock: SeenHolder, *, nodes: int) -> Row:
         str(holder.fence or "–"),
         Cell(f"{lock.votes}/{nodes}", "good" if lock.votes == nodes else mood),
     ]
-
-
-def permit_text(permit: tuple[Limit, int] | None) -> str:
-    """Return ``permit 3 of 5``, or ``start 2 of 10 in 60 s``; "" for a plain lock."""
-    if permit is None:
-        return ""
-    limit, number = permit
-    if limit.period:
-        return f"start {number} of {limit.most} in {limit.period:g} s"
-    return f"permit {number} of {limit.most}"
 
 
 def seen_document(lock: SeenHolder) -> dict[str, Any]:
@@ -315,31 +318,14 @@ def finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else seconds
 
 
-def age_of(holder: Holder) -> float | None:
-    """Return the seconds since a holder started, by its clock and ours."""
-    if not holder.started:
-        return None
-    return max(0.0, SYSTEM_CLOCK.wall() - holder.started)
-
-
 def since(holder: Holder) -> str:
     """Return when a holder started, or ``""`` if that is not known."""
     age = age_of(holder)
     if age is None:
         return ""
-    started = datetime.fromtimestamp(holder.started, tz=timezone.utc)
-    return f"{started:%Y-%m-%d %H:%M:%S} UTC ({duration(age)} ago)"
+    return f"{instant(holder.started)} ({duration(age)} ago)"
 
 
 def state_cell(node: NodeStatus) -> Cell:
     """Say whether a node votes, and if not, why."""
-    state, words = node.state, node.state.value
-    if state is NodeState.VOTES:
-        return Cell(words, "good")
-    if state is NodeState.QUARANTINED:
-        return Cell(f"{words}, {duration(node.wait)} left", "warning")
-    if state in (NodeState.NEW, NodeState.UNSYNCED):
-        return Cell(words, "warning")
-    if state in (NodeState.UNFIT, NodeState.SILENT):
-        words = node.reason.partition(";")[0]
-    return Cell(words, "bad")
+    return Cell(*state_words(node))

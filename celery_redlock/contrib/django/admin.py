@@ -12,11 +12,10 @@ acquired the lock by then, it keeps the lock.
 
 from __future__ import annotations
 
-import logging
-import math
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -24,46 +23,30 @@ from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import path
-from django.utils.crypto import constant_time_compare, salted_hmac
+from django.urls import path, reverse
+from django.utils.formats import date_format
+from django.utils.http import urlencode
+from django.utils.timezone import template_localtime
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import keys_of
-from celery_redlock.core.lease import Holder
 from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.errors import RedlockError
-from celery_redlock.operations.force_release import (
-    Operator,
-    is_ours,
-    release_lock,
-    values_on,
-)
-from celery_redlock.operations.inspect import (
-    LockStatus,
-    lock_status,
-    other_settings,
-)
-from celery_redlock.operations.scan import other_permits, scan
+from celery_redlock.operations.force_release import Operator
+from celery_redlock.operations.inspect import other_settings
+from celery_redlock.operations.scan import scan
+from celery_redlock.web import parts
+from celery_redlock.web.parts import Place
+from celery_redlock.web.release import ask, carry_out, holders_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from django.http import HttpRequest, HttpResponse
-
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.operations.scan import Scan, SeenHolder
 
 __all__ = ["CallRecordAdmin", "HeldLockAdmin", "OutboxMessageAdmin"]
 
-log = logging.getLogger(__name__)
-
 _LIST = "admin:celery_redlock_heldlock_changelist"
-_MOST = 500  # rows on a page
-_MOST_RELEASES = 20
-_MOST_LIMITS = 20
+_QUESTION = "admin:celery_redlock_heldlock_release"
 _RELEASE = "celery_redlock.release_heldlock"
 
 
@@ -107,18 +90,26 @@ class HeldLockAdmin(admin.ModelAdmin):
             raise PermissionDenied
         pattern, everything = request.GET.get("q", ""), "all" in request.GET
         context: dict[str, Any] = {"pattern": pattern, "everything": everything}
+        may_release = request.user.has_perm(_RELEASE)
+        place = Place(_question_url if may_release else None, _local)
         try:
             redlock = runtime_of(celery_app()).redlock
             seen = scan(redlock, pattern or "*")
         except RedlockError as error:
             messages.error(request, str(error))
         else:
-            shown = seen.held + seen.possible + seen.starts
-            shown = seen.found if everything else shown
-            settings = other_settings(redlock, seen.nodes)
-            context |= {**_listing(seen, shown), "settings": settings}
-            context["releases"] = _releases(redlock)
-        context["may_release"] = request.user.has_perm(_RELEASE)
+            shown = parts.shown_locks(seen, everything=everything)
+            context |= {
+                "seen": seen,
+                "unknown": parts.unknown(seen),
+                "settings": other_settings(redlock, seen.nodes),
+                "locks": parts.lock_table(seen, shown, place),
+                "summary": parts.summary(seen, shown),
+                "others": len(seen.others),
+                "limits": parts.limit_list(seen),
+                "doubts": parts.doubts(seen.nodes),
+                "releases": parts.release_table(forced_releases(redlock), place),
+            }
         context |= extra_context or {}
         return self._page(request, "held_locks", "Held locks", context)
 
@@ -127,40 +118,36 @@ class HeldLockAdmin(admin.ModelAdmin):
         if not request.user.has_perm(_RELEASE):
             raise PermissionDenied
         key = request.POST.get("key") or request.GET.get("key", "")
+        refusal = "No lock is named: nothing was released."
         try:
             redlock = runtime_of(celery_app()).redlock
-            found = lock_status(redlock, key) if key and "\n" not in key else None
+            asked = ask(redlock, key) if key and "\n" not in key else None
         except RedlockError as error:
             messages.error(request, str(error))
             return redirect(_LIST)
-        values = values_on(found.seen.ballot) if found else {}
-        refusal = f"No node that answered has a lock for {key}."
-        if found and found.is_held is None and not values:
-            refusal += " It cannot be told whether it is held: too few nodes can tell."
-        if request.method == "POST":
-            shown = request.POST.getlist("shown")
-            values = {v: nodes for v, nodes in values.items() if _is_among(v, shown)}
+        if asked:
+            refusal = asked.refusal
+        if asked and request.method == "POST" and not refusal:
+            values = asked.confirmed(request.POST.getlist("shown"), _secret())
             refusal = f"{key} expired or has another holder: nothing was released."
-        if not values:
+            if values:
+                self._release(request, key, values)
+                return redirect(_LIST)
+        if refusal or not asked:
             messages.warning(request, refusal)
             return redirect(_LIST)
-        if request.method == "POST":
-            self._release(request, key, list(values))
-            return redirect(_LIST)
-        holders = _holders(found, values)
-        context: dict[str, Any] = {"key": key, "holders": holders}
-        context["is_permit"] = any(one["limit"] for one in holders)
-        context["is_kept"] = any(one["holder"].is_kept for one in holders)
-        context["ttl_left"] = found.ttl_left if found else 0.0
-        context["never_ends"] = math.isinf(context["ttl_left"])
-        context["other_permits"] = other_permits(redlock, key)
-        context["releases"] = _releases(redlock, key)
+        place = Place(at=_local)
+        context: dict[str, Any] = {
+            "key": key,
+            "question": parts.question(asked, place),
+            "digests": asked.digests(_secret()),
+            "releases": parts.release_table(forced_releases(redlock, key), place),
+        }
         return self._page(request, "release_lock", "Release a lock?", context)
 
     def _release(self, request: HttpRequest, key: str, values: list[str]) -> None:
         """Release the lock. If the log entry cannot be written, nothing is released."""
         redlock = runtime_of(celery_app()).redlock
-        holders = ", ".join(str(Holder.parse(v)) if is_ours(v) else "?" for v in values)
         with transaction.atomic(using=router.db_for_write(LogEntry)):
             entry = LogEntry.objects.create(
                 user_id=request.user.pk,
@@ -168,27 +155,15 @@ class HeldLockAdmin(admin.ModelAdmin):
                 object_id=key,
                 object_repr=key[:200],
                 action_flag=DELETION,
-                change_message=f"Releasing the lock of {holders}.",
+                change_message=f"Releasing the lock of {holders_text(values)}.",
             )
             reason = request.POST.get("reason", "").strip()
             operator = Operator(str(request.user), "the Django admin", reason)
-            nodes = release_lock(redlock, key, values, operator)
-            released = sum(nodes.results.values())
-            fact = f"on {released} of {len(redlock.labels)} nodes, held by {holders}"
-            why = f" Reason: {reason}" if reason else ""
-            entry.change_message = f"Released {fact}.{why}"
+            done = carry_out(redlock, key, values, operator)
+            entry.change_message = f"Released {done.fact}"
             entry.save(update_fields=["change_message"])
-        log.warning("%s released the lock %r %s.%s", request.user, key, fact, why)
-        if len(nodes.unseen) >= redlock.quorum:
-            few = f"The lock {key} may still be held: too few nodes were reached."
-            messages.error(request, few)
-        elif released:
-            messages.success(request, f"Released {key} {fact}.")
-        else:
-            messages.warning(request, f"{key} had expired: nothing was released.")
-        for label, reason in nodes.unseen.items():
-            fact = f"Node {label} {reason}. It keeps the lock until its ttl has ended."
-            messages.warning(request, fact)
+        for level, text in done.messages:
+            messages.add_message(request, getattr(messages, level.upper()), text)
 
     def _page(
         self, request: HttpRequest, template: str, title: str, context: dict[str, Any]
@@ -246,73 +221,16 @@ class OutboxMessageAdmin(_ReadOnly):
     exclude = ("body",)
 
 
-def _listing(seen: Scan, locks: Iterable[SeenHolder]) -> dict[str, Any]:
-    rows = sorted((_row(lock) for lock in locks), key=lambda row: row["since_s"])
-    return {
-        "seen": seen,
-        "rows": rows[:_MOST],
-        "not_shown": max(0, len(rows) - _MOST),
-        "others": len(seen.others),
-        "limits": seen.limits[:_MOST_LIMITS],
-        "more_limits": max(0, len(seen.limits) - _MOST_LIMITS),
-        "doubts": {node.label: node.doubt for node in seen.nodes if node.doubt},
-    }
+def _question_url(key: str) -> str:
+    """Return the address of the page that asks before a lock is released."""
+    return f"{reverse(_QUESTION)}?{urlencode({'key': key})}"
 
 
-def _releases(redlock: Redlock, key: str | None = None) -> list[dict[str, Any]]:
-    """Return the latest releases by operators, for a template."""
-    found = forced_releases(redlock, key)[:_MOST_RELEASES]
-    zone = timezone.utc
-    return [
-        {"release": one, "at": datetime.fromtimestamp(one.at, tz=zone)} for one in found
-    ]
+def _local(seconds: float) -> str:
+    """Return an instant in the time zone of the site."""
+    at = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return str(date_format(template_localtime(at), "Y-m-d H:i:s"))
 
 
-def _row(lock: SeenHolder) -> dict[str, Any]:
-    holder = lock.holder
-    return {
-        "key": lock.key,
-        **_of(holder, lock.key),
-        "since_s": holder.started or math.inf,
-        "ttl_left": None if math.isinf(lock.ttl_left) else lock.ttl_left,
-        "votes": lock.votes,
-        "held": lock.is_held,
-    }
-
-
-def _holders(found: LockStatus | None, values: dict[str, list[str]]) -> list[Any]:
-    return [
-        {
-            **_of(Holder.parse(value), found.seen.key if found else ""),
-            "is_ours": is_ours(value),
-            "votes": len(nodes),
-            "nodes": len(found.nodes) if found else 0,
-            "shown": _digest(value),
-        }
-        for value, nodes in values.items()
-    ]
-
-
-def _of(holder: Holder, key: str) -> dict[str, Any]:
-    """Return a holder of this key, for a template."""
-    since = datetime.fromtimestamp(holder.started, tz=timezone.utc)
-    limit, number = holder.permit(key) or (None, 0)
-    return {
-        "holder": holder,
-        "since": since if holder.started else None,
-        "age": SYSTEM_CLOCK.wall() - holder.started,
-        "limit": limit,
-        "number": number,
-        "others": [one for one in keys_of(holder.whole_key(key)) if one != key],
-    }
-
-
-def _digest(value: str) -> str:
-    """Identify a value on a page without showing its token, which proves ownership."""
-    token = value.partition("\n")[0]
-    made = salted_hmac("celery_redlock.release", token, algorithm="sha256")
-    return str(made.hexdigest())
-
-
-def _is_among(value: str, shown: Iterable[str]) -> bool:
-    return any(constant_time_compare(_digest(value), one) for one in shown)
+def _secret() -> str:
+    return f"celery_redlock.release {settings.SECRET_KEY}"

@@ -1,0 +1,78 @@
+"""Words for operators, on a terminal and on a page: durations, permits, nodes."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.operations.inspect import NodeState, NodeStatus
+
+if TYPE_CHECKING:
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.core.limits import Limit
+
+__all__ = ["age_of", "duration", "instant", "permit_text", "plural", "state_words"]
+
+_TENTHS_MATTER = 9.95  # seconds
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words: ``0.4 s``, ``12 s``, ``3 m 05 s``."""
+    if seconds == math.inf:
+        return "for ever"
+    if seconds < _TENTHS_MATTER:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for size, unit, part, smaller in _UNITS:
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part:02} {smaller}"
+    return f"{whole} s"
+
+
+def instant(seconds: float) -> str:
+    """Return an instant, which is given in seconds since 1970."""
+    at = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def plural(number: int, thing: str) -> str:
+    """Return ``1 lock``, ``2 locks``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def age_of(holder: Holder) -> float | None:
+    """Return the seconds since a holder started, by its clock and ours."""
+    if not holder.started:
+        return None
+    return max(0.0, SYSTEM_CLOCK.wall() - holder.started)
+
+
+def permit_text(permit: tuple[Limit, int] | None) -> str:
+    """Return ``permit 3 of 5``, or ``start 2 of 10 in 60 s``; "" for a plain lock."""
+    if permit is None:
+        return ""
+    limit, number = permit
+    if limit.period:
+        return f"start {number} of {limit.most} in {limit.period:g} s"
+    return f"permit {number} of {limit.most}"
+
+
+def state_words(node: NodeStatus) -> tuple[str, str]:
+    """Say whether a node votes, and if not, why.
+
+    Returns:
+        The words, and how they are shown: ``good``, ``warning`` or ``bad``.
+    """
+    state, words = node.state, node.state.value
+    if state is NodeState.VOTES:
+        return words, "good"
+    if state is NodeState.QUARANTINED:
+        return f"{words}, {duration(node.wait)} left", "warning"
+    if state in (NodeState.NEW, NodeState.UNSYNCED):
+        return words, "warning"
+    if state in (NodeState.UNFIT, NodeState.SILENT):
+        words = node.reason.partition(";")[0]
+    return words, "bad"

@@ -1,0 +1,55 @@
+"""HTML that is safe by construction: a text is escaped unless it is `Html`."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+__all__ = ["Html", "document", "join", "tag"]
+
+_VOID = {"br", "input", "link", "meta"}
+
+
+class Html(str):
+    """A text that is HTML. Templates of Django and Jinja do not escape it again."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        """Return the text, as templates ask for it."""
+        return str(self)
+
+
+def join(*parts: Any) -> Html:
+    """Return these parts one after the other. None is nothing."""
+    return Html("".join(_escaped(part) for part in parts if part is not None))
+
+
+def tag(name: str, /, *parts: Any, **attributes: Any) -> Html:
+    """Return an element.
+
+    Args:
+        name: The name of the element.
+        parts: Its content: texts, and other elements.
+        attributes: An underscore at the end of a name is left out, and others are
+            hyphens: ``class_``, ``data_label``. True is an attribute without a value;
+            None and False are none.
+    """
+    words = [name]
+    for given, value in attributes.items():
+        attribute = given.removesuffix("_").replace("_", "-")
+        if value is True:
+            words.append(attribute)
+        elif value is not None and value is not False:
+            words.append(f'{attribute}="{html.escape(str(value))}"')
+    head = f"<{' '.join(words)}>"
+    return Html(head if name in _VOID else f"{head}{join(*parts)}</{name}>")
+
+
+def document(head: Html, body: Html) -> Html:
+    """Return a whole page."""
+    return Html(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')
+
+
+def _escaped(part: Any) -> str:
+    return part if isinstance(part, Html) else html.escape(str(part))

@@ -1,0 +1,357 @@
+"""The parts of a page of locks, for the page of this package and the Django admin.
+
+Each function returns HTML without a style of its own. A page says in a `Place` where
+its links lead and how it writes instants.
+
+Without a majority of the nodes that can tell, no part says that nothing is locked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.keys import keys_of
+from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.words import (
+    age_of,
+    duration,
+    instant,
+    plural,
+    state_words,
+)
+from celery_redlock.web.html import Html, join, tag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from celery_redlock.core.forced_release import ForcedRelease
+    from celery_redlock.core.lease import Holder
+    from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.scan import Scan, SeenHolder
+    from celery_redlock.web.release import Question
+
+__all__ = [
+    "Place",
+    "doubts",
+    "limit_list",
+    "lock_table",
+    "node_table",
+    "question",
+    "release_table",
+    "shown_locks",
+    "summary",
+    "unknown",
+]
+
+_MOST = 500  # rows on a page
+_MOST_RELEASES = 20
+_MOST_LIMITS = 20
+_NOTHING = "–"
+_CANNOT_TELL = "It cannot be told whether a lock is held"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The page on which the parts are shown.
+
+    Attributes:
+        link: Returns the address of the page that asks before the lock of a key is
+            released; None if the reader may not release locks.
+        at: Returns the text of an instant, which is given in seconds since 1970.
+    """
+
+    link: Callable[[str], str] | None = None
+    at: Callable[[float], str] = instant
+
+
+def shown_locks(seen: Scan, *, everything: bool) -> list[SeenHolder]:
+    """Return the rows of a list of locks, the oldest first.
+
+    Args:
+        seen: The locks.
+        everything: Whether keys without a majority are among them.
+    """
+    found = seen.found if everything else [*seen.held, *seen.possible, *seen.starts]
+    return sorted(found, key=lambda lock: lock.holder.started or math.inf)
+
+
+# -- locks -------------------------------------------------------------------------
+
+
+def lock_table(seen: Scan, shown: Sequence[SeenHolder], place: Place) -> Html:
+    """Return the table of these locks, or of none."""
+    heads = [("Key", ""), ("Task", ""), ("Holder", ""), ("Age", "")]
+    heads += [("Ends in", "number"), ("Fence", "number"), ("Nodes", "number")]
+    heads += [("Release", "")] if place.link else []
+    rows = [_lock_row(lock, len(seen.labels), place) for lock in shown[:_MOST]]
+    if not rows:
+        fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
+        selected = "" if seen.pattern == "*" else f" whose key matches {seen.pattern}"
+        text = f"{fact}{selected}."
+        rows = [tag("tr", tag("td", text, colspan=len(heads), class_="none"))]
+    return _table("Locks, the oldest first", heads, rows)
+
+
+def summary(seen: Scan, shown: Sequence[SeenHolder]) -> Html:
+    """Return sentences on how many locks are held."""
+    nodes = len(seen.labels)
+    facts = []
+    if seen.has_quorum:
+        answered = f"as seen on {seen.can_tell} of {nodes} nodes."
+        facts.append(f"{len(seen.held)} held, {answered}")
+    elif seen.held:
+        facts.append(f"{len(seen.held)} held for certain; there may be others.")
+    if seen.possible:
+        some = len(seen.possible)
+        facts.append(f"{some} may be held: that depends on the nodes that cannot tell.")
+    if len(shown) > _MOST:
+        more = len(shown) - _MOST
+        facts.append(f"{more:,} more are not shown: search by key.")
+    return join(" ".join(facts))
+
+
+def unknown(seen: Scan) -> Html | None:
+    """Say that it cannot be told which locks are held, if that is so."""
+    if seen.has_quorum:
+        return None
+    return join(
+        "Too few nodes answered to tell which locks are held: "
+        f"{seen.can_tell} of {len(seen.labels)} can tell, {seen.quorum} are needed."
+    )
+
+
+def limit_list(seen: Scan) -> Html | None:
+    """Return how many permits of each limit are in use, the fullest limit first."""
+    limits = seen.limits
+    if limits and not seen.has_quorum:
+        return tag("p", "It cannot be told how many permits are in use.")
+    items = [
+        tag(
+            "li",
+            tag("meter", value=one.in_use, max=one.limit.most, aria_hidden="true"),
+            f" {one}",
+            data_id=one.limit.head,
+        )
+        for one in limits[:_MOST_LIMITS]
+    ]
+    if len(limits) > _MOST_LIMITS:
+        items.append(tag("li", f"and {len(limits) - _MOST_LIMITS} more"))
+    return tag("ul", *items, class_="limits") if items else None
+
+
+def _lock_row(lock: SeenHolder, nodes: int, place: Place) -> Html:
+    holder, age = lock.holder, age_of(lock.holder)
+    votes = f"{lock.votes} of {nodes}"
+    doubt = {None: "may be held", False: "not held"}.get(lock.is_held)
+    cells = [
+        tag("th", lock.key, *_permit_lines(lock), scope="row", class_="key"),
+        _cell("Task", holder.task, holder.task_id),
+        _cell("Holder", holder.host, f"pid\xa0{holder.pid}" if holder.pid else ""),
+        _cell("Age", "", "")
+        if age is None
+        else _cell("Age", duration(age), f"since {place.at(holder.started)}"),
+        _number("Ends in", _left(lock.ttl_left)),
+        _number("Fence", str(holder.fence or _NOTHING)),
+        _number("Nodes", votes, doubt or ""),
+    ]
+    if place.link:
+        link = tag(
+            "a",
+            "Release …",
+            href=place.link(lock.key),
+            aria_label=f"Release {lock.key}",
+        )
+        cells.append(tag("td", link, class_="whole"))
+    name = f"{lock.key} {holder.fence} {holder.task_id}"
+    return tag("tr", *cells, data_id=name, data_key=lock.key)
+
+
+def _left(seconds: float) -> str:
+    return "never" if math.isinf(seconds) else duration(seconds)
+
+
+def _permit_lines(lock: SeenHolder) -> list[Html]:
+    lines = []
+    if permit := lock.permit:
+        limit, number = permit
+        lines.append(
+            "a start, kept until the period has passed"
+            if limit.period
+            else f"permit {number} of {limit.most}"
+        )
+    if others := _others(lock.holder, lock.key):
+        lines.append(f"together with {' and '.join(others)}")
+    return [join(tag("br"), tag("small", line)) for line in lines]
+
+
+def _others(holder: Holder, key: str) -> list[str]:
+    """Return the keys that were taken together with this one."""
+    return [one for one in keys_of(holder.whole_key(key)) if one != key]
+
+
+# -- nodes -------------------------------------------------------------------------
+
+
+def node_table(seen: Scan, nodes: Iterable[NodeStatus]) -> Html:
+    """Return the table of the nodes: whether each one votes, and how many locks it has.
+
+    Args:
+        seen: The locks.
+        nodes: The nodes, judged beside each other.
+    """
+    heads = [("Node", ""), ("State", ""), ("Locks", "number")]
+    return _table(
+        "Lock nodes and their votes",
+        heads,
+        [
+            tag(
+                "tr",
+                tag("th", node.label, scope="row", class_="key"),
+                tag("td", _state(node), data_label="State"),
+                _number("Locks", _count(node, seen.counts[node.label])),
+                data_id=node.label,
+            )
+            for node in nodes
+        ],
+        kind=None,
+    )
+
+
+def _state(node: NodeStatus) -> Html:
+    words, mood = state_words(node)
+    return tag("span", words, class_=f"state {mood}")
+
+
+def _count(node: NodeStatus, locks: int) -> str:
+    return _NOTHING if node.state is NodeState.SILENT else f"{locks:,}"
+
+
+def doubts(nodes: Iterable[NodeStatus]) -> Html:
+    """Say why nodes cannot tell what is held, one paragraph for each."""
+    found = [(node.label, node.doubt) for node in nodes if node.doubt]
+    return join(
+        *(tag("p", f"Node {name} {why}.", class_="help") for name, why in found)
+    )
+
+
+# -- releases ----------------------------------------------------------------------
+
+
+def release_table(releases: Sequence[ForcedRelease], place: Place) -> Html | None:
+    """Return the table of the latest releases by operators; None if there are none."""
+    heads = [("Released", ""), ("Key", ""), ("By", ""), ("Reason", "")]
+    heads += [("Holder", ""), ("Nodes", "number")]
+    rows = [
+        tag(
+            "tr",
+            _cell("Released", place.at(one.at), ""),
+            tag("th", *_lines(one.key), scope="row", class_="key"),
+            _cell("By", one.who, f"{one.host}, {one.tool}"),
+            _cell("Reason", one.reason, ""),
+            _cell("Holder", one.holder, "was killed" if one.killed else ""),
+            _number("Nodes", str(one.nodes)),
+            data_id=f"{one.key} {one.at}",
+        )
+        for one in releases[:_MOST_RELEASES]
+    ]
+    caption = "Releases by operators, the latest first"
+    return _table(caption, heads, rows) if rows else None
+
+
+def _lines(text: str) -> list[Any]:
+    first, *others = text.split("\n")
+    return [first, *(join(tag("br"), line) for line in others)]
+
+
+def question(asked: Question, place: Place) -> Html:
+    """Say what is released, from which holders, and at which risk."""
+    key, permits = asked.key, ", ".join(asked.other_permits)
+    others = f"Other permits of {key} are in use, and stay: {permits}."
+    left = asked.found.ttl_left
+    risk = _RISK_OF_A_START if asked.is_kept else _RISK
+    more = "one more than the limit" if asked.is_permit else "two"
+    return join(
+        tag("p", "This takes the lock ", tag("strong", key), " away from"),
+        tag("ul", *(_holder_item(asked, value, place) for value in asked.values)),
+        tag("p", others) if asked.other_permits else None,
+        tag("p", risk.format(more=more), class_="errornote"),
+        tag("p", _waiting(asked, left), " The release is recorded on the nodes."),
+    )
+
+
+_RISK = (
+    "If the holder is alive, {more} may run at the same time after the release. The "
+    "holder learns of it at its next renewal, within a third of its ttl. Then it has "
+    "lost its lock, and its on_lock_lost decides whether it stops. Its log names you "
+    "and the reason."
+)
+_RISK_OF_A_START = (
+    "Another run can start after the release. Then the period has one more start than "
+    "the limit. A run that is under way goes on, and keeps its lock."
+)
+
+
+def _waiting(asked: Question, left: float) -> str:
+    if math.isinf(left):
+        return "This lock has no ttl, so it never expires."
+    in_time = f" in {duration(left)}" if left else ""
+    if asked.is_kept:
+        return f"It ends by itself{in_time}. Wait instead, if you can."
+    this = f": this one{in_time}, unless it is renewed" if left else ""
+    fact = f"The lock of a dead holder expires by itself{this}."
+    return f"{fact} Wait instead, if you can."
+
+
+def _holder_item(asked: Question, value: str, place: Place) -> Html:
+    holder, age = asked.holder(value), None
+    if holder is None:
+        who = [tag("strong", "another program")]
+    else:
+        age = age_of(holder)
+        who = [tag("strong", str(holder))]
+    if holder and age is not None:
+        who.append(join(f", since {place.at(holder.started)} ({duration(age)} ago)"))
+    where = (
+        f", on {len(asked.values[value])} of {plural(len(asked.found.nodes), 'node')}"
+    )
+    facts = []
+    if holder and (permit := holder.permit(asked.key)):
+        limit, number = permit
+        what = f"permit {number} of {limit.most}"
+        what = "a permit for a start" if holder.is_kept else what
+        facts.append(f"It is {what} of {limit.key}.")
+    if holder and _others(holder, asked.key):
+        facts.append(f"It took {' and '.join(holder.keys)} together: all are released.")
+    return tag("li", *who, where, ". " if facts else "", " ".join(facts))
+
+
+# -- tables ------------------------------------------------------------------------
+
+
+def _table(
+    caption: str,
+    heads: Sequence[tuple[str, str]],
+    rows: Iterable[Html],
+    *,
+    kind: str | None = "stacked",
+) -> Html:
+    """Return a table. One that is stacked is a list of cells on a narrow screen."""
+    names = [tag("th", name, scope="col", class_=own or None) for name, own in heads]
+    return tag(
+        "table",
+        tag("caption", caption, class_="visually-hidden"),
+        tag("thead", tag("tr", *names)),
+        tag("tbody", *rows),
+        class_=kind,
+    )
+
+
+def _cell(label: str, text: str, below: str, kind: str | None = None) -> Html:
+    small = join(tag("br"), tag("small", below)) if below else None
+    return tag("td", text or _NOTHING, small, class_=kind, data_label=label)
+
+
+def _number(label: str, text: str, below: str = "") -> Html:
+    return _cell(label, text, below, "number")

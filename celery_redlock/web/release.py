@@ -1,0 +1,185 @@
+"""Releases of locks by operators who look at a page.
+
+The page first asks: it shows the holders and the risk (`ask`). The answer names the
+holders that were shown, by a digest of their tokens, so that the page shows no token.
+Only these are released (`Question.confirmed`, `carry_out`): a client that has acquired
+the lock meanwhile keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.quorum import quorum_of
+from celery_redlock.operations.force_release import is_ours, release_lock, values_on
+from celery_redlock.operations.inspect import lock_status
+from celery_redlock.operations.scan import other_permits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.operations.force_release import Operator
+    from celery_redlock.operations.inspect import LockStatus
+
+__all__ = ["Question", "Released", "ask", "carry_out", "digest", "holders_text"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A lock that an operator is asked about.
+
+    Attributes:
+        key: The name of the lock.
+        found: The answers of the nodes.
+        values: Each value of the lock, with the nodes that have it.
+        other_permits: The names of other permits of the key that are in use.
+    """
+
+    key: str
+    found: LockStatus
+    values: dict[str, list[str]]
+    other_permits: list[str]
+
+    @property
+    def refusal(self) -> str:
+        """Why there is nothing to ask; "" if there is a lock."""
+        if self.values:
+            return ""
+        fact = f"No node that answered has a lock for {self.key}."
+        if self.found.is_held is None:
+            fact += " It cannot be told whether it is held: too few nodes can tell."
+        return fact
+
+    @property
+    def is_permit(self) -> bool:
+        """Whether a holder has a permit of a key with a limit."""
+        return any(holder.permit(self.key) for holder in self._holders)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is a permit for a start."""
+        return any(holder.is_kept for holder in self._holders)
+
+    def holder(self, value: str) -> Holder | None:
+        """Return the holder in this value; None if it is of another program."""
+        return Holder.parse(value) if is_ours(value) else None
+
+    def digests(self, secret: str) -> list[str]:
+        """Return what a form contains instead of the values."""
+        return [digest(value, secret) for value in self.values]
+
+    def confirmed(self, shown: Iterable[str], secret: str) -> list[str]:
+        """Return the values whose digests an operator was shown."""
+        known = [one.encode() for one in shown]
+        return [
+            value
+            for value in self.values
+            if any(
+                hmac.compare_digest(digest(value, secret).encode(), one)
+                for one in known
+            )
+        ]
+
+    @property
+    def _holders(self) -> list[Holder]:
+        return [holder for value in self.values if (holder := self.holder(value))]
+
+
+def ask(redlock: Redlock, key: str) -> Question:
+    """Ask the nodes who holds this lock."""
+    found = lock_status(redlock, key)
+    values = values_on(found.seen.ballot)
+    return Question(key, found, values, other_permits(redlock, key) if values else [])
+
+
+def digest(value: str, secret: str) -> str:
+    """Identify a value without its token, which proves ownership.
+
+    Args:
+        value: The value of a lock.
+        secret: A secret that all processes of a page share.
+    """
+    token = value.partition("\n")[0]
+    name = f"celery_redlock.release {token}"
+    return hmac.new(secret.encode(), name.encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The end of a release.
+
+    Attributes:
+        key: The name of the lock.
+        holders: The holders, for display.
+        nodes: On how many nodes it was deleted.
+        unseen: Why nodes could not be asked, by name.
+        total: The number of all nodes.
+        reason: The reason that the operator gave, or "".
+    """
+
+    key: str
+    holders: str
+    nodes: int
+    unseen: dict[str, str]
+    total: int
+    reason: str
+
+    @property
+    def fact(self) -> str:
+        """The release, for a log: reads on after "Released"."""
+        why = f" Reason: {self.reason}" if self.reason else ""
+        return f"{self._where}.{why}"
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """The sentences for the operator: a level, and a text.
+
+        The levels are those of Django: ``success``, ``warning``, ``error``.
+        """
+        if len(self.unseen) >= quorum_of(self.total):
+            few = f"The lock {self.key} may still be held: too few nodes were reached."
+            first = ("error", few)
+        elif self.nodes:
+            first = ("success", f"Released {self.key} {self._where}.")
+        else:
+            first = ("warning", f"{self.key} had expired: nothing was released.")
+        kept = "It keeps the lock until its ttl has ended."
+        others = [
+            ("warning", f"Node {label} {why}. {kept}")
+            for label, why in self.unseen.items()
+        ]
+        return [first, *others]
+
+    @property
+    def _where(self) -> str:
+        return f"on {self.nodes} of {self.total} nodes, held by {self.holders}"
+
+
+def holders_text(values: Iterable[str]) -> str:
+    """Return the holders in these values, for display."""
+    return ", ".join(str(Holder.parse(v)) if is_ours(v) else "?" for v in values)
+
+
+def carry_out(
+    redlock: Redlock, key: str, values: Sequence[str], operator: Operator
+) -> Released:
+    """Release a lock of which an operator has confirmed these values, and log that."""
+    nodes = release_lock(redlock, key, values, operator)
+    done = Released(
+        key,
+        holders_text(values),
+        sum(nodes.results.values()),
+        nodes.unseen,
+        len(redlock.labels),
+        operator.reason,
+    )
+    log.warning("%s released the lock %r %s", operator.who, key, done.fact)
+    return done

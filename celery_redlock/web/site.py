@@ -1,0 +1,651 @@
+"""The page of locks as a WSGI application: its addresses and rules of access.
+
+A release needs the token, in a form that this page has sent: a request of another site
+is refused (``Origin``, ``Sec-Fetch-Site``), and there is no cookie that it could use.
+The page allows no script, style or frame of another site. It contains no token, neither
+its own nor that of a lock, and no password.
+
+All viewers share one look at the nodes per second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.records.forced_releases import forced_releases
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.operations.force_release import Operator
+from celery_redlock.operations.inspect import (
+    compared,
+    node_status,
+    other_settings,
+    votes_of,
+)
+from celery_redlock.operations.scan import Scan, scan
+from celery_redlock.operations.words import instant, plural
+from celery_redlock.web import parts, release
+from celery_redlock.web.html import Html, document, join, tag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from celery_redlock.core.forced_release import ForcedRelease
+    from celery_redlock.operations.inspect import NodeStatus
+
+__all__ = ["LEAST_TOKEN", "LockPage"]
+
+log = logging.getLogger(__name__)
+
+LEAST_TOKEN = 16  # characters
+EVERY = 2.0  # seconds between two refreshes of the page
+_SHARED_FOR = 1.0  # seconds for which viewers share one look at the nodes
+_MOST_BYTES = 1 << 16  # of a form
+_MOST_FIELDS = 100
+_MOST_LETTERS = 200  # of a name, and of a reason
+_TOOL = "celery redlock web"
+_FILES = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_TEXT, _HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    )
+)
+_HEADERS = (
+    ("Content-Security-Policy", _POLICY),
+    ("X-Frame-Options", "DENY"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "same-origin"),  # without a referrer, browsers hide the origin
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+_NO_METRICS = (
+    "There are no metrics: prometheus_client is not installed. Install it with "
+    "`pip install 'celery-redlock[prometheus]'`.\n"
+)
+_READ_ONLY = (
+    "This page is read-only: it was started without a token. `celery redlock release` "
+    "releases a lock."
+)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A request, as far as the page reads it."""
+
+    environ: Mapping[str, Any]
+
+    @property
+    def root(self) -> str:
+        """The path at which the page is mounted, without a slash at its end."""
+        return quote(_decoded(self.environ.get("SCRIPT_NAME", ""))).rstrip("/")
+
+    @property
+    def path(self) -> str:
+        """The path below the root."""
+        return _decoded(self.environ.get("PATH_INFO", ""))
+
+    @property
+    def method(self) -> str:
+        """GET, HEAD, POST or another one."""
+        return str(self.environ.get("REQUEST_METHOD", "GET"))
+
+    @property
+    def host(self) -> str:
+        """The name and port to which the browser has sent the request."""
+        return str(self.environ.get("HTTP_HOST", "")).lower()
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        """The fields after the question mark."""
+        return _fields(self.environ.get("QUERY_STRING", ""))
+
+    def form(self) -> dict[str, list[str]]:
+        """Read the fields of the form. Of a form that is too long, none are read."""
+        try:
+            length = int(self.environ.get("CONTENT_LENGTH") or 0)
+        except ValueError:
+            return {}
+        if not 0 < length <= _MOST_BYTES:
+            return {}
+        return _fields(self.environ["wsgi.input"].read(length).decode(errors="replace"))
+
+    def is_same_origin(self) -> bool:
+        """Tell whether a page of this host has sent the request."""
+        site = self.environ.get("HTTP_SEC_FETCH_SITE", "same-origin")
+        origin = self.environ.get("HTTP_ORIGIN") or self.environ.get("HTTP_REFERER", "")
+        return site == "same-origin" and self.host == _host_of(str(origin)) != ""
+
+
+class _Response(NamedTuple):
+    """A response; the headers of `_HEADERS` are added."""
+
+    body: str | bytes
+    kind: str = _HTML
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = (("Cache-Control", "no-store"),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The answers of the nodes at one moment."""
+
+    seen: Scan
+    nodes: list[NodeStatus]
+    settings: str
+    releases: list[ForcedRelease]
+    at: float
+
+
+@dataclass
+class _Looks:
+    """The latest look at the nodes, which viewers share."""
+
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+    pattern: str = ""
+    look: _Look | None = None
+    until: float = 0.0
+
+    def get(self, redlock: Redlock, pattern: str) -> _Look:
+        with self.mutex:
+            now = SYSTEM_CLOCK.monotonic()
+            if self.look is None or self.pattern != pattern or now >= self.until:
+                seen = scan(redlock, pattern)
+                nodes = compared(seen.nodes)
+                settings = other_settings(redlock, nodes)
+                releases = forced_releases(redlock)
+                at = SYSTEM_CLOCK.wall()
+                self.look = _Look(seen, nodes, settings, releases, at)
+                self.pattern = pattern
+                self.until = SYSTEM_CLOCK.monotonic() + _SHARED_FOR
+            return self.look
+
+    def forget(self) -> None:
+        with self.mutex:
+            self.look = None
+
+
+class LockPage:
+    """The page of locks: a WSGI application. Make one with `celery_redlock.web.page`.
+
+    Many threads may call it at once.
+    """
+
+    def __init__(
+        self,
+        app_or_redlock: Any,
+        token: str | None = None,
+        *,
+        hosts: Iterable[str] | None = None,
+    ) -> None:
+        if token is not None and len(token) < LEAST_TOKEN:
+            raise ConfigurationError(
+                f"The token of the page of locks has {len(token)} characters, and "
+                f"needs {LEAST_TOKEN} at least: it could be guessed. Make one with "
+                '`python -c "import secrets; print(secrets.token_urlsafe())"`.'
+            )
+        is_service = isinstance(app_or_redlock, Redlock)
+        self._service: Redlock | None = app_or_redlock if is_service else None
+        self._app = None if is_service else app_or_redlock
+        self._token = token
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._looks = _Looks()
+        self._metrics: Any = None
+
+    @property
+    def may_release(self) -> bool:
+        """Whether a reader with the token can release locks."""
+        return self._token is not None
+
+    def close(self) -> None:
+        """Close the connections of the metrics. The next request opens them again."""
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        """Answer a request, as WSGI describes it."""
+        request = _Request(environ)
+        if request.path == "/metrics" and self._is_known(request):
+            scrape = self._scrape()
+            if scrape is not None:
+                found: Iterable[bytes] = scrape(environ, start_response)
+                return found
+        response = self._answer(request)
+        body = response.body
+        data = body.encode() if isinstance(body, str) else body
+        status = HTTPStatus(response.status)
+        headers = [("Content-Type", response.kind), ("Content-Length", str(len(data)))]
+        start_response(
+            f"{status.value} {status.phrase}", [*headers, *response.headers, *_HEADERS]
+        )
+        return [b"" if request.method == "HEAD" else data]
+
+    # -- addresses -------------------------------------------------------------------
+
+    def _answer(self, request: _Request) -> _Response:
+        if not self._is_known(request):
+            fact = f"This page does not answer under the name {request.host}.\n"
+            return _Response(fact, _TEXT, HTTPStatus.MISDIRECTED_REQUEST)
+        if not request.path and request.root:
+            to = (("Location", f"{request.root}/"),)
+            return _Response("", _TEXT, HTTPStatus.PERMANENT_REDIRECT, to)
+        name = (
+            request.path.lstrip("/") if request.path.count("/") == 1 else request.path
+        )
+        views = {
+            "": self._list,
+            "release": self._release,
+            "healthz": self._health,
+            "metrics": lambda _: _Response(_NO_METRICS, _TEXT, HTTPStatus.NOT_FOUND),
+        }
+        view = _file_view(name) if name in _FILES else views.get(name)
+        if view is None:
+            return _Response("There is no such page.\n", _TEXT, HTTPStatus.NOT_FOUND)
+        allowed = ["GET", "HEAD", *(["POST"] if name == "release" else [])]
+        if request.method not in allowed:
+            headers = (("Allow", ", ".join(allowed)),)
+            fact = "This method is not possible here.\n"
+            return _Response(fact, _TEXT, HTTPStatus.METHOD_NOT_ALLOWED, headers)
+        return view(request)
+
+    def _is_known(self, request: _Request) -> bool:
+        """Tell whether the page may answer under this name.
+
+        A site of an attacker could lead its own name to this page, and then read it.
+        """
+        return self._hosts is None or _name_of(request.host) in self._hosts
+
+    def _health(self, _: _Request) -> _Response:
+        try:
+            redlock = self._redlock()
+        except RedlockError as error:
+            return _Response(f"{error}\n", _TEXT, HTTPStatus.SERVICE_UNAVAILABLE)
+        votes, nodes = votes_of(node_status(redlock)), len(redlock.labels)
+        has_quorum = votes >= redlock.quorum
+        fact = f"{votes} of {plural(nodes, 'node')} vote, {redlock.quorum} are needed."
+        status = HTTPStatus.OK if has_quorum else HTTPStatus.SERVICE_UNAVAILABLE
+        word = "ok" if has_quorum else "No lock can be granted"
+        return _Response(f"{word}: {fact}\n", _TEXT, status)
+
+    def _scrape(self) -> Any:
+        """Return the application for Prometheus; None if it is not installed."""
+        try:
+            from celery_redlock.metrics import Scrape  # noqa: PLC0415  (an extra)
+        except ImportError:
+            return None
+        if self._metrics is None:
+            self._metrics = Scrape(self._app, self._service)
+        return self._metrics
+
+    def _list(self, request: _Request) -> _Response:
+        fields = request.query
+        pattern, everything = _one(fields, "q").strip(), "all" in fields
+        try:
+            look = self._looks.get(self._redlock(), pattern or "*")
+        except RedlockError as error:
+            body = _card("Locks", tag("p", str(error), class_="errornote"))
+            return self._page(request, "Locks", body, HTTPStatus.SERVICE_UNAVAILABLE)
+        shown = parts.shown_locks(look.seen, everything=everything)
+        place = self._place(request)
+        body = join(
+            tag(
+                "div",
+                _verdict(look),
+                _note(parts.unknown(look.seen), "error"),
+                _note(look.settings, "warning"),
+                id="state",
+                data_live=True,
+            ),
+            tag(
+                "section",
+                tag("h2", "Held locks"),
+                _search(request, pattern, everything=everything),
+                tag(
+                    "div",
+                    parts.lock_table(look.seen, shown, place),
+                    tag("p", parts.summary(look.seen, shown), class_="summary"),
+                    self._others(request, look, pattern, everything=everything),
+                    id="locks",
+                    data_live=True,
+                ),
+                class_="card",
+            ),
+            tag(
+                "div",
+                _card("Nodes", parts.node_table(look.seen, look.nodes)),
+                _card("Limits", limits)
+                if (limits := parts.limit_list(look.seen))
+                else None,
+                id="nodes-and-limits",
+                class_="columns",
+                data_live=True,
+            ),
+            tag("div", _releases(look.releases, place), id="releases", data_live=True),
+        )
+        return self._page(request, "Locks", body, foot=self._foot(look))
+
+    def _release(self, request: _Request) -> _Response:
+        # A server may reset a connection with a form that nothing has read.
+        form = request.form() if request.method == "POST" else {}
+        if self._token is None:
+            return self._refuse(request, _READ_ONLY)
+        if request.method == "POST":
+            return self._carry_out(request, form, self._token)
+        return self._ask(request, _one(request.query, "key"))
+
+    # -- releases --------------------------------------------------------------------
+
+    def _ask(
+        self,
+        request: _Request,
+        key: str,
+        *,
+        missing: str = "",
+        typed: Mapping[str, str] | None = None,
+    ) -> _Response:
+        """Ask before a release: show the holders, the risk, and a form."""
+        asked = self._question(key)
+        if isinstance(asked, str):
+            return self._refuse(request, asked, HTTPStatus.NOT_FOUND)
+        typed = typed or {}
+        user = _user_of(request)
+        hidden = [("key", key)]
+        hidden += [("shown", one) for one in asked.digests(self._token or "")]
+        body = _card(
+            "Release a lock?",
+            join(
+                _note(missing, "error"),
+                parts.question(asked, self._place(request)),
+                tag(
+                    "form",
+                    *(tag("input", type="hidden", name=n, value=v) for n, v in hidden),
+                    None
+                    if user
+                    else _field(
+                        "Your name", "who", typed.get("who", ""), autocomplete="name"
+                    ),
+                    _field("Reason", "reason", typed.get("reason", "")),
+                    _field(
+                        "Token",
+                        "token",
+                        "",
+                        type="password",
+                        maxlength=None,
+                        autocomplete="current-password",
+                    ),
+                    tag(
+                        "div",
+                        tag("button", "Release it, at this risk", class_="danger"),
+                        tag("a", "No, leave it", href=f"{request.root}/"),
+                        class_="row",
+                    ),
+                    method="post",
+                    action=f"{request.root}/release",
+                    class_="release",
+                ),
+            ),
+        )
+        status = HTTPStatus.BAD_REQUEST if missing else HTTPStatus.OK
+        return self._page(request, "Release a lock?", body, status)
+
+    def _carry_out(
+        self, request: _Request, form: Mapping[str, list[str]], token: str
+    ) -> _Response:
+        """Release a lock, if the request and its token are right."""
+        if not request.is_same_origin():
+            why = "The request came from another site: nothing was released."
+            return self._refuse(request, why)
+        key, given = _one(form, "key"), _one(form, "token")
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            where = request.environ.get("REMOTE_ADDR", "an unknown address")
+            log.warning("%s sent a wrong token to release the lock %r.", where, key)
+            return self._refuse(request, "The token is wrong: nothing was released.")
+        who = _user_of(request) or _line(_one(form, "who"))
+        reason = _line(_one(form, "reason"))
+        if not (who and reason):
+            missing = "Say who you are, and why the lock is released."
+            typed = {"who": who, "reason": reason}
+            return self._ask(request, key, missing=missing, typed=typed)
+        asked = self._question(key)
+        if isinstance(asked, str):
+            return self._refuse(request, asked, HTTPStatus.NOT_FOUND)
+        values = asked.confirmed(form.get("shown", []), token)
+        if not values:
+            fact = f"{key} expired or has another holder: nothing was released."
+            return self._refuse(request, fact, HTTPStatus.CONFLICT)
+        host = str(request.environ.get("REMOTE_ADDR", ""))
+        operator = Operator(who, _TOOL, reason, host=host)
+        done = release.carry_out(self._redlock(), key, values, operator)
+        self._looks.forget()
+        body = _card(
+            "Release of a lock",
+            join(
+                *(_note(text, level) for level, text in done.messages),
+                tag("p", tag("a", "Back to the locks", href=f"{request.root}/")),
+            ),
+        )
+        return self._page(request, "Release of a lock", body)
+
+    def _question(self, key: str) -> release.Question | str:
+        """Return what is asked about a lock, or why nothing is."""
+        if not key or "\n" in key:
+            return "No lock is named: nothing was released."
+        try:
+            asked = release.ask(self._redlock(), key)
+        except RedlockError as error:
+            return str(error)
+        return asked.refusal or asked
+
+    # -- parts of pages --------------------------------------------------------------
+
+    def _redlock(self) -> Redlock:
+        """Return the lock service; of an app, a wrong setting is an error."""
+        return self._service or runtime_of(self._app).redlock
+
+    def _place(self, request: _Request) -> parts.Place:
+        if not self.may_release:
+            return parts.Place()
+        head = f"{request.root}/release?"
+        return parts.Place(lambda key: head + urlencode({"key": key}))
+
+    def _others(
+        self, request: _Request, look: _Look, pattern: str, *, everything: bool
+    ) -> Html | None:
+        others = len(look.seen.others)
+        if everything or not others:
+            return None
+        fields = {"all": "1"} | ({"q": pattern} if pattern else {})
+        text = f"{others:,} more on fewer nodes than a majority"
+        return tag("p", tag("a", text, href=f"{request.root}/?{urlencode(fields)}"))
+
+    def _foot(self, look: _Look) -> str:
+        rule = "A release needs the token." if self.may_release else "Read-only."
+        return f"As seen at {instant(look.at)}. {rule}"
+
+    def _refuse(
+        self, request: _Request, why: str, status: int = HTTPStatus.FORBIDDEN
+    ) -> _Response:
+        back = tag("p", tag("a", "Back to the locks", href=f"{request.root}/"))
+        body = _card("Release of a lock", join(_note(why, "error"), back))
+        return self._page(request, "Release of a lock", body, status)
+
+    def _page(
+        self,
+        request: _Request,
+        title: str,
+        body: Html,
+        status: int = HTTPStatus.OK,
+        *,
+        foot: str = "",
+    ) -> _Response:
+        name = getattr(self._app, "main", "") or ""
+        whole = f"{title} – {name}" if name else title
+        refreshes = bool(foot)
+        links = {file: f"{request.root}/{file}?v={_version(file)}" for file in _FILES}
+        again = tag("meta", http_equiv="refresh", content="5")
+        head = join(
+            tag("meta", charset="utf-8"),
+            tag(
+                "meta",
+                name="viewport",
+                content="width=device-width, initial-scale=1",
+            ),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", whole),
+            tag("link", rel="icon", href=links["icon.svg"], type="image/svg+xml"),
+            tag("link", rel="stylesheet", href=links["page.css"]),
+            tag("script", src=links["page.js"], type="module") if refreshes else None,
+            tag("noscript", again) if refreshes else None,
+        )
+        top = tag(
+            "header",
+            tag("a", "Locks", href=f"{request.root}/", class_="brand"),
+            tag("span", name, class_="faint") if name else None,
+            tag("button", "Pause", id="pause", type="button", hidden=True)
+            if refreshes
+            else None,
+            class_="top",
+        )
+        main = tag(
+            "main",
+            tag("h1", title, class_="visually-hidden"),
+            tag("p", id="stale", class_="note error", role="status", hidden=True),
+            body,
+            tag("p", foot, id="foot", class_="faint", data_live=True) if foot else None,
+            data_every=f"{EVERY:g}",
+        )
+        page = document(head, tag("body", top, main))
+        return _Response(page, status=status)
+
+
+def _verdict(look: _Look) -> Html:
+    """Say whether locks can be granted."""
+    votes, nodes = votes_of(look.nodes), len(look.nodes)
+    quorum = look.seen.quorum
+    fact = f"{votes} of {plural(nodes, 'node')} vote"
+    if votes < quorum:
+        text, mood = f"No lock can be granted: {fact}, {quorum} are needed.", "bad"
+    elif votes < nodes:
+        text, mood = f"Locks are granted: {fact}, {quorum} are enough.", "warning"
+    else:
+        text, mood = f"All {plural(nodes, 'node')} vote.", "good"
+    return tag("p", text, id="verdict", class_=f"verdict {mood}", role="status")
+
+
+def _releases(releases: list[ForcedRelease], place: parts.Place) -> Html | None:
+    table = parts.release_table(releases, place)
+    return _card("Latest releases by operators", table) if table else None
+
+
+def _search(request: _Request, pattern: str, *, everything: bool) -> Html:
+    return tag(
+        "form",
+        tag("label", "Key", for_="q"),
+        tag("input", type="search", name="q", id="q", value=pattern, placeholder="*"),
+        tag("input", type="hidden", name="all", value="1") if everything else None,
+        tag("button", "Search", class_="quiet"),
+        method="get",
+        action=f"{request.root}/",
+        role="search",
+        class_="row",
+    )
+
+
+def _card(title: str, *inside: Any) -> Html:
+    return tag("section", tag("h2", title), *inside, class_="card")
+
+
+def _note(text: Any, level: str) -> Html | None:
+    return tag("p", text, class_=f"note {level}", role="status") if text else None
+
+
+def _field(label: str, name: str, value: str, **attributes: Any) -> Html:
+    more = {"type": "text", "maxlength": _MOST_LETTERS, "autocomplete": "off"}
+    more |= attributes
+    entry = tag("input", name=name, id=name, value=value, required=True, **more)
+    return tag("div", tag("label", label, for_=name), entry, class_="field")
+
+
+# -- requests ----------------------------------------------------------------------
+
+
+def _decoded(text: str) -> str:
+    """Return a path, which WSGI hands over byte by byte."""
+    return text.encode("latin-1", "replace").decode(errors="replace")
+
+
+def _fields(text: str) -> dict[str, list[str]]:
+    try:
+        return parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError:  # too many fields
+        return {}
+
+
+def _one(fields: Mapping[str, list[str]], name: str) -> str:
+    return fields.get(name, [""])[0]
+
+
+def _line(text: str) -> str:
+    """Return what a user typed as one line that can be printed."""
+    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
+    return " ".join(words)[:_MOST_LETTERS]
+
+
+def _user_of(request: _Request) -> str:
+    """Return the user that the server has authenticated, or ""."""
+    return _line(str(request.environ.get("REMOTE_USER") or ""))
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _name_of(host: str) -> str:
+    """Return a host without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+# -- files -------------------------------------------------------------------------
+
+
+@cache
+def _content(name: str) -> bytes:
+    return (Path(__file__).parent / "static" / name).read_bytes()
+
+
+@cache
+def _version(name: str) -> str:
+    return hashlib.sha256(_content(name)).hexdigest()[:12]
+
+
+def _file_view(name: str) -> Callable[[_Request], _Response]:
+    kept = (("Cache-Control", "public, max-age=86400"),)  # its address has the version
+    kind = f"{_FILES[name]}; charset=utf-8"
+    return lambda _: _Response(_content(name), kind, headers=kept)

@@ -1,0 +1,135 @@
+"""``redlock web``: the page is served, on this machine only unless it is allowed."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.project import Project, Running
+
+TOKEN = "a token of these tests"
+
+
+def read(url: str, **headers: str) -> str:
+    """Return the page at an address."""
+    with urlopen(Request(url, headers=headers)) as answer:  # noqa: S310
+        body: bytes = answer.read()
+    return body.decode()
+
+
+def url_of(serving: Running) -> str:
+    """Return the address that the command prints, once it is served."""
+    return str(serving.document()["url"])
+
+
+@pytest.fixture(autouse=True)
+def patient(project: Project) -> None:
+    """Wait for nodes also on a very busy machine."""
+    project.change(redlock_connect_timeout=10.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_web_serves_the_page_until_it_is_interrupted(
+    project: Project, number: int
+) -> None:
+    """Ctrl-C and SIGTERM end it, and that is no error."""
+    project.hold("invoice:42")
+
+    with project.start("web", "--port", "0", "--json") as serving:
+        document = serving.document()
+        page, health = (read(document["url"] + p) for p in ("", "healthz"))
+        metrics = read(document["url"] + "metrics")
+        run = serving.interrupt(number)
+
+    assert document["url"].startswith("http://127.0.0.1:")
+    assert document["releases"] is False
+    assert "invoice:42" in page
+    assert "release?" not in page
+    assert health == "ok: 3 of 3 nodes vote, 2 are needed.\n"
+    assert "redlock_quorum 2.0" in metrics
+    assert (run.code, run.err) == (0, "")
+
+
+def test_web_takes_the_token_from_the_environment(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line of a process can be seen by all users of the machine."""
+    monkeypatch.setenv("REDLOCK_WEB_TOKEN", TOKEN)
+    project.hold("invoice:42")
+
+    with project.start("web", "--port", "0", "--json") as serving:
+        document = serving.document()
+        page = read(document["url"])
+
+    assert document["releases"] is True
+    assert "release?key=invoice%3A42" in page
+
+
+def test_web_says_where_the_page_is(project: Project) -> None:
+    """And whether releases are possible."""
+    with project.start("web", "--port", "0", "--token", TOKEN) as serving:
+        line = serving.line()
+
+    assert line.startswith("The locks on 3 nodes are shown at http://127.0.0.1:")
+    assert line.endswith("A release needs the token.\n")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104
+def test_web_listens_on_this_machine_only(project: Project, host: str) -> None:
+    """Another address is refused without a flag, and the error names the risk."""
+    read_only = project.redlock("web", "--port", "0", "--host", host)
+    releases = project.redlock("web", "--port", "0", "--host", host, "--token", TOKEN)
+
+    assert (read_only.code, releases.code) == (2, 2)
+    assert f"Other machines can reach {host}." in read_only.err
+    assert "add --expose" in read_only.err
+    assert "without encryption" not in read_only.err
+    assert "the token would be sent without encryption" in releases.err
+
+
+def test_web_that_is_exposed_answers_under_all_names(project: Project) -> None:
+    """In a container, the name by which browsers reach it is not known."""
+    words = ("--port", "0", "--host", "0.0.0.0", "--expose", "--json")  # noqa: S104
+    with project.start("web", *words) as serving:
+        url = url_of(serving).replace("0.0.0.0", "127.0.0.1")  # noqa: S104
+        page = read(url, Host="locks.example")
+
+    assert "No lock is held." in page
+
+
+def test_web_answers_under_known_names_only(project: Project) -> None:
+    """Those of this machine, and those that are given."""
+    words = ("--port", "0", "--name", "locks.example", "--json")
+    with project.start("web", *words) as serving:
+        url = url_of(serving)
+        with pytest.raises(HTTPError, match="421") as refused:
+            read(url, Host="evil.example")
+        refused.value.close()
+        pages = [read(url, Host=host) for host in ("locks.example", "localhost:1")]
+
+    assert all("No lock is held." in page for page in pages)
+
+
+def test_web_on_a_port_that_is_used_is_wrong_usage(project: Project) -> None:
+    """Nothing is served, and the error names the port."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        run = project.redlock("web", "--port", port)
+
+    assert run.code == 2
+    assert f"Port {port} of 127.0.0.1 cannot be used" in run.err
+
+
+def test_web_with_a_short_token_is_wrong_usage(project: Project) -> None:
+    """It could be guessed."""
+    run = project.redlock("web", "--port", "0", "--token", "secret")
+
+    assert run.code == 2
+    assert "needs 16 at least" in run.err
+    assert "secret." not in run.err
