@@ -13,11 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (
-    *("benchmarks", "celery_redlock", "demo", "docs", "example_project", "spec"),
-    "tests",
+    *("benchmarks", "celery_redlock", "demo", "deploy", "docs", "example_project"),
+    *("spec", "tests"),
 )
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md")
-KINDS = {".html", ".js", ".lua", ".md", ".py"}
+KINDS = {".conf", ".html", ".js", ".lua", ".md", ".py", ".service", ".yaml"}
 
 # A turn, as a regular expression -> what to write instead.
 INSTEAD = {

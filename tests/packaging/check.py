@@ -56,7 +56,7 @@ NEEDED = (
     "pyproject.toml",
 )
 FOLDERS = (
-    *("celery_redlock/", "demo/", "docs/", "example_project/"),
+    *("celery_redlock/", "demo/", "deploy/", "docs/", "example_project/"),
     *("tests/", "benchmarks/"),
 )
 RELATIVE = re.compile(r"""\]\((?!https?:|\#)[^)]+\)|(?:src|srcset)="(?!https?:)[^"]+""")
