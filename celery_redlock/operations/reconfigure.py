@@ -449,7 +449,7 @@ class _Move:
             return greatest(pairs)
         log.warning(
             "Too few old nodes still know the fences that were granted. The new "
-            "nodes start above the time of this clock: the order of fences across this "
+            "nodes start above their time and ours: the order of fences across this "
             "reconfiguration depends on clocks."
         )
         self._on_step(
@@ -595,9 +595,14 @@ class _Move:
         return self._floor()
 
     def _floor(self) -> list[Any]:
-        """Return a counter above this clock, and above every clock that counted."""
+        """Return a counter above all hints that counted, by this clock and the nodes'.
+
+        An operator's clock may be wrong. What raises the floor above the TIME of the
+        nodes does not depend on it.
+        """
         tolerance_us = self._old.guard.hint_tolerance_us
-        return [b"floor", round(self._clock.wall() * 1e6) + tolerance_us]
+        now_us = round(self._clock.wall() * 1e6)
+        return [b"floor", now_us + tolerance_us, b"time", 2 * tolerance_us]
 
     def _end_if_opened(self, plan: View, ballot: Ballot, lost: set[str]) -> None:
         """End, if too many nodes have opened since the abort looked at them."""

@@ -422,6 +422,28 @@ def test_reopen_raises_the_counters_that_it_is_given(subject: Subject) -> None:
     assert subject.acquire(config=CONFIG) == [GRANTED, 5 * 10**15 + 1]
 
 
+@pytest.mark.parametrize("script", ["open", "reopen"])
+def test_counters_are_raised_above_the_time_of_the_node(
+    subject: Subject, script: str
+) -> None:
+    """An operator's clock may be wrong, and then its floor is below earlier fences."""
+    subject.admit()
+    pairs = ("floor", 5, "time", 7 * 10**6)
+    before = subject.now_us
+
+    if script == "reopen":
+        subject.close()
+        assert subject.reopen(pairs=pairs) == [GRANTED, 0]
+        granted = subject.acquire(config=CONFIG)
+    else:
+        close_for_good(subject)
+        assert subject.open(*pairs) == [GRANTED, 0]
+        granted = subject.acquire(config=NEW)
+
+    assert granted[1] > before + 7 * 10**6
+    assert b"time" not in subject.hgetall(subject.meta)
+
+
 @pytest.mark.parametrize("state", ["joined", "prepared", "voting", "joining"])
 def test_reopen_of_a_node_that_was_not_closed_is_free(
     subject: Subject, state: str

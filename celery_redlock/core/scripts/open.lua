@@ -3,13 +3,14 @@
 -- has the planned view already is left as it is.
 --
 -- KEYS  1 meta
--- ARGV  1 closed (since CLOSE)  2 planned view  3... field, counter, ...
+-- ARGV  1 closed (since CLOSE)  2 planned view  3... field, counter, ...:
+--       shared/raise_counters.lua
 -- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, ''} or {MISCONFIGURED, config}
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/view.lua
 -- include shared/aborted.lua
--- include shared/raise_counter.lua
+-- include shared/raise_counters.lua
 local meta = KEYS[1]
 local closed, planned = ARGV[1], ARGV[2]
 
@@ -23,7 +24,7 @@ if config ~= closed or is_aborted(state[6], closed) or not own_member(new, ident
 end
 local left = quarantine_left(state[5])
 if left > 0 then return {QUARANTINED, left} end
-for i = 3, #ARGV, 2 do raise_counter(meta, ARGV[i], tonumber(ARGV[i + 1])) end
+raise_counters(meta, 3)
 store_view(meta, planned, labels_of(new))
 redis.call('HSET', meta, 'votes', '1')
 redis.call('HDEL', meta, 'view', 'quarantine_until')

@@ -1088,8 +1088,13 @@ def _raise_counter(store: Keyspace, meta: bytes, field: bytes, number: float) ->
 
 
 def _raise_counters(store: Keyspace, meta: bytes, pairs: Words) -> None:
-    for field, number in zip(pairs[::2], pairs[1::2], strict=True):
-        _raise_counter(store, meta, field, _number(number))
+    """Raise counters, as ``shared/raise_counters.lua`` does."""
+    for field, word in zip(pairs[::2], pairs[1::2], strict=True):
+        number = _number(word)
+        if field == b"time":
+            _raise_counter(store, meta, b"floor", store.now_us() + number)
+        else:
+            _raise_counter(store, meta, field, number)
 
 
 def _register(

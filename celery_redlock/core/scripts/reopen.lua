@@ -1,13 +1,14 @@
 -- Let a closed node vote again in the view that it had, after an abort.
 --
 -- KEYS  1 meta
--- ARGV  1 closed (of CLOSE)  2... field, counter, ...: it votes above these fences
+-- ARGV  1 closed (of CLOSE)  2... field, counter, ...: it votes above these fences;
+--       shared/raise_counters.lua
 -- Returns {GRANTED, 0}, {FREE} if it was not closed for this reconfiguration, or
 --         {UNSYNCED, ''}
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/aborted.lua
--- include shared/raise_counter.lua
+-- include shared/raise_counters.lua
 local meta = KEYS[1]
 local closed = ARGV[1]
 
@@ -15,7 +16,7 @@ local state = read_state(meta, 'view', 'aborted')
 if is_without_memory(state) then return {UNSYNCED, ''} end
 if state[1] ~= closed or not state[6] then return {FREE} end
 mark_aborted(meta, state[7], closed)
-for i = 2, #ARGV, 2 do raise_counter(meta, ARGV[i], tonumber(ARGV[i + 1])) end
+raise_counters(meta, 2)
 redis.call('HSET', meta, 'config', state[6], 'votes', '1')
 redis.call('HDEL', meta, 'view', 'quarantine_until')
 return {GRANTED, 0}

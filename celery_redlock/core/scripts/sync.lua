@@ -8,7 +8,7 @@
 --         {MISCONFIGURED, config}
 -- include shared/statuses.lua
 -- include shared/state.lua
--- include shared/raise_counter.lua
+-- include shared/raise_counters.lua
 local meta = KEYS[1]
 local view, identity = ARGV[1], ARGV[2]
 local set_floor, tolerance_us = ARGV[3], ARGV[4]
@@ -20,7 +20,7 @@ if not refused then return {GRANTED, 0} end
 if refused[1] ~= UNSYNCED or refused[2] == '' or state[1] == JOINED then
   return refused
 end
-for i = 5, #ARGV, 2 do raise_counter(meta, ARGV[i], tonumber(ARGV[i + 1])) end
+raise_counters(meta, 5)
 if set_floor == '1' then raise_counter(meta, 'floor', now_us() + tolerance_us) end
 redis.call('HSET', meta, 'votes', '1')
 redis.call('HDEL', meta, 'quarantine_until')
