@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.devnodes.processes import free_port
 from tests.docs.reader import Reader, blocks_of, until_said
 from tests.docs.test_tutorial import PATIENT, type_the_tutorial
-from tests.packaging.check import ENVIRONMENT, build
+from tests.packaging.check import ENVIRONMENT, PYTHONS, build, pythons
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reader(wheel: Path, tmp_path: Path, redis_server: str) -> Reader:
+def python(request: pytest.FixtureRequest) -> Path:
+    """Give the Python that the reader has: that of the tests, or another version."""
+    version = getattr(request, "param", None)
+    if version is None:
+        return Path(sys.executable)
+    found = pythons().get(version)
+    if found is None:
+        pytest.skip(f"Python {version} is not installed")
+    return found
+
+
+@pytest.fixture
+def reader(wheel: Path, tmp_path: Path, redis_server: str, python: Path) -> Reader:
     """Give a reader for whom ``pip install celery-redlock`` installs the wheel."""
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -47,7 +60,7 @@ def reader(wheel: Path, tmp_path: Path, redis_server: str) -> Reader:
         if name not in ("VIRTUAL_ENV", "PYTHONHOME")
     }
     environment |= {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]),
+        "PATH": os.pathsep.join([str(python.parent), os.defpath]),
         "PIP_FIND_LINKS": f"{wheel.parent} {os.environ.get('PIP_FIND_LINKS', '')}",
         "REDLOCK_REDIS_SERVER": redis_server,
     }
@@ -68,6 +81,7 @@ def test_tutorial_can_be_typed_in_an_empty_folder(reader: Reader) -> None:
     assert is_outside(reader)
 
 
+@pytest.mark.parametrize("python", PYTHONS, indirect=True)
 def test_readme_can_be_typed_in_an_empty_folder(
     reader: Reader, start_nodes: Callable[..., DevNodes]
 ) -> None:
@@ -126,5 +140,9 @@ def test_readme_can_be_typed_in_an_empty_folder(
         with reader.terminal(beat, "beat") as sent:
             until_said(sent, r"beat v.* is starting")
         for command in operate:
-            assert "Traceback" not in reader.run(command, 0, 1)
+            if command.endswith(" web"):
+                with reader.terminal(f"{command} --port {free_port()}", "web") as page:
+                    until_said(page, r"at http://127\.0\.0\.1:\d+/")
+            else:
+                assert "Traceback" not in reader.run(command, 0, 1)
     assert is_outside(reader)
