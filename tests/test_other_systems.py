@@ -122,6 +122,8 @@ print("imported", len(modules))
 """
 
 PUBLISHING = """
+import threading
+
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from celery_redlock import LockLost, current_lease, singleton_task, runtime_of
@@ -140,8 +142,12 @@ def work(key):
     return key
 
 
+began = threading.Event()
+
+
 @singleton_task(app=app, key="{key}")
 def long(key):
+    began.set()
     while True:
         time.sleep(0.001)
 
@@ -156,15 +162,13 @@ with held_elsewhere(work, "c"):
 with start_worker(app, pool="solo", perform_ping_check=False):
     print("worked", first.get(timeout=30))
     result = long.delay("d")
-    redlock = runtime_of(app).redlock
-    while not redlock.inspect(long.lock_key("d")).holder:
-        time.sleep(0.01)
+    assert began.wait(30)
     lose_lock(long, "d")
     try:
         result.get(timeout=30)
     except LockLost:
         print("stopped")
-redlock.close()
+runtime_of(app).redlock.close()
 """
 
 NODES = """
