@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.web import parts, release, server
 from celery_redlock.web.site import LockPage
 
 if TYPE_CHECKING:
