@@ -71,6 +71,8 @@ def main() -> None:
         group = importlib.import_module(f"benchmarks.groups.{options.group}")
         print(json.dumps(group.measure(quick=options.quick)))  # noqa: T201
         return
+    if options.compare and not options.compare.is_file():
+        parser.error(f"there are no figures of an earlier run in {options.compare}")
     wanted = GROUPS if options.only is None else options.only
     keep = options.only is not None and RESULTS.is_file()
     found = json.loads(RESULTS.read_text()) if keep else {}
@@ -81,11 +83,8 @@ def main() -> None:
         began = time.monotonic()
         found[name] = _measure(name, quick=options.quick)
         _say(f"{name:10} {time.monotonic() - began:5.1f} s")
-    before = {one.goal.what: one.row()[1] for one in report.results(earlier)}
-    for result in report.results(found):
-        what, measured, limit, mark = result.row()
-        then = f"   was {before[what]}" if what in before else ""
-        _say(f"{what:66} {measured:>8} {limit:>9}   {mark}{then}")
+    for line in report.compared(found, earlier):
+        _say(line)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     if options.quick:

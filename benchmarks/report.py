@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Goal", "Result", "filled", "results", "table", "write_page"]
+__all__ = ["Goal", "Result", "compared", "filled", "results", "table", "write_page"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
 
@@ -71,6 +71,15 @@ def results(found: dict[str, Any]) -> Iterator[Result]:
             value = goal.value(found[group])
             if value is not None:
                 yield Result(goal, value)
+
+
+def compared(found: dict[str, Any], earlier: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each result, with the figure of an earlier run if it has one."""
+    before = {one.goal.what: one.row()[1] for one in results(earlier)}
+    for result in results(found):
+        what, measured, limit, mark = result.row()
+        then = f"   was {before[what]}" if what in before else ""
+        yield f"{what:66} {measured:>8} {limit:>9}   {mark}{then}"
 
 
 def _number(value: float) -> str:

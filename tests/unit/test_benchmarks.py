@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.report import Goal, Result, filled, results, table
+from benchmarks.report import Goal, Result, compared, filled, results, table
 from benchmarks.runner import (
     Contender,
     Cost,
@@ -109,6 +109,17 @@ def test_only_goals_with_a_measurement_are_checked() -> None:
     (result,) = results(found)
 
     assert result.row()[1:] == ("14 µs", "≤ 15 µs", "reached")
+
+
+def test_comparison_shows_the_figure_of_the_earlier_run_where_it_has_one() -> None:
+    """A group that the earlier run left out has its new figure only."""
+    earlier = {"nodes": {"cpu_us_per_node": 16.0}}
+    found = {"nodes": {"cpu_us_per_node": 14.0}, "imports": {"package_ms": 2.0}}
+
+    nodes, imports = compared(found, earlier)
+
+    assert nodes.endswith("14 µs   ≤ 15 µs   reached   was 16 µs")
+    assert imports.endswith("2 ms   ≤ 15 ms   reached")
 
 
 def test_page_keeps_the_text_outside_of_the_marks() -> None:
