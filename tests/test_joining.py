@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -42,3 +43,14 @@ def test_joining_make_targets_exist(page: str) -> None:
     named = set(re.findall(r"(?:`|entry: |run: |^)make ([a-z-]+)", text, re.MULTILINE))
     assert named
     assert named <= targets
+
+
+def test_workflows_can_be_read_and_have_limits() -> None:
+    """Each job has a system and its rights are named; each step does something."""
+    folder = ROOT / ".github" / "workflows"
+    for path in sorted(folder.glob("*.yml")):
+        workflow = yaml.safe_load(path.read_text("utf-8"))
+        assert "permissions" in workflow, path.name
+        for name, job in workflow["jobs"].items():
+            assert job["runs-on"] == "ubuntu-latest", name
+            assert all("run" in step or "uses" in step for step in job["steps"]), name
