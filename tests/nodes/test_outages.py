@@ -250,3 +250,15 @@ def test_hung_minority_is_waited_for_once(five_nodes: DevNodes) -> None:
 
             object.__setattr__(redlock.timing, "node_timeout", 1.0)
         until(lambda: kinds(redlock.inspect("k").ballot) == [VoteKind.FREE] * 5)
+
+
+def test_call_ends_when_the_last_connection_has_failed(three_nodes: DevNodes) -> None:
+    """It does not wait for its time to pass: there is no other vote to come."""
+    with client(three_nodes, node_timeout=1.0) as redlock:
+        with failing(three_nodes.nodes[:1]):  # hung: it accepts, and says nothing
+            object.__setattr__(redlock.timing, "node_timeout", 3600.0)
+
+            ballot = redlock.inspect("k").ballot
+
+        assert kinds(ballot) == [VoteKind.SILENT, VoteKind.FREE, VoteKind.FREE]
+        object.__setattr__(redlock.timing, "node_timeout", 1.0)

@@ -709,7 +709,9 @@ class Broadcast:
         selector = self._selector
         if selector is None or [n for n in self.nodes if n.needs_maintenance]:
             selector = self._maintain()
-            if any(node.is_connecting for node in self._unready):
+            if self._inbox:  # a connection failed: perhaps the last vote of a call
+                timeout = 0.0
+            elif any(node.is_connecting for node in self._unready):
                 timeout = min(timeout, _POLL_EVERY)
         self._read(selector, timeout)
 
