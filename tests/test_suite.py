@@ -1,12 +1,20 @@
-"""A run of the tests: the signals of its children, and the report of CI."""
+"""A run of the tests: its children's signals, its proxies, and the report of CI."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+
+from tests.harness.tcp import proxies
 
 PROGRAM = """
 import signal, subprocess, sys
@@ -30,6 +38,20 @@ def test_children_ignore_no_signal_that_pytest_ignores() -> None:
     )
 
     assert done.stdout.split() == ["False"] * 4
+
+
+def test_proxy_closes_what_it_has_just_accepted() -> None:
+    """Also connections that come in the moment in which it ends: else Python warns."""
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        node: Any = SimpleNamespace(port=target.getsockname()[1])
+        for _ in range(20):
+            with contextlib.ExitStack() as clients, proxies([node]) as (proxy,):
+                port = urlsplit(proxy.url).port
+                for _ in range(3):
+                    client = clients.enter_context(socket.socket())
+                    client.settimeout(0)
+                    client.connect_ex(("127.0.0.1", port))
+    gc.collect()
 
 
 STEPS = Path(__file__).parents[1] / ".ci" / "steps.sh"

@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.transport.resp import PythonReader
@@ -52,8 +53,10 @@ class Proxy:
         self._breaks = 0
         self._ends: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = self._run(asyncio.start_server(self._accept, _HOST, 0))
-        self.url = f"redis://{_HOST}:{self._server.sockets[0].getsockname()[1]}/0"
+        self._listener = socket.create_server((_HOST, 0), backlog=100)
+        self._listener.settimeout(0)
+        self.url = f"redis://{_HOST}:{self._listener.getsockname()[1]}/0"
+        self._run(self._listen())
         self.resume()
 
     # -- from the thread of the test -----------------------------------------------
@@ -116,28 +119,37 @@ class Proxy:
 
     async def _close(self) -> None:
         self._is_cut = True
-        self._server.close()
-        for _ in range(5):  # until asyncio has told of the last that it accepted
-            await asyncio.sleep(0)
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
         await self._abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accept(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Register a connection at once, so that ``close`` closes it."""
-        self._ends.add(writer)
-        task = self._loop.create_task(self._carry(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
 
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def _accept(self) -> None:
+        """Register a connection at once, so that ``close`` closes it.
+
+        A server of asyncio knows some that it has not told of yet, and forgets them.
+        """
+        with contextlib.suppress(OSError):  # the client has gone again
+            sock, _ = self._listener.accept()
+            task = self._loop.create_task(self._carry(sock))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._ended, sock))
+
+    def _ended(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # perhaps before it began
+            sock.close()
+
+    async def _carry(self, sock: socket.socket) -> None:
         """Carry one connection until one end closes it."""
+        reader, writer = await asyncio.open_connection(sock=sock)
         ends = {writer}
+        self._ends.add(writer)
         try:
             there = await asyncio.open_connection(_HOST, self.target.port)
             ends.add(there[1])
