@@ -156,6 +156,16 @@ def test_closed_service_opens_again(shared_nodes: DevNodes, key: str) -> None:
         until_released(redlock, shared_nodes, key)
 
 
+def test_closed_service_locks_again_without_a_pause(
+    shared_nodes: DevNodes, key: str
+) -> None:
+    """The pause between two connections is for servers that fail, not after `close`."""
+    with client(shared_nodes) as redlock:
+        for number in range(3):
+            redlock.release(redlock.acquire(f"{key}:{number}"))
+            redlock.close()
+
+
 def test_no_error_of_redis_py_gets_out(three_nodes: DevNodes) -> None:
     """An operation on dead nodes raises one of the package's errors, or reports it."""
     with client(three_nodes) as redlock:

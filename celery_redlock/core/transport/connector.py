@@ -63,8 +63,12 @@ class Connector:
         self._next_at = 0.0
 
     def abandon(self) -> None:
-        """Close the connection that an attempt has made, or will make."""
+        """Close the connection that an attempt has made, or will make.
+
+        The next attempt is a first one: it needs no pause, and is worth waiting for.
+        """
         attempt, self._attempt = self._attempt, None
+        self.failures, self._next_at = 0, 0.0
         if attempt:
             attempt.is_wanted = False
             _close_unwanted(attempt)
