@@ -16,6 +16,10 @@
  * Messages. Those of the present attempt arrive at any time or never. Of attempts that
  * are over, any message may arrive at any time, any number of times. So a key of such an
  * attempt lasts or ends as it likes; only in calm its ttl is counted.
+ *
+ * Recorded histories of the code are checked with -DTRACE: trace.pml takes their steps
+ * one by one, each by the same guard and the same text as here. Durations are counted in
+ * microseconds then, and each attempt has a ttl of its own.
  */
 #include "common.pml"
 
@@ -27,12 +31,23 @@
 #endif
 #define DRIFT 1            /* what a client takes off its validity */
 
-#ifdef NO_DRIFT
-#define VALIDITY TTL
+#ifdef TRACE
+#include "trace.h"
 #else
-#define VALIDITY (TTL - DRIFT)
+#define TIME byte
+#define TTL_OF(c) TTL
+#define DRIFT_OF(c) DRIFT
+#define EARLY(x) DRIFT
+#define EARLY_WAIT DRIFT
 #endif
-#ifdef NO_LONG_QUARANTINE
+
+#ifdef NO_DRIFT
+#define VALIDITY(c) TTL_OF(c)
+#else
+#define VALIDITY(c) (TTL_OF(c) - DRIFT_OF(c))
+#endif
+#ifdef TRACE
+#elif defined(NO_LONG_QUARANTINE)
 #define QUARANTINE 1
 #else
 #define QUARANTINE (TTL + 1) /* ticks that a node without memory does not vote */
@@ -55,17 +70,18 @@ mtype = { IDLE, ASKING, HELD }
 #define OLD CLIENTS
 #define FREE (CLIENTS + 1)
 byte holder[N] = FREE;
-byte left[N];              /* ticks until its key ends */
-byte wait[N];              /* ticks until it may vote, by its clock and the others' */
+TIME left[N];              /* ticks until its key ends */
+TIME wait[N];              /* ticks until it may vote, by its clock and the others' */
 bool votes[N] = true;
 
 /* A client and its attempt. */
 mtype phase[CLIENTS] = IDLE;
-byte valid[CLIENTS];       /* ticks until the validity ends */
+TIME valid[CLIENTS];       /* ticks until the validity ends */
 byte yes[CLIENTS];         /* the nodes that granted */
 bool renews[CLIENTS];      /* a renewal is under way, */
-byte fresh[CLIENTS];       /*   the validity that it would give, */
+TIME fresh[CLIENTS];       /*   the validity that it would give, */
 byte again[CLIENTS];       /*   the nodes that said yes to it */
+bool asked[CLIENTS];       /* some renewal was begun: its messages may still arrive */
 bool ended[CLIENTS];       /* the lease has ended */
 
 bool stale;                /* some attempt is over: its messages may still arrive */
@@ -77,9 +93,9 @@ byte n, c;                 /* the node and the client of this step */
 #define OTHERS_VOTE(x) (votes[0] + votes[1] + votes[2] - votes[x] == N - 1)
 
 #ifdef NO_FREE_CHECK
-#define MAY_TAKE(x) (votes[x])
+#define MAY_TAKE(c, x) (votes[x])
 #else
-#define MAY_TAKE(x) (votes[x] && holder[x] == FREE)
+#define MAY_TAKE(c, x) (votes[x] && (holder[x] == FREE || holder[x] == c))
 #endif
 #ifdef NO_RESTORE_ONLY_FREE
 #define MAY_WRITE(x) true
@@ -101,17 +117,41 @@ byte n, c;                 /* the node and the client of this step */
 #else
 #define IS_OLD(x) (holder[x] == OLD)
 #endif
-#ifdef JUMPS
+#ifdef TRACE
+#define JUMPS_AT(x) (jumped[x])
+#elif defined(JUMPS)
 #define JUMPS_AT(x) (x == 0)
 #else
 #define JUMPS_AT(x) false
 #endif
 
+/* -- When a step is possible ---------------------------------------------- */
+
+#define CAN_START(C) (phase[C] == IDLE)
+#define CAN_GRANT(C) (phase[C] == ASKING && SIZE(yes[C]) >= ENOUGH_FOR(C) && valid[C] > 0)
+#define CAN_BEGIN_RENEWAL(C) (HOLDS(C) && !renews[C])
+#define CAN_RENEW(C) (renews[C] && SIZE(again[C]) >= ENOUGH_FOR(C) && IN_TIME(C))
+#define CAN_GIVE_UP(C) (renews[C])
+#define CAN_FINISH(C) (phase[C] != IDLE)
+#define CAN_ACQUIRE(C, X) (phase[C] != IDLE && MAY_TAKE(C, X))
+#define CAN_EXTEND(C, X) (phase[C] == HELD && asked[C] && MAY_RENEW_ON(X) && \
+  (holder[X] == C || MAY_WRITE(X)))
+#define CAN_TAKE_LATE(X) (stale && votes[X] && holder[X] == FREE)
+#define CAN_RELEASE_LATE(X) (stale && IS_OLD(X))
+#define CAN_FAIL(X) (votes[X] && OTHERS_VOTE(X))
+#define CAN_VOTE(X) (!votes[X] && wait[X] == 0)
+#define CAN_BE_FAST(X) (left[X] > 0 && left[X] <= EARLY(X))
+#define CAN_HAVE_WAITED(X) (wait[X] > 0 && wait[X] <= EARLY_WAIT)
+
 /* -- What a node does with a message ------------------------------------- */
 
 inline acquire() {                       /* acquire.lua */
-  holder[n] = c; left[n] = TTL; yes[c] = yes[c] | BIT(n);
-  printf("STEP node %d grants the lock to %c\n", n, NAME(c))
+  holder[n] = c; left[n] = TTL_OF(c);
+  if
+  :: phase[c] == ASKING -> yes[c] = yes[c] | BIT(n);
+     printf("STEP node %d grants the lock to %c\n", n, NAME(c))
+  :: else -> printf("STEP a message of %c comes late to node %d\n", NAME(c), n)
+  fi
 }
 
 inline extend() {                        /* extend.lua, restore.lua */
@@ -119,11 +159,25 @@ inline extend() {                        /* extend.lua, restore.lua */
   :: holder[n] == c -> printf("STEP node %d renews the key of %c\n", n, NAME(c))
   :: else -> printf("STEP the key of %c is restored on node %d\n", NAME(c), n)
   fi;
-  holder[n] = c; left[n] = TTL; again[c] = again[c] | BIT(n)
+  holder[n] = c; left[n] = TTL_OF(c);
+  if
+  :: renews[c] -> again[c] = again[c] | BIT(n)
+  :: else
+  fi
 }
 
 inline release() {                       /* release.lua */
   holder[n] = FREE; left[n] = 0
+}
+
+inline take_late() {
+  holder[n] = OLD;
+  printf("STEP a late message of an ended attempt takes node %d\n", n)
+}
+
+inline release_late() {
+  release();
+  printf("STEP a late release of an ended attempt reaches node %d\n", n)
 }
 
 inline forget() {                        /* a restart without data, FLUSHALL */
@@ -136,19 +190,51 @@ inline forget() {                        /* a restart without data, FLUSHALL */
 #endif
 }
 
+inline restart() {                       /* a restart with its data: nobody can tell */
+#ifdef NO_QUARANTINE
+  skip
+#else
+  votes[n] = false; wait[n] = QUARANTINE;
+  printf("STEP node %d restarts with its memory, and does not vote\n", n)
+#endif
+}
+
+inline vote() {
+  votes[n] = true; printf("STEP node %d has waited, and votes again\n", n)
+}
+
+inline end_early() {
+  left[n] = 0; end_key();
+  printf("STEP the clock of node %d is a tick fast: its key ends\n", n)
+}
+
+inline jump() {
+  left[n] = 0; end_key();
+  printf("STEP the clock of node %d jumps: its key ends\n", n)
+}
+
+inline have_waited() {
+  wait[n] = 0; printf("STEP the clock of node %d is a tick fast: it has waited\n", n)
+}
+
 /* -- What a client does ---------------------------------------------------- */
 
 inline start() {
-  phase[c] = ASKING; valid[c] = VALIDITY; yes[c] = 0;
+  phase[c] = ASKING; valid[c] = VALIDITY(c); yes[c] = 0;
   printf("STEP %c starts an attempt\n", NAME(c))
 }
 
 inline grant() {
   phase[c] = HELD; yes[c] = 0;
 #ifdef NO_COUNT_FROM_FIRST_SEND
-  valid[c] = VALIDITY;
+  valid[c] = VALIDITY(c);
 #endif
   printf("STEP %c has enough votes: it holds the lock\n", NAME(c))
+}
+
+inline begin_renewal() {
+  renews[c] = true; asked[c] = true; fresh[c] = VALIDITY(c);
+  printf("STEP %c starts a renewal\n", NAME(c))
 }
 
 inline renew() {
@@ -157,17 +243,24 @@ inline renew() {
   printf("STEP %c has enough votes: its lease is renewed\n", NAME(c))
 }
 
+inline give_up() {
+  stop_renewal();
+  printf("STEP %c gives its renewal up\n", NAME(c))
+}
+
 inline stop_renewal() { renews[c] = false; fresh[c] = 0; again[c] = 0 }
 
 inline finish() {                        /* what is left of its keys is OLD now */
   phase[c] = IDLE; valid[c] = 0; yes[c] = 0; ended[c] = false; stale = true;
-  stop_renewal();
+  asked[c] = false; stop_renewal();
   for (n : 0 .. N - 1) { if :: holder[n] == c -> holder[n] = OLD; left[n] = 0 :: else fi }
 }
 
 /* -- Time -------------------------------------------------------------------- */
 
-inline down(counter) { if :: counter > 0 -> counter-- :: else fi }
+inline down(counter, d) {
+  if :: counter > d -> counter = counter - d :: else -> counter = 0 fi
+}
 
 inline end_key() {
 #ifndef NO_TTL
@@ -177,62 +270,51 @@ inline end_key() {
 #endif
 }
 
-inline tick() {
+inline pass(d) {
   printf("STEP a tick passes\n");
   for (n : 0 .. N - 1) {
     if
-    :: left[n] == 1 && calm && holder[n] == OLD -> release()
-    :: else -> down(left[n]); end_key()
+    :: left[n] > 0 && left[n] <= d && calm && holder[n] == OLD -> release()
+    :: else -> down(left[n], d); end_key()
     fi;
-    down(wait[n])
+    down(wait[n], d)
   }
   for (c : 0 .. CLIENTS - 1) {
     if
-    :: valid[c] == 1 && phase[c] == HELD -> ended[c] = true;
+    :: valid[c] > 0 && valid[c] <= d && phase[c] == HELD -> ended[c] = true;
        printf("STEP the validity of %c ends\n", NAME(c))
     :: else
     fi;
-    down(valid[c]); down(fresh[c])
+    down(valid[c], d); down(fresh[c], d)
   }
 }
 
 /* -- All steps ----------------------------------------------------------------- */
 
 #define CLIENT(C) \
-  :: d_step { !calm && phase[C] == IDLE -> c = C; start(); check() } \
-  :: d_step { !calm && phase[C] == ASKING && SIZE(yes[C]) >= ENOUGH_FOR(C) && valid[C] > 0 -> \
-     c = C; grant(); check() } \
-  :: d_step { !calm && HOLDS(C) && !renews[C] -> c = C; \
-     renews[C] = true; fresh[C] = VALIDITY; \
-     printf("STEP %c starts a renewal\n", NAME(c)); check() } \
-  :: d_step { !calm && renews[C] && SIZE(again[C]) >= ENOUGH_FOR(C) && IN_TIME(C) -> \
-     c = C; renew(); check() } \
-  :: d_step { !calm && renews[C] -> c = C; stop_renewal(); \
-     printf("STEP %c gives its renewal up\n", NAME(c)); check() } \
-  :: d_step { !calm && phase[C] != IDLE -> c = C; finish(); \
+  :: d_step { !calm && CAN_START(C) -> c = C; start(); check() } \
+  :: d_step { !calm && CAN_GRANT(C) -> c = C; grant(); check() } \
+  :: d_step { !calm && CAN_BEGIN_RENEWAL(C) -> c = C; begin_renewal(); check() } \
+  :: d_step { !calm && CAN_RENEW(C) -> c = C; renew(); check() } \
+  :: d_step { !calm && CAN_GIVE_UP(C) -> c = C; give_up(); check() } \
+  :: d_step { !calm && CAN_FINISH(C) -> c = C; finish(); \
      printf("STEP %c ends its attempt, or dies\n", NAME(c)); check() }
 
 #define MESSAGE(C, X) \
-  :: d_step { !calm && phase[C] == ASKING && !HAS(yes[C], X) && MAY_TAKE(X) -> \
-     c = C; n = X; acquire(); check() } \
-  :: d_step { !calm && renews[C] && !HAS(again[C], X) && MAY_RENEW_ON(X) && \
-     (holder[X] == C || MAY_WRITE(X)) -> c = C; n = X; extend(); check() }
+  :: d_step { !calm && CAN_ACQUIRE(C, X) -> c = C; n = X; acquire(); check() } \
+  :: d_step { !calm && CAN_EXTEND(C, X) -> c = C; n = X; extend(); check() }
 
 #define NODE(X) \
-  :: d_step { !calm && stale && votes[X] && holder[X] == FREE -> n = X; holder[n] = OLD; \
-     printf("STEP a late message of an ended attempt takes node %d\n", n); check() } \
-  :: d_step { !calm && stale && IS_OLD(X) -> n = X; release(); \
-     printf("STEP a late release of an ended attempt reaches node %d\n", n); check() } \
-  :: d_step { !calm && votes[X] && OTHERS_VOTE(X) -> n = X; forget(); check() } \
-  :: d_step { !calm && !votes[X] && wait[X] == 0 && OTHERS_VOTE(X) -> n = X; \
-     votes[n] = true; printf("STEP node %d has waited, and votes again\n", n); check() } \
-  :: d_step { !calm && left[X] == 1 -> n = X; left[n] = 0; end_key(); \
-     printf("STEP the clock of node %d is a tick fast: its key ends\n", n); check() } \
-  :: d_step { !calm && wait[X] == 1 -> n = X; wait[n] = 0; \
-     printf("STEP the clock of node %d is a tick fast: it has waited\n", n); check() } \
-  :: d_step { !calm && JUMPS_AT(X) && left[X] > 0 -> n = X; left[n] = 0; end_key(); \
-     printf("STEP the clock of node %d jumps: its key ends\n", n); check() }
+  :: d_step { !calm && CAN_TAKE_LATE(X) -> n = X; take_late(); check() } \
+  :: d_step { !calm && CAN_RELEASE_LATE(X) -> n = X; release_late(); check() } \
+  :: d_step { !calm && CAN_FAIL(X) -> n = X; forget(); check() } \
+  :: d_step { !calm && CAN_FAIL(X) -> n = X; restart(); check() } \
+  :: d_step { !calm && CAN_VOTE(X) && OTHERS_VOTE(X) -> n = X; vote(); check() } \
+  :: d_step { !calm && CAN_BE_FAST(X) -> n = X; end_early(); check() } \
+  :: d_step { !calm && CAN_HAVE_WAITED(X) -> n = X; have_waited(); check() } \
+  :: d_step { !calm && JUMPS_AT(X) && left[X] > 0 -> n = X; jump(); check() }
 
+#ifndef TRACE
 /* One holder, and no return. */
 inline check() {
   assert(!(HOLDS(0) && HOLDS(1)));
@@ -242,6 +324,7 @@ inline check() {
   for (c : 0 .. CLIENTS - 1) { assert(!(HOLDS(c) && ended[c])) }
   n = 0; c = 0
 }
+#endif
 
 inline count_old_keys() {
 #ifndef NO_TTL
@@ -261,10 +344,10 @@ inline try_again() {
   :: phase[c] != IDLE -> finish()
   :: else
   fi;
-  count_old_keys(); tick();
+  count_old_keys(); pass(1);
   for (n : 0 .. N - 1) { votes[n] = votes[n] || (wait[n] == 0) }
   c = LAST; start();
-  for (n : 0 .. N - 1) { if :: MAY_TAKE(n) -> acquire() :: else fi }
+  for (n : 0 .. N - 1) { if :: MAY_TAKE(c, n) -> acquire() :: else fi }
   if
   :: SIZE(yes[c]) >= ENOUGH -> grant()
   :: else ->
@@ -276,6 +359,9 @@ inline try_again() {
   n = 0; c = 0
 }
 
+#ifdef TRACE
+#include "trace.pml"
+#else
 active proctype World() {
   do
   CLIENT(0) CLIENT(1) MESSAGE(0, 0) MESSAGE(0, 1) MESSAGE(0, 2)
@@ -284,7 +370,7 @@ active proctype World() {
   CLIENT(2) MESSAGE(2, 0) MESSAGE(2, 1) MESSAGE(2, 2)
 #endif
   NODE(0) NODE(1) NODE(2)
-  :: d_step { !calm -> tick(); check() }
+  :: d_step { !calm -> pass(1); check() }
 #ifdef LIVENESS
   :: d_step { !calm -> calm = true; count_old_keys();
      printf("STEP from now on nothing fails, and only %c acts\n", NAME(LAST)) }
@@ -293,6 +379,7 @@ active proctype World() {
 #endif
   od
 }
+#endif
 
 #ifdef LIVENESS
 ltl again { [] (calm -> <> HOLDS(LAST)) }

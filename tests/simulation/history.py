@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.limits import Limits
     from celery_redlock.core.redlock import Redlock
     from tests.simulation.plan import Plan
+    from tests.simulation.recorder import Recorder
 
 __all__ = ["Outcome", "play"]
 
@@ -68,15 +69,24 @@ class Outcome:
         return "\n".join([str(self.plan), "", *lines, "", *found])
 
 
-def play(plan: Plan, *, traced: bool = False, ignored: Iterable[str] = ()) -> Outcome:
+def play(
+    plan: Plan,
+    *,
+    traced: bool = False,
+    ignored: Iterable[str] = (),
+    recorder: Recorder | None = None,
+) -> Outcome:
     """Play one history. Needs the block of ``simulated_core``.
 
     Args:
         plan: The plan.
         traced: Record each step.
         ignored: Kinds of findings that do not count.
+        recorder: Writes the history down for the specification.
     """
-    return _History(plan, traced=traced, ignored=frozenset(ignored)).play()
+    history = _History(plan, traced=traced, ignored=frozenset(ignored))
+    history.oracle.recorder = recorder
+    return history.play()
 
 
 class _History:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
     from tests.simulation.network import Connection, Network
     from tests.simulation.plan import Operation, Settings
+    from tests.simulation.recorder import Recorder
     from tests.simulation.server import Server
     from tests.simulation.world import Process, Thread, World
 
@@ -98,6 +99,7 @@ class Oracle:
         network: All connections.
         ignored: Kinds of findings that do not count.
         wakeups: Checks the waiters, in histories without faults.
+        recorder: Writes the history down for the specification.
         findings: The broken rules. The history stops at the first.
         coverage: How often each fault, vote and verdict occurred.
         grants: The grants of each key, in order; each permit is a key of its own.
@@ -117,6 +119,7 @@ class Oracle:
     clocks_agree: bool = True
     ignored: frozenset[str] = frozenset()
     wakeups: WakeupOracle | None = None
+    recorder: Recorder | None = None
     findings: list[Finding] = field(default_factory=list)
     coverage: Counter[str] = field(default_factory=Counter)
     grants: dict[str, list[Grant]] = field(default_factory=dict)
@@ -157,6 +160,8 @@ class Oracle:
         """Observe a server that starts, is flushed, or forgets its membership."""
         self._lose(server.place)
         self._note_forgotten(server)
+        if self.recorder:
+            self.recorder.memory_lost(server)
 
     def _note_forgotten(self, server: Server) -> None:
         """Note which permits for a start the server has lost with its memory."""
@@ -173,6 +178,8 @@ class Oracle:
         """
         self._led.add(place)
         self._lose(place)
+        if self.recorder:
+            self.recorder.left_out = "names that lead to other servers"
 
     def _lose(self, place: str) -> None:
         self._lost.add(place)
@@ -191,6 +198,8 @@ class Oracle:
     def synced(self, server: Server, *, with_floor: bool) -> None:
         """Observe a node that votes again."""
         self._lost.discard(server.place)
+        if self.recorder:
+            self.recorder.synced(server)
         if with_floor and self._begun:
             self.counters_kept = False
 
@@ -225,6 +234,8 @@ class Oracle:
     def clock_stepped(self, server: Server, seconds: float) -> None:
         """Observe a node whose wall clock is set."""
         self.clocks_agree = False
+        if self.recorder:
+            self.recorder.clock_stepped(server, seconds)
         self.delayed_by += max(0.0, -seconds)
         if seconds < 0:
             self._set_back.add(server.name)
@@ -234,7 +245,7 @@ class Oracle:
                 # Waits end early, and so does the recovery of fences.
                 self.counters_kept = False
 
-    def executed(  # noqa: C901, PLR0913, PLR0917  (one branch a script)
+    def executed(  # noqa: C901, PLR0912, PLR0913, PLR0917  (one branch a script)
         self,
         server: Server,
         connection: Connection,
@@ -280,6 +291,9 @@ class Oracle:
             self.synced(server, with_floor=False)
         if self.wakeups:
             self.wakeups.executed(server, name, keys, args, status)
+        if self.recorder:
+            process, locks = connection.path.process, _keys_in(keys)
+            self.recorder.executed(server, process, name, locks, args, status)
         if name in _TTL_AT and len(_keys_in(keys)) > 1:
             self._check_complete(server, name)
 
@@ -362,6 +376,8 @@ class Oracle:
         for key in grant.holders:
             self.sharers.setdefault(key, []).append(grant)
         self._check_number(grant)
+        if self.recorder:
+            self.recorder.granted(grant)
 
     def _held_by(self, token: str) -> list[tuple[Limit, str]]:
         """Return the permits that a token has besides those for a start."""
@@ -433,11 +449,15 @@ class Oracle:
             self.find("ended lease extended", f"{grant} had ended at {before:.4f}")
         self._check_alone(grant)
         self._check_number(grant)
+        if self.recorder:
+            self.recorder.extended(grant, until)
 
     def ended(self, grant: Grant, state: LeaseState) -> None:
         """Observe a lease that is released or reported as lost."""
         now = self.world.now
         grant.over = True
+        if self.recorder:
+            self.recorder.ended(grant)
         self.world.log(grant.process.name, f"{state.value} {shown(grant.lease.key)}")
         if state is LeaseState.LOST:
             self.count("lost")
