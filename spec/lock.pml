@@ -190,7 +190,7 @@ inline forget() {                        /* a restart without data, FLUSHALL */
 #endif
 }
 
-inline restart() {                       /* a restart with its data: nobody can tell */
+inline restart() {                       /* a restart with its data looks like one without */
 #ifdef NO_QUARANTINE
   skip
 #else

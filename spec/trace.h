@@ -13,6 +13,9 @@ bool jumped[N];            /* the clock of the node was set forward */
 /* A node's clock is at most 0.5 % faster than true time, and so are clients' slower. A
  * key ends up to a millisecond early, because Redis counts milliseconds. */
 #define DRIFT_OF(c) (ttl[c] / 200 + 1000)
-#define EARLY(x) (DRIFT_OF(holder[x]))
+#ifndef SLACK
+#define SLACK 0            /* how much later than it was a step may be written down */
+#endif
+#define EARLY(x) (DRIFT_OF(holder[x]) + SLACK)
 #define QUARANTINE MAX_TTL
 #define EARLY_WAIT (MAX_TTL / 200)

@@ -2,8 +2,8 @@
 
 The recorder sees what the oracle sees: each script that a node executes, and each
 change of a lease. One `Trace` is the history of one lock. A history is left out where
-the specification has no word for it: permits, several configurations, names that lead to
-other servers, and `init` beside locks.
+the specification has no word for it: permits, several configurations, names that lead
+to other servers, and `init` beside locks.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Recorder:
         if attempt is not None:
             kind = Kind.ACQUIRE if name == "acquire" else Kind.EXTEND
             self._note(lock, server, Step(kind, attempt.client, node), token)
-        elif lock.on_nodes.get(node) != token or not self._is_there(server, token):
+        elif lock.on_nodes.get(node) != token or not server.has(token):
             self._note(lock, server, Step(Kind.TAKE_LATE, node=node))
         lock.on_nodes[node] = token
 
@@ -149,10 +149,9 @@ class Recorder:
         node = self._nodes.get(server.name)
         if node is None:
             return
-        there = {holder.token for holder in server.holders()}
         for lock in self._locks.values():
             self._end_dead(lock, server)
-            if lock.on_nodes.get(node, "") in there:
+            if server.has(lock.on_nodes.get(node, "")):
                 self._note(lock, server, Step(Kind.RESTART, node=node))
             else:
                 self._note(lock, server, Step(Kind.FORGET, node=node))
@@ -237,9 +236,6 @@ class Recorder:
         dead = [one for one, attempt in lock.attempts.items() if attempt.process.dead]
         for token in dead:
             self._finish(lock, server, token)
-
-    def _is_there(self, server: Server, token: str) -> bool:
-        return any(holder.token == token for holder in server.holders())
 
     def _note(
         self,

@@ -284,6 +284,10 @@ class Server:
             found.setdefault(replace(holder, fence=0), set()).add(key)
         return found
 
+    def has(self, token: str) -> bool:
+        """Tell whether it has a lock of this token."""
+        return any(holder.token == token for holder in self.holders())
+
     @property
     def _entries(self) -> dict[bytes, Any]:
         return self.node.redis._entries  # noqa: SLF001  (a snapshot has no API)

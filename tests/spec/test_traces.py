@@ -19,6 +19,7 @@ from tests.simulation.patches import simulated_core
 from tests.simulation.planner import plan_of
 from tests.simulation.planted_bugs import PLANTED_BUGS
 from tests.simulation.recorder import Recorder
+from tests.spec.real import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,6 +88,23 @@ def test_a_thousand_histories_of_all_faults_are_accepted() -> None:
     assert refusals(checked) == []
     events = sum((coverage for _, _, coverage in checked), Counter())
     assert [name for name in FAULTS if not events[name]] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_histories_of_real_servers_are_accepted() -> None:
+    """Processes and nodes fail for a minute, and Spin accepts what they did."""
+    recording = record(60.0)
+
+    assert len(recording.traces) > SOME / 2
+    assert recording.refusals() == []
+
+
+@pytest.mark.timeout(120)
+def test_bug_of_real_processes_is_refused() -> None:
+    """Processes that count on their leases for a tenth longer are found out."""
+    bug = "module.end_of_validity = lambda started_at, ttl: started_at + 1.1 * ttl"
+    assert record(4.0, bug=bug).refusals()
 
 
 @pytest.mark.parametrize(
