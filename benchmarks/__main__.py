@@ -38,6 +38,7 @@ GROUPS = (
     "backlog",
     "processes",
     "records",
+    "stores",
 )
 _LONGEST = 900  # seconds for one group
 RESULTS = Path(sys.prefix) / "benchmark.json"  # the figures of the last run

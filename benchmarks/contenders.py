@@ -18,7 +18,7 @@ from redis.lock import Lock
 
 from benchmarks.runner import Contender
 from celery_redlock.core.lease import Holder, new_base, new_token
-from celery_redlock.core.transport.resp import new_reader, pack
+from celery_redlock.core.resp import new_reader, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -24,6 +24,9 @@ _PACKAGES = (
     "celery-once",
     "celery-singleton",
     "celery-heimdall",
+    "psycopg",
+    "etcd3gw",
+    "kazoo",
 )
 
 

@@ -130,7 +130,18 @@ def _refused(policy: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda found: found["to_run"][policy]
 
 
+def _store(name: str) -> Callable[[dict[str, Any]], float | None]:
+    """Return a function that reads a cycle beside the lock of the store's driver."""
+
+    def value(found: dict[str, Any]) -> float | None:
+        rows = {row["name"]: row for row in found["rows"]}
+        return rows[name]["to_peer"] if name in rows else None
+
+    return value
+
+
 _OURS = "celery-redlock"
+_DRIVER = "the driver's lock"
 _CYCLE = "acquire + release on 5 nodes"
 _RENEWAL = "one renewal of 10,000 leases"
 _JOBS = "10,000 jobs of 50 ms, limit=10"
@@ -356,6 +367,15 @@ _GOALS = {
             2,
             "",
         ),
+    ],
+    "stores": [
+        Goal(f"acquire + release in {name}: time ÷ {peer}", _store(name), most)
+        for name, peer, most in (
+            ("PostgreSQL, fsync on", "an advisory lock", 2.5),
+            ("PostgreSQL, fsync off", "an advisory lock", 2.5),
+            ("etcd", "etcd3gw Lock", 1.5),
+            ("ZooKeeper", "kazoo Lock", 1.5),
+        )
     ],
 }
 
@@ -623,6 +643,62 @@ def _processes_tables(found: dict[str, Any]) -> dict[str, str]:
     return {"processes": table(("CPU of one task, µs", *processes), rows)}
 
 
+def _stores_tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the tables about locks in stores."""
+    rows = found["rows"]
+    absent = [
+        f"\n\n{name} was not measured: {why.rstrip('.')}."
+        for name, why in found["missing"].items()
+    ]
+    cycles = table(
+        (
+            *("one caller", "servers", "acquire + release, µs", "client CPU, µs"),
+            *("two writes, µs", "÷ two writes", "lock of its driver, µs", "÷ that"),
+            *("a refusal, µs", "of its driver, µs"),
+        ),
+        [
+            (
+                f"{row['name']} ({row['server']})",
+                row["servers"],
+                f"{row['cycle_us'][_OURS]:.0f}",
+                f"{row['cycle_cpu_us'][_OURS]:.0f}",
+                f"{row['cycle_us']['two writes']:.0f}",
+                f"{row['to_writes']:.2f} ×",
+                f"{row['cycle_us'][_DRIVER]:.0f} ({row['peer']})",
+                f"{row['to_peer']:.2f} ×",
+                f"{row['refusal_us'][_OURS]:.0f}",
+                f"{row['refusal_us'][_DRIVER]:.0f}",
+            )
+            for row in rows
+        ],
+    )
+    many = table(
+        (
+            *("", "leases", "all renewed, ms", "client CPU, ms", "tasks a second"),
+            *("of plain Celery", "÷ plain Celery"),
+        ),
+        [
+            (
+                row["name"],
+                f"{row['leases']['leases']:,}",
+                f"{row['leases']['wall_s'] * 1000:.0f}",
+                f"{row['leases']['cpu_s'] * 1000:.0f}",
+                *(
+                    (
+                        f"{row['tasks']['per_second']:.0f}",
+                        f"{row['tasks']['plain_per_second']:.0f}",
+                        f"{row['tasks']['to_plain']:.2f} ×",
+                    )
+                    if "tasks" in row
+                    else ("–", "–", "–")
+                ),
+            )
+            for row in rows
+        ],
+    )
+    return {"stores": cycles + "".join(absent), "stores, many": many}
+
+
 _TABLES: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
     "locks": _locks_tables,
     "profile": _profile_tables,
@@ -634,4 +710,5 @@ _TABLES: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
     "one_node": _one_node_tables,
     "refusals": _refusals_tables,
     "processes": _processes_tables,
+    "stores": _stores_tables,
 }

@@ -2,7 +2,8 @@
 
 ====================  ==========================================================
 ``redlock_fake``      lets all apps of this process lock in memory, without a server
-``redlock_nodes``     real redis-servers on loopback, started once per session
+``redlock_nodes``     real redis-servers on loopback, or a PostgreSQL, etcd or
+                      ZooKeeper in place of them, started once per session
 ``redlock_events``    records the signals of ``celery_redlock.signals`` in the test
 ====================  ==========================================================
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.devnodes import DevNodes
+    from celery_redlock.devnodes import DevNodes, DevStore
     from celery_redlock.settings import Settings
     from celery_redlock.testing import FakeNodes, SignalRecorder
 
@@ -105,25 +106,37 @@ def redlock_nodes_options() -> dict[str, Any]:
     """Give the options of ``redlock_nodes``. Override this in your conftest.py.
 
     They are those of ``celery_redlock.devnodes.DevNodes``: ``count``, ``max_ttl`` and
-    others. By default there are three nodes, for the default max_ttl of 60 s.
+    others. By default there are three nodes, for the default max_ttl of 60 s. With
+    ``{"store": "postgresql"}`` there is one PostgreSQL in place of them. With
+    ``"etcd"`` or ``"zookeeper"`` there are three members. The other options are then
+    those of ``celery_redlock.devnodes.DevStore``.
     """
     return {}
 
 
 @pytest.fixture(scope="session")
-def redlock_nodes(redlock_nodes_options: dict[str, Any]) -> Iterator[DevNodes]:
-    """Give real redis-servers; ``.urls`` is the value for ``redlock_nodes``.
+def redlock_nodes(
+    redlock_nodes_options: dict[str, Any],
+) -> Iterator[DevNodes | DevStore]:
+    """Give real servers; ``.urls`` is the value for ``redlock_nodes``.
 
     All tests of the session share them, so leave them running. ``freeze`` is safe: the
     nodes continue after its block. Before and after each test that uses the fixture,
     all apps forget their settings and connections, so the order of tests is free.
 
     Raises:
-        RedlockError: There is no redis-server on this machine.
+        RedlockError: There is no such server on this machine, or its driver is not
+            installed.
     """
-    from celery_redlock.devnodes import DevNodes
+    from celery_redlock.devnodes import DevNodes, DevStore
 
-    with DevNodes(**{"count": 3, **redlock_nodes_options}) as nodes:
+    options = dict(redlock_nodes_options)
+    servers: DevNodes | DevStore
+    if store := options.pop("store", None):
+        servers = DevStore(store, **options)
+    else:
+        servers = DevNodes(**{"count": 3, **options})
+    with servers as nodes:
         yield nodes
 
 

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import Timing, seconds_of
-from celery_redlock.core.transport.url import NodeAddress, parse_nodes
+from celery_redlock.core.transport.url import (
+    NodeAddress,
+    parse_nodes,
+    usual_node_timeout,
+)
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.lock_options import flag, naming, seconds_or_zero
 from celery_redlock.policies import ON_BACKEND_ERROR
@@ -24,6 +28,7 @@ __all__ = ["Settings"]
 
 _PREFIX = "redlock_"
 _BEAT_TTL = 15.0  # seconds
+_NODE_TIMEOUT = 0.05
 _put = object.__setattr__  # in a frozen instance that is being made
 
 
@@ -34,11 +39,12 @@ class Settings:
     Durations are given in seconds or as ``timedelta``.
 
     Attributes:
-        nodes: URLs of independent Redis masters. The only setting that must be set.
-            The repr has no passwords.
+        nodes: URLs of independent Redis masters, or the URL of one PostgreSQL. The only
+            setting that must be set. The repr has no passwords.
         ttl: Seconds for which nodes keep a lock that is not renewed.
         max_ttl: Upper bound of every ttl; the same for all clients of the nodes.
-        node_timeout: Seconds that a node may take to answer.
+        node_timeout: Seconds that a node may take to answer; 0.05 s, or 0.5 s for a
+            PostgreSQL, whose commits wait for its disk.
         connect_timeout: Seconds that a connection may take to be made.
         prefix: First part of all keys on the nodes.
         restart_guard: Whether a node that lost its memory is kept out of the vote.
@@ -58,7 +64,7 @@ class Settings:
     nodes: tuple[NodeAddress, ...] = ()
     ttl: float = 30.0
     max_ttl: float = 60.0
-    node_timeout: float = 0.05
+    node_timeout: float = _NODE_TIMEOUT
     connect_timeout: float = 1.0
     prefix: str = "redlock"
     restart_guard: bool = True
@@ -70,6 +76,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _put(self, "nodes", _nodes(self.nodes))
+        if self.node_timeout == _NODE_TIMEOUT:
+            _put(self, "node_timeout", usual_node_timeout(self.nodes))
         if self.beat_ttl == _BEAT_TTL:
             longest = seconds_of("redlock_max_ttl", self.max_ttl)
             _put(self, "beat_ttl", min(_BEAT_TTL, longest))

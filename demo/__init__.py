@@ -1,8 +1,9 @@
 """Five Redis nodes, two workers, many duplicate calls, and two kills.
 
-Run it with ``python -m demo``, or ``make demo``. Servers, workers and kills are real.
-The summary comes from a journal that the task bodies write while they run. The locks
-play no part in it.
+Run it with ``python -m demo``, or ``make demo``. ``--store`` runs a store in place of
+the nodes: ``postgresql``, ``etcd`` or ``zookeeper``. Servers, workers and kills are
+real. The summary comes from a journal that the task bodies write while they run. The
+locks play no part in it.
 
 ``tasks``      the app, its two tasks, and the records of their bodies
 ``journal``    the file of these records, and the runs and overlaps in it

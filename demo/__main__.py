@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ except ImportError:
 from celery_redlock import RedlockError
 from celery_redlock.cli.output.format import plural
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.devnodes import STORES, DevStore
 from demo.journal import overlaps, record, runs
 from demo.processes import Processes, start_processes
 from demo.screen import Screen
@@ -28,6 +30,7 @@ from demo.tasks import import_catalogue, send_invoice
 _ROUNDS, _INVOICES, _COPIES = 14, 4, 6
 _PACE = 0.8  # seconds from round to round
 _KILL_NODE, _START_IMPORT, _KILL_CHILD, _NODE_BACK = 4, 5, 8, 10  # rounds
+_ONLY_SERVER_BACK = _KILL_NODE + 1  # without it no lock is renewed
 _INVOICE_TAKES, _IMPORT_TAKES = 1.3, 5.0  # seconds
 _RESULTS_WITHIN = 30.0  # seconds after the last round
 _LOCK_FREE_WITHIN = 6.0  # seconds after the kill of its process
@@ -46,6 +49,8 @@ class Demo:
 
     def run(self) -> None:
         """Publish, kill, and wait for all results: about twenty seconds."""
+        is_alone = len(self.processes.nodes.nodes) == 1
+        node_back = _ONLY_SERVER_BACK if is_alone else _NODE_BACK
         for number in range(1, _ROUNDS + 1):
             self._publish_invoices(number)
             if number == _KILL_NODE:
@@ -54,7 +59,7 @@ class Demo:
                 self._publish("catalogue", import_catalogue, _IMPORT_TAKES)
             if number == _KILL_CHILD:
                 self._kill_child()
-            if number == _NODE_BACK:
+            if number == node_back:
                 self._start_node()
             self._watch(until=time.monotonic() + _PACE)
         self.screen.say("All calls are published. Waiting for their results.")
@@ -83,14 +88,29 @@ class Demo:
         )
 
     def _kill_node(self) -> None:
-        self.processes.nodes.nodes[1].kill()
-        self.screen.say(
-            f"[red]kill -9[/] of the node {self.redlock.labels[1]}. "
-            "The other four are a majority of five: locking goes on."
-        )
+        servers = self.processes.nodes
+        victim = servers.nodes[-1]
+        victim.kill()
+        if not isinstance(servers, DevStore):
+            what = f"the node {self.redlock.labels[-1]}"
+            effect = "The other four are a majority of five: locking goes on."
+        elif len(servers.nodes) == 1:
+            what = f"the {servers.title} server"
+            effect = "It decides alone: no lock is granted until it runs again."
+        else:
+            what = f"the {servers.title} server 127.0.0.1:{victim.port}"
+            effect = "The other two are a majority of three: locking goes on."
+        self.screen.say(f"[red]kill -9[/] of {what}. {effect}")
 
     def _start_node(self) -> None:
-        self.processes.nodes.nodes[1].restart()
+        servers = self.processes.nodes
+        servers.nodes[-1].restart()
+        if isinstance(servers, DevStore):
+            self.screen.say(
+                f"The {servers.title} server runs again. A store writes each lock to "
+                "its disk, so it has forgotten none, and takes part at once."
+            )
+            return
         self.screen.say(
             "The node runs again, and has lost its memory. It may have voted for locks "
             "that it does not know any more, so it does not vote for "
@@ -189,13 +209,18 @@ def _summarize(demo: Demo, console: Console) -> bool:
 
 def main() -> int:
     """Run the demo; return 0 if every promise was kept, otherwise 1."""
+    parser = argparse.ArgumentParser(prog="python -m demo")
+    parser.add_argument("--store", choices=STORES, help="in place of five Redis nodes")
+    store = parser.parse_args().store
     console = Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        console.print("Starting five lock nodes, a broker and two workers ...")
-        with start_processes() as processes:
+        what = f"the store {store}" if store else "five lock nodes"
+        console.print(f"Starting {what}, a broker and two workers ...")
+        with start_processes(store) as processes:
             redlock = Redlock(processes.nodes.urls)
-            with Screen(console, redlock.labels) as screen:
+            title = "Store" if store else "Nodes"
+            with Screen(console, redlock.labels, title) as screen:
                 demo = Demo(processes, screen, redlock)
                 demo.run()
             kept = _summarize(demo, console)

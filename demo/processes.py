@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from celery import Celery
 
-from celery_redlock.devnodes import DevNodes
+from celery_redlock.devnodes import DevNodes, DevStore
 from celery_redlock.devnodes.processes import Worker, stop
 from demo.journal import JOURNAL, Journal
 from demo.tasks import SETTINGS, app
@@ -30,13 +30,13 @@ class Processes:
     """The running servers and workers.
 
     Attributes:
-        nodes: The five lock nodes.
+        nodes: The five lock nodes, or the store.
         workers: The Celery workers.
         results: An app that reads results.
         journal: The records of the task bodies.
     """
 
-    def __init__(self, nodes: DevNodes, broker: str, folder: Path) -> None:
+    def __init__(self, nodes: DevNodes | DevStore, broker: str, folder: Path) -> None:
         self.nodes = nodes
         self.journal = Journal(folder / "journal")
         self.results = Celery("results", backend=broker, set_as_current=False)
@@ -78,11 +78,15 @@ class Processes:
 
 
 @contextlib.contextmanager
-def start_processes() -> Iterator[Processes]:
-    """Start nodes, broker and workers; stop all of them at the end."""
+def start_processes(store: str | None = None) -> Iterator[Processes]:
+    """Start nodes, broker and workers; stop all of them at the end.
+
+    Args:
+        store: The kind of store to start in place of the nodes.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="celery-redlock-demo-") as folder,
-        DevNodes(5) as nodes,
+        DevStore(store) if store else DevNodes(5) as nodes,
         DevNodes(1, initialize=False) as broker,
     ):
         processes = Processes(nodes, broker.urls[0], Path(folder))

@@ -35,8 +35,11 @@ _MESSAGES = 6
 class Screen:
     """Shows the demo while it runs. Without a terminal it prints the messages only."""
 
-    def __init__(self, console: Console, labels: Sequence[str]) -> None:
+    def __init__(
+        self, console: Console, labels: Sequence[str], title: str = "Nodes"
+    ) -> None:
         self.console = console
+        self._title = title
         self._labels = labels
         self._messages: deque[str] = deque(maxlen=_MESSAGES)
         self._live = Live(console=console, refresh_per_second=8, transient=True)
@@ -126,7 +129,7 @@ class Screen:
         return marks
 
     def _nodes(self, inspections: dict[str, Inspection], votes: Ballot) -> Table:
-        table = Table(title="Nodes", expand=True)
+        table = Table(title=self._title, expand=True)
         locks = dict.fromkeys(self._labels, 0)
         for inspection in inspections.values():
             for label, vote in zip(self._labels, inspection.ballot.votes, strict=True):

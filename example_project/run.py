@@ -3,6 +3,7 @@
 ::
 
     this process ──┬── five lock nodes, the broker      real redis-servers
+                   │   (or a store: --store etcd)
                    ├── two workers, two beats           ``celery -A project ...``
                    └── a thread with the web server
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery_redlock import RedlockError
-from celery_redlock.devnodes import DevNodes
+from celery_redlock.devnodes import STORES, DevNodes, DevStore
 from celery_redlock.devnodes.processes import Beat, Worker, stop
 
 if TYPE_CHECKING:
@@ -33,17 +34,27 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 NODES, WORKERS, CONCURRENCY, BEATS = 5, 2, 6, 2
+_ORDER_WITHIN = 70.0  # seconds, in which a server of a store has started or failed
 MAX_TTL = 12.0  # CELERY_REDLOCK_MAX_TTL
 
 
 class Site:
-    """All processes of the site. The live page calls it from other threads."""
+    """All processes of the site. The live page calls it from other threads.
 
-    def __init__(self, var: Path) -> None:
+    Args:
+        var: The folder for its files.
+        store: The kind of store to use in place of the nodes.
+    """
+
+    def __init__(self, var: Path, store: str | None = None) -> None:
         self.log = var / "log"
         self.log.mkdir(parents=True, exist_ok=True)
         self.env = var / "env"
-        self.nodes = DevNodes(NODES, max_ttl=MAX_TTL)
+        self.nodes: DevNodes | DevStore = (
+            DevStore(store, max_ttl=MAX_TTL)
+            if store
+            else DevNodes(NODES, max_ttl=MAX_TTL)
+        )
         self.broker = DevNodes(1, initialize=False)
         path = [str(HERE), os.environ.get("PYTHONPATH", "")]
         common: dict[str, Any] = {
@@ -62,16 +73,23 @@ class Site:
 
     # -- for the live page -----------------------------------------------------------
 
+    @property
+    def store_servers(self) -> list[str]:
+        """The servers of the store; none if there are nodes."""
+        if isinstance(self.nodes, DevNodes):
+            return []
+        return [f"127.0.0.1:{node.port}" for node in self.nodes.nodes]
+
     def node_runs(self, index: int) -> bool:
         """Tell whether the server of a node runs."""
         return self.nodes.nodes[index].is_running
 
     def stop_node(self, index: int) -> None:
-        """Kill the server of a node; its memory is lost."""
+        """Kill the server of a node; its memory is lost, unless it is a store's."""
         self._in_main_thread(self.nodes.nodes[index].kill)
 
     def start_node(self, index: int) -> None:
-        """Start the server of a node again, with an empty memory."""
+        """Start the server of a node again: empty, unless it is a store's."""
         self._in_main_thread(self.nodes.nodes[index].start)
 
     def kill_child(self, pid: int, parent: int) -> bool:
@@ -86,7 +104,7 @@ class Site:
     def _in_main_thread(self, order: Callable[[], Any]) -> None:
         done: Future[Any] = Future()
         self._orders.put((order, done))
-        done.result(timeout=10.0)
+        done.result(timeout=_ORDER_WITHIN)
 
     # -- running -----------------------------------------------------------------------
 
@@ -170,14 +188,21 @@ def main() -> int:
     """Run the site until Ctrl-C."""
     parser = argparse.ArgumentParser(description="Run the example with all it needs.")
     parser.add_argument("--port", type=int, help="of the web server; a free one")
-    port = parser.parse_args().port or 0
+    parser.add_argument("--store", choices=STORES, help="in place of the lock nodes")
+    arguments = parser.parse_args()
+    port = arguments.port or 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ["DJANGO_SETTINGS_MODULE"] = "project.settings"
     sys.path.insert(0, str(HERE))
     var = Path(os.environ.get("REPORTS_VAR") or HERE / "var")
-    site = Site(var)
     try:
-        print("Starting five lock nodes, a broker, two workers and two beats ...")
+        site = Site(var, arguments.store)
+    except RedlockError as error:
+        print(error, file=sys.stderr)
+        return 1
+    what = f"the store {arguments.store}" if arguments.store else "five lock nodes"
+    try:
+        print(f"Starting {what}, a broker, two workers and two beats ...")
         site.start_servers()
         prepare_database()
         site.start_celery()

@@ -61,7 +61,8 @@ TURNS = {
 
 # file -> the turn that is the plainest there, with the reason.
 PLAINEST: dict[str, tuple[str, ...]] = {
-    "tests/harness/servers.py": ("nobody|no one",),  # a user of the operating system
+    # A user of the operating system:
+    "celery_redlock/devnodes/stores/postgresql.py": ("nobody|no one",),
     "tests/test_docs.py": tuple(INSTEAD),  # a table like this one
     "tests/test_language.py": tuple(INSTEAD),
 }

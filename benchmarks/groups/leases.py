@@ -22,11 +22,11 @@ from celery_redlock.core.renewal.watchdog import RENEW_AT, Watchdog
 from celery_redlock.devnodes import DevNodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from celery_redlock.core.lease import Lease
 
-__all__ = ["measure"]
+__all__ = ["hold", "measure"]
 
 TTL = 60.0  # seconds: no lease ends during the measurement
 _TICKS = 5
@@ -39,17 +39,25 @@ def measure(*, quick: bool) -> dict[str, Any]:
     with DevNodes(5) as nodes:
         pids = [node.pid for node in nodes.nodes]
         sizes = (500, 1_000) if quick else (10_000, 40_000)
-        found = {size: _hold(nodes, pids, size) for size in sizes}
+        found = {size: hold(nodes.urls, pids, size) for size in sizes}
         goal, most = sizes
-        busy = _hold(nodes, pids, goal, threads=_THREADS)
+        busy = hold(nodes.urls, pids, goal, threads=_THREADS)
     return {"goal": found[goal], "most": found[most], "busy": busy}
 
 
-def _hold(
-    nodes: DevNodes, pids: list[int], size: int, *, threads: int = 0
+def hold(
+    urls: Sequence[str], pids: list[int], size: int, *, threads: int = 0
 ) -> dict[str, Any]:
+    """Take so many leases on these nodes, and renew all of them a few times.
+
+    Args:
+        urls: The nodes.
+        pids: The processes of the servers.
+        size: How many leases.
+        threads: How many threads acquire and release meanwhile.
+    """
     clock = _Clock()
-    redlock = Redlock(nodes.urls, ttl=TTL, node_timeout=PATIENT, clock=clock)
+    redlock = Redlock(urls, ttl=TTL, node_timeout=PATIENT, clock=clock)
     redlock.check()
     watchdog = _Hand(redlock)
     keys = [f"lease:{size}:{number}" for number in range(size)]
@@ -78,8 +86,8 @@ def _hold(
         "threads": threads,
         "wall_s": best[0],
         "cpu_s": best[1],
-        "servers_us_per_renewal": best[2] / size / 5 * 1e6,
-        "servers_us_per_grant": granting / size / 5 * 1e6,
+        "servers_us_per_renewal": best[2] / size / len(urls) * 1e6,
+        "servers_us_per_grant": granting / size / len(urls) * 1e6,
         "grant_us": took / size * 1e6,
         "bytes_per_lease": weight,
         "lost": lost,

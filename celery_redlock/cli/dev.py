@@ -10,11 +10,12 @@ import click
 from celery_redlock.cli.output.format import painted, plural
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.devnodes import DevNodes
+from celery_redlock.devnodes import STORES, DevNodes, DevStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_NODES = 5
 _MAX_TTL = 60.0  # the default of redlock_max_ttl
 # In seconds. CPython does not notice a signal that comes between its last look for one
 # and a system call that blocks, until that call returns.
@@ -22,34 +23,50 @@ _LONGEST_SLEEP = 0.5
 
 
 @click.command(cls=Command, short_help="Run nodes on this machine.")
-@click.option("--nodes", default=5, show_default=True, help="How many.")
+@click.option("--nodes", type=int, help=f"How many; {_NODES} by default.")
+@click.option("--store", type=click.Choice(STORES), help="Run a store instead.")
 @click.option("--max-ttl", default=_MAX_TTL, show_default=True, help="In seconds.")
 @click.pass_obj
-def dev(session: Session, *, nodes: int, max_ttl: float) -> None:
+def dev(
+    session: Session, *, nodes: int | None, store: str | None, max_ttl: float
+) -> None:
     """Run real nodes on this machine until Ctrl-C, and print their settings.
+
+    With --store, run one store that takes their place: a PostgreSQL, or three members
+    of etcd or ZooKeeper.
 
     Their data are lost at the end: for trying things out, not for production.
     """
+    if store and nodes is not None:
+        raise click.UsageError("A store decides alone: --store has no --nodes.")
     # A service manager ends a service by SIGTERM, and the nodes must end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with DevNodes(nodes, max_ttl=max_ttl) as running:
+    servers: DevNodes | DevStore
+    if store:
+        servers = DevStore(store, max_ttl=max_ttl)
+        what = plural(len(servers.nodes), f"{servers.title} server")
+    else:
+        servers = DevNodes(_NODES if nodes is None else nodes, max_ttl=max_ttl)
+        what = plural(len(servers.nodes), "node")
+    with servers as running:
         document = {"redlock_nodes": running.urls, "redlock_max_ttl": max_ttl}
         try:
-            session.tell(_lines(running.urls, max_ttl), lambda: document)
+            session.tell(_lines(what, running.urls, max_ttl), lambda: document)
             while True:
                 SYSTEM_CLOCK.sleep(_LONGEST_SLEEP)
         except KeyboardInterrupt:
-            session.say("", f"Stopped {plural(nodes, 'node')}. Their data are lost.")
+            whose = "Its" if len(servers.nodes) == 1 else "Their"
+            session.say("", f"Stopped {what}. {whose} data are lost.")
 
 
-def _lines(urls: Sequence[str], max_ttl: float) -> list[str]:
+def _lines(what: str, urls: Sequence[str], max_ttl: float) -> list[str]:
     settings = ["app.conf.redlock_nodes = [", *(f'    "{url}",' for url in urls), "]"]
     if max_ttl != _MAX_TTL:
         settings.append(f"app.conf.redlock_max_ttl = {max_ttl:g}")
     return [
-        f"{plural(len(urls), 'node')} of a new deployment. Paste into your settings:",
+        f"{what} of a new deployment. Paste into your settings:",
         "",
         *(f"    {line}" for line in settings),
         "",
-        painted("Press Ctrl-C to stop them.", "faint"),
+        painted("Press Ctrl-C to stop.", "faint"),
     ]

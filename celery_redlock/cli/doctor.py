@@ -18,6 +18,7 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
+from celery_redlock.core.stores.connection import store_of
 from celery_redlock.operations.acl import acl_rules
 from celery_redlock.operations.doctor import (
     Case,
@@ -78,13 +79,14 @@ def _nodes(reports: Sequence[NodeReport]) -> list[str]:
         Column("NODE"),
         Column("STATE", cut="end"),
         Column("ANSWERS IN", right=True),
-        Column("REDIS"),
+        Column("SERVER"),
     )
     rows: list[Row] = []
     for report in reports:
         latencies = report.clock.latencies
         answers = f"{median(latencies) * _MS:.2f} ms" if latencies else "–"
-        version = report.status.info.get("redis_version", "–")
+        info = report.status.info
+        version = info.get("store") or info.get("redis_version", "–")
         rows.append([report.label, state_cell(report.status), answers, version])
     return table(columns, rows)
 
@@ -115,6 +117,11 @@ def _wrapped(text: str) -> list[str]:
 
 def _acl(redlock: Redlock) -> tuple[list[str], dict[str, str]]:
     """Return the ACL rules of a user with all permissions that we need."""
+    if redlock.addresses[0].is_store:
+        rules = store_of(redlock.addresses[0].url).grants
+        return ["A user with the needed permissions:", "", f"    {rules}"], {
+            "rules": rules
+        }
     select = any(not node.name.endswith("/0") for node in redlock.addresses)
     rules = acl_rules(redlock.keys.prefix, select=select)
     lines = [

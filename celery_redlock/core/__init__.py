@@ -15,6 +15,8 @@ Read in this order:
     ``permits``: several holders of a key, and so many starts in a period.
 7.  ``scripts``: what a node does, in Lua. ``keys``: the names of all keys there.
 8.  ``transport``: requests, connections, and one conversation with all nodes.
+    ``resp``: from commands to bytes and from bytes to replies. ``stores``: a database
+    in place of the nodes.
 9.  ``records``: what nodes remember besides locks.
 10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
     durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields``,
@@ -39,10 +41,12 @@ __all__ = [
     "records",
     "redlock",
     "renewal",
+    "resp",
     "restart_guard",
     "scripts",
     "spelling",
     "steps",
+    "stores",
     "timing",
     "transport",
     "view",

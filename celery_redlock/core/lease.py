@@ -30,7 +30,7 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.keys import keys_of, shown, text_of
 from celery_redlock.core.limits import Limit
@@ -297,7 +297,8 @@ class Lease:
         until: Instant at which the validity ends.
         votes: How many nodes granted it, at acquire or at the last renewal.
         clock: Reads time.
-        confirm: Asks the nodes whether the lease is still the holder, or raises.
+        confirm: Asks the nodes whether the lease is still the holder, or raises. With
+            a connection it also keeps others out until its transaction has ended.
         state: Held, released or lost.
         renewal_ballot: The votes at the last renewal, late ones included.
         cancelled_by: The newcomer that asked the holder to end; ``""`` if none did.
@@ -319,7 +320,7 @@ class Lease:
     until: float
     votes: int
     clock: Clock
-    confirm: Callable[[Lease], None]
+    confirm: Callable[..., None]
     state: LeaseState = LeaseState.HELD
     renewal_ballot: Ballot | None = None
     cancelled_by: str = ""
@@ -396,13 +397,23 @@ class Lease:
         """Return the seconds since the attempt that won began."""
         return self.clock.monotonic() - self.started_at
 
-    def ensure(self, *, network: bool = False) -> None:
+    def ensure(self, connection: Any = None, *, network: bool = False) -> None:
         """Raise unless the lock is still ours. Call it before a side effect.
 
         Without ``network`` this compares numbers and costs nothing. With it a
         majority of the nodes is asked, which costs one round trip and also notices a
         lock that an operator released. Neither can see the future: a process can be
         paused between this line and the next one. The fence protects from that.
+
+        With ``connection`` no pause matters, where the node is a PostgreSQL and the
+        connection leads to the same database: no other client gets the lock until this
+        transaction has ended, also after the ttl. Only what is written by the
+        transaction is protected so.
+
+        Args:
+            connection: A connection that is in a transaction: of psycopg, Django or
+                SQLAlchemy, or a session of SQLAlchemy.
+            network: Whether to ask the nodes.
 
         Raises:
             LockLost: The validity ended, or (``network``) the nodes name another
@@ -411,11 +422,15 @@ class Lease:
             LockCancelled: A newcomer asked the holder to end. No other run begins
                 before this one has ended.
             QuorumUnreachable: (``network``) too few nodes answered to tell.
+            ConfigurationError: (``connection``) it is in no transaction, or leads to
+                another database, or the node is no PostgreSQL.
         """
         if not self.is_valid():
             raise self.lost_error()
         if self.cancelled_by:
             raise self.cancelled_error()
+        if connection is not None:
+            self.confirm(self, connection)
         if network:
             self.confirm(self)
 

@@ -65,6 +65,7 @@ from celery_redlock.core.scripts import (
     RELEASE,
 )
 from celery_redlock.core.steps import Ask, Call, Listen, Sleep
+from celery_redlock.core.stores.connection import StoreError, is_store, store_of
 from celery_redlock.core.timing import Timing
 from celery_redlock.core.transport.broadcast import Broadcast
 from celery_redlock.core.transport.node import Node
@@ -75,13 +76,14 @@ from celery_redlock.core.transport.requests import (
     majority_answered,
     verdict_is_certain,
 )
-from celery_redlock.core.transport.url import parse_nodes
+from celery_redlock.core.transport.url import parse_nodes, usual_node_timeout
 from celery_redlock.core.wait_queue import WaitQueue
 from celery_redlock.errors import (
     ConfigurationError,
     LockContended,
     LockHeld,
     LockUnavailable,
+    RedlockError,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +115,8 @@ class Redlock:
         ttl: Seconds for which nodes keep a lock that is not renewed.
         max_ttl: Seconds that no ttl may exceed. A node that lost its memory stays out
             of the vote for that long. All clients must use the same.
-        node_timeout: Seconds that a node may take to answer.
+        node_timeout: Seconds that a node may take to answer; 0.05 by default, or 0.5
+            for a store, whose commits wait for its disk.
         connect_timeout: Seconds that a connection may take to be made.
         prefix: The start of the names of all keys on the nodes.
         restart_guard: Keep restarted nodes out of the vote; see ``core.restart_guard``.
@@ -142,7 +145,7 @@ class Redlock:
         *,
         ttl: float = 30.0,
         max_ttl: float = 60.0,
-        node_timeout: float = 0.05,
+        node_timeout: float | None = None,
         connect_timeout: float = 1.0,
         prefix: str = "redlock",
         restart_guard: bool = True,
@@ -150,6 +153,8 @@ class Redlock:
         transport: Transport | None = None,
     ) -> None:
         self.addresses = parse_nodes(nodes)
+        if node_timeout is None:
+            node_timeout = usual_node_timeout(self.addresses)
         self.timing = Timing(ttl, max_ttl, node_timeout, connect_timeout)
         self.clock = clock
         self.keys = Keys(prefix)
@@ -621,13 +626,23 @@ class Redlock:
         )
         return occupancies(limits, request.replies, self.quorum)
 
-    def confirm(self, lease: Lease) -> None:
+    def confirm(self, lease: Lease, connection: Any = None) -> None:
         """Ask the nodes whether the lease is still the holder; raise if not.
+
+        Args:
+            lease: The result of ``acquire``.
+            connection: A connection to the database that is the node. Then it is asked
+                in the transaction there, which keeps others out until it has ended.
 
         Raises:
             LockLost: A majority does not hold the lock for this lease any more.
             QuorumUnreachable: Too few nodes answered to tell.
+            ConfigurationError: The connection cannot be used for this.
         """
+        if connection is not None:
+            if not self._hold_in(lease, connection):
+                raise lease.lost_error()
+            return
         ballot = self.inspect(lease.key).ballot
         ours = ballot.votes_for(lease.token, len(lease.keys))
         if ours >= self.quorum:
@@ -641,6 +656,20 @@ class Redlock:
                 state=f"The lease is valid for {lease.remaining():.1f} s more",
             )
         raise lease.lost_error()
+
+    def _hold_in(self, lease: Lease, connection: Any) -> bool:
+        """Hold the locks in a transaction; return False if they are not ours."""
+        url = self.addresses[0].url
+        store = store_of(url) if is_store(url) else None
+        hold_in = getattr(store, "hold_in", None)
+        if hold_in is None:
+            raise ConfigurationError(
+                f"Node {self.labels[0]} is no database: `lease.ensure(connection)` "
+                "needs a PostgreSQL in redlock_nodes. Use `lease.fence` instead."
+            )
+        locks, _ = self._places(lease.key, lease.choice, with_call=False)
+        identity = self.guard.view.members[0].identity if self.guard.view else ""
+        return bool(hold_in(connection, locks, lease.token, self.keys.meta, identity))
 
     def check(self) -> NodesReport:
         """Ask every node for a vote on a lock that no other client wants; report.
@@ -672,11 +701,29 @@ class Redlock:
     def initialize(self) -> None:
         """Start a brand-new deployment without waiting for the restart guard.
 
+        A store gets its table first.
+
         Raises:
             RedlockError: A node cannot be reached, or holds live locks, which
                 shows that the deployment is not new. Nothing was changed.
         """
+        self.prepare()
         initialize(self.guard, self.addresses, self.timing.connect_timeout)
+
+    def prepare(self) -> None:
+        """Make what a store needs for our keys: the table of a database.
+
+        Raises:
+            RedlockError: The store cannot be reached, or denies it.
+        """
+        for address in self.addresses:
+            if not address.is_store:
+                continue
+            try:
+                store_of(address.url).prepare(address.url, self.timing.connect_timeout)
+            except StoreError as error:
+                text = f"Node {address} {error}. Nothing was changed."
+                raise RedlockError(text) from None
 
     def close(self) -> None:
         """Close all connections. The next use opens them again."""

@@ -17,7 +17,8 @@ also kills them when this process is killed, if its main thread started them.
 Elsewhere they survive its SIGKILL.
 
 Read ``processes`` first (a child process), then ``node`` (one server, and its
-configuration); `DevNodes` below is a list of nodes.
+configuration); `DevNodes` below is a list of nodes. ``store`` is a PostgreSQL, etcd or
+ZooKeeper in place of them, and ``stores`` has the servers of each.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ from celery_redlock.devnodes.node import (
     find_redis_server,
     redis_servers,
 )
+from celery_redlock.devnodes.store import STORES, DevStore, StoreNode
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "STORES",
     "DevNode",
     "DevNodes",
+    "DevStore",
     "ServerOptions",
+    "StoreNode",
     "find_redis_server",
     "redis_servers",
 ]

@@ -10,8 +10,8 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.resp import ErrorReply, unknown_command
 from celery_redlock.core.scripts import ALL_SCRIPTS, INSPECT
-from celery_redlock.core.transport.resp import ErrorReply, unknown_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

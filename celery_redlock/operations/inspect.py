@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.core.failure import ends_in
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.resp import DOES_NOT_KNOW
 from celery_redlock.core.transport.client import each_node
-from celery_redlock.core.transport.resp import DOES_NOT_KNOW
 from celery_redlock.core.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import denied_command, try_commands
 
@@ -278,9 +278,13 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
     """
 
     def visit(client: NodeClient) -> NodeReport:
+        status = status_of(client, redlock.guard)
+        if "store" in status.info:  # it has no ACL of Redis, and no other keys
+            clock = _watch_clock(client, redlock.clock, span)
+            return NodeReport(status, clock=clock)
         foreign_keys, holders = _sample(client, redlock)
         report = NodeReport(
-            status=status_of(client, redlock.guard),
+            status=status,
             clock=_watch_clock(client, redlock.clock, span),
             foreign_keys=foreign_keys,
             holders=holders,

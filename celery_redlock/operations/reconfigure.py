@@ -120,6 +120,7 @@ def reconfigure(  # noqa: PLR0913  (keyword-only, one line each in the docstring
             f"{', '.join(sorted(unknown))} cannot be given as gone: only an old node "
             f"that is not among the future nodes can ({', '.join(old.labels)})."
         )
+    new.prepare()
     move = _Move(old, new, switched_off, on_step, patience)
     if abort:
         move.abort()

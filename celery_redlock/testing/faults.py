@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.limits import Limits
-    from celery_redlock.devnodes import DevNodes
+    from celery_redlock.devnodes import DevNodes, DevStore
 
 __all__ = ["force_release", "freeze", "held_elsewhere", "lose_lock", "partition"]
 
@@ -49,7 +49,7 @@ _PAUSE = 0.005
 
 
 @contextmanager
-def freeze(nodes: FakeNodes | DevNodes, *indexes: int) -> Iterator[None]:
+def freeze(nodes: FakeNodes | DevNodes | DevStore, *indexes: int) -> Iterator[None]:
     """Stop nodes while the block runs: they accept requests and do not answer.
 
     After the block they execute the requests that they got in the meantime. With a

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import ALL_SCRIPTS, operations
 from celery_redlock.core.scripts.operations import WrongType
-from celery_redlock.core.transport.resp import ErrorReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +99,14 @@ class MemoryKeyspace:
             raise WrongType
         return entry.value
 
+    def mget(self, names: Sequence[bytes]) -> list[bytes | None]:
+        """Return strings; None for other types, too (MGET)."""
+        found = [self._find(name) for name in names]
+        return [
+            entry.value if entry and isinstance(entry.value, bytes) else None
+            for entry in found
+        ]
+
     def set(self, name: bytes, value: bytes, *, px: int | None = None) -> None:
         """Store a string, with a ttl of ``px`` milliseconds or without one (SET)."""
         ends = None if px is None else self.now_ms + px
@@ -165,6 +173,20 @@ class MemoryKeyspace:
         if first is not None:
             self.zrem(name, first)
         return first
+
+    def zcard(self, name: bytes) -> int:
+        """Return how many members a sorted set has (ZCARD)."""
+        return len(self._members(name, _SortedSet))
+
+    def zrank(self, name: bytes, member: bytes) -> int | None:
+        """Return how many members come before this one (ZRANK)."""
+        members = list(self.zset(name))
+        return members.index(member) if member in members else None
+
+    def zrangebyscore(self, name: bytes, most: float, count: int) -> list[bytes]:
+        """Return the first members whose score is at most this (ZRANGEBYSCORE)."""
+        members = self.zset(name).items()
+        return [member for member, score in members if score <= most][:count]
 
     def zrem(self, name: bytes, member: bytes) -> None:
         """Remove a member of a sorted set, and the set with the last one (ZREM)."""

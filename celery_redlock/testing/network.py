@@ -32,9 +32,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import COUNTERS, INITIALIZE, JOIN
 from celery_redlock.core.transport.pending_releases import PendingReleases
-from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.core.view import View
 from celery_redlock.testing.clock import FakeClock
 from celery_redlock.testing.memory_node import MemoryNode

@@ -71,8 +71,10 @@ def switch(request: HttpRequest, index: int, wanted: str) -> HttpResponse:
         (site.stop_node if wanted == "stop" else site.start_node)(index)
     except IndexError as error:
         raise Http404 from error
-    what = "was killed" if wanted == "stop" else "runs again, with an empty memory"
-    return _done(request, f"Node {index + 1} {what}.")
+    memory = "what it had on disk" if site.store_servers else "an empty memory"
+    what = "was killed" if wanted == "stop" else f"runs again, with {memory}"
+    noun = "Server" if site.store_servers else "Node"
+    return _done(request, f"{noun} {index + 1} {what}.")
 
 
 def _done(request: HttpRequest, what: str) -> HttpResponse:

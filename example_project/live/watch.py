@@ -70,14 +70,15 @@ def _look_at_nodes() -> dict[str, Any]:
         for run in Run.objects.filter(state=Run.State.RUNNING)
     }
     beat = leadership_of(redlock, election_key(celery_app))
+    shown = [
+        _node(index, node, seen.counts[node.label]) for index, node in enumerate(nodes)
+    ]
+    shown = _servers_of_store(shown) or shown
     return {
-        "quorum": seen.quorum,
-        "voting": voting,
+        "quorum": len(shown) // 2 + 1,
+        "voting": sum(node["votes"] for node in shown),
         "can_lock": voting >= seen.quorum,
-        "nodes": [
-            _node(index, node, seen.counts[node.label])
-            for index, node in enumerate(nodes)
-        ],
+        "nodes": shown,
         "locks": [
             _lock(lock, len(nodes), renewals)
             for lock in sorted(
@@ -111,6 +112,20 @@ def _node(index: int, node: NodeStatus, locks: int) -> dict[str, Any]:
         "locks": locks,
         "running": site.node_runs(index) if site else None,
     }
+
+
+def _servers_of_store(shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the servers of the store in place of it; nothing if there are nodes."""
+    site = processes()
+    servers = []
+    for index, name in enumerate(site.store_servers if site else ()):
+        (server,) = shown
+        is_running = site is not None and site.node_runs(index)
+        server = server | {"index": index, "name": name, "running": is_running}
+        if not is_running:
+            server |= {"votes": False, "state": "stopped", "locks": 0}
+        servers.append(server)
+    return servers
 
 
 def _lock(

@@ -5,7 +5,8 @@ Optional variables of the environment:
 =====================  =========================================================
 ``DATABASE_URL``       ``postgresql://user:password@host:5432/name``; default SQLite
 ``CELERY_BROKER_URL``  the broker; default a Redis on this machine
-``REDLOCK_NODES``      the URLs of the lock nodes, separated by commas
+``REDLOCK_NODES``      the URLs of the lock nodes, separated by commas, or the URL of
+                       a store, which may have commas of its own
 ``REPORTS_VAR``        the folder for the SQLite file and the logs
 ``REPORT_SECONDS``     the duration of a report; default 8
 ``FETCH_SECONDS``      the duration of a fetch for a tenant; default 12
@@ -13,6 +14,7 @@ Optional variables of the environment:
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -110,18 +112,21 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # -- Locks ---------------------------------------------------------------------
 
 # Independent masters: no replicas of each other, and not the broker.
-CELERY_REDLOCK_NODES = os.environ.get(
-    "REDLOCK_NODES",
-    "redis://127.0.0.1:7001/0,redis://127.0.0.1:7002/0,redis://127.0.0.1:7003/0",
-).split(",")
+CELERY_REDLOCK_NODES = re.split(
+    r",(?=\w+://)",
+    os.environ.get(
+        "REDLOCK_NODES",
+        "redis://127.0.0.1:7001/0,redis://127.0.0.1:7002/0,redis://127.0.0.1:7003/0",
+    ),
+)
 # The scheduler inside `celery beat -S redlock`.
 CELERY_REDLOCK_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 # The defaults are 30, 60 and 0.05 s. These values are for watching: locks are renewed
 # every 2 s, and a restarted node votes again after 13 s instead of 62. The time-out is
-# long, because one machine runs all nodes and a browser.
+# long, because one machine runs all nodes and a browser. A store waits for its disk.
 CELERY_REDLOCK_TTL = 6
 CELERY_REDLOCK_MAX_TTL = 12
-CELERY_REDLOCK_NODE_TIMEOUT = 0.2
+CELERY_REDLOCK_NODE_TIMEOUT = 0.2 if "redis" in CELERY_REDLOCK_NODES[0] else 1.0
 
 # -- Reports -------------------------------------------------------------------
 

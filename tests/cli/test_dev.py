@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.devnodes import STORES
+from celery_redlock.errors import LockUnavailable
+from tests.harness.store_nodes import store_servers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.project import Project
 
 
@@ -64,3 +70,65 @@ def test_dev_prints_settings_that_can_be_pasted(
     exec(pasted.replace("app.conf.", ""), settings)  # noqa: S102  (our own output)
     assert len(settings["redlock_nodes"]) == 2  # type: ignore[arg-type]
     assert settings["redlock_max_ttl"] == 40
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_dev_runs_a_store_in_place_of_nodes(project: Project, store: str) -> None:
+    """The settings have one URL, which grants locks at once, until Ctrl-C."""
+    store_servers(store)
+    with project.start("dev", "--store", store, "--max-ttl", "40", "--json") as dev:
+        document = dev.document()
+        (url,) = document["redlock_nodes"]
+        with closing(Redlock([url], max_ttl=40.0, node_timeout=5.0)) as redlock:
+            assert redlock.acquire("k").is_valid()
+        run = dev.interrupt()
+
+    assert run.code == 0, run.err
+    assert url.startswith(f"{store}://")
+    assert document["redlock_max_ttl"] == 40
+    with (
+        closing(Redlock([url], connect_timeout=0.5)) as redlock,
+        pytest.raises(LockUnavailable),
+    ):
+        redlock.acquire("k")
+
+
+@pytest.mark.parametrize(
+    ("store", "package"), [("etcd", "etcd-server"), ("zookeeper", "zookeeper")]
+)
+def test_dev_names_the_package_of_a_server_that_is_missing(
+    project: Project, store: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server runs then."""
+    store_servers(store)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    run = project.run("dev", "--store", store)
+
+    assert run.code == 1
+    assert "No server was started." in run.err
+    assert f"(on Debian: {package})" in run.err
+    assert "Traceback" not in run.err
+
+
+@pytest.mark.parametrize(
+    ("store", "driver"),
+    [("postgresql", "psycopg"), ("etcd", "etcd3gw"), ("zookeeper", "kazoo")],
+)
+def test_dev_names_the_extra_of_a_driver_that_is_missing(
+    project: Project, store: str, driver: str, tmp_path: Path
+) -> None:
+    """The error is a command that can be pasted."""
+    (tmp_path / f"{driver}.py").write_text("raise ImportError('it is missing')")
+    run = project.run("dev", "--store", store)
+
+    assert run.code
+    assert f"pip install 'celery-redlock[{store}]'" in run.err
+    assert "Traceback" not in run.err
+
+
+def test_dev_has_no_number_of_nodes_for_a_store(project: Project) -> None:
+    """A store has as many servers as it needs."""
+    run = project.run("dev", "--store", "etcd", "--nodes", "3")
+
+    assert run.code == 2
+    assert "--store has no --nodes" in run.err

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import subprocess
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.core.stores.postgresql import PostgreSQL as Store
+from celery_redlock.core.stores.zookeeper import ZooKeeper as ZooKeeperStore
 from celery_redlock.devnodes import DevNode, redis_servers
+from celery_redlock.devnodes.stores.etcd import Etcd
+from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
+from celery_redlock.errors import RedlockError
+from tests.conftest import missing
 from tests.contract.listener import Listener
-from tests.contract.subjects import MemorySubject, ServerSubject
+from tests.contract.subjects import MemorySubject, ServerSubject, StoreSubject
+from tests.harness.servers import PostgreSQL, find_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery_redlock.devnodes.stores.cluster import Cluster
     from tests.contract.subjects import Subject
 
 MEMORY = "memory"
+POSTGRESQL, ETCD, ZOOKEEPER = STORES = ("postgresql", "etcd", "zookeeper")
 
 
 @cache
@@ -35,10 +44,57 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests of a ``subject`` on all nodes, tests of a ``server`` on servers."""
     servers = _versions()
     if "subject" in metafunc.fixturenames:
-        every = {MEMORY: MEMORY, **servers}
+        every: dict[str, Any] = {MEMORY: MEMORY, **servers, POSTGRESQL: POSTGRESQL}
+        # They take ten times as long.
+        every |= {
+            name: pytest.param(name, marks=pytest.mark.long)
+            for name in (ETCD, ZOOKEEPER)
+        }
         metafunc.parametrize("subject", every.values(), ids=every, indirect=True)
     elif "server" in metafunc.fixturenames:
         metafunc.parametrize("server", servers.values(), ids=servers, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql_store() -> Iterator[str]:
+    """Give the URL of a PostgreSQL with our table."""
+    programs = find_postgresql()
+    if programs is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+    server = PostgreSQL(programs)
+    try:
+        server.start()
+        url = server.plain_url
+        Store.prepare(url, 5.0)
+        yield url
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def etcd_store() -> Iterator[str]:
+    """Give the URL of an etcd of one member."""
+    yield from _url_of(Etcd, members=1)
+
+
+@pytest.fixture(scope="session")
+def zookeeper_store() -> Iterator[str]:
+    """Give the URL of a ZooKeeper of three servers, with our znodes."""
+    for url in _url_of(ZooKeeper, members=3):
+        ZooKeeperStore.prepare(url, 5.0)
+        yield url
+
+
+def _url_of(kind: type[Cluster], members: int) -> Iterator[str]:
+    try:
+        server = kind(members=members)
+    except RedlockError as error:
+        missing(str(error))
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +108,8 @@ def servers() -> Iterator[dict[str, ServerSubject]]:
 
 def _server_at(path: str, request: pytest.FixtureRequest) -> ServerSubject:
     servers: dict[str, ServerSubject] = request.getfixturevalue("servers")
+    if path in STORES and path not in servers:
+        servers[path] = StoreSubject(request.getfixturevalue(f"{path}_store"))
     if path not in servers:
         binary = path or request.getfixturevalue("redis_server")
         servers[path] = ServerSubject(DevNode(binary=binary))

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 
 from celery_redlock.testing import MemoryNode
-from tests.contract.subjects import SOON, MemorySubject, ServerSubject, Subject
+from tests.contract.subjects import (
+    SOON,
+    MemorySubject,
+    ServerSubject,
+    StoreSubject,
+    Subject,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Listener"]
 
@@ -21,8 +30,12 @@ class Listener:
     def __init__(self, subject: Subject, channel: str) -> None:
         self.channel = channel
         self._messages: list[bytes] = []
+        self._server: Any = None
         self._subscription: Any = None
-        if isinstance(subject, ServerSubject):
+        if isinstance(subject, StoreSubject):
+            self._server = _StoreServer(subject, channel)
+            self._subscription = self._server
+        elif isinstance(subject, ServerSubject):
             self._server = redis.Redis.from_url(subject.node.url, retry=None)
             self._subscription = self._server.pubsub()
             self._subscription.subscribe(channel)
@@ -49,3 +62,21 @@ class Listener:
         if self._subscription:
             self._subscription.close()
             self._server.close()
+
+
+class _StoreServer:
+    """The same for a store, whose URL redis-py does not know."""
+
+    def __init__(self, subject: StoreSubject, channel: str) -> None:
+        self._subject = subject
+        self._keys = subject.subscription(channel)
+
+    def publish(self, channel: str, message: bytes) -> None:
+        assert self._subject.command("PUBLISH", channel, message) == 1
+
+    def listen(self) -> Iterator[dict[str, bytes]]:
+        while True:
+            yield {"data": self._keys.reply()[2]}
+
+    def close(self) -> None:
+        self._keys.disconnect()

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from celery_redlock.core import scripts
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply, new_reader, pack
 from celery_redlock.core.scripts import GRANTED
 from celery_redlock.core.scripts.operations import WrongType
-from celery_redlock.core.transport.resp import ErrorReply, new_reader, pack
 from celery_redlock.core.transport.url import parse_node
 from celery_redlock.core.view import CLOSED as PREFIX
 from celery_redlock.testing import FakeClock, MemoryNode
@@ -512,6 +514,30 @@ class ServerSubject(Subject):
         self.keys = _ServerKeys(self.node.url)
 
 
+class StoreSubject(ServerSubject):
+    """A store, over the connection that stands for a node."""
+
+    def __init__(self, url: str) -> None:
+        Subject.__init__(self)
+        self.url = url
+        self.keys = _ServerKeys(url)
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self.keys.disconnect()
+
+    def subscription(self, channel: str) -> _ServerKeys:
+        """Return a connection that has subscribed to a channel."""
+        keys = _ServerKeys(self.url)
+        assert keys.command("SUBSCRIBE", channel)[0] == b"subscribe"
+        return keys
+
+    def restart(self, *, keep_memory: bool) -> None:
+        """A store forgets nothing when it restarts, so it has no other run id."""
+        del keep_memory
+        pytest.skip("a store forgets nothing when it restarts")
+
+
 class _ServerKeys:
     """The methods of a ``MemoryKeyspace``, as commands to a server."""
 
@@ -528,6 +554,11 @@ class _ServerKeys:
     def command(self, *words: Any) -> Any:
         sock: Any = self._connection._sock  # noqa: SLF001  (the bytes are the point)
         sock.sendall(pack(words))
+        return self.reply()
+
+    def reply(self) -> Any:
+        """Return the next reply, or message."""
+        sock: Any = self._connection._sock  # noqa: SLF001  (as above)
         while (reply := self._reader.gets()) is False:
             data = sock.recv(65536)
             assert data, "the server has closed the connection"

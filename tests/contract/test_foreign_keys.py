@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.core import scripts
-from celery_redlock.core.transport.resp import ErrorReply
+from celery_redlock.core.resp import ErrorReply
 from tests.contract.subjects import CONFIG, TTL, Subject, value
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from celery_redlock.core import scripts
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import QUARANTINED, TAKEN
-from celery_redlock.core.transport.resp import ErrorReply
 from tests.contract.subjects import (
     CONFIG,
     EXACT,

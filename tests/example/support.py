@@ -115,18 +115,22 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(
-    var: Path, *, report_seconds: float = 12.0, fetch_seconds: float = 3.0
+    var: Path,
+    *options: str,
+    report_seconds: float = 12.0,
+    fetch_seconds: float = 3.0,
 ) -> Iterator[Site]:
     """Run the example; stop it as Ctrl-C does.
 
     Args:
         var: The folder for its database and logs.
+        *options: More words of its command line.
         report_seconds: The duration of a report.
         fetch_seconds: The mean duration of a fetch for a tenant.
     """
     process = Process(
         "the example",
-        [sys.executable, "-u", str(ROOT / "example_project" / "run.py")],
+        [sys.executable, "-u", str(ROOT / "example_project" / "run.py"), *options],
         log=var / "out",
         ready="Ctrl-C stops everything",
         environment={

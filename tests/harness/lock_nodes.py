@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from celery_redlock.devnodes import DevNodes
+from tests.harness.store_nodes import STORE, StoreNodes
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class LockNodes:
             redis.Redis.from_url(
                 url, decode_responses=True, socket_timeout=5, protocol=2
             )
-            for url in self.urls
+            for url in getattr(dev, "fronts", self.urls)
         ]
 
     @property
@@ -220,5 +221,8 @@ class LockNodes:
 @contextmanager
 def lock_nodes(count: int = 5, **options: Any) -> Iterator[LockNodes]:
     """Start lock nodes, and stop them after the block; options as for `DevNodes`."""
-    with DevNodes(count, **options) as dev, closing(LockNodes(dev)) as nodes:
+    if STORE:
+        options.pop("binary", None)
+    started: Any = StoreNodes(**options) if STORE else DevNodes(count, **options)
+    with started as dev, closing(LockNodes(dev)) as nodes:
         yield nodes

@@ -15,8 +15,8 @@ import pytest
 import celery_redlock.core
 from celery_redlock.core.lease import Holder, new_base
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import ALL_SCRIPTS
-from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.testing import MemoryNode
 from tests.harness.tcp import ScriptedServer

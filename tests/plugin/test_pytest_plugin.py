@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import celery_redlock
+from celery_redlock.devnodes import STORES
+from tests.harness.store_nodes import store_servers
 
 pytest_plugins = ["pytester"]
 
@@ -79,6 +81,37 @@ def test_nodes(redlock_nodes):
     with_both = redlock.acquire("a", wait=10)
     assert with_both.votes == 2
     redlock.close()
+"""
+
+WITH_STORE = """
+import pytest
+from celery_redlock import LockUnavailable, Redlock
+from celery_redlock.testing import freeze
+
+@pytest.fixture(scope="session")
+def redlock_nodes_options():
+    return {"store": "KIND", "max_ttl": 7}
+
+@pytest.fixture
+def redlock(redlock_nodes):
+    redlock = Redlock(redlock_nodes.urls, ttl=6, max_ttl=7, node_timeout=1.5)
+    yield redlock
+    redlock.close()
+
+def test_store_decides_alone(redlock_nodes, redlock):
+    (url,) = redlock_nodes.urls
+    assert url.startswith("KIND://")
+    lease = redlock.acquire("a")
+    assert lease.votes == 1
+    redlock.release(lease)
+
+def test_frozen_store_grants_nothing(redlock_nodes, redlock):
+    redlock.check()
+    with freeze(redlock_nodes), pytest.raises(LockUnavailable):
+        redlock.acquire("b")
+
+def test_store_grants_again(redlock):
+    redlock.release(redlock.acquire("c", wait=20))
 """
 
 SHOP = """
@@ -207,6 +240,17 @@ def test_plugin_starts_real_nodes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(WITH_NODES)
 
     pytest_passes(pytester, passed=1)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_plugin_starts_a_store_in_place_of_nodes(
+    pytester: pytest.Pytester, kind: str
+) -> None:
+    """The project names the kind, and may freeze all its servers."""
+    store_servers(kind)
+    pytester.makepyfile(WITH_STORE.replace("KIND", kind))
+
+    pytest_passes(pytester, passed=3)
 
 
 @pytest.mark.usefixtures("redis_server")

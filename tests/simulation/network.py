@@ -10,8 +10,8 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery_redlock.core.resp import new_reader
 from celery_redlock.core.transport import connection as transport
-from celery_redlock.core.transport.resp import new_reader
 from tests.simulation.world import current_thread
 
 if TYPE_CHECKING:

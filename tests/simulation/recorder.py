@@ -54,7 +54,7 @@ class _Event:
 
 @dataclass(slots=True)
 class _Lock:
-    """What is recorded of one lock."""
+    """The record of one lock."""
 
     events: list[_Event] = field(default_factory=list)
     attempts: dict[str, _Attempt] = field(default_factory=dict)

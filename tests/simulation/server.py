@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.keys import Keys
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import ALL_SCRIPTS, GRANTED, INITIALIZE, JOIN
-from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.core.view import CLOSED
 from celery_redlock.testing import MemoryNode
 from tests.simulation.world import EPOCH

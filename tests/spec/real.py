@@ -37,8 +37,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.resp import new_reader
 from celery_redlock.core.scripts import ALL_SCRIPTS, GRANTED
-from celery_redlock.core.transport.resp import new_reader
 from celery_redlock.devnodes import DevNodes
 from spec.trace import Trace, refusal_of
 from tests.simulation.recorder import Recorder
@@ -123,7 +123,7 @@ while True:
 
 @dataclass(slots=True)
 class Recording:
-    """What was recorded.
+    """The histories of real servers.
 
     Attributes:
         traces: The histories, one for each lock.

@@ -32,6 +32,7 @@ def main() -> int:
     option("--kinds", nargs="+", choices=[*KINDS], default=[], help="of jobs; all")
     option("--seed", type=int, help="chooses faults and jobs; a random one")
     option("--broker", choices=[*BROKERS], default="redis", help="of workers; redis")
+    option("--store", choices=["postgresql"], default="", help="in place of Redis")
     option("--plant", choices=["split", "own permits"], default="", help="a bug")
     option("--json", type=Path, help="a file for the report")
     option("--keep", type=Path, help="an empty folder for journal and logs")
@@ -53,6 +54,7 @@ def main() -> int:
         kinds=chosen.kinds,
         jobs=chosen.jobs,
         plant=chosen.plant,
+        store=chosen.store,
         folder=chosen.keep,
         say=say,
     )

@@ -81,6 +81,14 @@ class Faults:
             "broker frozen": (2, self._freeze_broker),
         }
 
+        self._numbers = set(range(len(site.nodes.nodes)))
+        if len(self._numbers) == 1:  # a store: it has no majority, and always a memory
+            for kind in (
+                "majority frozen",
+                "majority cut off",
+                "node killed, back empty",
+            ):
+                del self._kinds[kind]
         if site.database:
             self._kinds["database killed"] = (12, self._kill_database)
 
@@ -220,9 +228,10 @@ class Faults:
     def _some_nodes(self, count: int) -> list[int]:
         """Choose nodes: a minority among those in order, or a majority of all five."""
         away = self._nodes | self._voteless
-        if away and (count > _MOST_NODES or len(away) >= _MOST_NODES):
+        most = min(_MOST_NODES, len(self._numbers))
+        if away and (count > most or len(away) >= most):
             return []
-        return self._random.sample(sorted({0, 1, 2, 3, 4} - away), count)
+        return self._random.sample(sorted(self._numbers - away), count)
 
     def _break_nodes(
         self,

@@ -35,6 +35,7 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
     kinds: Sequence[str] = (),
     jobs: int = 0,
     plant: str = "",
+    store: str = "",
     folder: Path | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Report:
@@ -48,6 +49,7 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
         jobs: The faults end when so many jobs were sent, if that is sooner; 0: do not
             count them.
         plant: A bug of the workers, see `Site`.
+        store: The store to lock on, see `Site`.
         folder: An empty folder for journal and logs; a temporary one by default.
         say: Gets a line for each step.
     """
@@ -60,10 +62,12 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
                 kinds=kinds,
                 jobs=jobs,
                 plant=plant,
+                store=store,
                 folder=Path(name),
                 say=say,
             )
     chosen: dict[str, Any] = {"kinds": kinds, "jobs": jobs, "plant": plant}
+    chosen["store"] = store
     with Site(folder, seed, broker=broker, **chosen) as site:
         say(f"all processes run; faults for {seconds:g} s, seed {seed}")
         faults = Faults(site, seed)

@@ -19,6 +19,7 @@ from celery_redlock.devnodes import DevNodes, ServerOptions, find_redis_server
 from celery_redlock.devnodes.processes import Process, Worker, stop
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import RedisServer
+from tests.harness.store_nodes import StoreNodes
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
 from tests.torture import (
@@ -72,6 +73,7 @@ class Site:
         broker: One of `BROKERS`.
         kinds: The kinds of jobs to send; all by default.
         jobs: How many jobs to send; 0 for no end.
+        store: The store to lock on; five Redis nodes by default.
         plant: Plant a bug: ``"split"``: each worker locks on another node; ``"own
             permits"``: each process has permits of its own.
 
@@ -93,6 +95,7 @@ class Site:
         kinds: Sequence[str] = (),
         jobs: int = 0,
         plant: str = "",
+        store: str = "",
     ) -> None:
         self.folder = folder
         self._kinds, self._jobs, self._plant = kinds, jobs, plant
@@ -100,7 +103,12 @@ class Site:
         self.ledger = Ledger(folder)
         binary = find_redis_server()
         durable = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
-        self.nodes = DevNodes(5, binary=binary, initialize=False, options=durable)
+        self.nodes: Any = (
+            StoreNodes(initialize=False)
+            if store
+            else DevNodes(5, binary=binary, initialize=False, options=durable)
+        )
+        self._store = store
         self.broker = BROKERS[broker](folder)
         self.backend = RedisServer(binary)
         self.database = Database() if EFFECTS.intersection(kinds) else None
@@ -122,7 +130,7 @@ class Site:
     def _start(self, stack: contextlib.ExitStack) -> None:
         stack.callback(self.ledger.close)
         stack.enter_context(self.nodes)
-        self.ways = stack.enter_context(proxies(self.nodes))
+        self.ways = stack.enter_context(proxies(self.nodes.nodes))
         for server in (self.broker, self.backend):
             stack.callback(server.stop)
             server.start()
@@ -136,6 +144,8 @@ class Site:
             "broker_transport_options": self.broker.options,
             "result_backend": self.backend.url,
             "redlock_nodes": self._addresses(),
+            # A commit waits for the disk.
+            **({"redlock_node_timeout": 0.5} if self._store else {}),
         }
         for addresses in self._deployments():
             redlock = Redlock(addresses, ttl=TTL, max_ttl=MAX_TTL)
@@ -200,9 +210,17 @@ class Site:
 
     def _addresses(self) -> list[dict[str, str]]:
         return [
-            {"url": way.url, "name": f"node-{number}"}
+            {"url": self._url(number, way), "name": f"node-{number}"}
             for number, way in enumerate(self.ways)
         ]
+
+    def _url(self, number: int, way: Proxy) -> str:
+        """Return the URL of a node by its proxy."""
+        if not self._store:
+            return way.url
+        node = self.nodes.nodes[number]
+        port = way.url.rpartition(":")[2].partition("/")[0]
+        return str(node.url).replace(f":{node.port}/", f":{port}/")
 
     # -- While it runs -------------------------------------------------------
 

@@ -135,6 +135,9 @@ class Keyspace(Protocol):
     def get(self, name: bytes) -> bytes | None:
         """Return a string (GET)."""
 
+    def mget(self, names: Sequence[bytes]) -> list[bytes | None]:
+        """Return strings; None for other types, too (MGET)."""
+
     def set(self, name: bytes, value: bytes, *, px: int) -> None:
         """Store a string for ``px`` milliseconds, over any type (SET PX)."""
 
@@ -173,6 +176,15 @@ class Keyspace(Protocol):
 
     def zpopmin(self, name: bytes) -> bytes | None:
         """Remove and return the member of the least score, then name (ZPOPMIN)."""
+
+    def zcard(self, name: bytes) -> int:
+        """Return how many members a sorted set has (ZCARD)."""
+
+    def zrank(self, name: bytes, member: bytes) -> int | None:
+        """Return how many members come before this one (ZRANK)."""
+
+    def zrangebyscore(self, name: bytes, most: float, count: int) -> list[bytes]:
+        """Return the first members whose score is at most this (ZRANGEBYSCORE)."""
 
 
 # -- the lock ------------------------------------------------------------------
@@ -240,7 +252,7 @@ def _permits_in_use(store: Keyspace, limits: Words) -> tuple[bytes, list[bool]]:
     """
     texts, full = [], []
     for head, names in _permits_of(limits):
-        holders = [_holder_told(store, name) for name in names]
+        holders = list(map(_holder_told, store.mget(names)))
         full.append(_FREE_PERMIT not in holders)
         if head.endswith(b"@"):
             ttls = [max(0, store.pttl(name)) for name in names]
@@ -264,11 +276,8 @@ def _first_end(store: Keyspace, names: list[bytes]) -> int:
     return min((ttl for ttl in map(store.pttl, names) if ttl >= 0), default=-1)
 
 
-def _holder_told(store: Keyspace, name: bytes) -> bytes:
+def _holder_told(value: bytes | None) -> bytes:
     """Return what is told of the holder of a permit."""
-    value = None
-    with contextlib.suppress(WrongType):
-        value = store.get(name)
     if value is None:
         return _FREE_PERMIT
     told = value[41:49]
@@ -935,20 +944,19 @@ def join_backlog(store: Keyspace, keys: Words, args: Words) -> Reply:
     task_id, since, *numbers = args
     permits, period_us, grace_us = map(_number, numbers)
     now = store.now_us()
-    late = [name for name, at in store.zset(returns).items() if at <= now]
-    for gone in late[:_AT_ONCE]:
+    for gone in store.zrangebyscore(returns, now, _AT_ONCE):
         store.zrem(backlog, gone)
         store.zrem(returns, gone)
     _, run_us = _read_pace(store, pace)
     store.zadd(backlog, task_id, _number(since))
-    before = list(store.zset(backlog)).index(task_id)
+    before = store.zrank(backlog, task_id) or 0
     each_us = period_us or run_us
     within_us = grace_us + math.ceil(2 * (before + 1) * each_us / permits)
     store.zadd(returns, task_id, now + within_us)
     ttl_ms = max(math.ceil(within_us / 1000), store.pttl(returns))
     store.pexpire(backlog, ttl_ms)
     store.pexpire(returns, ttl_ms)
-    return [GRANTED, before, len(store.zset(backlog)), run_us]
+    return [GRANTED, before, store.zcard(backlog), run_us]
 
 
 def leave_backlog(store: Keyspace, keys: Words, args: Words) -> Reply:
@@ -962,7 +970,7 @@ def read_backlog(store: Keyspace, keys: Words, _args: Words = ()) -> Reply:
     """Tell how many calls are in the backlog, and how long runs took lately."""
     backlog, pace = keys
     _, run_us = _read_pace(store, pace)
-    return [GRANTED, len(store.zset(backlog)), run_us]
+    return [GRANTED, store.zcard(backlog), run_us]
 
 
 def note_run(store: Keyspace, keys: Words, args: Words) -> Reply:

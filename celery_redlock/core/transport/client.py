@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply, pack, refusal_of
 from celery_redlock.core.transport.connection import open_connection
-from celery_redlock.core.transport.resp import ErrorReply, pack, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,17 +15,17 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.scripts import ALL_SCRIPTS
-from celery_redlock.core.transport.resp import (
+from celery_redlock.core.resp import (
     DOES_NOT_KNOW,
     new_reader,
     unknown_command,
 )
+from celery_redlock.core.scripts import ALL_SCRIPTS
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-    from celery_redlock.core.transport.resp import ReplyReader
+    from celery_redlock.core.resp import ReplyReader
     from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["Connection", "NodeFacts", "open_connection", "would_block"]
@@ -89,7 +89,7 @@ class Connection:
         self.sock.close()
 
 
-def open_connection(
+def open_connection(  # noqa: PLR0911  (one for each kind of failure)
     address: NodeAddress, timeout: float, *, load_scripts: bool = True
 ) -> Connection | str:
     """Connect and check the server, blocking; return in words why that failed.
@@ -125,6 +125,8 @@ def open_connection(
     except TimeoutError:
         return f"did not accept a connection within {timeout:g} s"
     except (RedisError, OSError, ValueError) as error:
+        if told := getattr(error, "told", ""):  # by a store, in words
+            return str(told)
         if "refused" in str(error).lower():
             return "refused the connection"
         if command := unknown_command(str(error)):
@@ -164,7 +166,7 @@ def _fields(info: Any) -> dict[str, str]:
 def _facts_of(
     server: dict[str, str], replication: dict[str, str], memory: dict[str, str]
 ) -> NodeFacts:
-    unfit = ""
+    unfit = server.get("unfit", "")
     policy = memory.get("maxmemory_policy", "noeviction")
     may_evict = policy != "noeviction" and memory.get("maxmemory", "0") != "0"
     mode = server.get("redis_mode") or server.get("server_mode", "standalone")  # Valkey

@@ -33,6 +33,7 @@ import selectors
 from collections import deque
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.transport.connection import would_block
 from celery_redlock.core.transport.connector import Connector
 from celery_redlock.core.transport.node_log import NodeLog
@@ -42,7 +43,6 @@ from celery_redlock.core.transport.requests import (
     ScriptRequest,
     UnreadableReply,
 )
-from celery_redlock.core.transport.resp import ErrorReply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

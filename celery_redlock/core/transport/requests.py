@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.core import scripts
 from celery_redlock.core.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
-from celery_redlock.core.transport.resp import ErrorReply, pack, refusal_of
+from celery_redlock.core.resp import ErrorReply, pack, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

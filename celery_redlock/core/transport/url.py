@@ -7,7 +7,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from celery_redlock.core.stores.connection import (
+    as_url,
+    connection_to,
+    is_store,
+    store_of,
+)
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -15,10 +22,17 @@ if TYPE_CHECKING:
 
     from redis.connection import AbstractConnection
 
-__all__ = ["NodeAddress", "mask_url", "parse_node", "parse_nodes"]
+__all__ = [
+    "NodeAddress",
+    "mask_url",
+    "parse_node",
+    "parse_nodes",
+    "usual_node_timeout",
+]
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _DEFAULT_PORT = 6379
+_NODE_TIMEOUT, _STORE_TIMEOUT = 0.05, 0.5  # seconds
 _QUOTE = (
     "a port must be a number, and the characters / ? # @ : % of a password are "
     "written %2F %3F %23 %40 %3A %25"
@@ -40,11 +54,13 @@ class NodeAddress:
     url: str = field(repr=False)
 
     def connection(self, timeout: float) -> AbstractConnection:
-        """Build redis-py's connection to the node; it is not opened.
+        """Build redis-py's connection to the node or store; it is not opened.
 
         RESP2 is pinned, because RESP3 may push frames that are no replies. redis-py's
         retries are off, because by default they cost seconds for a dead node.
         """
+        if is_store(self.url):
+            return connection_to(self.url, timeout)
         from redis.backoff import NoBackoff  # noqa: PLC0415  (import is 60 ms)
         from redis.connection import Connection, parse_url  # noqa: PLC0415
         from redis.retry import Retry  # noqa: PLC0415
@@ -62,7 +78,21 @@ class NodeAddress:
     @property
     def server(self) -> str:
         """Where the server listens: ``host:port`` or a socket's path, no database."""
-        return _name_of(self.url).rpartition("/")[0]
+        name = _name_of(self.url)
+        return name if self.is_store else name.rpartition("/")[0]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts of the server, or of all members of a cluster; [] for a socket."""
+        if self.is_store:
+            return store_of(self.url).hosts_of(self.url)
+        parts = urlsplit(self.url)
+        return [] if parts.scheme == "unix" else [parts.hostname or ""]
+
+    @property
+    def is_store(self) -> bool:
+        """Whether it is a store, which decides alone, and not a Redis node."""
+        return is_store(self.url)
 
     def __str__(self) -> str:
         return self.name
@@ -74,6 +104,8 @@ def mask_url(url: str) -> str:
     That is the part before the last ``@``, since a password that was not quoted may
     hold any character, and the values of all options except ``db``.
     """
+    if re.match(r"\s*\w+\s*=", url):  # libpq's keywords: a value may hold blanks
+        return "***"
     masked = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
     return re.sub(r"([?&](?!db=)[^=&]*=)[^&]*", r"\1***", masked)
 
@@ -84,7 +116,10 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
     Args:
         spec: ``"redis://host:port/db"``, ``"rediss://…"`` (TLS) or
             ``"unix:///path/to.sock?db=0"``, each with ``user:password@`` if needed;
-            or ``{"url": …, "name": …}`` to give the node a name.
+            or ``{"url": …, "name": …}`` to give the node a name. A store that decides
+            alone is ``"postgresql://user@host/database"``, the same in libpq's
+            ``"host=… dbname=…"``, ``"django://default"`` (a connection of the project),
+            or ``"etcd://a:2379,b:2379"`` (``etcds://`` for TLS).
 
     Raises:
         ConfigurationError: It cannot be read. The message masks the password.
@@ -100,10 +135,18 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
         url, name = spec["url"], spec.get("name", "")
     else:
         url, name = spec, ""
-    if not str(url).startswith(_SCHEMES):
+    try:
+        url = as_url(str(url))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"The node {mask_url(str(url))} cannot be used: {error}."
+        ) from None
+    if not str(url).startswith(_SCHEMES) and not is_store(str(url)):
         raise ConfigurationError(
             f"The node {mask_url(str(url))} is not a Redis URL; write "
-            "redis://host:6379/0, rediss://… for TLS or unix:///path/to.sock."
+            "redis://host:6379/0, rediss://… for TLS or unix:///path/to.sock. A store "
+            "in place of Redis nodes is postgresql://user@host/database, or "
+            "etcd://host:2379."
         )
     if re.search(r"[\s,]", name):
         raise ConfigurationError(
@@ -111,6 +154,8 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
             "and commas."
         )
     address = NodeAddress(name or _name_of(url), url)
+    if address.is_store:
+        return address
     try:
         address.connection(timeout=1.0)
     except (TypeError, ValueError) as error:
@@ -137,6 +182,12 @@ def parse_nodes(
         )
     addresses = tuple(parse_node(node) for node in nodes)
     names = [address.name for address in addresses]
+    stores = [address.name for address in addresses if address.is_store]
+    if stores and len(names) > 1:
+        raise ConfigurationError(
+            f"The store {stores[0]} is one of {len(names)} nodes. A store decides "
+            "alone: list it alone, or list Redis nodes only."
+        )
     servers: dict[str, str] = {}
     for address in addresses:
         same_server = servers.setdefault(address.server, address.name)
@@ -152,7 +203,19 @@ def parse_nodes(
     return addresses
 
 
+def usual_node_timeout(addresses: Sequence[NodeAddress]) -> float:
+    """Return the default of ``redlock_node_timeout``: a store waits for its disk."""
+    return _STORE_TIMEOUT if any(one.is_store for one in addresses) else _NODE_TIMEOUT
+
+
 def _name_of(url: str) -> str:
+    if is_store(url):
+        try:
+            return store_of(url).name_of(url)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"The node URL {mask_url(url)} cannot be used: {error}."
+            ) from None
     from redis.connection import parse_url  # noqa: PLC0415  (import is 60 ms)
 
     try:

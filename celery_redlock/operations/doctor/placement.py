@@ -37,6 +37,8 @@ _REMEDY = (
     "Give locks Redis servers of their own. A busy broker or cache delays them, and a "
     "full one evicts them."
 )
+# Scheme of a URL without TLS -> what to use.
+_TLS = {"redis": "rediss://", "etcd": "etcds://"}
 _USES = {
     "broker": ("broker_url", "broker_read_url", "broker_write_url"),
     "result backend": ("result_backend",),
@@ -46,6 +48,8 @@ _USES = {
 @rule()
 def number(case: Case) -> Iterator[Finding]:
     """Find numbers of nodes that bring little for what they cost."""
+    if any(address.is_store for address in case.redlock.addresses):
+        return
     nodes = len(case.reports)
     lost = nodes - case.redlock.quorum
     if nodes < _FEW:
@@ -84,15 +88,21 @@ def hosts(case: Case) -> Iterator[Finding]:
 @rule()
 def tls(case: Case) -> Iterator[Finding]:
     """Find nodes that are reached without encryption from other machines."""
+    plain = {
+        report.label
+        for report in case.reports
+        if report.status.info.get("encrypted") == "no"
+    }
     for address, ip in _remote(case):
-        if urlsplit(address.url).scheme == "redis":
+        if urlsplit(address.url).scheme == "redis" or address.name in plain:
             yield Finding(
                 "no-tls",
                 WARNING if ip.is_global else NOTE,
                 f"Node {address.name} is reached without TLS at {ip}, "
                 f"{'a public address' if ip.is_global else 'on another machine'}.",
-                "Use rediss://, unless the network between is yours alone. Otherwise "
-                "others on the way can read the password and change locks.",
+                f"Use {_TLS.get(urlsplit(address.url).scheme, 'sslmode=verify-full')}, "
+                "unless the network between is yours alone. Otherwise others on the "
+                "way can read the password and change locks.",
                 address.name,
             )
 
@@ -102,8 +112,8 @@ def password(case: Case) -> Iterator[Finding]:
     """Find nodes that other machines reach without a password."""
     for address, ip in _remote(case):
         parts = urlsplit(address.url)
-        secrets = parse_qs(parts.query).keys() & {"password", "ssl_certfile"}
-        if not parts.password and not secrets:
+        secrets = parse_qs(parts.query).keys() & {"password", "ssl_certfile", "cert"}
+        if not (parts.password or secrets or parts.scheme.startswith("postgres")):
             yield Finding(
                 "no-password",
                 WARNING,
@@ -119,8 +129,7 @@ def password(case: Case) -> Iterator[Finding]:
 def _remote(case: Case) -> Iterator[tuple[NodeAddress, IPAddress]]:
     """Yield the nodes that are not on this machine, each with its worst address."""
     for address in case.redlock.addresses:
-        parts = urlsplit(address.url)
-        found = [] if parts.scheme == "unix" else _resolve(parts.hostname or "")
+        found = [ip for host in address.hosts for ip in _resolve(host)]
         elsewhere = [ip for ip in found if not ip.is_loopback]
         if elsewhere:
             yield address, max(elsewhere, key=lambda ip: ip.is_global)
@@ -135,13 +144,10 @@ def _resolve(host: str) -> list[IPAddress]:
 
 
 def _place_of(address: NodeAddress) -> str:
-    parts = urlsplit(address.url)
-    if parts.scheme == "unix":
+    found = [ip for host in address.hosts for ip in _resolve(host)]
+    if not address.hosts or any(ip.is_loopback for ip in found):
         return _HERE
-    found = _resolve(parts.hostname or "")
-    if any(ip.is_loopback for ip in found):
-        return _HERE
-    return str(min(found, key=str)) if found else parts.hostname or address.name
+    return str(min(found, key=str)) if found else address.hosts[0] or address.name
 
 
 @node_rule()

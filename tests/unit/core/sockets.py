@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from celery_redlock.core.resp import ErrorReply, PythonReader
 from celery_redlock.core.scripts import ALL_SCRIPTS, INSPECT, RELEASE, Script
 from celery_redlock.core.timing import Timing
 from celery_redlock.core.transport.broadcast import Broadcast
@@ -16,7 +17,6 @@ from celery_redlock.core.transport.requests import (
     all_answered,
     verdict_is_certain,
 )
-from celery_redlock.core.transport.resp import ErrorReply, PythonReader
 from tests.unit.core.support import kinds
 
 if TYPE_CHECKING:

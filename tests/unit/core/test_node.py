@@ -12,9 +12,9 @@ from unittest import mock
 
 import pytest
 
+from celery_redlock.core.resp import ErrorReply, PythonReader
 from celery_redlock.core.scripts import INSPECT, RELEASE
 from celery_redlock.core.transport import connection as connection_module
-from celery_redlock.core.transport.resp import ErrorReply, PythonReader
 from tests.harness.threads import threads_started_here
 from tests.unit.core.sockets import (
     CONNECT_TIMEOUT,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import RELEASE
 from celery_redlock.core.transport.pending_releases import PendingReleases
 from celery_redlock.core.transport.requests import ScriptRequest, majority_answered
-from celery_redlock.core.transport.resp import ErrorReply
 from tests.unit.core.sockets import (
     Connection,
     Sock,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.core.resp import ErrorReply, PythonReader
 from celery_redlock.core.scripts import RELEASE
 from celery_redlock.core.transport import node
 from celery_redlock.core.transport.requests import all_answered
-from celery_redlock.core.transport.resp import ErrorReply, PythonReader
 from tests.interruptions import Interruption, counts_places
 from tests.unit.core.sockets import Address, Connection, Net, Sock, encoded
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_redlock.core.transport.resp import (
+from celery_redlock.core.resp import (
     ErrorReply,
     PythonReader,
     ReplyReader,

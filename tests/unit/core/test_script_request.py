@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.core.quorum import Ballot, Vote, VoteKind
+from celery_redlock.core.resp import ErrorReply, PythonReader
 from celery_redlock.core.scripts import ACQUIRE, INSPECT, Script
 from celery_redlock.core.transport.requests import (
     ScriptLoad,
@@ -18,7 +19,6 @@ from celery_redlock.core.transport.requests import (
     verdict_is_certain,
     vote_of,
 )
-from celery_redlock.core.transport.resp import ErrorReply, PythonReader
 
 LABELS = ["a", "b", "c"]
 VOTES = {

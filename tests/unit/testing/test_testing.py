@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import INSPECT, Script
-from celery_redlock.core.transport.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
 from celery_redlock.signals import lock_acquired, lock_lost, lock_released

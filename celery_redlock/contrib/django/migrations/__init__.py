@@ -1,5 +1,5 @@
 """Migrations of the app.
 
 ``0001_initial`` makes the table of records of calls, ``0002_outboxmessage`` that of the
-messages in the outbox.
+messages in the outbox, ``0003_redlock_keys`` that of the locks of a PostgreSQL.
 """

@@ -40,7 +40,7 @@ function judge({ voting, quorum, nodes, can_lock: canLock }) {
   if (voting < nodes.length) {
     return ["warn", `Locks are granted: ${fact}, ${quorum} are enough.`];
   }
-  return ["", `All ${voting} nodes vote.`];
+  return ["", voting === 1 ? "The node votes." : `All ${voting} nodes vote.`];
 }
 
 function nodeCells(node) {

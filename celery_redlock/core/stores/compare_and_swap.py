@@ -1,0 +1,120 @@
+"""The part that stores share which decide by compare-and-swap.
+
+::
+
+    read a snapshot ──► the scripts run ──► commit, if nothing that was read has changed
+         ▲                                                        │ it has changed
+         └────────────────── a short random pause ◄───────────────┘
+
+These systems have no clock that a client can ask. So a key ends by the wall clock of
+the client that asks for it. The clocks of all clients must agree (NTP): a client whose
+clock is ahead by a second takes a lock a second before its ttl is over. The fence does
+not depend on clocks: it is a counter in the store. The pauses between the tries are
+random, so that processes that met once do not meet again.
+
+If the connection breaks during a commit, it is not known whether the commit was done.
+The scripts then run again, on a new snapshot, as after a lost reply of a Redis node: a
+lock is granted again to the same token. A release that was done replies that nothing
+was held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.backoff import doubled, jittered
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply
+from celery_redlock.core.stores.commands import needs_of_command, run
+from celery_redlock.core.stores.keyspace import STRING, Cell, StoreKeyspace
+from celery_redlock.core.stores.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.core.stores.commands import Command
+
+__all__ = ["CompareAndSwapStore", "decoded", "encoded", "now_us"]
+
+_TRIES = 30
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
+
+
+class CompareAndSwapStore:
+    """Runs commands on a snapshot, and again if another commit came between.
+
+    A store adds ``_snapshot`` and ``_commit``, and what `Loader` and `StoreFacts` ask.
+
+    Attributes:
+        info: What INFO replies.
+    """
+
+    info: dict[str, str]
+    server_socket: int | None = None  # the drivers connect again by themselves
+
+    def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry commands out in one transaction, and return the replies."""
+        needs = Needs()
+        for command in commands:
+            if found := needs_of_command(command):
+                needs.add(found)
+        for times in range(_TRIES):
+            if times:
+                pause = doubled(_FIRST_PAUSE, times, _LONGEST_PAUSE)
+                SYSTEM_CLOCK.sleep(jittered(pause, 0.0))
+            keys = self._snapshot(needs)
+            replies = [run(command, self, keys) for command in commands]
+            if not keys.changes or self._commit(keys, needs):
+                return replies
+        return [ErrorReply("BUSY other processes change the same keys")] * len(commands)
+
+    def _snapshot(self, needs: Needs) -> StoreKeyspace:
+        """Load what is needed, as it was at one moment."""
+        raise NotImplementedError
+
+    def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
+        """Write the changes if what they depend on is unchanged; else return False."""
+        raise NotImplementedError
+
+    def load(self, names: Sequence[bytes]) -> list[Cell]:
+        """Return all cells of these keys."""
+        raise NotImplementedError
+
+    def listens(self, channel: bytes) -> bool:
+        """Tell whether a process listens on this channel."""
+        raise NotImplementedError
+
+    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
+        """Return the names of the keys that begin so and have not ended by then."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Delete all keys."""
+        raise NotImplementedError
+
+
+def now_us() -> int:
+    """Return the time of this client, in microseconds since 1970."""
+    return int(SYSTEM_CLOCK.wall() * 1_000_000)
+
+
+def encoded(cell: Cell) -> bytes:
+    """Return the bytes that a store keeps of a cell, besides its name and field."""
+    ends = b"" if cell.expires_at_ms is None else b"%d" % cell.expires_at_ms
+    score = b"" if cell.score is None else repr(cell.score).encode()
+    head = b" ".join((cell.kind.encode(), ends, score, b"-" * (cell.value is None)))
+    return head + b"\n" + (cell.value or b"")
+
+
+def decoded(name: bytes, field: bytes, data: bytes) -> Cell:
+    """Return the cell that was kept as these bytes."""
+    head, _, value = data.partition(b"\n")
+    kind, ends, score, is_none = [*head.split(b" "), b"", b"", b""][:4]
+    return Cell(
+        name,
+        field,
+        kind.decode() or STRING,
+        None if is_none else value,
+        float(score) if score else None,
+        int(ends) if ends else None,
+    )

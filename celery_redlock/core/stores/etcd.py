@@ -1,0 +1,480 @@
+"""etcd as a store: a snapshot at one revision, and one transaction that compares.
+
+Each cell of a key is a key of etcd: ``redlock/cell/<name> 00 01 <field>``. What a
+transaction compares is only what decides:
+
+* of an exclusive key: its head, and that no cell of it is newer than the snapshot. A
+  removed cell leaves no trace, so its transaction writes the head again;
+* of a hash that is read in part (``meta``): these fields and its head. So two locks
+  with counters in different stripes do not conflict.
+
+All members of the cluster are tried in turn. The run id is the id of the cluster: it is
+the same after members restart, because a majority of them has each commit on disk; a
+cluster that is made anew, also from a backup, has another one. A backup that is
+restored with the names, URLs and token of the old members keeps the id: do not do that.
+
+A key ends by the clock of the client: see ``compare_and_swap``. An etcd lease is no
+substitute: it counts whole seconds, and starts anew when another member leads. Keys
+that ended a minute ago are deleted now and then.
+
+A process that listens has a key with a lease of its own. A message is a key with the
+same lease, so both are gone when the process is.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+with warnings.catch_warnings():  # of what its thread pools would like to use
+    warnings.simplefilter("ignore")
+    from etcd3gw.client import Etcd3Client
+    from etcd3gw.exceptions import (
+        ConnectionFailedError,
+        ConnectionTimeoutError,
+        Etcd3Exception,
+    )
+from requests.exceptions import RequestException, SSLError
+
+from celery_redlock.core.backoff import jittered
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.stores.compare_and_swap import (
+    CompareAndSwapStore,
+    decoded,
+    encoded,
+    now_us,
+)
+from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.keyspace import HEAD, Cell, StoreKeyspace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from celery_redlock.core.stores.needs import Needs
+
+__all__ = ["Etcd"]
+
+_CELLS, _LISTENERS, _MESSAGES = b"redlock/cell/", b"redlock/listen/", b"redlock/wake/"
+_DEFAULT_PORT = 2379
+_OPS = 100  # of one level of a transaction; etcd takes 128
+_LISTENER_TTL = 10  # seconds
+_READ_SIZE = 1 << 16
+_UNREACHABLE = "it cannot be reached"
+_ELECTION_PAUSE = 0.1  # seconds
+_OPTIONS = ("ca", "cert", "key")
+_SWEEP_EVERY, _SWEPT, _ENDED_MS = 60.0, 1000, 60_000
+
+
+class Etcd(CompareAndSwapStore):
+    """One connection to an etcd cluster: see ``core.stores.connection.Store``."""
+
+    grants = "etcdctl role grant-permission redlock --prefix=true readwrite redlock/"
+
+    def __init__(self, url: str, timeout: float) -> None:
+        parts = urlsplit(url)
+        members, files = _members(url), _files(url)
+        self._timeout = timeout
+        protocol = "https" if parts.scheme == "etcds" else "http"
+        self._clients = [
+            Etcd3Client(
+                host,
+                port,
+                protocol,
+                ca_cert=files.get("ca"),
+                cert_cert=files.get("cert"),
+                cert_key=files.get("key"),
+                timeout=timeout,
+                api_path="/v3/",
+            )
+            for host, port in members
+        ]
+        for client in self._clients:
+            # Or REQUESTS_CA_BUNDLE would count more than the file of the URL, and a
+            # .netrc more than our token.
+            client.session.trust_env = False
+        self._swept_at = SYSTEM_CLOCK.monotonic()
+        self._sweeps_from = _CELLS
+        self._leases: dict[bytes, str] = {}
+        credentials = parts.netloc.rpartition("@")[0]
+        if credentials:
+            name, _, password = credentials.partition(":")
+            user = {"name": unquote(name), "password": unquote(password)}
+            token = self._call("/auth/authenticate", user)["token"]
+            for client in self._clients:
+                client.session.headers["Authorization"] = token
+        self._begin([])
+        self.info = {
+            "redis_mode": "standalone",
+            "store": f"etcd {self._version()}".strip(),
+            "role": "master",
+            "encrypted": "yes" if protocol == "https" else "no",
+        }
+
+    @classmethod
+    def name_of(cls, url: str) -> str:
+        """Return ``host:port`` of all members, sorted, with a plus between."""
+        _files(url)
+        return "+".join(sorted(f"{host}:{port}" for host, port in _members(url)))
+
+    @classmethod
+    def hosts_of(cls, url: str) -> list[str]:
+        """Return the hosts of all members."""
+        return [host for host, _ in _members(url)]
+
+    @classmethod
+    def prepare(cls, url: str, timeout: float) -> None:
+        """See that the cluster can be used; there is nothing to make."""
+        cls(url, timeout).close()
+
+    # -- a transaction ---------------------------------------------------------------
+
+    def _snapshot(self, needs: Needs) -> StoreKeyspace:
+        ranges = [_range_of(name) for name in needs.names]
+        parts = {
+            name: [HEAD, *(b"." + one for one in fields)]
+            for name, fields in needs.fields.items()
+            if name not in needs.names
+        }
+        ranges += [{"key": _text(_key(n, f))} for n, fs in parts.items() for f in fs]
+        cells = self._begin(ranges)
+        keys = StoreKeyspace(self, run_id=self._run_id, now_us=now_us())
+        keys.enter([*needs.names, *parts], cells)
+        return keys
+
+    def _begin(self, ranges: list[dict[str, Any]]) -> list[Cell]:
+        """Read these ranges at one revision, and keep the versions of their cells."""
+        self._versions: dict[tuple[bytes, bytes], str] = {}
+        self._revision = ""
+        cells: list[Cell] = []
+        for start in range(0, max(1, len(ranges)), _OPS):
+            cells += self._read(ranges[start : start + _OPS])
+        return cells
+
+    def _read(self, ranges: list[dict[str, Any]]) -> list[Cell]:
+        at = {"revision": self._revision} if self._revision else {}
+        ranges = ranges or [{"key": _text(_CELLS)}]
+        ops = [{"request_range": {**one, **at}} for one in ranges]
+        reply = self._call("/kv/txn", {"success": ops})
+        if not self._revision:
+            self._revision = reply["header"]["revision"]
+            self._run_id = reply["header"]["cluster_id"].encode()
+        cells = []
+        for response in reply.get("responses", ()):
+            for kv in response["response_range"].get("kvs", ()):
+                name, field = _parts(_bytes(kv["key"]))
+                self._versions[name, field] = kv["mod_revision"]
+                cells.append(decoded(name, field, _bytes(kv.get("value", ""))))
+        return cells
+
+    def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
+        changes = keys.changes
+        changed = {n for n, _ in (*changes.removed, *changes.written)} | changes.wiped
+        parts = {n: fs for n, fs in needs.fields.items() if n not in needs.names}
+        whole = needs.exclusive | changed
+        whole -= {b"%b\n%b" % (n, one) for n, fs in needs.fields.items() for one in fs}
+        whole -= parts.keys()
+        compare = [self._is_unchanged(name, HEAD) for name in whole]
+        later = {"target": "MOD", "result": "LESS"}
+        later["mod_revision"] = str(int(self._revision) + 1)
+        compare += [{**later, **_range_of(name)} for name in whole]
+        compare += [
+            self._is_unchanged(name, field)
+            for name, fields in parts.items()
+            for field in (HEAD, *(b"." + one for one in fields))
+        ]
+        ops = [self._delete(name, field) for name, field in changes.removed]
+        touched = {name for name, _ in changes.removed} - changes.wiped
+        for name, field in self._versions:
+            is_written = (name, field) in changes.written
+            if name in changes.wiped and not is_written:
+                ops.append(self._delete(name, field))
+            elif name in touched and field == HEAD and not is_written:
+                ops.append(self._write_again(name))
+        written = changes.written.values()
+        ops += [_put(_key(c.name, c.field), encoded(c)) for c in written]
+        for place, (channel, message) in enumerate(changes.messages):
+            key = _MESSAGES + _escaped(channel) + b"%d" % place
+            ops.append(_put(key, message, self._leases[channel]))
+        if len(compare) > _OPS:
+            raise StoreError(f"cannot compare {len(compare)} keys at once")
+        body = {"compare": compare, "success": _nested(ops)}
+        try:
+            is_done: bool = self._call("/kv/txn", body).get("succeeded", False)
+        except StoreError as error:
+            if "lease not found" in str(error):  # a listener has ended
+                return False
+            raise
+        self._sweep()
+        return is_done
+
+    def _is_unchanged(self, name: bytes, field: bytes) -> dict[str, Any]:
+        return {
+            "target": "MOD",
+            "result": "EQUAL",
+            "mod_revision": self._versions.get((name, field), "0"),
+            "key": _text(_key(name, field)),
+        }
+
+    def _delete(self, name: bytes, field: bytes) -> dict[str, Any]:
+        return {"request_delete_range": {"key": _text(_key(name, field))}}
+
+    def _write_again(self, name: bytes) -> dict[str, Any]:
+        key = _text(_key(name, HEAD))
+        return {"request_put": {"key": key, "ignore_value": True}}
+
+    def _sweep(self) -> None:
+        """Delete keys that ended, now and then; every process does."""
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._swept_at < _SWEEP_EVERY:
+            return
+        self._swept_at = now
+        part = {**_prefix(_CELLS), "key": _text(self._sweeps_from), "limit": _SWEPT}
+        cells = self._begin([part])
+        is_last = len(cells) < _SWEPT
+        last = _CELLS if is_last else _key(cells[-1].name, cells[-1].field) + b"\0"
+        self._sweeps_from = last
+        ended_ms = now_us() // 1000 - _ENDED_MS
+        for cell in cells:
+            if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms:
+                compare = [self._is_unchanged(cell.name, HEAD)]
+                ops = [{"request_delete_range": _range_of(cell.name)}]
+                self._call("/kv/txn", {"compare": compare, "success": ops})
+
+    # -- for the keyspace and the commands -------------------------------------------
+
+    def load(self, names: Sequence[bytes]) -> list[Cell]:
+        """Return all cells of these keys, at the revision of the snapshot."""
+        cells = []
+        for start in range(0, len(names), _OPS):
+            cells += self._read([_range_of(n) for n in names[start : start + _OPS]])
+        return cells
+
+    def listens(self, channel: bytes) -> bool:
+        """Tell whether a process listens on this channel."""
+        found = self._call("/kv/range", _prefix(_LISTENERS + _escaped(channel)))
+        for kv in found.get("kvs", ()):
+            self._leases[channel] = kv["lease"]
+        return bool(found.get("kvs"))
+
+    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
+        """Return the names of the keys that begin so and have not ended by then."""
+        start = _CELLS + head.replace(b"\0", b"\0\xff")
+        return [
+            cell.name
+            for cell in self._begin([_prefix(start)])
+            if cell.field == HEAD
+            and (cell.expires_at_ms is None or cell.expires_at_ms >= now_ms)
+        ]
+
+    def clear(self) -> None:
+        """Delete all keys."""
+        self._call("/kv/deleterange", _prefix(_CELLS))
+
+    # -- listening -------------------------------------------------------------------
+
+    def listen(self, channel: bytes, until_closed: socket.socket) -> Iterator[bytes]:
+        """Yield the messages on a channel, until the socket can be read."""
+        lease = self._call("/lease/grant", {"TTL": _LISTENER_TTL, "ID": 0})["ID"]
+        key = _LISTENERS + _escaped(channel) + lease.encode()
+        put = _put(key, b"", lease)["request_put"]
+        revision = int(self._call("/kv/put", put)["header"]["revision"])
+        watched = _prefix(_MESSAGES + _escaped(channel))
+        create = {"create_request": {**watched, "start_revision": revision + 1}}
+        client = self._clients[0]  # the member that answered last
+        ours, theirs = socket.socketpair()
+        try:
+            stream = client.session.post(
+                client.get_url("/watch"),
+                json=create,
+                stream=True,
+                timeout=(self._timeout, None),
+            )
+            args = (stream, theirs)
+            threading.Thread(target=_follow, args=args, daemon=True).start()
+            yield b""
+            buffered = b""
+            while True:
+                ready = select.select([ours, until_closed], [], [], _LISTENER_TTL / 3)[
+                    0
+                ]
+                if until_closed in ready:
+                    return
+                if not ready:
+                    self._call("/lease/keepalive", {"ID": lease})
+                    continue
+                if not (data := ours.recv(_READ_SIZE)):
+                    raise StoreError("lost its connection")
+                *lines, buffered = (buffered + data).split(b"\n")
+                for line in lines:
+                    yield from map(_bytes, json.loads(line))
+        except RequestException as error:
+            raise StoreError(f"lost its connection: {_reason(error)}") from None
+        finally:
+            with contextlib.suppress(OSError):  # ends the thread that follows
+                ours.shutdown(socket.SHUT_RDWR)
+            ours.close()
+            with contextlib.suppress(StoreError):  # else it ends by itself
+                self._call("/lease/revoke", {"ID": lease})
+
+    # -- members ---------------------------------------------------------------------
+
+    def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask the member that answered last, or else the next one that answers.
+
+        While they elect a leader, members answer that they have none. So they are asked
+        again until the timeout is over. A request may be carried out twice: each of
+        ours has the same effect then, or compares, and is refused.
+        """
+        give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
+        while True:
+            is_up = False
+            for _ in self._clients:
+                client = self._clients[0]
+                try:
+                    reply: dict[str, Any] = client.post(client.get_url(path), json=body)
+                except (Etcd3Exception, RequestException, OSError) as error:
+                    reason = _reason(error)
+                    if _is_refusal(reason):
+                        raise StoreError(f"refused the request: {reason}") from None
+                    is_up = is_up or reason != _UNREACHABLE
+                    self._clients.append(self._clients.pop(0))
+                else:
+                    return reply
+            if not is_up or SYSTEM_CLOCK.monotonic() > give_up_at:
+                raise StoreError(f"has no member that answers: {reason}")
+            SYSTEM_CLOCK.sleep(jittered(_ELECTION_PAUSE, 0.0))
+
+    def _version(self) -> str:
+        try:
+            return str(self._call("/maintenance/status", {})["version"])
+        except StoreError:  # a user may be denied it
+            return ""
+
+    def interrupt(self) -> None:
+        """End what another thread waits for: each request ends by its timeout."""
+
+    def close(self) -> None:
+        """Close the connections to all members."""
+        for client in self._clients:
+            client.session.close()
+
+
+def _members(url: str) -> list[tuple[str, int]]:
+    """Return host and port of all members.
+
+    Raises:
+        ValueError: There is none, or a port is no number.
+    """
+    hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
+    members = []
+    for one in hosts:
+        host, _, port = one.strip().rpartition(":") if ":" in one else (one, "", "")
+        if not host or (port and not port.isdecimal()):
+            raise ValueError("write the members as host:port,host:port")
+        members.append((host, int(port or _DEFAULT_PORT)))
+    return members
+
+
+def _files(url: str) -> dict[str, str]:
+    """Return the files of the options of a URL.
+
+    Raises:
+        ValueError: There is no such option, or no such file.
+    """
+    parts = urlsplit(url)
+    files = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(files.keys() - set(_OPTIONS)):
+        raise ValueError(
+            f"there is no option {unknown[0]}; there are {', '.join(_OPTIONS)}"
+        )
+    if files and parts.scheme != "etcds":
+        raise ValueError("its certificates need etcds://")
+    if len(files.keys() & {"cert", "key"}) == 1:
+        raise ValueError("cert and key are needed together")
+    for name, path in files.items():
+        if not os.access(path, os.R_OK):
+            raise ValueError(f"the file of its option {name} cannot be read")
+    return files
+
+
+def _follow(stream: Any, sock: socket.socket) -> None:
+    """Send each group of messages of a watch to a socket, as a line of JSON."""
+    try:
+        with stream, sock:
+            for line in stream.iter_lines(chunk_size=None):
+                events = json.loads(line).get("result", {}).get("events", ())
+                values = [e["kv"].get("value", "") for e in events if "type" not in e]
+                if values:
+                    sock.sendall(json.dumps(values).encode() + b"\n")
+    except (OSError, ValueError):
+        pass  # the reader sees that its socket is closed
+
+
+def _is_refusal(reason: str) -> bool:
+    return any(
+        word in reason
+        for word in ("authentic", "auth token", "user name", "permission", "lease not")
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return what etcd says, or what the connection lacks."""
+    text = str(getattr(error, "detail_text", "") or "").strip()
+    if text.startswith("{"):
+        found = json.loads(text)
+        return str(found.get("message") or found.get("error"))
+    if isinstance(error, ConnectionTimeoutError):
+        return "it did not answer in time"
+    if isinstance(error.__cause__ or error.__context__ or error, SSLError):
+        return "TLS failed: its certificate is not trusted, or it does not trust ours"
+    if isinstance(error, (ConnectionFailedError, OSError)):
+        return _UNREACHABLE
+    return (text or type(error).__name__).splitlines()[0][:200]
+
+
+def _nested(ops: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(ops) <= _OPS:
+        return ops
+    starts = range(0, len(ops), _OPS)
+    return [{"request_txn": {"success": ops[s : s + _OPS]}} for s in starts]
+
+
+def _put(key: bytes, value: bytes, lease: str = "0") -> dict[str, Any]:
+    return {"request_put": {"key": _text(key), "value": _text(value), "lease": lease}}
+
+
+def _escaped(name: bytes) -> bytes:
+    return name.replace(b"\0", b"\0\xff") + b"\0\x01"
+
+
+def _key(name: bytes, field: bytes) -> bytes:
+    return _CELLS + _escaped(name) + field
+
+
+def _parts(key: bytes) -> tuple[bytes, bytes]:
+    name, _, field = key[len(_CELLS) :].partition(b"\0\x01")
+    return name.replace(b"\0\xff", b"\0"), field
+
+
+def _prefix(head: bytes) -> dict[str, Any]:
+    return {"key": _text(head), "range_end": _text(head[:-1] + bytes([head[-1] + 1]))}
+
+
+def _range_of(name: bytes) -> dict[str, Any]:
+    return _prefix(_key(name, HEAD))
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)

@@ -1,0 +1,19 @@
+"""The table of locks in a PostgreSQL. Who makes it needs no driver for this."""
+
+from __future__ import annotations
+
+__all__ = ["CREATE", "TABLE"]
+
+TABLE = "redlock_keys"
+
+CREATE = f"""
+CREATE TABLE IF NOT EXISTS {TABLE} (
+    name bytea NOT NULL,
+    field bytea NOT NULL,
+    kind text NOT NULL,
+    value bytea,
+    score double precision,
+    expires_at bigint,
+    PRIMARY KEY (name, field)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02)
+"""

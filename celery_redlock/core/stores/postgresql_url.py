@@ -1,0 +1,120 @@
+"""Where a PostgreSQL is: as a URL, in libpq's keywords, or as a connection of Django.
+
+=========================================  =======================================
+``postgresql://user:password@host/app``    a URL, with libpq's options after ``?``
+``host=db dbname=app user=app``            libpq's keywords
+``django://default``                       ``DATABASES["default"]`` of the project
+=========================================  =======================================
+
+The second and the third become the first. Source: section "Connection Strings" of
+https://www.postgresql.org/docs/current/libpq-connect.html
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from psycopg import Error, pq
+from psycopg.conninfo import conninfo_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["hosts_of", "name_of", "url_of"]
+
+_DJANGO = "django://"
+_PORT = 5432
+# What Django calls otherwise than libpq.
+_OF_DJANGO = {
+    "NAME": "dbname",
+    "USER": "user",
+    "PASSWORD": "password",
+    "HOST": "host",
+    "PORT": "port",
+}
+
+
+def name_of(url: str) -> str:
+    """Return ``host:port/database``, without credentials.
+
+    Raises:
+        ValueError: It is no URL of PostgreSQL. The text does not show it.
+    """
+    try:
+        parts: dict[str, Any] = conninfo_to_dict(url)
+    except Error:
+        raise ValueError("it is no URL of PostgreSQL") from None
+    host = parts.get("host") or "localhost"
+    port = str(parts.get("port") or _PORT)
+    if not re.fullmatch(r"\d+(,\d+)*", port):
+        raise ValueError("its port must be a number")
+    database = parts.get("dbname") or parts.get("user") or "postgres"
+    return f"{host}:{port}/{database}".replace(",", "+")
+
+
+def hosts_of(url: str) -> list[str]:
+    """Return the hosts; none for a unix socket."""
+    host = str(conninfo_to_dict(url).get("host") or "localhost")
+    return [one for one in host.split(",") if not one.startswith("/")]
+
+
+def url_of(spec: str) -> str:
+    """Return the URL for a text of keywords, or for a connection of Django.
+
+    Raises:
+        ValueError: The text cannot be read, or Django has no such PostgreSQL. The error
+            does not show the text.
+    """
+    if spec.startswith(_DJANGO):
+        return _from(_in_django(spec.removeprefix(_DJANGO)))
+    try:
+        return _from(conninfo_to_dict(spec))
+    except Error:
+        raise ValueError("it is no text of keywords and values") from None
+
+
+def _in_django(alias: str) -> dict[str, Any]:
+    """Return the keywords of a connection of the Django project."""
+    try:
+        from django.db import connections  # noqa: PLC0415  (only where it is asked for)
+    except ImportError:
+        raise ValueError("Django is not installed") from None
+    # ImproperlyConfigured if there are no settings: its own text says best what to do.
+    if alias not in connections.settings:
+        known = ", ".join(sorted(connections.settings))
+        raise ValueError(f"DATABASES has no {alias!r}; there is {known}")
+    settings = connections[alias].settings_dict
+    if connections[alias].vendor != "postgresql":
+        raise ValueError(f"DATABASES[{alias!r}] is no PostgreSQL")
+    known_to_libpq = {one.keyword.decode() for one in pq.Conninfo.get_defaults()}
+    options = settings.get("OPTIONS") or {}
+    parts = {name: value for name, value in options.items() if name in known_to_libpq}
+    return parts | {
+        keyword: settings[name]
+        for name, keyword in _OF_DJANGO.items()
+        if settings.get(name)
+    }
+
+
+def _from(parts: Mapping[str, Any]) -> str:
+    """Return the URL for keywords and their values.
+
+    What cannot stand before the question mark, such as several hosts, stands after it.
+    """
+    rest = {name: str(value) for name, value in parts.items() if value is not None}
+    user, password = rest.pop("user", ""), rest.pop("password", "")
+    place = ""
+    if re.fullmatch(r"[\w.-]+", rest.get("host", "")):
+        place = rest.pop("host")
+        if port := rest.pop("port", ""):
+            place += f":{port}"
+    login = quote(user, safe="")
+    if password:
+        login += f":{quote(password, safe='')}"
+    if login:
+        login += "@"
+    database = quote(rest.pop("dbname", ""), safe="")
+    options = f"?{urlencode(rest, quote_via=quote)}" if rest else ""
+    return f"postgresql://{login}{place}/{database}{options}"

@@ -1,0 +1,489 @@
+"""ZooKeeper as a store: znodes that are read, and one transaction that checks versions.
+
+::
+
+    /redlock/id                          the run id
+    /redlock/keys/<digit>/<name>         the head of a key
+    /redlock/keys/<digit>/<name>/<m>     a member: a field of a hash, or of a sorted set
+    /redlock/wake/<channel>              ephemeral: a process listens, and its messages
+
+A transaction checks the version of each znode that decides: those of all exclusive
+keys, and of the fields that were read in part, with the head of their key. So two locks
+with counters in different stripes do not conflict. The version of a head also changes
+when a member comes or goes, and with each change of a sorted set. A znode that must not
+exist is created and deleted again: that fails if it exists.
+
+The znodes are read one after the other, in one round trip, and not at one moment. The
+checks make good for that where something is written. A command that only reads may see
+a part of a transaction of another client.
+
+A key ends by the clock of the client: see ``compare_and_swap``. The session of a client
+is no substitute: it starts anew when another server leads.
+
+The run id is random, and is made with the first znode. An ensemble that lost its data
+has another one. A backup that is restored has the old one: run ``redlock init`` then,
+when one ``redlock_max_ttl`` has passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import select
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.stores.compare_and_swap import (
+    CompareAndSwapStore,
+    decoded,
+    encoded,
+    now_us,
+)
+from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.keyspace import HASH, HEAD, Cell, StoreKeyspace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from celery_redlock.core.stores.needs import Needs
+
+__all__ = ["ZooKeeper"]
+
+_ROOT, _ID, _KEYS, _WAKE = (
+    *("/redlock", "/redlock/id"),
+    *("/redlock/keys", "/redlock/wake"),
+)
+_PORT = 2181
+_SHARDS = 16  # the names of 100,000 keys fit into their replies, of 1 MB at most
+_SESSION = 10.0  # seconds, after which a process that died listens no more
+_LOOK_EVERY = 1.0  # seconds, for a listener: whether its connection lives
+_SWEEP_EVERY, _ENDED_MS = 4.0, 60_000  # seconds, for one shard; and milliseconds
+_PLAIN = " :"  # besides letters and digits, in the names of znodes
+_MISSING = -1  # the version of a znode that does not exist
+
+logging.getLogger("kazoo.client").setLevel(logging.ERROR)
+
+
+class ZooKeeper(CompareAndSwapStore):
+    """One session with a ZooKeeper ensemble: see ``core.stores.connection.Store``."""
+
+    grants = "setAcl -R /redlock auth:redlock:cdrwa"
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._timeout = timeout
+        self._client = _started(url, timeout)
+        self._swept_at = SYSTEM_CLOCK.monotonic()
+        self._sweeps = secrets.randbelow(_SHARDS)
+        self._listeners: dict[bytes, tuple[bytes, int]] = {}
+        try:
+            self._run_id = self._identity()
+        except StoreError:
+            self.close()
+            raise
+        self.info = {
+            "redis_mode": "standalone",
+            "store": "ZooKeeper",
+            "role": "master",
+            "encrypted": "no",
+        }
+
+    @classmethod
+    def name_of(cls, url: str) -> str:
+        """Return ``host:port`` of all servers, with a plus between, and the chroot."""
+        hosts = "+".join(sorted(f"{host}:{port}" for host, port in _servers(url)))
+        return hosts + _chroot(url)
+
+    @classmethod
+    def hosts_of(cls, url: str) -> list[str]:
+        """Return the hosts of all servers."""
+        return [host for host, _ in _servers(url)]
+
+    @classmethod
+    def prepare(cls, url: str, timeout: float) -> None:
+        """Make the znodes that the keys are below, unless they are there."""
+        client = _started(url, timeout)
+        try:
+            for path in (_ROOT, _KEYS, _WAKE):
+                client.ensure_path(path)
+            made = [
+                client.create_async(f"{_KEYS}/{number:x}") for number in range(_SHARDS)
+            ]
+            for one in made:
+                with suppress(NodeExistsError):
+                    one.get(timeout=timeout)
+            with suppress(NodeExistsError):  # last: it says that all others are there
+                client.create(_ID, secrets.token_hex(20).encode())
+        except (KazooException, KazooTimeoutError) as error:
+            text = f"did not let us make {_ROOT}: {_reason(error)}"
+            raise StoreError(text) from None
+        finally:
+            _end(client)
+
+    def _identity(self) -> bytes:
+        (found,) = self._each("get", [_ID])
+        if found is None:
+            raise StoreError(f"has no {_ROOT}; run `celery -A proj redlock init`")
+        identity: bytes = found[0]
+        return identity
+
+    # -- a transaction ---------------------------------------------------------------
+
+    def _snapshot(self, needs: Needs) -> StoreKeyspace:
+        self._begin()
+        # Else a server that is behind would tell of a lock that was released. The reads
+        # wait for it: a session's requests are carried out in order.
+        self._client.sync_async(_ROOT)
+        parts = {
+            name: [HEAD, *(b"." + one for one in fields)]
+            for name, fields in needs.fields.items()
+            if name not in needs.names
+        }
+        places = [(name, HEAD) for name in needs.names]
+        places += [(name, field) for name, fields in parts.items() for field in fields]
+        cells = self._read(places)
+        cells += self._read_members(needs.names)
+        keys = StoreKeyspace(self, run_id=self._run_id, now_us=now_us())
+        keys.enter([*needs.names, *parts], cells)
+        return keys
+
+    def _begin(self) -> None:
+        self._versions: dict[tuple[bytes, bytes], int] = {}
+        self._heads: dict[bytes, bytes] = {}  # their data
+        self._large: set[bytes] = set()  # keys with members
+
+    def _read(self, places: Sequence[tuple[bytes, bytes]]) -> list[Cell]:
+        """Read znodes in one round trip, and keep their versions."""
+        paths = [_path(name, field) for name, field in places]
+        cells = []
+        for place, found in zip(places, self._each("get", paths), strict=True):
+            self._versions[place] = _MISSING if found is None else found[1].version
+            if found is not None:
+                name, field = place
+                cells.append(decoded(name, field, found[0]))
+                if field == HEAD:
+                    self._heads[name] = found[0]
+                if found[1].numChildren:
+                    self._large.add(name)
+        return cells
+
+    def _read_members(self, names: Iterable[bytes]) -> list[Cell]:
+        """Read the cells below the heads that were read."""
+        large = [name for name in names if name in self._large]
+        if not large:
+            return []
+        found = self._each("get_children", [_path(name, HEAD) for name in large])
+        places = [
+            (name, b"." + unquote_to_bytes(child[1:]))
+            for name, children in zip(large, found, strict=True)
+            for child in children or ()
+        ]
+        return self._read(places)
+
+    def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
+        changes, before = keys.changes, self._versions
+        written = {place: encoded(cell) for place, cell in changes.written.items()}
+        gone = {
+            place
+            for place, version in before.items()
+            if version != _MISSING
+            and place not in written
+            and (place[0] in changes.wiped or place in changes.removed)
+        }
+        for name in self._changed_inside(written, gone):
+            written.setdefault((name, HEAD), self._heads.get(name, b""))
+        transaction = self._client.transaction()
+        for place in self._checked(needs, {name for name, _ in (*written, *gone)}):
+            if place in written or place in gone:
+                continue
+            if before[place] == _MISSING:
+                transaction.create(_path(*place), acl=self._client.default_acl)
+                transaction.delete(_path(*place))
+            else:
+                transaction.check(_path(*place), before[place])
+        for place in sorted(gone, key=_heads_first, reverse=True):
+            transaction.delete(_path(*place), before[place])
+        for place in sorted(written, key=_heads_first):
+            version = before.get(place, _MISSING)
+            if version == _MISSING:
+                transaction.create(_path(*place), written[place])
+            else:
+                transaction.set_data(_path(*place), written[place], version)
+        self._add_messages(transaction, changes.messages)
+        try:
+            results = transaction.commit_async().get(timeout=self._timeout)
+        except (KazooException, KazooTimeoutError) as error:
+            raise StoreError(_told(error)) from None
+        if any(isinstance(one, NoAuthError) for one in results):
+            raise StoreError(_told(NoAuthError()))
+        self._sweep()
+        return not any(isinstance(one, Exception) for one in results)
+
+    def _changed_inside(
+        self, written: Iterable[tuple[bytes, bytes]], gone: set[tuple[bytes, bytes]]
+    ) -> set[bytes]:
+        """Return the keys whose heads must get another version.
+
+        Those that got or lost a member, and sorted sets of which one has changed.
+        """
+        return {
+            name
+            for name, field in (*written, *gone)
+            if field
+            and (name, HEAD) not in gone
+            and not (
+                (name, field) not in gone
+                and self._versions.get((name, field), _MISSING) != _MISSING
+                and self._is_hash(name)
+            )
+        }
+
+    def _is_hash(self, name: bytes) -> bool:
+        return self._heads.get(name, b"").startswith(HASH.encode())
+
+    def _checked(self, needs: Needs, changed: set[bytes]) -> list[tuple[bytes, bytes]]:
+        """Return the znodes that decided, and must be as they were read."""
+        whole = needs.exclusive | changed
+        parts = {
+            (name, field)
+            for name, fields in needs.fields.items()
+            for field in (HEAD, *(b"." + one for one in fields))
+        }
+        return [
+            place
+            for place in self._versions
+            if place in parts
+            or (
+                place[0] in whole
+                and place[0] not in needs.fields
+                and (not place[1] or self._is_hash(place[0]))
+            )
+        ]
+
+    # -- for the keyspace and the commands -------------------------------------------
+
+    def load(self, names: Sequence[bytes]) -> list[Cell]:
+        """Return all cells of these keys."""
+        cells = self._read([(name, HEAD) for name in names])
+        return cells + self._read_members(names)
+
+    def listens(self, channel: bytes) -> bool:
+        """Tell whether a process listens on this channel."""
+        (found,) = self._each("get", [_wake(channel)])
+        if found is None:
+            return False
+        self._listeners[channel] = found[0], found[1].version
+        return True
+
+    def _add_messages(
+        self, transaction: Any, messages: Sequence[tuple[bytes, bytes]]
+    ) -> None:
+        """Add messages to those that their listeners have not read."""
+        to = {channel: self._listeners[channel] for channel, _ in messages}
+        for channel, (unread, version) in to.items():
+            texts = [text.decode() for whose, text in messages if whose == channel]
+            data = json.dumps([*json.loads(unread or b"[]"), *texts]).encode()
+            transaction.set_data(_wake(channel), data, version)
+
+    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
+        """Return the names of the keys that begin so and have not ended by then."""
+        names = [name for name in self._names(range(_SHARDS)) if name.startswith(head)]
+        self._begin()
+        return [
+            cell.name
+            for cell in self._read([(name, HEAD) for name in names])
+            if cell.expires_at_ms is None or cell.expires_at_ms >= now_ms
+        ]
+
+    def _names(self, shards: Iterable[int]) -> list[bytes]:
+        paths = [f"{_KEYS}/{number:x}" for number in shards]
+        found = self._each("get_children", paths)
+        return [unquote_to_bytes(one) for names in found for one in names or ()]
+
+    def clear(self) -> None:
+        """Delete all keys."""
+        for name in self._names(range(_SHARDS)):
+            with suppress(NoNodeError):
+                self._client.delete(_path(name, HEAD), recursive=True)
+
+    def _sweep(self) -> None:
+        """Delete keys that ended, of one shard; every process does, now and then."""
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._swept_at < _SWEEP_EVERY:
+            return
+        self._swept_at, self._sweeps = now, (self._sweeps + 1) % _SHARDS
+        self._begin()
+        names = self._names([self._sweeps])
+        ended_ms = now_us() // 1000 - _ENDED_MS
+        for cell in self._read([(name, HEAD) for name in names]):
+            if cell.expires_at_ms is None or cell.expires_at_ms >= ended_ms:
+                continue
+            self._read_members([cell.name])
+            transaction = self._client.transaction()
+            places = [place for place in self._versions if place[0] == cell.name]
+            for place in sorted(places, key=_heads_first, reverse=True):
+                transaction.delete(_path(*place), self._versions[place])
+            transaction.commit_async().get(timeout=self._timeout)
+
+    # -- listening -------------------------------------------------------------------
+
+    def listen(self, channel: bytes, until_closed: socket.socket) -> Iterator[bytes]:
+        """Yield the messages on a channel, until the socket can be read."""
+        path = _wake(channel)
+        ours, theirs = socket.socketpair()
+
+        def wake(_: object) -> None:
+            with suppress(OSError):  # it listens no more
+                theirs.send(b".")
+
+        try:
+            self._client.create(path, b"[]", ephemeral=True)
+            yield b""
+            while True:
+                data, stat = self._client.get(path, watch=wake)
+                if messages := json.loads(data):
+                    with suppress(BadVersionError):
+                        self._client.set(path, b"[]", stat.version)
+                        yield from (one.encode() for one in messages)
+                    continue
+                ready = select.select([ours, until_closed], [], [], _LOOK_EVERY)[0]
+                if until_closed in ready:
+                    return
+                if ours in ready:
+                    ours.recv(1)
+        except (KazooException, KazooTimeoutError) as error:
+            raise StoreError(_told(error)) from None
+        finally:
+            ours.close()
+            theirs.close()
+
+    # -- requests --------------------------------------------------------------------
+
+    def _each(self, request: str, paths: Sequence[str]) -> list[Any]:
+        """Send a request for each path at once. Return the replies; None: no node."""
+        ask = getattr(self._client, f"{request}_async")
+        asked = [ask(path) for path in paths]
+        return [self._reply_to(one) for one in asked]
+
+    def _reply_to(self, asked: Any) -> Any:
+        try:
+            return asked.get(timeout=self._timeout)
+        except NoNodeError:
+            return None
+        except (KazooException, KazooTimeoutError) as error:
+            raise StoreError(_told(error)) from None
+
+    def interrupt(self) -> None:
+        """End what another thread waits for: each request ends by its timeout."""
+
+    def close(self) -> None:
+        """End the session."""
+        _end(self._client)
+
+
+def _heads_first(place: tuple[bytes, bytes]) -> bool:
+    return bool(place[1])
+
+
+def _started(url: str, timeout: float) -> KazooClient:
+    """Return a client with a session.
+
+    Raises:
+        StoreError: No server answers, or the chroot does not exist.
+    """
+    login = _login(url)
+    client = KazooClient(
+        hosts=",".join(f"{host}:{port}" for host, port in _servers(url)),
+        timeout=_SESSION,
+        connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
+        default_acl=[make_digest_acl(*login, all=True)] if login else None,
+        auth_data=[("digest", ":".join(login))] if login else None,
+    )
+    try:
+        client.start(timeout=timeout)
+        client.chroot = _chroot(url)  # in `hosts`, it would warn that it is missing
+        if client.exists("/"):
+            return client
+        problem = f"has no node {_chroot(url)}; create it first"
+    except (KazooException, KazooTimeoutError) as error:
+        problem = _unreachable(error)
+    _end(client)
+    raise StoreError(problem)
+
+
+def _end(client: KazooClient) -> None:
+    with suppress(KazooException, KazooTimeoutError):
+        client.stop()
+        client.close()
+
+
+def _servers(url: str) -> list[tuple[str, int]]:
+    """Return host and port of all servers.
+
+    Raises:
+        ValueError: There is none, or a port is no number.
+    """
+    servers = []
+    for one in urlsplit(url).netloc.rpartition("@")[2].split(","):
+        host, _, port = one.strip().rpartition(":") if ":" in one else (one, "", "")
+        if not host or (port and not port.isdecimal()):
+            raise ValueError("write the servers as host:port,host:port")
+        servers.append((host, int(port or _PORT)))
+    return servers
+
+
+def _chroot(url: str) -> str:
+    return urlsplit(url).path.rstrip("/")
+
+
+def _login(url: str) -> tuple[str, str] | None:
+    """Return the user and the password of a URL."""
+    user, at, _ = urlsplit(url).netloc.rpartition("@")
+    if not at:
+        return None
+    name, _, password = user.partition(":")
+    return unquote(name), unquote(password)
+
+
+def _path(name: bytes, field: bytes) -> str:
+    digest = hashlib.md5(name, usedforsecurity=False).hexdigest()
+    head = f"{_KEYS}/{digest[0]}/{quote(name, safe=_PLAIN)}"
+    return f"{head}/_{quote(field[1:], safe=_PLAIN)}" if field else head
+
+
+def _wake(channel: bytes) -> str:
+    return f"{_WAKE}/{quote(channel, safe=_PLAIN)}"
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, NoAuthError):
+        return "refused the request: our user has no permission"
+    return f"lost its connection: {_reason(error)}"
+
+
+def _unreachable(error: Exception) -> str:
+    if isinstance(error, KazooTimeoutError):
+        return "did not accept a connection in time"
+    if isinstance(error, NoAuthError):
+        return "rejected the credentials"
+    return f"cannot be connected to: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

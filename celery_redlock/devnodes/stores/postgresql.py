@@ -1,0 +1,207 @@
+"""A PostgreSQL on loopback, with an empty database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from celery_redlock.devnodes.processes import free_port
+from celery_redlock.devnodes.stores.server import StoreServer
+from celery_redlock.errors import RedlockError
+
+__all__ = ["PostgreSQL", "find_postgresql", "installed_postgresql"]
+
+_PORT_TRIES = 5
+_USER = "redlock"
+# Its data ends with the tests, so it need not survive a crash of the machine.
+_SETTINGS = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "listen_addresses": "127.0.0.1",
+    "synchronous_commit": "off",
+    "unix_socket_directories": "",
+}
+
+
+class PostgreSQL(StoreServer):
+    """A PostgreSQL with an empty database and a user with all rights in it.
+
+    PostgreSQL refuses to run as root; then it runs as ``postgres`` or as ``nobody``.
+
+    Args:
+        programs: The folder with ``initdb`` and ``postgres``.
+        **settings: More of the server's settings.
+    """
+
+    def __init__(self, programs: Path, **settings: str) -> None:
+        self._settings = {**_SETTINGS, **settings}
+        name = f"redlock-postgres-{secrets.token_hex(8)}"
+        self._folder = Path(tempfile.gettempdir(), name)  # made by the start
+        self._programs = programs
+        self._as_user = {"cwd": self._folder, **_unprivileged()}
+        super().__init__(
+            "postgresql",
+            [],
+            log=self._folder / "log",
+            ready="database system is ready to accept connections",
+            **self._as_user,
+        )
+
+    @property
+    def members(self) -> list[StoreServer]:
+        """The server, alone."""
+        return [self]
+
+    @property
+    def url(self) -> str:
+        """The URL in SQLAlchemy's notation."""
+        return self.plain_url.replace("postgresql", "postgresql+psycopg")
+
+    @property
+    def plain_url(self) -> str:
+        """The URL in the notation of PostgreSQL."""
+        return f"postgresql://{_USER}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def store_url(self) -> str:
+        """The URL for ``redlock_nodes``."""
+        return self.plain_url
+
+    def start(self) -> None:
+        """Start the server and return when it answers; create its database before.
+
+        After a `kill` it has the data that it had, and the port.
+
+        Raises:
+            RedlockError: The server did not start.
+        """
+        if self.port:
+            super().start()
+            self.wait_until_ready()
+            return
+        self._make_folder()
+        data = str(self._folder / "data")
+        program, server = str(self._programs / "initdb"), self._programs / "postgres"
+        subprocess.run(  # noqa: S603  (the found PostgreSQL)
+            [program, "-D", data, "--auth=trust", "--no-sync", f"--username={_USER}"],
+            capture_output=True,
+            check=True,
+            **self._as_user,
+        )
+        for tries_left in reversed(range(_PORT_TRIES)):
+            self.port = free_port()
+            settings = {**self._settings, "port": str(self.port)}
+            options = [f"--{name}={value}" for name, value in settings.items()]
+            self.command = [str(server), "-D", data, *options]
+            super().start()
+            try:
+                self.wait_until_ready()
+            except RedlockError:  # another program may have taken the port
+                if self.is_running or not tries_left:
+                    raise
+            else:
+                return
+
+    def end(self) -> None:
+        """End it, paused or not, with or without connections. Its data stay."""
+        if not self.is_running:
+            return
+        self.resume()
+        self.signal(signal.SIGINT)  # so it removes its shared memory
+        try:
+            self.wait()
+        except RedlockError:
+            self.kill()
+
+    def stop(self) -> None:
+        """End it, and remove its data."""
+        self.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.port = 0
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if "user" in self._as_user:
+            shutil.chown(self._folder, self._as_user["user"], self._as_user["group"])
+
+    def _signal_group(self, name: str) -> None:
+        # The children first: the server starts others in their place. Each of them is
+        # the leader of a group of its own.
+        if self.is_running and sys.platform != "win32":
+            for pid in _children(self.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, getattr(signal, name))
+        super()._signal_group(name)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes whose parent this one is. Linux can tell."""
+    if sys.platform != "linux":
+        return []
+    children = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = file.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                children.append(int(file.parent.name))
+    return children
+
+
+def find_postgresql() -> Path | None:
+    """Return the newest folder with PostgreSQL's programs, or None."""
+    on_path = shutil.which("initdb")
+    debian = Path("/usr/lib/postgresql").glob("*/bin/initdb")
+    found = sorted(debian, key=lambda path: float(path.parts[-3]), reverse=True)
+    if on_path:
+        found.append(Path(on_path).resolve())
+    return found[0].parent if found else None
+
+
+def installed_postgresql(*, durable: bool = False) -> PostgreSQL:
+    """Return a PostgreSQL that, when it is killed, keeps what was committed.
+
+    Args:
+        durable: Whether a commit waits for the disk. Only a crash of the machine makes
+            a difference, and not that of the server.
+
+    Raises:
+        RedlockError: There is none on this machine.
+    """
+    programs = find_postgresql()
+    if programs is None:
+        raise RedlockError(
+            "No PostgreSQL was found: initdb is neither on PATH nor below "
+            "/usr/lib/postgresql. No server was started. Install it with your "
+            "system's packages (on Debian: postgresql)."
+        )
+    fsync = "on" if durable else "off"
+    return PostgreSQL(
+        programs, synchronous_commit="on", fsync=fsync, full_page_writes=fsync
+    )
+
+
+def _unprivileged() -> dict[str, Any]:
+    """Return the `subprocess` arguments to run a program as a user without rights.
+
+    There are none if this process has no special rights itself.
+    """
+    if sys.platform == "win32" or os.geteuid():
+        return {}
+    import pwd  # noqa: PLC0415  (not on Windows)
+
+    for name in ("postgres", "nobody"):
+        try:
+            user = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    message = "there is neither a user 'postgres' nor 'nobody' to run PostgreSQL as"
+    raise RedlockError(message)

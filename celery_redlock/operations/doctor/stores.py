@@ -1,0 +1,61 @@
+"""A PostgreSQL in place of the nodes: what it keeps, and what our user may do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery_redlock.operations.doctor.rule import (
+    ERROR,
+    NOTE,
+    Case,
+    Problem,
+    node_rule,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.operations.inspect import NodeReport
+
+__all__ = ["asynchronous_standbys", "privileges", "writes"]
+
+
+@node_rule()
+def writes(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find servers that do not wait for their disk."""
+    if report.status.info.get("fsync") == "off":
+        yield Problem(
+            "fsync-off",
+            ERROR,
+            "runs with fsync = off: when its machine crashes, it forgets locks that "
+            "it has granted, or its data are damaged",
+            "Set fsync = on. It is meant for data that may be lost.",
+        )
+
+
+@node_rule()
+def privileges(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find servers that deny our user a needed change of the table."""
+    if denied := report.status.info.get("denied"):
+        yield Problem(
+            "privileges",
+            ERROR,
+            f"denies our user {denied} on the table redlock_keys",
+            "Grant what `celery -A proj redlock doctor --acl` prints.",
+        )
+
+
+@node_rule()
+def asynchronous_standbys(report: NodeReport, case: Case) -> Iterator[Problem]:
+    """Say what the promotion of an asynchronous standby costs."""
+    count = int(report.status.info.get("asynchronous_standbys", "0"))
+    if count:
+        yield Problem(
+            "async-standbys",
+            NOTE,
+            f"has {count} standby{'s' * (count > 1)} that it does not wait for",
+            "One that is promoted may lack the last grants. Its timeline is another "
+            "one, so it grants nothing for "
+            f"{case.redlock.timing.quarantine:.0f} s, and its fences are above its own "
+            "time.",
+        )

@@ -1,0 +1,107 @@
+"""A store in place of lock nodes: the same tests, with the store that a variable names.
+
+``REDLOCK_TEST_STORE=postgresql pytest tests/worker`` runs the scenarios of workers on
+PostgreSQL. Tests read the store as a plain Redis client reads a node: `Front` serves
+the store's connection on a port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from contextlib import closing
+from typing import Any
+
+import redis
+
+from celery_redlock.core.stores.connection import Server, store_of
+from celery_redlock.devnodes import DevStore, StoreNode
+from celery_redlock.errors import RedlockError
+from tests.conftest import missing
+
+__all__ = ["STORE", "Front", "StoreNodes", "store_servers"]
+
+STORE = os.environ.get("REDLOCK_TEST_STORE", "")
+
+
+def store_servers(kind: str, **options: Any) -> DevStore:
+    """Return the servers of a store, not started; skip the test if there are none."""
+    try:
+        return DevStore(kind, **options)
+    except RedlockError as error:
+        missing(str(error))
+
+
+class Front:
+    """A port that speaks Redis for a store.
+
+    Attributes:
+        url: Its URL, for redis-py.
+    """
+
+    def __init__(self, store_url: str) -> None:
+        self._store_url = store_url
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                Server(store_of(self._store_url)(self._store_url, 5.0), sock)
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._listener.close()
+
+
+class _ReadableNode(StoreNode):
+    """The server of the store, which takes Redis's commands as a ``DevNode`` does."""
+
+    _front: Front | None = None
+
+    @property
+    def front(self) -> Front:
+        """The port that speaks Redis."""
+        if self._front is None:
+            self._front = Front(self.url)
+        return self._front
+
+    def command(self, *words: Any) -> Any:
+        """Send one command and return the reply."""
+        options: dict[str, Any] = {"decode_responses": True, "protocol": 2}
+        try:
+            with closing(redis.Redis.from_url(self.front.url, **options)) as client:
+                return client.execute_command(*words)
+        except redis.RedisError as error:
+            raise RedlockError(f"The store refused {words[0]!r}: {error}") from error
+
+    def restart(self, *, keep_memory: bool = True) -> None:
+        """Start it again, with what it had."""
+        del keep_memory
+        super().restart()
+
+    def stop(self) -> None:
+        """End the server, and the port."""
+        if self._front is not None:
+            self._front.close()
+        super().stop()
+
+
+class StoreNodes(DevStore):
+    """A store that tests read as they read Redis nodes."""
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(STORE or "postgresql", **options)
+        except RedlockError as error:
+            missing(str(error))
+        self.nodes: list[Any] = [_ReadableNode(node.server) for node in self.nodes]
+
+    @property
+    def fronts(self) -> list[str]:
+        """The URLs for a plain Redis client."""
+        return [node.front.url for node in self.nodes]

@@ -1,0 +1,65 @@
+"""A PostgreSQL that tests may crash, and a standby that follows it."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import psutil
+
+from celery_redlock.devnodes.processes import free_port
+from tests.harness.servers import PostgreSQL
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Primary", "Standby"]
+
+DURABLE = {"synchronous_commit": "on", "fsync": "on", "full_page_writes": "on"}
+
+
+class Primary(PostgreSQL):
+    """A server that writes what it has committed to its disk."""
+
+    def __init__(self, programs: Path) -> None:
+        super().__init__(programs, **DURABLE)
+
+    def crash(self) -> None:
+        """Kill all processes of the server at once."""
+        whole = psutil.Process(self.pid)
+        processes = [whole, *whole.children(recursive=True)]
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes, timeout=10)
+        self.kill()
+
+    def run(self, program: str, *words: str) -> None:
+        """Run a program of PostgreSQL as the user of the server."""
+        subprocess.run(  # noqa: S603  (the found PostgreSQL)
+            [str(self._programs / program), *words],
+            capture_output=True,
+            check=True,
+            **self._as_user,
+        )
+
+
+class Standby(Primary):
+    """A standby that follows a primary, without making it wait."""
+
+    def __init__(self, primary: Primary) -> None:
+        super().__init__(primary._programs)  # noqa: SLF001  (of this family)
+        self._primary = primary
+        self._make_folder()
+        data = str(self._folder / "data")
+        address = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", "redlock"]
+        self.run("pg_basebackup", *address, "-D", data, "-R", "--checkpoint=fast")
+        self.port = free_port()
+        server = str(self._programs / "postgres")
+        settings = {**self._settings, "port": str(self.port)}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        self.command = [server, "-D", data, *options]
+        self.ready_text = "ready to accept read-only connections"
+
+    def promote(self) -> None:
+        """Make it the primary, and return when it accepts changes."""
+        self.run("pg_ctl", "promote", "-w", "-D", str(self._folder / "data"))

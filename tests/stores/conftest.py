@@ -1,0 +1,96 @@
+"""Fixtures: a PostgreSQL with our table, and services on it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.postgresql import PostgreSQL as Store
+from tests.conftest import missing
+from tests.harness.servers import PostgreSQL, find_postgresql
+from tests.harness.store_nodes import store_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def postgresql_store() -> Iterator[str]:
+    """Give the URL of a PostgreSQL that is a node, and votes."""
+    programs = find_postgresql()
+    if programs is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+    server = PostgreSQL(programs)
+    try:
+        server.start()
+        url = server.plain_url
+        Store.prepare(url, 5.0)
+        with closing(Redlock([url], node_timeout=5.0)) as redlock:
+            redlock.initialize()
+        yield url
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def etcd_store() -> Iterator[str]:
+    """Give the URL of an etcd of three members that votes."""
+    with store_servers("etcd") as cluster:
+        yield cluster.urls[0]
+
+
+@pytest.fixture(scope="session")
+def zookeeper_store() -> Iterator[str]:
+    """Give the URL of a ZooKeeper of three servers that votes."""
+    with store_servers("zookeeper") as cluster:
+        yield cluster.urls[0]
+
+
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "zookeeper")]
+
+
+@pytest.fixture(params=["postgresql", *LONG])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """Give the URL of each store in turn."""
+    url: str = request.getfixturevalue(f"{request.param}_store")
+    return url
+
+
+@pytest.fixture
+def own_postgresql() -> Iterator[int]:
+    """Give the port of a PostgreSQL for this test alone, without our table."""
+    programs = find_postgresql()
+    if programs is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+    server = PostgreSQL(programs)
+    try:
+        server.start()
+        yield server.port
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def redlock(postgresql_store: str) -> Iterator[Redlock]:
+    """Give a service on the store."""
+    with closing(Redlock([postgresql_store], node_timeout=5.0)) as redlock:
+        yield redlock
+
+
+@pytest.fixture
+def rival(postgresql_store: str) -> Iterator[Redlock]:
+    """Give another service on the store."""
+    with closing(Redlock([postgresql_store], node_timeout=5.0)) as redlock:
+        yield redlock
+
+
+@pytest.fixture
+def connection(postgresql_store: str) -> Iterator[psycopg.Connection]:
+    """Give a connection to the database of the store."""
+    with psycopg.connect(postgresql_store) as connection:
+        yield connection
+        connection.rollback()

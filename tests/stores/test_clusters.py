@@ -1,0 +1,198 @@
+"""Stores of three members of which one is killed, and stores that cannot be used."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.etcd import Etcd as EtcdStore
+from celery_redlock.core.stores.zookeeper import ZooKeeper as ZooKeeperStore
+from celery_redlock.devnodes.processes import free_port
+from celery_redlock.errors import ConfigurationError, LockHeld, RedlockError
+from celery_redlock.operations.reconfigure import reconfigure
+from tests.harness.store_nodes import store_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.devnodes import DevNodes, DevStore
+
+SOON = 5.0
+# Seconds in which another leader is elected.
+PATIENT: Any = {"node_timeout": 8.0, "connect_timeout": 8.0}
+
+
+pytestmark = pytest.mark.long
+KINDS = ["etcd", "zookeeper"]
+
+
+@pytest.fixture(params=KINDS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[DevStore]:
+    """Start three members of each kind."""
+    with store_servers(request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def start(cluster: DevStore) -> Iterator[Callable[[], Redlock]]:
+    """Give a function that makes a service on the cluster."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(Redlock(cluster.urls, **PATIENT)))
+
+
+@pytest.mark.parametrize("killed", range(3))
+def test_a_killed_member_costs_no_lock(
+    cluster: DevStore, start: Callable[[], Redlock], killed: int
+) -> None:
+    """A lock stays held and can be renewed and released, and fences grow."""
+    ours, others = start(), start()
+    lease = ours.acquire("kept")
+    fences: list[Any] = [ours.acquire("other").fence]
+    ours.release_base("other", "none")
+    cluster.nodes[killed].kill()
+    with pytest.raises(LockHeld):
+        others.acquire("kept", wait=SOON)
+    assert ours.extend(lease)
+    with pytest.raises(LockHeld):
+        others.acquire("kept")
+    assert ours.release(lease) == 1
+    for redlock in (others, ours, others):
+        later = redlock.acquire("kept")
+        fences.append(later.fence)
+        assert redlock.release(later) == 1
+    assert lease.fence is not None
+    assert fences[1] > lease.fence
+    assert fences[1:] == sorted(set(fences[1:]))
+
+
+def test_run_id_is_kept_when_all_members_restart(
+    cluster: DevStore, start: Callable[[], Redlock]
+) -> None:
+    """A restart with the data loses no lock, so the restart guard does nothing."""
+    ours = start()
+    ours.acquire("kept", ttl=60.0)
+    for node in cluster.nodes:
+        node.kill()
+    for node in cluster.nodes:
+        node.start()
+    with pytest.raises(LockHeld):
+        start().acquire("kept")
+
+
+def test_processes_that_contend_hold_the_lock_one_after_another(
+    start: Callable[[], Redlock],
+) -> None:
+    """Exclusion holds while many commit at once, and each fence is a greater one."""
+    fences: list[Any] = []
+    inside = threading.Lock()
+    clients = [start() for _ in range(4)]
+
+    def work(redlock: Redlock) -> None:
+        for _ in range(5):
+            lease = redlock.acquire("contended", wait=30.0)
+            assert inside.acquire(blocking=False), "two holders"
+            fences.append(lease.fence)
+            inside.release()
+            redlock.release(lease)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, one) for one in clients]:
+            done.result()
+    assert len(fences) == 20
+    assert fences == sorted(set(fences))
+
+
+def test_deployment_moves_from_store_to_store(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """From Redis to etcd, ZooKeeper and PostgreSQL: the fences go on growing."""
+    options: dict[str, Any] = {"ttl": 2.0, "max_ttl": 2.0, "node_timeout": 0.6}
+    options["connect_timeout"] = 5.0
+    fences: list[Any] = []
+    with ExitStack() as stack:
+        places = [start_nodes(3, max_ttl=2.0).urls]
+        for kind in (*KINDS, "postgresql"):
+            store = store_servers(kind, max_ttl=2.0, initialize=False)
+            places.append(stack.enter_context(store).urls)
+        clients = [
+            stack.enter_context(closing(Redlock(urls, **options))) for urls in places
+        ]
+        for number, redlock in enumerate(clients):
+            if number:
+                reconfigure(clients[number - 1], redlock)
+            lease = redlock.acquire("k", wait=30)
+            fences.append(lease.fence)
+            for earlier in clients[:number]:
+                with pytest.raises(RedlockError):
+                    earlier.acquire("k")
+            redlock.release(lease)
+    assert fences == sorted(set(fences))
+
+
+def test_name_has_no_credentials() -> None:
+    """The name is all members, sorted, so two spellings of a cluster are one name."""
+    name = EtcdStore.name_of("etcd://user:secret@b:2380,a")
+    assert name == "a:2379+b:2380"
+
+
+@pytest.mark.parametrize("url", ["etcd://", "etcd://a:port", "etcd://a:2379,"])
+def test_url_without_members_is_refused(url: str) -> None:
+    """A URL that names no member is a mistake in the settings."""
+    with pytest.raises(ConfigurationError, match="host:port,host:port"):
+        Redlock([url])
+
+
+def test_unreachable_cluster_is_one_clear_error() -> None:
+    """The error says that no member answers, and shows no password."""
+    url = f"etcd://user:secret@127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(StoreError, match="has no member that answers") as caught:
+        EtcdStore(url, 1.0)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("cluster", ["etcd"], indirect=True)
+def test_wrong_password_of_etcd_is_one_clear_error(cluster: DevStore) -> None:
+    """A wrong password and a missing one are refused; the right one works."""
+    (url,) = cluster.urls
+    store = EtcdStore(url, 5.0)
+    user = {"name": "root", "password": "right"}
+    store._call("/auth/user/add", user)  # noqa: SLF001  (an operator's request)
+    store._call("/auth/role/add", {"name": "root"})  # noqa: SLF001
+    store._call("/auth/user/grant", {"user": "root", "role": "root"})  # noqa: SLF001
+    store._call("/auth/enable", {})  # noqa: SLF001
+    store.close()
+    hosts = url.partition("://")[2]
+    with pytest.raises(StoreError, match="authentication failed") as caught:
+        EtcdStore(f"etcd://root:wrong@{hosts}", 5.0)
+    assert "wrong" not in str(caught.value)
+    with pytest.raises(StoreError, match="user name is empty"):
+        EtcdStore(url, 5.0)
+    EtcdStore(f"etcd://root:right@{hosts}", 5.0).close()
+
+
+@pytest.mark.parametrize("cluster", ["zookeeper"], indirect=True)
+def test_chroot_and_password_of_zookeeper(cluster: DevStore) -> None:
+    """A chroot must exist; what a user has made, others cannot read or change."""
+    (url,) = cluster.urls
+    hosts = url.partition("://")[2]
+    with pytest.raises(StoreError, match="has no node /apps; create it first"):
+        ZooKeeperStore(f"{url}/apps", 5.0)
+    with closing(ZooKeeperStore(url, 5.0)) as store:
+        store._client.create("/apps")  # noqa: SLF001  (an operator's request)
+    with pytest.raises(StoreError, match="has no /redlock; run `celery -A proj redlo"):
+        ZooKeeperStore(f"{url}/apps", 5.0)
+    right = f"zookeeper://me:right@{hosts}/apps"
+    with closing(Redlock([right], **PATIENT)) as redlock:
+        redlock.initialize()
+        lease = redlock.acquire("kept")
+        for login in ("", "me:wrong@"):
+            with pytest.raises(StoreError, match="no permission") as caught:
+                ZooKeeperStore(f"zookeeper://{login}{hosts}/apps", 5.0)
+            assert "wrong" not in str(caught.value)
+        assert redlock.release(lease) == 1

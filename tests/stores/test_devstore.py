@@ -1,0 +1,126 @@
+"""`DevStore`: servers that break on request, forget nothing, and end."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.devnodes import STORES, DevStore
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockHeld,
+    QuorumUnreachable,
+    RedlockError,
+)
+from celery_redlock.testing import freeze
+from tests.harness.store_nodes import store_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLUSTERS = [kind for kind in STORES if kind != "postgresql"]
+# Seconds in which another leader is elected.
+PATIENT: Any = {"node_timeout": 8.0, "connect_timeout": 8.0}
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[DevStore]:
+    """Give a running store of the kind that the test names."""
+    with store_servers(request.param) as store:
+        yield store
+
+
+@pytest.mark.parametrize("store", CLUSTERS, indirect=True)
+def test_one_url_names_three_members(store: DevStore) -> None:
+    """They are processes of their own, and a second start changes nothing."""
+    (url,) = store.urls
+    assert [f"127.0.0.1:{node.port}" for node in store.nodes] == (
+        url.partition("://")[2].split(",")
+    )
+    pids = {node.pid for node in store.nodes}
+    assert len(pids) == 3
+
+    store.start()
+
+    assert {node.pid for node in store.nodes} == pids
+    assert store.urls == [url]
+
+
+@pytest.mark.parametrize("store", CLUSTERS, indirect=True)
+def test_killed_member_of_a_cluster_comes_back(store: DevStore) -> None:
+    """The others decide in the meantime, and it has its port and its data."""
+    with closing(Redlock(store.urls, **PATIENT)) as redlock:
+        lease = redlock.acquire("kept")
+        port = store.nodes[0].port
+        store.nodes[0].kill()
+        assert not store.nodes[0].is_running
+        assert redlock.extend(lease)
+        store.nodes[0].restart()
+        assert store.nodes[0].port == port
+        store.nodes[1].kill()
+        assert redlock.extend(lease)
+
+
+@pytest.mark.parametrize("store", STORES, indirect=True)
+def test_store_forgets_nothing_when_all_servers_are_killed(store: DevStore) -> None:
+    """It grants no lock until a majority runs again, and then knows the locks."""
+    with closing(Redlock(store.urls, **PATIENT)) as redlock:
+        redlock.acquire("kept", ttl=60.0)
+    for node in store.nodes:
+        node.kill()
+    for node in store.nodes:
+        node.start()
+    with (
+        closing(Redlock(store.urls, **PATIENT)) as redlock,
+        pytest.raises(LockHeld),
+    ):
+        redlock.acquire("kept")
+
+
+@pytest.mark.parametrize("store", STORES, indirect=True)
+def test_paused_store_grants_nothing(store: DevStore) -> None:
+    """Its connections stay, and after the block it grants locks as before."""
+    with closing(Redlock(store.urls, node_timeout=1.0)) as redlock:
+        redlock.check()
+        with freeze(store), pytest.raises(QuorumUnreachable):
+            redlock.acquire("frozen")
+        redlock.release(redlock.acquire("later", wait=30.0))
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_stopped_store_leaves_nothing_and_can_start_again(kind: str) -> None:
+    """The second time, it is a new deployment."""
+    store = store_servers(kind)
+    for _ in range(2):
+        with store, closing(Redlock(store.urls, **PATIENT)) as redlock:
+            redlock.acquire("kept")
+            processes = [psutil.Process(node.pid) for node in store.nodes]
+            store.nodes[-1].pause()
+        assert not any(process.is_running() for process in processes)
+
+
+@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
+def test_store_cannot_restart_empty(store: DevStore) -> None:
+    """The error says so, and the server runs on."""
+    with pytest.raises(ConfigurationError, match="forgets nothing"):
+        store.nodes[0].restart(keep_memory=False)
+
+    assert store.nodes[0].is_running
+
+
+def test_server_that_does_not_run_cannot_be_paused() -> None:
+    """The error names it."""
+    store = store_servers("etcd")
+
+    with pytest.raises(RedlockError, match="is not running"):
+        store.nodes[0].pause()
+
+
+def test_unknown_store_is_refused() -> None:
+    """The error lists the stores."""
+    with pytest.raises(ConfigurationError, match="postgresql, etcd, zookeeper"):
+        DevStore("consul")

@@ -1,0 +1,83 @@
+"""A Django project whose locks are in its own database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROJECT = """
+import sys
+
+import django
+from django.conf import settings
+from django.core.management import call_command
+
+settings.configure(
+    DATABASES={
+        "default": {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": "postgres",
+            "USER": "redlock",
+            "HOST": "127.0.0.1",
+            "PORT": sys.argv[1],
+        }
+    },
+    INSTALLED_APPS=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "celery_redlock.contrib.django",
+    ],
+)
+django.setup()
+
+from django.db import connection, transaction
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import LockLost, RedlockError
+
+
+def tables():
+    return [name for name in connection.introspection.table_names() if "keys" in name]
+
+
+call_command("migrate", "celery_redlock", verbosity=0)
+print("migrated:", tables())
+redlock = Redlock(["django://default"], node_timeout=5.0)
+redlock.initialize()
+lease = redlock.acquire("mine")
+with transaction.atomic():
+    redlock.confirm(lease, connection)
+    print("held")
+redlock.release(lease)
+try:
+    with transaction.atomic():
+        redlock.confirm(lease, connection)
+except LockLost:
+    print("lost")
+call_command("migrate", "celery_redlock", "0002", verbosity=0)
+print("migrated back:", tables())
+redlock.close()
+try:
+    redlock.acquire("mine")
+except RedlockError as error:
+    print("without its table:", error)
+"""
+
+
+def test_project_locks_in_its_own_database(own_postgresql: int) -> None:
+    """``migrate`` makes the table, and ``django://default`` leads to it."""
+    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
+        [sys.executable, "-c", PROJECT, str(own_postgresql)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *said, last = done.stdout.splitlines()
+    assert said == [
+        "migrated: ['redlock_keys']",
+        "held",
+        "lost",
+        "migrated back: []",
+    ]
+    assert "has no table redlock_keys; run `celery -A proj redlock init`" in last

@@ -1,0 +1,128 @@
+"""Crashes and fail-overs of PostgreSQL: what is kept, and what is waited for."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.quorum import VoteKind
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.postgresql import PostgreSQL as Store
+from celery_redlock.errors import LockHeld
+from tests.conftest import missing
+from tests.harness.servers import find_postgresql
+from tests.harness.waiting import until
+from tests.stores.cluster import Primary, Standby
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHORT: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.15}
+
+
+@pytest.fixture
+def primary() -> Iterator[Primary]:
+    """Give a server that this test may crash."""
+    programs = find_postgresql()
+    if programs is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+    server = Primary(programs)
+    try:
+        server.start()
+        Store.prepare(server.plain_url, 5.0)
+        yield server
+    finally:
+        server.stop()
+
+
+def service(server: Primary, **options: Any) -> Redlock:
+    """Return a service on this server, under the one name that clients agree on."""
+    node = {"url": server.plain_url, "name": "database"}
+    return Redlock([node], **{"node_timeout": 5.0, **options})
+
+
+def test_lock_outlives_a_crash_of_the_server(primary: Primary, key: str) -> None:
+    """A grant was on disk before it was told, and the server votes at once."""
+    with closing(service(primary)) as redlock, closing(service(primary)) as rival:
+        redlock.initialize()
+        lease = redlock.acquire(key)
+
+        primary.crash()
+        primary.start()
+
+        until(lambda: redlock.inspect(key).holder is not None)
+        with pytest.raises(LockHeld):
+            rival.acquire(key)
+        assert redlock.extend(lease)
+        assert redlock.release(lease)
+        assert rival.acquire(key).fence > lease.fence
+
+
+def test_restart_costs_no_acquire(primary: Primary, key: str) -> None:
+    """An idle connection that the server closed is noticed before it is used."""
+    with closing(service(primary)) as redlock:
+        redlock.initialize()
+        redlock.release(redlock.acquire(key))
+        for number in range(2):
+            primary.crash()
+            primary.start()
+            idle_since = redlock.clock.monotonic()
+            until(lambda: redlock.clock.monotonic() - idle_since > 0.6)  # noqa: B023
+
+            # Of another key: a crash may forget a release.
+            redlock.release(redlock.acquire(f"{key}:{number}"))  # and not wait=...
+
+
+def test_promoted_standby_waits_until_all_locks_have_ended(
+    primary: Primary, key: str
+) -> None:
+    """It may lack what the primary granted last. Its fences are greater even so."""
+    with closing(service(primary, **SHORT)) as redlock:
+        redlock.initialize()
+        standby = Standby(primary)
+        try:
+            standby.start()
+            with closing(service(standby, **SHORT)) as other:
+                ballot = other.check().ballot
+                assert ballot.votes[0] is not None
+                assert "is a standby" in ballot.votes[0].reason
+            lease = redlock.acquire(key)
+            primary.crash()
+
+            standby.promote()
+
+            with closing(service(standby, **SHORT)) as after:
+                kinds = set()
+
+                def votes() -> bool:
+                    vote = after.check().ballot.votes[0]
+                    kinds.add(vote.kind if vote else None)
+                    return vote is not None and vote.kind is VoteKind.GRANTED
+
+                until(votes)
+                assert VoteKind.QUARANTINED in kinds
+                assert after.acquire(key).fence > lease.fence
+        finally:
+            standby.stop()
+
+
+@pytest.mark.parametrize("way", ["restart", "reload"])
+def test_planned_restart_changes_nothing(primary: Primary, key: str, way: str) -> None:
+    """The server is the same one: no quarantine."""
+    with closing(service(primary)) as redlock:
+        redlock.initialize()
+        lease = redlock.acquire(key)
+
+        if way == "restart":
+            primary.signal(signal.SIGINT)
+            primary.wait()
+            primary.start()
+        else:
+            primary.signal(signal.SIGHUP)
+
+        until(lambda: redlock.inspect(key).holder is not None)
+        assert redlock.check().problems == []
+        assert redlock.release(lease)

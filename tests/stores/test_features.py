@@ -1,0 +1,223 @@
+"""Each store does alone what nodes do together, on real servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core import wait_queue
+from celery_redlock.core.lease import new_base
+from celery_redlock.core.limits import wanted
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.transport.url import parse_node
+from celery_redlock.election import Elector
+from celery_redlock.errors import LockHeld, LockLost
+from tests.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from celery_redlock.core.lease import Lease
+
+NEVER = 600.0  # seconds: longer than any test
+SOON = 30.0
+
+# Takes the lock again and again, and adds one to a number in a file under it.
+WORKER = """
+import sys
+from celery_redlock.core.redlock import Redlock
+key, path, times, url = sys.argv[1:]
+redlock = Redlock([url], node_timeout=5.0)
+fences = []
+for _ in range(int(times)):
+    lease = redlock.acquire(key, wait=30.0)
+    count = int(open(path).read())
+    open(path, "w").write(str(count + 1))
+    assert lease.is_valid()
+    fences.append(f"{count}:{lease.fence}")
+    redlock.release(lease)
+redlock.close()
+print(*fences)
+"""
+
+
+@pytest.fixture
+def start(store_url: str) -> Iterator[Callable[[], Redlock]]:
+    """Give a function that makes a service on the store, with its own connection."""
+    with ExitStack() as stack:
+
+        def start() -> Redlock:
+            redlock = Redlock([store_url], node_timeout=1.0)
+            return stack.enter_context(closing(redlock))
+
+        yield start
+
+
+@pytest.fixture
+def ours(start: Callable[[], Redlock]) -> Redlock:
+    """Give a service."""
+    return start()
+
+
+@pytest.fixture
+def theirs(start: Callable[[], Redlock]) -> Redlock:
+    """Give another service."""
+    return start()
+
+
+def asked(url: str, *words: str) -> Any:
+    """Send one command to a store, and return the reply."""
+    connection = parse_node(url).connection(5.0)
+    try:
+        connection.connect()
+        connection.send_command(*words)
+        return connection.read_response()
+    finally:
+        connection.disconnect()
+
+
+def test_processes_hold_the_lock_one_after_another(
+    store_url: str, key: str, tmp_path: Path
+) -> None:
+    """No addition is lost, and fences grow in the order of the additions."""
+    path = tmp_path / "number"
+    path.write_text("0")
+    command = [sys.executable, "-c", WORKER, key, str(path), "10", store_url]
+    workers = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        for _ in range(3)
+    ]
+    said = [worker.communicate()[0] for worker in workers]
+
+    assert [worker.returncode for worker in workers] == [0] * 3
+    assert path.read_text() == "30"
+    pairs = [one.split(":") for one in " ".join(said).split()]
+    fences = [int(fence) for _, fence in sorted(pairs, key=lambda pair: int(pair[0]))]
+    assert fences == sorted(set(fences))
+
+
+def test_lease_is_renewed_released_and_ends(
+    ours: Redlock, theirs: Redlock, key: str
+) -> None:
+    """A lock that is not renewed ends with its ttl, and cannot be renewed any more."""
+    lease = ours.acquire(key, ttl=4.0)
+    assert ours.extend(lease)
+    with pytest.raises(LockHeld) as refused:
+        theirs.acquire(key)
+    assert refused.value.holder.fence == lease.fence
+    later = theirs.acquire(key, wait=SOON)
+    assert not lease.is_valid()
+    assert not ours.extend(lease)
+    assert ours.release(lease) == 0
+    assert later.is_valid()
+    assert theirs.release(later) == 1
+    with pytest.raises(LockLost):
+        theirs.confirm(later)
+
+
+def test_release_wakes_a_waiter(
+    store_url: str,
+    ours: Redlock,
+    theirs: Redlock,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A waiter that never looks by itself gets the lock when it is released."""
+    monkeypatch.setattr(wait_queue, "_LEAST_LOOK_EVERY", NEVER)
+    monkeypatch.setattr(wait_queue, "_LOOK_EVERY", NEVER)
+    lease = ours.acquire(key, ttl=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(theirs.acquire, key, wait=NEVER)
+        until(lambda: asked(store_url, "ZCARD", f"redlock:line:{key}"))
+        ours.release(lease)
+        later = waiter.result(timeout=SOON)
+    assert theirs.release(later) == 1
+
+
+def test_limit_of_two(start: Callable[[], Redlock], key: str) -> None:
+    """Two of three get a permit, and the third when one is released."""
+    name, limits = wanted(key, 2)
+    clients = [start() for _ in range(3)]
+    first, second = (one.acquire(name, limits=limits) for one in clients[:2])
+    assert {first.key, second.key} == {f"{key}", f"{key}#2"}
+    with pytest.raises(LockHeld):
+        clients[2].acquire(name, limits=limits)
+    clients[0].release(first)
+    third = clients[2].acquire(name, limits=limits, wait=SOON)
+    for redlock, lease in ((clients[1], second), (clients[2], third)):
+        assert redlock.extend(lease)
+        assert redlock.release(lease) == 1
+
+
+def test_several_keys_are_taken_all_or_none(
+    ours: Redlock, theirs: Redlock, key: str
+) -> None:
+    """A client that wants two keys of which one is held takes neither."""
+    one, other = f"{key}-a", f"{key}-b"
+    lease = ours.acquire(other)
+    with pytest.raises(LockHeld):
+        theirs.acquire([one, other])
+    ours.release(ours.acquire(one))
+    ours.release(lease)
+    both = theirs.acquire([one, other])
+    for name in (one, other):
+        with pytest.raises(LockHeld):
+            ours.acquire(name)
+    assert theirs.extend(both)
+    assert theirs.release(both) == 1
+
+
+def test_forced_release_is_noticed(ours: Redlock, theirs: Redlock, key: str) -> None:
+    """The lock is free, and its holder cannot renew it and finds it lost."""
+    base = new_base()
+    lease = ours.acquire(key, base=base)
+    assert theirs.release_base(key, base) == 1
+    later = theirs.acquire(key)
+    assert later.fence is not None
+    assert lease.fence is not None
+    assert later.fence > lease.fence
+    assert not ours.extend(lease)
+    with pytest.raises(LockLost):
+        lease.ensure(network=True)
+    theirs.release(later)
+
+
+def test_one_of_three_candidates_leads(start: Callable[[], Redlock], key: str) -> None:
+    """When it resigns another one leads, with a greater number."""
+    electors = [Elector(start(), key, ttl=5.0) for _ in range(3)]
+    terms = [elector.campaign() for elector in electors]
+    assert [bool(term) for term in terms] == [True, False, False]
+    numbers = [terms[0].number]  # type: ignore[union-attr]
+    electors[0].resign()
+    until(lambda: [one for one in electors[1:] if one.campaign()])
+    (leader,) = [elector for elector in electors[1:] if elector.term]
+    numbers.append(leader.term.number)  # type: ignore[union-attr]
+    assert numbers == sorted(set(numbers))
+    leader.resign()
+
+
+def test_many_threads_contend(start: Callable[[], Redlock], key: str) -> None:
+    """Threads of one service and of others never hold the lock together."""
+    inside, fences = threading.Lock(), list[int]()
+    clients = [start(), start()]
+
+    def work(redlock: Redlock) -> None:
+        for _ in range(3):
+            lease: Lease = redlock.acquire(key, wait=SOON)
+            assert inside.acquire(blocking=False), "two holders"
+            fences.append(lease.fence or 0)
+            inside.release()
+            redlock.release(lease)
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(work, one) for one in clients * 3]:
+            done.result()
+    assert len(fences) == 18
+    assert fences == sorted(set(fences))

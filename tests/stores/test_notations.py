@@ -1,0 +1,141 @@
+"""The ways to write where a store is, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.transport.url import mask_url, parse_node
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "s e'c/r@t"
+STORES = "celery_redlock.core.stores"
+DJANGO = f"""
+from django.conf import settings
+from celery_redlock.core.transport.url import parse_node
+from celery_redlock.errors import ConfigurationError
+
+settings.configure(DATABASES={{
+    "default": {{
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "app",
+        "USER": "me",
+        "PASSWORD": {SECRET!r},
+        "HOST": "db",
+        "PORT": 6432,
+        "OPTIONS": {{"sslmode": "require", "pool": True}},
+    }},
+    "other": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+}})
+node = parse_node("django://default")
+print(node.name)
+print(node.url)
+for alias in ("other", "third"):
+    try:
+        parse_node("django://" + alias)
+    except ConfigurationError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("keywords", "name"),
+    [
+        ("host=db dbname=app user=me", "db:5432/app"),
+        (r"host=db port=6432 dbname=app password='s e\'c/r@t'", "db:6432/app"),
+        ("dbname=app host=/run/postgresql", "/run/postgresql:5432/app"),
+        ("host=a,b port=1,2 dbname=app sslmode=require", "a+b:1+2/app"),
+        ("user=me", "localhost:5432/me"),
+    ],
+)
+def test_keywords_become_a_url_that_says_the_same(keywords: str, name: str) -> None:
+    """All that the keywords say is in the URL, and the name has no credentials."""
+    node = parse_node(keywords)
+    assert node.name == name
+    assert conninfo_to_dict(node.url) == conninfo_to_dict(keywords)
+    assert "e'c" not in repr(node) + mask_url(keywords)
+
+
+def test_keywords_that_cannot_be_read_are_refused_without_them() -> None:
+    """The error does not repeat the text, which may hold a password."""
+    with pytest.raises(ConfigurationError, match="keywords and values") as caught:
+        parse_node(f"host=db password={SECRET}")
+    assert "e'c" not in str(caught.value)
+
+
+def test_connection_of_django_is_a_node() -> None:
+    """``django://default`` is the database of the project; others are refused."""
+    done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)
+        [sys.executable, "-c", DJANGO], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    name, url, *refusals = done.stdout.splitlines()
+    assert name == "db:6432/app"
+    assert conninfo_to_dict(url) == {
+        "dbname": "app",
+        "user": "me",
+        "password": SECRET,
+        "host": "db",
+        "port": "6432",
+        "sslmode": "require",
+    }
+    assert "DATABASES['other'] is no PostgreSQL" in refusals[0]
+    assert "DATABASES has no 'third'; there is default, other" in refusals[1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (["mysql://u:secret@db/app"], r"mysql://\*\*\*@db/app is not a Redis URL"),
+        (["postgresql://db/app", "redis://a"], "A store decides alone"),
+        (["postgresql://db/app", "etcd://a"], "A store decides alone"),
+        (["postgresql://u:secret@db:x/app"], "cannot be used: its port must be a num"),
+        (["postgresql://u:secret@[db/app"], "it is no URL of PostgreSQL"),
+        (["etcd://u:secret@a:x"], "write the members as host:port,host:port"),
+        (["zookeeper://u:secret@a:x"], "write the servers as host:port,host:port"),
+        (["etcds://u:secret@a?tls=1"], "there is no option tls; there are ca, cert"),
+        (["etcds://u:secret@a?ca=/none"], "file of its option ca cannot be read"),
+        (["etcd://u:secret@a?ca=/dev/null"], "its certificates need etcds://"),
+        (["etcds://u:secret@a?cert=/dev/null"], "cert and key are needed together"),
+    ],
+)
+def test_wrong_nodes_are_refused_with_the_remedy(nodes: list[str], said: str) -> None:
+    """One clear error, before anything is connected to, without a password."""
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        Redlock(nodes)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "driver", "extra"),
+    [
+        ("postgresql://db/app", "psycopg", "postgresql"),
+        ("host=db", "psycopg", "postgresql"),
+        ("etcd://a", "etcd3gw.client", "etcd"),
+        ("zookeeper://a", "kazoo.client", "zookeeper"),
+    ],
+)
+def test_missing_driver_names_the_extra(
+    url: str, driver: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the driver the error says what to install."""
+    monkeypatch.setitem(sys.modules, driver, None)
+    for name in [name for name in sys.modules if name.startswith(f"{STORES}.{extra}")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigurationError, match=rf"celery-redlock\[{extra}\]"):
+        Redlock([url])
+
+
+def test_files_of_certificates_are_read(tmp_path: Path) -> None:
+    """A URL with certificates has the name that it has without them."""
+    file = tmp_path / "ca.pem"
+    file.touch()
+    assert parse_node(f"etcds://a,b?ca={file}").name == "a:2379+b:2379"

@@ -1,0 +1,264 @@
+"""Operators' commands and errors where a PostgreSQL takes the place of the nodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
+from celery_redlock.operations.reconfigure import reconfigure
+from celery_redlock.settings import Settings
+from tests.cli.project import Project
+from tests.harness.store_nodes import StoreNodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from celery_redlock.devnodes import DevNodes
+
+PASSWORD = "geheim/&"
+QUOTED = "geheim%2F%26"
+
+
+@pytest.fixture(autouse=True)
+def _own_tasks(own_tasks: None) -> None:
+    """Let the project have its own tasks only."""
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[StoreNodes]:
+    """Give a PostgreSQL without our table."""
+    with StoreNodes(initialize=False) as store:
+        yield store
+
+
+@pytest.fixture
+def server(fresh: StoreNodes) -> Iterator[psycopg.Connection]:
+    """Give a connection to it. The table is deleted before the test."""
+    with psycopg.connect(fresh.urls[0], autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS redlock_keys")
+        yield connection
+
+
+@pytest.fixture
+def project(
+    fresh: StoreNodes, server: psycopg.Connection, tmp_path: Path
+) -> Iterator[Project]:
+    """Give a project that names this server."""
+    del server
+    with Project(tmp_path, fresh, redlock_node_timeout=1.0) as project:  # type: ignore[arg-type]
+        yield project
+
+
+def test_init_makes_the_table_and_lets_it_vote(project: Project) -> None:
+    """Before it, every command names it; run again, it changes nothing."""
+    before = project.redlock("ls")
+    first = project.redlock("init", "--yes")
+    again = project.redlock("init", "--yes")
+    after = project.redlock("ls")
+
+    assert "has no table redlock_keys; run `celery -A proj redlock init`" in before.out
+    assert (first.code, again.code, after.code) == (0, 0, 0)
+    assert "All nodes vote now: 1." in first.out
+
+
+def test_locks_are_listed_shown_and_released(project: Project) -> None:
+    """As on Redis nodes."""
+    project.redlock("init", "--yes")
+    project.hold("invoice:7")
+
+    listed = project.redlock("ls", "--json").document
+    shown = project.redlock("show", "invoice:7")
+    released = project.redlock("release", "invoice:7", "--yes")
+
+    assert [lock["key"] for lock in listed["locks"]] == ["invoice:7"]
+    assert "worker-1" in shown.out
+    assert released.code == 0
+    assert project.redlock("ls", "--json").document["locks"] == []
+
+
+def test_init_refuses_live_locks(project: Project) -> None:
+    """A deployment with locks is not new."""
+    project.redlock("init", "--yes")
+    lease = project.hold("invoice:7")
+    project.nodes[0].command("HDEL", "redlock:meta", "config")
+
+    refused = project.redlock("init", "--yes")
+
+    assert refused.code != 0
+    assert "holds live locks" in refused.out + refused.err
+    assert lease.is_valid()
+
+
+def test_doctor_knows_the_server(project: Project) -> None:
+    """It advises no three nodes, and finds that this server may forget."""
+    project.redlock("init", "--yes")
+
+    found = project.redlock("doctor", "--json").document["findings"]
+    shown = project.redlock("doctor").out
+
+    assert [(one["code"], one["severity"]) for one in found] == [("fsync-off", "error")]
+    assert "PostgreSQL 1" in shown
+
+
+def test_doctor_names_the_missing_privileges(
+    project: Project, server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """A user who may only read is told what is missing, and how to get it."""
+    project.redlock("init", "--yes")
+    server.execute("DROP ROLE IF EXISTS reader")
+    server.execute("CREATE ROLE reader LOGIN")
+    server.execute("GRANT SELECT ON redlock_keys TO reader")
+    url = fresh.urls[0].replace("redlock@", "reader@")
+
+    doctor = project.redlock("doctor", "--json", redlock_nodes=[url])
+    rules = project.redlock("doctor", "--acl", redlock_nodes=[url]).out
+    with (
+        closing(Redlock([url], node_timeout=5.0)) as redlock,
+        pytest.raises(QuorumUnreachable, match="permission denied"),
+    ):
+        redlock.acquire("k")
+
+    found = {one["code"]: one["fact"] for one in doctor.document["findings"]}
+    assert "denies our user INSERT, UPDATE, DELETE" in found["privileges"]
+    assert "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_keys" in rules
+    server.execute("DROP OWNED BY reader")
+    server.execute("DROP ROLE reader")
+
+
+def test_user_without_the_right_to_make_the_table(
+    server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """The server's words say what is missing."""
+    server.execute("CREATE ROLE visitor LOGIN")
+    url = fresh.urls[0].replace("redlock@", "visitor@")
+    with (
+        closing(Redlock([url], node_timeout=5.0)) as redlock,
+        pytest.raises(RedlockError, match="did not let us make the table redlock_keys"),
+    ):
+        redlock.initialize()
+    server.execute("DROP ROLE visitor")
+
+
+def test_read_only_server_has_no_vote(
+    server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """Its reason is told at once, and not with the first change."""
+    with closing(Redlock(fresh.urls, node_timeout=5.0)) as redlock:
+        redlock.initialize()
+    server.execute("ALTER DATABASE postgres SET default_transaction_read_only TO on")
+    try:
+        with closing(Redlock(fresh.urls, node_timeout=5.0)) as redlock:
+            problems = redlock.check().problems
+    finally:
+        server.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+
+    assert len(problems) == 1
+    assert "is read-only (default_transaction_read_only)" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://app:{}@127.0.0.1:1/app", "refused the connection"),
+        ("postgresql://app:{}@no-such-host.invalid/app", "cannot be connected to"),
+    ],
+)
+def test_error_has_a_reason_and_no_password(
+    url: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However the connection fails, the reason is told without the password."""
+    with closing(Redlock([url.format(QUOTED)])) as redlock:
+        problems = redlock.check().problems
+        told = [*problems, repr(redlock), repr(redlock.addresses), caplog.text]
+
+    assert words in problems[0]
+    assert not any(PASSWORD in one or QUOTED in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (["postgresql://a/x", "redis://b:6379/0"], "A store decides alone"),
+        (["postgresql://a/x", "postgresql://b/x"], "A store decides alone"),
+        ([f"mysql://app:{QUOTED}@db/app"], "postgresql://"),
+        ([f"postgresql://app:{QUOTED}@db:port/app"], "cannot be used"),
+    ],
+)
+def test_nodes_that_cannot_be_used(nodes: list[str], words: str) -> None:
+    """They are refused when the settings are read, with the remedy."""
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        Settings(nodes=nodes)  # type: ignore[arg-type]
+
+    assert PASSWORD not in str(refused.value)
+    assert QUOTED not in str(refused.value)
+
+
+def test_missing_driver_is_named_with_its_extra() -> None:
+    """The import of the package does not need it."""
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from celery_redlock import ConfigurationError, Redlock\n"
+        "try: Redlock(['postgresql://db/app'])\n"
+        "except ConfigurationError as error: print(error)\n"
+    )
+    done = subprocess.run(  # noqa: S603  (this Python)
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert "pip install 'celery-redlock[postgresql]'" in done.stdout
+
+
+def test_node_timeout_leaves_time_for_the_disk() -> None:
+    """Unless it is set."""
+    store: Any = ["postgresql://db/app"]
+
+    assert Settings(nodes=store).node_timeout == 0.5
+    assert Settings(nodes=store, node_timeout=0.2).node_timeout == 0.2
+    assert Settings(nodes=["redis://a:1/0"]).node_timeout == 0.05  # type: ignore[arg-type]
+
+
+def test_reconfigure_from_redis_to_postgresql_and_back(
+    start_nodes: Callable[..., DevNodes], server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """The fences go on growing, and no two clients hold a lock."""
+    del server
+    options: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.16}
+    nodes = start_nodes(3, max_ttl=0.5)
+    with (
+        closing(Redlock(nodes.urls, **options)) as redis,
+        closing(Redlock(fresh.urls, **options)) as store,
+    ):
+        first = redis.acquire("k")
+        redis.release(first)
+
+        reconfigure(redis, store)
+        second = store.acquire("k", wait=20)
+        with pytest.raises(QuorumUnreachable):
+            redis.acquire("k")
+        store.release(second)
+        for node in nodes.nodes:  # as ones that were switched off, and come back
+            node.command("DEL", "redlock:meta")
+        reconfigure(store, redis)
+        third = redis.acquire("k", wait=20)
+
+        assert first.fence < second.fence < third.fence
+        redis.release(third)
+
+
+def test_settings_in_json_have_no_password(project: Project) -> None:
+    """Other programs read the JSON of the commands, and log it."""
+    url = f"postgresql://redlock:{QUOTED}@127.0.0.1:1/app"
+
+    document = project.redlock("doctor", "--json", redlock_nodes=[url]).document
+
+    assert PASSWORD not in json.dumps(document)
+    assert QUOTED not in json.dumps(document)

@@ -1,0 +1,67 @@
+"""Keys that have ended are deleted by the clients, and no others are."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.stores import etcd
+from celery_redlock.core.stores import postgresql as pg
+from tests.conftest import missing
+from tests.harness.servers import Etcd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _fill(store: Any) -> None:
+    """Store twelve keys that end soon, between twelve that do not."""
+    store.run([[b"SET", b"redlock:short%d" % n, b"x", b"PX", b"1"] for n in range(12)])
+    store.run([[b"SET", b"redlock:long%d" % n, b"x"] for n in range(12)])
+    time.sleep(0.01)
+
+
+def _sweep_all(store: Any) -> None:
+    for _ in range(12):
+        store.run([[b"SET", b"redlock:long0", b"y"]])
+
+
+def test_postgresql_is_swept(
+    postgresql_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of ended keys are deleted, some at a time, and all others stay."""
+    monkeypatch.setattr(pg, "_SWEEP_EVERY", 0.0)
+    monkeypatch.setattr(pg, "_SWEPT", 5)
+    with closing(pg.PostgreSQL(postgresql_store, 5.0)) as store:
+        _fill(store)
+        _sweep_all(store)
+        rows = store._connection.execute(  # noqa: SLF001  (what no client is told)
+            "SELECT name FROM redlock_keys WHERE substr(name, 1, 8) = 'redlock:'::bytea"
+        ).fetchall()
+    names = {name for (name,) in rows}
+    assert not {name for name in names if name.startswith(b"redlock:short")}
+    assert {b"redlock:long%d" % n for n in range(12)} <= names
+
+
+@pytest.mark.long
+def test_etcd_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended keys behind the first part that a sweep reads are deleted, too."""
+    if not shutil.which("etcd"):
+        missing("etcd is not installed: on Debian, apt-get install etcd-server")
+    monkeypatch.setattr(etcd, "_SWEEP_EVERY", 0.0)
+    monkeypatch.setattr(etcd, "_SWEPT", 5)
+    monkeypatch.setattr(etcd, "_ENDED_MS", 0)
+    cluster = Etcd(tmp_path, members=1)
+    try:
+        cluster.start()
+        with closing(etcd.Etcd(cluster.url, 5.0)) as store:
+            _fill(store)
+            _sweep_all(store)
+            kept = store._begin([etcd._prefix(etcd._CELLS)])  # noqa: SLF001
+    finally:
+        cluster.stop()
+    assert {cell.name for cell in kept} == {b"redlock:long%d" % n for n in range(12)}
