@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.stores import etcd
+from celery_redlock.core.stores import etcd, zookeeper
 from celery_redlock.core.stores import postgresql as pg
+from celery_redlock.core.stores.needs import Needs
 from tests.conftest import missing
 from tests.harness.servers import Etcd
+from tests.harness.store_nodes import store_servers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,3 +67,25 @@ def test_etcd_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         cluster.stop()
     assert {cell.name for cell in kept} == {b"redlock:long%d" % n for n in range(12)}
+
+
+@pytest.mark.long
+def test_zookeeper_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ended keys of all parts are deleted, with their members."""
+    monkeypatch.setattr(zookeeper, "_SWEEP_EVERY", 0.0)
+    monkeypatch.setattr(zookeeper, "_ENDED_MS", 0)
+    with (
+        store_servers("zookeeper") as cluster,
+        closing(zookeeper.ZooKeeper(cluster.urls[0], 5.0)) as store,
+    ):
+        needs = Needs(names={b"redlock:shorthash"})
+        keys = store._snapshot(needs)  # noqa: SLF001  (no command of ours does this)
+        keys.hset(b"redlock:shorthash", {b"a": b"1", b"b": b"2"})
+        keys.pexpire(b"redlock:shorthash", 1)
+        assert store._commit(keys, needs)  # noqa: SLF001
+        _fill(store)
+        for _ in range(2):
+            _sweep_all(store)
+        kept = set(store._names(range(zookeeper._SHARDS)))  # noqa: SLF001
+    assert {name for name in kept if name.startswith(b"redlock:short")} == set()
+    assert {b"redlock:long%d" % n for n in range(12)} <= kept

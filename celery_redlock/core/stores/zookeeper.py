@@ -62,6 +62,7 @@ from celery_redlock.core.stores.keyspace import HASH, HEAD, Cell, StoreKeyspace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from celery_redlock.core.stores.commands import Command
     from celery_redlock.core.stores.needs import Needs
 
 __all__ = ["ZooKeeper"]
@@ -97,6 +98,9 @@ class ZooKeeper(CompareAndSwapStore):
         except StoreError:
             self.close()
             raise
+        except (KazooException, KazooTimeoutError) as error:
+            self.close()
+            raise StoreError(_told(error)) from None
         self.info = {
             "redis_mode": "standalone",
             "store": "ZooKeeper",
@@ -135,6 +139,13 @@ class ZooKeeper(CompareAndSwapStore):
             raise StoreError(text) from None
         finally:
             _end(client)
+
+    def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry commands out in one transaction, and return the replies."""
+        try:
+            return super().run(commands)
+        except (KazooException, KazooTimeoutError) as error:
+            raise StoreError(_told(error)) from None
 
     def _identity(self) -> bytes:
         (found,) = self._each("get", [_ID])
@@ -226,12 +237,9 @@ class ZooKeeper(CompareAndSwapStore):
             else:
                 transaction.set_data(_path(*place), written[place], version)
         self._add_messages(transaction, changes.messages)
-        try:
-            results = transaction.commit_async().get(timeout=self._timeout)
-        except (KazooException, KazooTimeoutError) as error:
-            raise StoreError(_told(error)) from None
+        results = transaction.commit_async().get(timeout=self._timeout)
         if any(isinstance(one, NoAuthError) for one in results):
-            raise StoreError(_told(NoAuthError()))
+            raise NoAuthError
         self._sweep()
         return not any(isinstance(one, Exception) for one in results)
 
@@ -258,7 +266,10 @@ class ZooKeeper(CompareAndSwapStore):
         return self._heads.get(name, b"").startswith(HASH.encode())
 
     def _checked(self, needs: Needs, changed: set[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the znodes that decided, and must be as they were read."""
+        """Return the znodes that decided, and must be as they were read.
+
+        Where a head is missing, its members are, too.
+        """
         whole = needs.exclusive | changed
         parts = {
             (name, field)
@@ -268,11 +279,14 @@ class ZooKeeper(CompareAndSwapStore):
         return [
             place
             for place in self._versions
-            if place in parts
-            or (
-                place[0] in whole
-                and place[0] not in needs.fields
-                and (not place[1] or self._is_hash(place[0]))
+            if (not place[1] or place[0] in self._heads)
+            and (
+                place in parts
+                or (
+                    place[0] in whole
+                    and place[0] not in needs.fields
+                    and (not place[1] or self._is_hash(place[0]))
+                )
             )
         ]
 
@@ -386,8 +400,6 @@ class ZooKeeper(CompareAndSwapStore):
             return asked.get(timeout=self._timeout)
         except NoNodeError:
             return None
-        except (KazooException, KazooTimeoutError) as error:
-            raise StoreError(_told(error)) from None
 
     def interrupt(self) -> None:
         """End what another thread waits for: each request ends by its timeout."""
