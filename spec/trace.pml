@@ -24,12 +24,6 @@
 #define JUMP 15
 #define NO_VOTE 16
 
-#ifdef NO_LONG_ENOUGH_CHECK
-#define AT_MOST(much, limit) skip
-#else
-#define AT_MOST(much, limit) assert((much) <= (limit))
-#endif
-
 int at, it;
 byte holders;
 bool any_jumped;
@@ -66,11 +60,11 @@ inline take() {
   :: op[at] == PASS -> pass(it)
   :: op[at] == START -> assert(CAN_START(c)); ttl[c] = it; start()
   :: op[at] == ACQUIRE -> assert(CAN_ACQUIRE(c, n)); acquire()
-  :: op[at] == GRANT -> assert(CAN_GRANT(c)); AT_MOST(it, valid[c]);
+  :: op[at] == GRANT -> assert(CAN_GRANT(c)); assert(it <= valid[c]);
      grant(); valid[c] = it
   :: op[at] == BEGIN_RENEWAL -> assert(CAN_BEGIN_RENEWAL(c)); begin_renewal()
   :: op[at] == EXTEND -> assert(CAN_EXTEND(c, n)); extend()
-  :: op[at] == RENEW -> assert(CAN_RENEW(c)); AT_MOST(it, fresh[c]);
+  :: op[at] == RENEW -> assert(CAN_RENEW(c)); assert(it <= fresh[c]);
      fresh[c] = it; renew()
   :: op[at] == GIVE_UP -> assert(CAN_GIVE_UP(c)); give_up()
   :: op[at] == FINISH -> assert(CAN_FINISH(c)); finish()

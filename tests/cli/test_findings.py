@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -424,7 +425,10 @@ def test_number_of_nodes_is_judged(
 def judged(rule: Rule, *urls: str) -> list[Finding]:
     """Return the findings of one rule for these settings, without connections."""
     redlock = Redlock(urls)
-    reports: list[Any] = [None] * len(urls)
+    reports: list[Any] = [
+        SimpleNamespace(label=address.name, status=SimpleNamespace(info={}))
+        for address in redlock.addresses
+    ]
     return list(rule(Case(redlock, reports)))
 
 

@@ -94,9 +94,9 @@ class _ReadableNode(StoreNode):
 class StoreNodes(DevStore):
     """A store that tests read as they read Redis nodes."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, kind: str = STORE or "postgresql", **options: Any) -> None:
         try:
-            super().__init__(STORE or "postgresql", **options)
+            super().__init__(kind, **options)
         except RedlockError as error:
             missing(str(error))
         self.nodes: list[Any] = [_ReadableNode(node.server) for node in self.nodes]

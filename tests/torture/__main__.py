@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from celery_redlock.devnodes import STORES
 from tests.torture.broker import BROKERS
 from tests.torture.producer import KINDS
 from tests.torture.session import torture
@@ -32,7 +33,7 @@ def main() -> int:
     option("--kinds", nargs="+", choices=[*KINDS], default=[], help="of jobs; all")
     option("--seed", type=int, help="chooses faults and jobs; a random one")
     option("--broker", choices=[*BROKERS], default="redis", help="of workers; redis")
-    option("--store", choices=["postgresql"], default="", help="in place of Redis")
+    option("--store", choices=STORES, default="", help="in place of Redis")
     option("--plant", choices=["split", "own permits"], default="", help="a bug")
     option("--json", type=Path, help="a file for the report")
     option("--keep", type=Path, help="an empty folder for journal and logs")

@@ -82,13 +82,10 @@ class Faults:
         }
 
         self._numbers = set(range(len(site.nodes.nodes)))
-        if len(self._numbers) == 1:  # a store: it has no majority, and always a memory
-            for kind in (
-                "majority frozen",
-                "majority cut off",
-                "node killed, back empty",
-            ):
-                del self._kinds[kind]
+        if site.is_store:  # it always has a memory
+            del self._kinds["node killed, back empty"]
+        if len(self._numbers) == 1:
+            del self._kinds["majority frozen"], self._kinds["majority cut off"]
         if site.database:
             self._kinds["database killed"] = (12, self._kill_database)
 
@@ -226,7 +223,7 @@ class Faults:
     # -- Nodes -----------------------------------------------------------------
 
     def _some_nodes(self, count: int) -> list[int]:
-        """Choose nodes: a minority among those in order, or a majority of all five."""
+        """Choose nodes: a minority among those in order, or a majority of all."""
         away = self._nodes | self._voteless
         most = min(_MOST_NODES, len(self._numbers))
         if away and (count > most or len(away) >= most):

@@ -104,7 +104,7 @@ class Site:
         binary = find_redis_server()
         durable = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
         self.nodes: Any = (
-            StoreNodes(initialize=False)
+            StoreNodes(store, initialize=False)
             if store
             else DevNodes(5, binary=binary, initialize=False, options=durable)
         )
@@ -118,6 +118,11 @@ class Site:
         self.seen: set[psutil.Process] = set()
         self._seed = seed
         self._everything = contextlib.ExitStack()
+
+    @property
+    def is_store(self) -> bool:
+        """Whether the locks are in a store, and not on Redis nodes."""
+        return bool(self._store)
 
     # -- Start ---------------------------------------------------------------
 
@@ -209,18 +214,20 @@ class Site:
         return [[address] for address in addresses] if is_split else [addresses]
 
     def _addresses(self) -> list[dict[str, str]]:
+        if self._store:
+            return [{"url": self._store_url(), "name": "store"}]
         return [
-            {"url": self._url(number, way), "name": f"node-{number}"}
+            {"url": way.url, "name": f"node-{number}"}
             for number, way in enumerate(self.ways)
         ]
 
-    def _url(self, number: int, way: Proxy) -> str:
-        """Return the URL of a node by its proxy."""
-        if not self._store:
-            return way.url
-        node = self.nodes.nodes[number]
-        port = way.url.rpartition(":")[2].partition("/")[0]
-        return str(node.url).replace(f":{node.port}/", f":{port}/")
+    def _store_url(self) -> str:
+        """Return the URL of the store by the proxies of its members."""
+        url: str = self.nodes.urls[0]
+        for node, way in zip(self.nodes.nodes, self.ways, strict=True):
+            port = way.url.rpartition(":")[2].partition("/")[0]
+            url = url.replace(f":{node.port}", f":{port}")
+        return url
 
     # -- While it runs -------------------------------------------------------
 
