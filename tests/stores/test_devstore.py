@@ -22,7 +22,12 @@ from tests.harness.store_nodes import store_servers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CLUSTERS = [kind for kind in STORES if kind != "postgresql"]
+CLUSTERS = [
+    pytest.param(kind, marks=pytest.mark.long)
+    for kind in STORES
+    if kind != "postgresql"
+]
+ALL = ["postgresql", *CLUSTERS]
 # Seconds in which another leader is elected.
 PATIENT: Any = {"node_timeout": 8.0, "connect_timeout": 8.0}
 
@@ -65,7 +70,7 @@ def test_killed_member_of_a_cluster_comes_back(store: DevStore) -> None:
         assert redlock.extend(lease)
 
 
-@pytest.mark.parametrize("store", STORES, indirect=True)
+@pytest.mark.parametrize("store", ALL, indirect=True)
 def test_store_forgets_nothing_when_all_servers_are_killed(store: DevStore) -> None:
     """It grants no lock until a majority runs again, and then knows the locks."""
     with closing(Redlock(store.urls, **PATIENT)) as redlock:
@@ -81,7 +86,7 @@ def test_store_forgets_nothing_when_all_servers_are_killed(store: DevStore) -> N
         redlock.acquire("kept")
 
 
-@pytest.mark.parametrize("store", STORES, indirect=True)
+@pytest.mark.parametrize("store", ALL, indirect=True)
 def test_paused_store_grants_nothing(store: DevStore) -> None:
     """Its connections stay, and after the block it grants locks as before."""
     with closing(Redlock(store.urls, node_timeout=1.0)) as redlock:
@@ -91,7 +96,7 @@ def test_paused_store_grants_nothing(store: DevStore) -> None:
         redlock.release(redlock.acquire("later", wait=30.0))
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", ALL)
 def test_stopped_store_leaves_nothing_and_can_start_again(kind: str) -> None:
     """The second time, it is a new deployment."""
     store = store_servers(kind)

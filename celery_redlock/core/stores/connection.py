@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
+import selectors
 import socket
 import threading
 from importlib import import_module
@@ -40,6 +40,7 @@ __all__ = [
     "as_url",
     "connection_to",
     "is_store",
+    "readable",
     "store_of",
 ]
 
@@ -135,6 +136,14 @@ def as_url(spec: str) -> str:
     return url_of(spec)
 
 
+def readable(*files: Any, timeout: float | None = None) -> set[Any]:
+    """Wait until one of these can be read, at most so many seconds; return those."""
+    with selectors.DefaultSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ)
+        return {key.fileobj for key, _ in selector.select(timeout)}
+
+
 def is_store(url: str) -> bool:
     """Tell whether a URL is that of a store, and not of a Redis node."""
     return url.partition("://")[0] in STORES
@@ -218,6 +227,11 @@ class Server:
     def __init__(self, store: Store, sock: socket.socket) -> None:
         self._store = store
         self._sock = sock
+        # Not by `select`, which knows no file of a number above 1,023.
+        self._watched = selectors.DefaultSelector()
+        self._watched.register(sock, selectors.EVENT_READ)
+        if store.server_socket is not None:
+            self._watched.register(store.server_socket, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="redlock-store", daemon=True).start()
 
     def stop(self) -> None:
@@ -232,6 +246,7 @@ class Server:
         finally:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
+            self._watched.close()
             self._sock.close()
             self._store.close()
 
@@ -256,10 +271,8 @@ class Server:
 
         So the other end notices that before it sends the next command, as with Redis.
         """
-        watched: list[Any] = [self._sock]
-        if self._store.server_socket is not None:
-            watched.append(self._store.server_socket)
-        return self._store.server_socket not in select.select(watched, [], [])[0]
+        found = self._watched.select()
+        return not any(key.fileobj == self._store.server_socket for key, _ in found)
 
     def _answer(self, commands: Sequence[Command]) -> None:
         try:

@@ -27,7 +27,6 @@ import base64
 import contextlib
 import json
 import os
-import select
 import socket
 import threading
 import warnings
@@ -52,7 +51,7 @@ from celery_redlock.core.stores.compare_and_swap import (
     encoded,
     now_us,
 )
-from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.connection import StoreError, readable
 from celery_redlock.core.stores.keyspace import HEAD, Cell, StoreKeyspace
 
 if TYPE_CHECKING:
@@ -302,9 +301,7 @@ class Etcd(CompareAndSwapStore):
             yield b""
             buffered = b""
             while True:
-                ready = select.select([ours, until_closed], [], [], _LISTENER_TTL / 3)[
-                    0
-                ]
+                ready = readable(ours, until_closed, timeout=_LISTENER_TTL / 3)
                 if until_closed in ready:
                     return
                 if not ready:

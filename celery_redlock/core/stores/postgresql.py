@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.stores import postgresql_url
 from celery_redlock.core.stores.commands import needs_of_command, run
-from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.connection import StoreError, readable
 from celery_redlock.core.stores.keyspace import StoreKeyspace
 from celery_redlock.core.stores.needs import Needs
 from celery_redlock.core.stores.postgresql_statements import (
@@ -407,7 +406,7 @@ class PostgreSQL:
             self._cursor.execute("SELECT pg_advisory_lock_shared(%s, %s)", numbers)
             yield b""
             watched: list[Any] = [self._connection.fileno(), until_closed]
-            while until_closed not in select.select(watched, [], [])[0]:
+            while until_closed not in readable(*watched):
                 for notify in self._connection.notifies(timeout=0):
                     yield notify.payload.encode()
         except psycopg.Error as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import select
+import selectors
 from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import Error, OperationalError, errors
@@ -96,8 +96,8 @@ class Statements:
 
     def __init__(self, connection: Connection) -> None:
         self._pg = connection.pgconn
-        self._readable = select.poll()
-        self._readable.register(self._pg.socket, select.POLLIN)
+        self._socket = selectors.DefaultSelector()
+        self._socket.register(self._pg.socket, selectors.EVENT_READ)
         self._pg.enter_pipeline_mode()
         for name, text in _TEXTS.items():
             self._pg.send_prepare(_NAMES[name], text.encode())
@@ -119,10 +119,12 @@ class Statements:
         try:
             pg.pipeline_sync()
             while pg.flush():
-                select.select([], [pg.socket], [])
+                with selectors.DefaultSelector() as selector:
+                    selector.register(pg.socket, selectors.EVENT_WRITE)
+                    selector.select()
             while True:
                 while pg.is_busy():
-                    self._readable.poll()
+                    self._socket.select()
                     pg.consume_input()
                 result = pg.get_result()
                 if result is None:  # between the results of two statements

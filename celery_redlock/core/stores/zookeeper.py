@@ -31,7 +31,6 @@ import hashlib
 import json
 import logging
 import secrets
-import select
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     BadVersionError,
+    ConnectionLoss,
     KazooException,
     NoAuthError,
     NodeExistsError,
@@ -49,6 +49,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
+from celery_redlock.core.backoff import jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
@@ -56,7 +57,7 @@ from celery_redlock.core.stores.compare_and_swap import (
     encoded,
     now_us,
 )
-from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.connection import StoreError, readable
 from celery_redlock.core.stores.keyspace import HASH, HEAD, Cell, StoreKeyspace
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ _ROOT, _ID, _KEYS, _WAKE = (
 _PORT = 2181
 _SHARDS = 16  # the names of 100,000 keys fit into their replies, of 1 MB at most
 _SESSION = 10.0  # seconds, after which a process that died listens no more
+_MOVE_PAUSE = 0.05  # seconds
 _LOOK_EVERY = 1.0  # seconds, for a listener: whether its connection lives
 _SWEEP_EVERY, _ENDED_MS = 4.0, 60_000  # seconds, for one shard; and milliseconds
 _PLAIN = " :"  # besides letters and digits, in the names of znodes
@@ -141,11 +143,20 @@ class ZooKeeper(CompareAndSwapStore):
             _end(client)
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Carry commands out in one transaction, and return the replies."""
-        try:
-            return super().run(commands)
-        except (KazooException, KazooTimeoutError) as error:
-            raise StoreError(_told(error)) from None
+        """Carry commands out in one transaction, and return the replies.
+
+        When a server has gone, its session goes on at another one, and so do the
+        commands: they run again, until the timeout is over.
+        """
+        give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
+        while True:
+            try:
+                return super().run(commands)
+            except (KazooException, KazooTimeoutError) as error:
+                is_gone = isinstance(error, ConnectionLoss)
+                if not is_gone or SYSTEM_CLOCK.monotonic() > give_up_at:
+                    raise StoreError(_told(error)) from None
+            SYSTEM_CLOCK.sleep(jittered(_MOVE_PAUSE, 0.0))
 
     def _identity(self) -> bytes:
         (found,) = self._each("get", [_ID])
@@ -376,7 +387,7 @@ class ZooKeeper(CompareAndSwapStore):
                         self._client.set(path, b"[]", stat.version)
                         yield from (one.encode() for one in messages)
                     continue
-                ready = select.select([ours, until_closed], [], [], _LOOK_EVERY)[0]
+                ready = readable(ours, until_closed, timeout=_LOOK_EVERY)
                 if until_closed in ready:
                     return
                 if ours in ready:
