@@ -4,7 +4,8 @@
 
     /redlock/id                          the run id
     /redlock/keys/<digit>/<name>         the head of a key
-    /redlock/keys/<digit>/<name>/<m>     a member: a field of a hash, or of a sorted set
+    /redlock/keys/<digit>/<name>/_<m>    a member: a field of a hash, or of a sorted set
+    /redlock/keys/<digit>/<name>/~<b>    its birth: another random name each time
     /redlock/wake/<channel>              ephemeral: a process listens, and its messages
 
 A transaction checks the version of each znode that decides: those of all exclusive
@@ -12,6 +13,10 @@ keys, and of the fields that were read in part, with the head of their key. So t
 with counters in different stripes do not conflict. The version of a head also changes
 when a member comes or goes, and with each change of a sorted set. A znode that must not
 exist is created and deleted again: that fails if it exists.
+
+A znode that is deleted and made again has version 0 again. So a version alone does not
+tell the lock that was read from the next one of that name. Its head holds the name of
+its birth, and the transaction checks that this birth is still there.
 
 The znodes are read one after the other, in one round trip, and not at one moment. The
 checks make good for that where something is written. A command that only reads may see
@@ -30,6 +35,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import random
 import secrets
 import socket
 from contextlib import suppress
@@ -77,9 +83,11 @@ _SHARDS = 16  # the names of 100,000 keys fit into their replies, of 1 MB at mos
 _SESSION = 10.0  # seconds, after which a process that died listens no more
 _MOVE_PAUSE = 0.05  # seconds
 _LOOK_EVERY = 1.0  # seconds, for a listener: whether its connection lives
-_SWEEP_EVERY, _ENDED_MS = 4.0, 60_000  # seconds, for one shard; and milliseconds
+_SWEEP_EVERY, _SWEPT = 4.0, 200  # seconds, for one shard; and keys of it, at random
+_ENDED_MS = 60_000  # since when a key has ended that is swept
 _PLAIN = " :"  # besides letters and digits, in the names of znodes
 _MISSING = -1  # the version of a znode that does not exist
+_RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
 
 logging.getLogger("kazoo.client").setLevel(logging.ERROR)
 
@@ -187,7 +195,8 @@ class ZooKeeper(CompareAndSwapStore):
 
     def _begin(self) -> None:
         self._versions: dict[tuple[bytes, bytes], int] = {}
-        self._heads: dict[bytes, bytes] = {}  # their data
+        self._heads: dict[bytes, bytes] = {}  # their data, after the birth
+        self._births: dict[bytes, bytes] = {}
         self._large: set[bytes] = set()  # keys with members
 
     def _read(self, places: Sequence[tuple[bytes, bytes]]) -> list[Cell]:
@@ -196,13 +205,15 @@ class ZooKeeper(CompareAndSwapStore):
         cells = []
         for place, found in zip(places, self._each("get", paths), strict=True):
             self._versions[place] = _MISSING if found is None else found[1].version
-            if found is not None:
-                name, field = place
-                cells.append(decoded(name, field, found[0]))
-                if field == HEAD:
-                    self._heads[name] = found[0]
-                if found[1].numChildren:
+            if found is None:
+                continue
+            (name, field), (data, stat) = place, found
+            if field == HEAD:
+                self._births[name], _, data = data.partition(b"\n")
+                self._heads[name] = data
+                if stat.numChildren > 1:  # its birth is one of them
                     self._large.add(name)
+            cells.append(decoded(name, field, data))
         return cells
 
     def _read_members(self, names: Iterable[bytes]) -> list[Cell]:
@@ -215,6 +226,7 @@ class ZooKeeper(CompareAndSwapStore):
             (name, b"." + unquote_to_bytes(child[1:]))
             for name, children in zip(large, found, strict=True)
             for child in children or ()
+            if child.startswith("_")
         ]
         return self._read(places)
 
@@ -231,7 +243,8 @@ class ZooKeeper(CompareAndSwapStore):
         for name in self._changed_inside(written, gone):
             written.setdefault((name, HEAD), self._heads.get(name, b""))
         transaction = self._client.transaction()
-        for place in self._checked(needs, {name for name, _ in (*written, *gone)}):
+        checked = self._checked(needs, {name for name, _ in (*written, *gone)})
+        for place in checked:
             if place in written or place in gone:
                 continue
             if before[place] == _MISSING:
@@ -239,19 +252,41 @@ class ZooKeeper(CompareAndSwapStore):
                 transaction.delete(_path(*place))
             else:
                 transaction.check(_path(*place), before[place])
-        for place in sorted(gone, key=_heads_first, reverse=True):
-            transaction.delete(_path(*place), before[place])
+        for name in {name for name, _ in (*checked, *written, *gone)}:
+            if name in self._births and (name, HEAD) not in gone:
+                transaction.check(_birth(name, self._births[name]), 0)
+        self._delete(transaction, gone)
         for place in sorted(written, key=_heads_first):
-            version = before.get(place, _MISSING)
-            if version == _MISSING:
-                transaction.create(_path(*place), written[place])
-            else:
-                transaction.set_data(_path(*place), written[place], version)
+            self._write(transaction, place, written[place])
         self._add_messages(transaction, changes.messages)
+        is_done = self._is_committed(transaction)
+        self._sweep()
+        return is_done
+
+    def _delete(self, transaction: Any, gone: Iterable[tuple[bytes, bytes]]) -> None:
+        for name, field in sorted(gone, key=_heads_first, reverse=True):
+            if field == HEAD:
+                transaction.delete(_birth(name, self._births[name]))
+            transaction.delete(_path(name, field), self._versions[name, field])
+
+    def _write(self, transaction: Any, place: tuple[bytes, bytes], data: bytes) -> None:
+        name, field = place
+        version = self._versions.get(place, _MISSING)
+        if field == HEAD:
+            birth = self._births.get(name) or secrets.token_hex(8).encode()
+            data = birth + b"\n" + data
+        if version != _MISSING:
+            transaction.set_data(_path(*place), data, version)
+            return
+        transaction.create(_path(*place), data)
+        if field == HEAD:
+            transaction.create(_birth(name, birth))
+
+    def _is_committed(self, transaction: Any) -> bool:
+        """Commit. Return False if a check failed, so that nothing was changed."""
         results = transaction.commit_async().get(timeout=self._timeout)
         if any(isinstance(one, NoAuthError) for one in results):
             raise NoAuthError
-        self._sweep()
         return not any(isinstance(one, Exception) for one in results)
 
     def _changed_inside(
@@ -277,27 +312,21 @@ class ZooKeeper(CompareAndSwapStore):
         return self._heads.get(name, b"").startswith(HASH.encode())
 
     def _checked(self, needs: Needs, changed: set[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the znodes that decided, and must be as they were read.
-
-        Where a head is missing, its members are, too.
-        """
-        whole = needs.exclusive | changed
+        """Return the znodes that decided, and must be as they were read."""
         parts = {
-            (name, field)
+            name: {HEAD, *(b"." + one for one in fields)}
             for name, fields in needs.fields.items()
-            for field in (HEAD, *(b"." + one for one in fields))
+            if name not in needs.names
         }
+        whole = (needs.exclusive | changed) - parts.keys()
         return [
-            place
-            for place in self._versions
-            if (not place[1] or place[0] in self._heads)
+            (name, field)
+            for name, field in self._versions
+            # A head that is missing stands for its members, too.
+            if (field == HEAD or name in self._heads)
             and (
-                place in parts
-                or (
-                    place[0] in whole
-                    and place[0] not in needs.fields
-                    and (not place[1] or self._is_hash(place[0]))
-                )
+                field in parts.get(name, ())
+                or (name in whole and (field == HEAD or self._is_hash(name)))
             )
         ]
 
@@ -355,16 +384,16 @@ class ZooKeeper(CompareAndSwapStore):
         self._swept_at, self._sweeps = now, (self._sweeps + 1) % _SHARDS
         self._begin()
         names = self._names([self._sweeps])
+        if len(names) > _SWEPT:
+            names = _RANDOM.sample(names, _SWEPT)
         ended_ms = now_us() // 1000 - _ENDED_MS
         for cell in self._read([(name, HEAD) for name in names]):
-            if cell.expires_at_ms is None or cell.expires_at_ms >= ended_ms:
-                continue
-            self._read_members([cell.name])
-            transaction = self._client.transaction()
-            places = [place for place in self._versions if place[0] == cell.name]
-            for place in sorted(places, key=_heads_first, reverse=True):
-                transaction.delete(_path(*place), self._versions[place])
-            transaction.commit_async().get(timeout=self._timeout)
+            if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms:
+                self._read_members([cell.name])
+                transaction = self._client.transaction()
+                gone = [place for place in self._versions if place[0] == cell.name]
+                self._delete(transaction, gone)
+                self._is_committed(transaction)  # or another process used the key
 
     # -- listening -------------------------------------------------------------------
 
@@ -441,7 +470,7 @@ def _started(url: str, timeout: float) -> KazooClient:
     try:
         client.start(timeout=timeout)
         client.chroot = _chroot(url)  # in `hosts`, it would warn that it is missing
-        if client.exists("/"):
+        if client.exists_async("/").get(timeout=timeout):
             return client
         problem = f"has no node {_chroot(url)}; create it first"
     except (KazooException, KazooTimeoutError) as error:
@@ -460,8 +489,10 @@ def _servers(url: str) -> list[tuple[str, int]]:
     """Return host and port of all servers.
 
     Raises:
-        ValueError: There is none, or a port is no number.
+        ValueError: There is none, a port is no number, or the URL has options.
     """
+    if urlsplit(url).query:
+        raise ValueError("there are no options, and no TLS")
     servers = []
     for one in urlsplit(url).netloc.rpartition("@")[2].split(","):
         host, _, port = one.strip().rpartition(":") if ":" in one else (one, "", "")
@@ -488,6 +519,10 @@ def _path(name: bytes, field: bytes) -> str:
     digest = hashlib.md5(name, usedforsecurity=False).hexdigest()
     head = f"{_KEYS}/{digest[0]}/{quote(name, safe=_PLAIN)}"
     return f"{head}/_{quote(field[1:], safe=_PLAIN)}" if field else head
+
+
+def _birth(name: bytes, birth: bytes) -> str:
+    return f"{_path(name, HEAD)}/~{birth.decode()}"
 
 
 def _wake(channel: bytes) -> str:

@@ -1,0 +1,205 @@
+"""ZooKeeper: what comes between a snapshot and its commit; forks; its URL."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.stores import zookeeper
+from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.zookeeper import ZooKeeper
+from celery_redlock.devnodes.processes import free_port
+from celery_redlock.errors import ConfigurationError
+from tests.nodes.support import run_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TIMEOUT = 8.0  # seconds
+pytestmark = pytest.mark.long
+SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
+
+
+@pytest.fixture
+def connect(zookeeper_store: str) -> Iterator[Callable[[], ZooKeeper]]:
+    """Give a function that connects to the ensemble."""
+    stores: list[ZooKeeper] = []
+
+    def connect() -> ZooKeeper:
+        stores.append(ZooKeeper(zookeeper_store, TIMEOUT))
+        return stores[-1]
+
+    yield connect
+    for store in stores:
+        store.close()
+
+
+def script(name: str, keys: list[bytes], *args: bytes) -> list[bytes]:
+    """Return the command that runs a script."""
+    return [b"EVALSHA", SHA[name], b"%d" % len(keys), *keys, *args]
+
+
+def once_before(
+    monkeypatch: pytest.MonkeyPatch,
+    store: ZooKeeper,
+    method: str,
+    act: Callable[[], Any],
+) -> None:
+    """Let another client act once, just before a method of this store runs."""
+    real = getattr(store, method)
+
+    def later(*args: Any) -> Any:
+        monkeypatch.setattr(store, method, real)
+        act()
+        return real(*args)
+
+    monkeypatch.setattr(store, method, later)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "arguments", "reply"),
+    [("release", [b"0"], 0), ("request_cancel", [b"me"], [2, b"theirs\n2\n", 60000])],
+)
+def test_late_commit_spares_the_next_lock_of_that_name(
+    connect: Callable[[], ZooKeeper],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    arguments: list[bytes],
+    reply: Any,
+) -> None:
+    """A lock that was released and taken by another holder since is left alone.
+
+    Both locks are znodes of version 0.
+    """
+    late, others = connect(), connect()
+    monkeypatch.setattr(zookeeper, "now_us", lambda: 1_000_000_000)
+    lock, queue = b"late:%b" % name.encode(), b"late:%b:queue" % name.encode()
+    keys = [lock, queue] if name == "release" else [lock]
+    others.run([[b"SET", lock, b"ours\n1\n", b"PX", b"60000"]])
+
+    def act() -> None:
+        others.run([[b"DEL", lock]])
+        others.run([[b"SET", lock, b"theirs\n2\n", b"PX", b"60000"]])
+
+    once_before(monkeypatch, late, "_commit", act)
+    assert late.run([script(name, keys, b"ours", *arguments)]) == [reply]
+    assert others.run([[b"GET", lock]]) == [b"theirs\n2\n"]
+
+
+@pytest.mark.long
+def test_sweep_spares_the_next_lock_of_that_name(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock is left alone that was taken since the sweep read an ended one."""
+    late, others = connect(), connect()
+    lock = b"late:swept"
+    others.run([[b"SET", lock, b"ended", b"PX", b"1"]])
+    path = zookeeper._path(lock, b"")  # noqa: SLF001  (which shard it is in)
+    shard = int(path.split("/")[3], 16)
+    monkeypatch.setattr(zookeeper, "_SWEEP_EVERY", 0.0)
+    monkeypatch.setattr(zookeeper, "_ENDED_MS", -60_000)
+    monkeypatch.setattr(late, "_sweeps", shard - 1)
+    monkeypatch.setattr(zookeeper, "_SWEPT", 10_000)
+
+    def act() -> None:
+        monkeypatch.setattr(zookeeper, "_SWEEP_EVERY", 60.0)
+        others.run([[b"DEL", lock]])
+        others.run([[b"SET", lock, b"theirs"]])
+
+    once_before(monkeypatch, late, "_delete", act)
+    late._sweep()  # noqa: SLF001  (as after a commit)
+    assert others.run([[b"GET", lock]]) == [b"theirs"]
+
+
+@pytest.mark.long
+def test_batch_reads_a_hash_whole_if_one_of_its_commands_does(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command on a whole hash sees all fields, also beside one on a part of it."""
+    late, others = connect(), connect()
+    meta = b"late:meta"
+    others.run([[b"HSET", meta, b"3", b"100", b"7", b"1"]])
+    act = lambda: others.run([[b"HSET", meta, b"7", b"900"]])  # noqa: E731
+    once_before(monkeypatch, late, "_commit", act)
+    part = script("raise_fence", [b"late:none", meta], b"ours", b"", b"9", b"3")
+    seen = late.run([[b"HGETALL", meta], part, [b"HSET", meta, b"8", b"1"]])[0]
+    assert dict(zip(seen[::2], seen[1::2], strict=True))[b"7"] == b"900"
+
+
+@pytest.mark.long
+def test_first_field_of_a_hash_that_is_read_in_part(
+    connect: Callable[[], ZooKeeper],
+) -> None:
+    """A script that reads fields of a hash may be the one that makes it."""
+    store = connect()
+    lock, meta = b"first:lock", b"first:meta"
+    store.run([[b"SET", lock, b"ours\n1\n", b"PX", b"60000"]])
+    raised = script("raise_fence", [lock, meta], b"ours", b"me", b"9", b"3")
+    assert store.run([raised]) == [[1, 9]]
+    assert store.run([[b"HGET", meta, b"3"]]) == [b"9"]
+
+
+@pytest.mark.long
+def test_child_has_its_own_session(zookeeper_store: str) -> None:
+    """A forked child locks by itself, and its end leaves the parent's session alone."""
+    program = """
+import os, sys
+from celery_redlock.core.redlock import Redlock
+redlock = Redlock(sys.argv[1:], node_timeout=8.0, connect_timeout=8.0)
+lease = redlock.acquire("of the parent")
+pid = os.fork()
+if not pid:
+    assert redlock.release(redlock.acquire("of the child"))
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert redlock.extend(lease)
+assert redlock.release(lease) == 1
+print("done")
+redlock.close()
+"""
+    assert run_python(program, zookeeper_store) == ["done"]
+
+
+def test_name_of_zookeeper_has_no_credentials() -> None:
+    """The name is all servers, sorted, and the chroot: two places are two names."""
+    name = ZooKeeper.name_of("zookeeper://user:secret@b:2180,a/apps/shop/")
+    assert name == "a:2181+b:2180/apps/shop"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("zookeeper://", "host:port,host:port"),
+        ("zookeeper://u:secret@a:2181,", "host:port,host:port"),
+        ("zookeeper://u:secret@a?ca=/ca.pem", "there are no options, and no TLS"),
+    ],
+)
+def test_wrong_url_of_zookeeper_is_refused(url: str, said: str) -> None:
+    """An option is not left out in silence: TLS would be thought to be in use."""
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        Redlock([url])
+    assert "secret" not in str(caught.value)
+
+
+def test_unreachable_zookeeper_is_one_clear_error() -> None:
+    """The error says that no server accepts connections, and shows no password."""
+    url = f"zookeeper://user:secret@127.0.0.1:{free_port()}"
+    with pytest.raises(StoreError, match="did not accept a connection") as caught:
+        ZooKeeper(url, 0.5)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.long
+def test_zookeeper_has_a_run_id(zookeeper_store: str) -> None:
+    """Two sessions see one run id, and ``prepare`` keeps it."""
+    ZooKeeper.prepare(zookeeper_store, TIMEOUT)
+    with (
+        closing(ZooKeeper(zookeeper_store, TIMEOUT)) as one,
+        closing(ZooKeeper(zookeeper_store, TIMEOUT)) as two,
+    ):
+        assert one.run([[b"INFO"]]) == two.run([[b"INFO"]])
