@@ -28,10 +28,11 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing
 
 SOME, MANY = 40, 1000  # histories
 JOBS = 2  # Spins at once
-# The faults that a thousand histories must have had.
+# The faults that a thousand histories must have had. Nodes lose their membership (DEL
+# of `meta`) only in histories with several configurations, which are left out.
 FAULTS = (
     *("fault crash lose", "fault crash keep", "fault crash rollback", "fault flush"),
-    *("fault forget meta", "fault hang", "fault cut", "fault slow", "fault reset"),
+    *("fault hang", "fault cut", "fault slow", "fault reset"),
     *("fault pause", "fault death killed", "fault clock step"),
     *("fault on call break", "fault on call delay", "fault on call death"),
 )
