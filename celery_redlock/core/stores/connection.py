@@ -137,7 +137,11 @@ def as_url(spec: str) -> str:
 
 
 def readable(*files: Any, timeout: float | None = None) -> set[Any]:
-    """Wait until one of these can be read, at most so many seconds; return those."""
+    """Wait until one of these can be read, at most so many seconds; return those.
+
+    Not by `select.select`, which knows no file of a number above 1,023. And not by a
+    selector that is kept: gevent's remembers what could be read before.
+    """
     with selectors.DefaultSelector() as selector:
         for file in files:
             selector.register(file, selectors.EVENT_READ)
@@ -227,11 +231,6 @@ class Server:
     def __init__(self, store: Store, sock: socket.socket) -> None:
         self._store = store
         self._sock = sock
-        # Not by `select`, which knows no file of a number above 1,023.
-        self._watched = selectors.DefaultSelector()
-        self._watched.register(sock, selectors.EVENT_READ)
-        if store.server_socket is not None:
-            self._watched.register(store.server_socket, selectors.EVENT_READ)
         threading.Thread(target=self._run, name="redlock-store", daemon=True).start()
 
     def stop(self) -> None:
@@ -246,7 +245,6 @@ class Server:
         finally:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
-            self._watched.close()
             self._sock.close()
             self._store.close()
 
@@ -271,8 +269,9 @@ class Server:
 
         So the other end notices that before it sends the next command, as with Redis.
         """
-        found = self._watched.select()
-        return not any(key.fileobj == self._store.server_socket for key, _ in found)
+        server = self._store.server_socket
+        watched = [self._sock] if server is None else [self._sock, server]
+        return server not in readable(*watched)
 
     def _answer(self, commands: Sequence[Command]) -> None:
         try:
