@@ -205,6 +205,7 @@ def test_callable_that_waits_is_logged_then(prefork: Deployment, key: str) -> No
 # -- Who wins ----------------------------------------------------------------------
 
 
+@pytest.mark.several_nodes
 def test_split_votes_are_never_a_reason_to_skip(prefork: Deployment, key: str) -> None:
     """Where no majority names a holder, the call tries again until it runs."""
     prefork.nodes.split(key, seconds=1.5)

@@ -57,6 +57,7 @@ def metered(
     return start
 
 
+@pytest.mark.several_nodes
 def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
     metered: Start, stage: Stage, key: str
 ) -> None:
@@ -85,6 +86,7 @@ def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
         assert it.value("redlock_node_answers_total", node=label, answer="granted") > 3
 
 
+@pytest.mark.several_nodes
 def test_loss_and_outage_are_scraped(
     metered: Start, frail_nodes: LockNodes, stage: Stage, key: str
 ) -> None:
@@ -107,6 +109,7 @@ def test_loss_and_outage_are_scraped(
     assert edge["redlock_nodes", frozenset()] == 5
 
 
+@pytest.mark.several_nodes
 def test_node_that_restarts_is_scraped_in_quarantine(
     metered: Start, start_nodes: Callable[..., DevNodes]
 ) -> None:
@@ -124,6 +127,7 @@ def test_node_that_restarts_is_scraped_in_quarantine(
     nodes.close()
 
 
+@pytest.mark.several_nodes
 def test_prefork_worker_without_a_folder_says_so(metered: Start) -> None:
     """No scrape sees the counts of the children; the worker runs all the same."""
     it = metered(shared=False)
@@ -142,6 +146,7 @@ def test_port_that_is_taken_stops_no_worker(metered: Start, key: str) -> None:
     it.deployment.finish(key, it.deployment.send("quick", key))
 
 
+@pytest.mark.several_nodes
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_pools_of_one_process_need_no_folder(
     metered: Start, key: str, pool: str

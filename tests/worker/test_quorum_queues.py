@@ -203,6 +203,7 @@ def test_copy_of_a_running_call_waits_for_its_end(here: Deployment, key: str) ->
     assert len(here.stage.runs(key)) == 1
 
 
+@pytest.mark.several_nodes
 def test_split_votes_run_in_the_end(here: Deployment, key: str) -> None:
     """Where no majority names a holder, the call goes back until it runs."""
     here.nodes.split(key, seconds=3)

@@ -58,6 +58,7 @@ def test_inspect_conf_shows_no_password(here: Deployment) -> None:
     assert SECRET not in json.dumps(conf)
 
 
+@pytest.mark.several_nodes
 def test_logs_and_results_show_no_password(here: Deployment, key: str) -> None:
     """Runs, conflicts and nodes that are down put no password into logs or errors."""
     first = here.begin("job", key)

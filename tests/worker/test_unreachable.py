@@ -70,6 +70,7 @@ def test_retry_runs_the_job_when_the_nodes_are_back(outage: Outage, key: str) ->
     assert len(here.stage.runs(key)) == 1
 
 
+@pytest.mark.several_nodes
 @pytest.mark.parametrize(
     ("policy", "state"), [("raise", states.FAILURE), ("skip", states.REVOKED)]
 )
@@ -130,6 +131,7 @@ def test_outage_that_is_over_delays_no_request(frail: Deployment, key: str) -> N
     assert [result.get(timeout=10) for result in results] == [r.id for r in results]
 
 
+@pytest.mark.several_nodes
 def test_new_nodes_are_waited_for(redis_server: str, site: Site, key: str) -> None:
     """Jobs wait until the quarantine of new nodes ends, and then run."""
     with short_quarantine(site, 3, initialize=False) as here:
