@@ -126,6 +126,7 @@ def versions(session: nox.Session, celery: str, redis: str, hiredis: bool) -> No
         *("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *FAST),
         *(f"--ignore=tests/unit/{name}" for name in left_out),
         *("-m", "not counts_places"),  # the places differ between versions of CPython
+        *("-k", "not etcd and not zookeeper"),  # they take minutes
         "--hypothesis-profile=ci",  # no deadlines
         *session.posargs,
     )

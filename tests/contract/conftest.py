@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.stores.postgresql import PostgreSQL as Store
-from celery_redlock.core.stores.zookeeper import ZooKeeper as ZooKeeperStore
+from celery_redlock.core.stores.connection import store_of
 from celery_redlock.devnodes import DevNode, redis_servers
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
-from celery_redlock.errors import RedlockError
+from celery_redlock.errors import ConfigurationError, RedlockError
 from tests.conftest import missing
 from tests.contract.listener import Listener
 from tests.contract.subjects import MemorySubject, ServerSubject, StoreSubject
@@ -22,6 +21,7 @@ from tests.harness.servers import PostgreSQL, find_postgresql
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery_redlock.core.stores.connection import Store
     from celery_redlock.devnodes.stores.cluster import Cluster
     from tests.contract.subjects import Subject
 
@@ -58,6 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def postgresql_store() -> Iterator[str]:
     """Give the URL of a PostgreSQL with our table."""
+    store = _driver_of("postgresql")
     programs = find_postgresql()
     if programs is None:
         missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
@@ -65,7 +66,7 @@ def postgresql_store() -> Iterator[str]:
     try:
         server.start()
         url = server.plain_url
-        Store.prepare(url, 5.0)
+        store.prepare(url, 5.0)
         yield url
     finally:
         server.stop()
@@ -74,15 +75,24 @@ def postgresql_store() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def etcd_store() -> Iterator[str]:
     """Give the URL of an etcd of one member."""
+    _driver_of("etcd")
     yield from _url_of(Etcd, members=1)
 
 
 @pytest.fixture(scope="session")
 def zookeeper_store() -> Iterator[str]:
     """Give the URL of a ZooKeeper of three servers, with our znodes."""
+    store = _driver_of("zookeeper")
     for url in _url_of(ZooKeeper, members=3):
-        ZooKeeperStore.prepare(url, 5.0)
+        store.prepare(url, 5.0)
         yield url
+
+
+def _driver_of(name: str) -> type[Store]:
+    try:
+        return store_of(f"{name}://")
+    except ConfigurationError as error:
+        missing(str(error))
 
 
 def _url_of(kind: type[Cluster], members: int) -> Iterator[str]:

@@ -49,7 +49,10 @@ CELERY_NEEDS = (
     *("pytest-click", "pytest-order", "pytest-rerunfailures", "pytest-subtests"),
     "pytest-timeout",
 )
-NEEDS = ("hypothesis", "psutil", "pydantic", "pytest>=9", "pytest-timeout")
+NEEDS = (
+    *("hypothesis", "psutil", "psycopg[binary]", "pydantic"),
+    *("pytest>=9", "pytest-timeout"),
+)
 NEEDED = (
     *("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "noxfile.py"),
     *("CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"),
