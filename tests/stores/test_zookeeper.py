@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from celery_redlock.core.stores.connection import StoreError
 from celery_redlock.core.stores.zookeeper import ZooKeeper
 from celery_redlock.devnodes.processes import free_port
 from celery_redlock.errors import ConfigurationError
+from tests.harness.waiting import until
 from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
@@ -163,6 +165,28 @@ print("done")
 redlock.close()
 """
     assert run_python(program, zookeeper_store) == ["done"]
+
+
+def test_reads_behind_a_broken_connection_are_done_again(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that answers them was not asked to catch up, and may be behind."""
+    store = connect()
+    store.run([[b"SET", b"broken", b"kept"]])
+    client = store._client  # noqa: SLF001  (to break its connection)
+    sync, asked = client.sync_async, list[str]()
+
+    def sync_and_break(path: str) -> Any:
+        asked.append(path)
+        reply = sync(path)
+        if len(asked) == 1:
+            client._connection._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+            until(lambda: store._breaks)  # noqa: SLF001  (kazoo connects again at once)
+        return reply
+
+    monkeypatch.setattr(client, "sync_async", sync_and_break)
+    assert store.run([[b"GET", b"broken"]]) == [b"kept"]
+    assert len(asked) == 2
 
 
 def test_name_of_zookeeper_has_no_credentials() -> None:

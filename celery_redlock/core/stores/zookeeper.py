@@ -42,7 +42,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
-from kazoo.client import KazooClient
+from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import (
     BadVersionError,
     ConnectionLoss,
@@ -100,6 +100,8 @@ class ZooKeeper(CompareAndSwapStore):
     def __init__(self, url: str, timeout: float) -> None:
         self._timeout = timeout
         self._client = _started(url, timeout)
+        self._breaks = 0  # of the connection
+        self._client.add_listener(self._note_state)
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps = secrets.randbelow(_SHARDS)
         self._listeners: dict[bytes, tuple[bytes, int]] = {}
@@ -178,8 +180,10 @@ class ZooKeeper(CompareAndSwapStore):
     def _snapshot(self, needs: Needs) -> StoreKeyspace:
         self._begin()
         # Else a server that is behind would tell of a lock that was released. The reads
-        # wait for it: a session's requests are carried out in order.
-        self._client.sync_async(_ROOT)
+        # wait for it: a session's requests are carried out in order. But if the
+        # connection breaks, kazoo sends the reads to another server.
+        breaks = self._breaks
+        synced = self._client.sync_async(_ROOT)
         parts = {
             name: [HEAD, *(b"." + one for one in fields)]
             for name, fields in needs.fields.items()
@@ -189,9 +193,17 @@ class ZooKeeper(CompareAndSwapStore):
         places += [(name, field) for name, fields in parts.items() for field in fields]
         cells = self._read(places)
         cells += self._read_members(needs.names)
+        self._reply_to(synced)
+        if self._breaks != breaks:
+            raise ConnectionLoss
         keys = StoreKeyspace(self, run_id=self._run_id, now_us=now_us())
         keys.enter([*needs.names, *parts], cells)
         return keys
+
+    def _note_state(self, state: str) -> None:
+        """Count breaks; called by kazoo's thread, before it connects again."""
+        if state != KazooState.CONNECTED:
+            self._breaks += 1
 
     def _begin(self) -> None:
         self._versions: dict[tuple[bytes, bytes], int] = {}
