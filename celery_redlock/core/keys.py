@@ -68,6 +68,7 @@ __all__ = [
 STRIPES = 4096
 MOST = 100  # keys that are taken together
 MOST_BYTES = 8192  # of them all: each of their locks names each of them
+_MOST_SHOWN = 4
 
 
 def key_of(keys: str | Iterable[str]) -> str:
@@ -113,8 +114,15 @@ def keys_of(key: str) -> list[str]:
 
 
 def shown(key: str) -> str:
-    """Return the keys of such a text for a message: ``'a'``, or ``'a' and 'b'``."""
-    return " and ".join(map(repr, keys_of(key)))
+    """Return the keys of such a text for a message: ``'a'``, or ``'a' and 'b'``.
+
+    Of many, the first three, and how many more there are.
+    """
+    several = list(map(repr, keys_of(key)))
+    if len(several) > _MOST_SHOWN:
+        rest = len(several) - _MOST_SHOWN + 1
+        several[_MOST_SHOWN - 1 :] = [f"{rest} more"]
+    return " and ".join(several)
 
 
 def stripe_of(key: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core import wait_queue
+from celery_redlock.core import keys, wait_queue
 from celery_redlock.core.lease import new_base
 from celery_redlock.core.limits import wanted
 from celery_redlock.core.redlock import Redlock
@@ -221,3 +221,35 @@ def test_many_threads_contend(start: Callable[[], Redlock], key: str) -> None:
             done.result()
     assert len(fences) == 18
     assert fences == sorted(set(fences))
+
+
+def test_as_many_keys_as_may_be(ours: Redlock, theirs: Redlock, key: str) -> None:
+    """A client takes, renews and releases as many keys together as there may be."""
+    names = [f"{key}-{number}" for number in range(keys.MOST)]
+    lease = ours.acquire(names)
+    assert ours.extend(lease)
+    with pytest.raises(LockHeld):
+        theirs.acquire(names[-1])
+    assert ours.release(lease) == 1
+    later = theirs.acquire(names)
+    assert later.fence is not None
+    assert lease.fence is not None
+    assert later.fence > lease.fence
+    assert theirs.release(later) == 1
+
+
+def test_many_threads_with_a_key_each(ours: Redlock, key: str) -> None:
+    """What threads ask for in the same moment is granted to each of them."""
+    together = threading.Barrier(48)
+
+    def work(number: int) -> int:
+        fences = []
+        for _ in range(3):
+            together.wait(SOON)
+            lease = ours.acquire(f"{key}-{number}", wait=SOON)
+            fences.append(lease.fence)
+            assert ours.release(lease) == 1
+        return len(set(fences))
+
+    with ThreadPoolExecutor(48) as pool:
+        assert list(pool.map(work, range(48))) == [3] * 48

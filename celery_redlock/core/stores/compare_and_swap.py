@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompareAndSwapStore", "decoded", "encoded", "now_us"]
 
-_TRIES = 30
+_TRIES, _TRIES_TOGETHER = 30, 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
 
 
@@ -53,12 +53,18 @@ class CompareAndSwapStore:
     server_socket: int | None = None  # the drivers connect again by themselves
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
-        """Carry commands out in one transaction, and return the replies."""
+        """Carry commands out, and return the replies.
+
+        All in one transaction; but if they are too many for one, or meet changes of
+        other clients again and again, in halves, one after the other.
+        """
         needs = Needs()
         for command in commands:
             if found := needs_of_command(command):
                 needs.add(found)
-        for times in range(_TRIES):
+        is_one = len(commands) == 1
+        tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0
+        for times in range(tries):
             if times:
                 pause = doubled(_FIRST_PAUSE, times, _LONGEST_PAUSE)
                 SYSTEM_CLOCK.sleep(jittered(pause, 0.0))
@@ -66,7 +72,14 @@ class CompareAndSwapStore:
             replies = [run(command, self, keys) for command in commands]
             if not keys.changes or self._commit(keys, needs):
                 return replies
-        return [ErrorReply("BUSY other processes change the same keys")] * len(commands)
+        if is_one:
+            return [ErrorReply("BUSY other processes change the same keys")]
+        half = len(commands) // 2
+        return [*self.run(commands[:half]), *self.run(commands[half:])]
+
+    def _fits(self, _needs: Needs) -> bool:
+        """Tell whether one transaction can do all that is needed."""
+        return True
 
     def _snapshot(self, needs: Needs) -> StoreKeyspace:
         """Load what is needed, as it was at one moment."""

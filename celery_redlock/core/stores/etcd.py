@@ -3,10 +3,16 @@
 Each cell of a key is a key of etcd: ``redlock/cell/<name> 00 01 <field>``. What a
 transaction compares is only what decides:
 
-* of an exclusive key: its head, and that no cell of it is newer than the snapshot. A
-  removed cell leaves no trace, so its transaction writes the head again;
+* of an exclusive key that exists: its head. A removed member leaves no trace, so its
+  transaction writes the head again;
+* of one that does not exist, or has members: that no cell of it is newer than the
+  snapshot;
 * of a hash that is read in part (``meta``): these fields and its head. So two locks
   with counters in different stripes do not conflict.
+
+etcd takes 128 comparisons at most. Where those would be too many, one comparison is for
+all that lies between several keys, in the order of their names: it may find a change
+of a key that is none of ours, and then the scripts run again.
 
 All members of the cluster are tried in turn. The run id is the id of the cluster: it is
 the same after members restart, because a majority of them has each commit on disk; a
@@ -26,6 +32,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import socket
 import threading
@@ -52,18 +59,21 @@ from celery_redlock.core.stores.compare_and_swap import (
     now_us,
 )
 from celery_redlock.core.stores.connection import StoreError, readable
-from celery_redlock.core.stores.keyspace import HEAD, Cell, StoreKeyspace
+from celery_redlock.core.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from celery_redlock.core.stores.keyspace import Changes
     from celery_redlock.core.stores.needs import Needs
 
 __all__ = ["Etcd"]
 
 _CELLS, _LISTENERS, _MESSAGES = b"redlock/cell/", b"redlock/listen/", b"redlock/wake/"
 _DEFAULT_PORT = 2379
-_OPS = 100  # of one level of a transaction; etcd takes 128
+# etcd's --max-txn-ops. The comparisons of a transaction and the operations of one that
+# is nested in it count together.
+_TXN_OPS, _MOST_COMPARED, _MOST_READ = 128, 120, 100
 _LISTENER_TTL = 10  # seconds
 _READ_SIZE = 1 << 16
 _UNREACHABLE = "it cannot be reached"
@@ -135,6 +145,9 @@ class Etcd(CompareAndSwapStore):
 
     # -- a transaction ---------------------------------------------------------------
 
+    def _fits(self, needs: Needs) -> bool:
+        return len(needs.exclusive) <= _MOST_READ
+
     def _snapshot(self, needs: Needs) -> StoreKeyspace:
         ranges = [_range_of(name) for name in needs.names]
         parts = {
@@ -151,10 +164,11 @@ class Etcd(CompareAndSwapStore):
     def _begin(self, ranges: list[dict[str, Any]]) -> list[Cell]:
         """Read these ranges at one revision, and keep the versions of their cells."""
         self._versions: dict[tuple[bytes, bytes], str] = {}
+        self._with_members: set[bytes] = set()
         self._revision = ""
         cells: list[Cell] = []
-        for start in range(0, max(1, len(ranges)), _OPS):
-            cells += self._read(ranges[start : start + _OPS])
+        for part in _chunks(ranges, _MOST_READ) or [[]]:
+            cells += self._read(part)
         return cells
 
     def _read(self, ranges: list[dict[str, Any]]) -> list[Cell]:
@@ -170,25 +184,14 @@ class Etcd(CompareAndSwapStore):
             for kv in response["response_range"].get("kvs", ()):
                 name, field = _parts(_bytes(kv["key"]))
                 self._versions[name, field] = kv["mod_revision"]
-                cells.append(decoded(name, field, _bytes(kv.get("value", ""))))
+                cell = decoded(name, field, _bytes(kv.get("value", "")))
+                if field != HEAD or cell.kind != STRING:
+                    self._with_members.add(name)
+                cells.append(cell)
         return cells
 
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
         changes = keys.changes
-        changed = {n for n, _ in (*changes.removed, *changes.written)} | changes.wiped
-        parts = {n: fs for n, fs in needs.fields.items() if n not in needs.names}
-        whole = needs.exclusive | changed
-        whole -= {b"%b\n%b" % (n, one) for n, fs in needs.fields.items() for one in fs}
-        whole -= parts.keys()
-        compare = [self._is_unchanged(name, HEAD) for name in whole]
-        later = {"target": "MOD", "result": "LESS"}
-        later["mod_revision"] = str(int(self._revision) + 1)
-        compare += [{**later, **_range_of(name)} for name in whole]
-        compare += [
-            self._is_unchanged(name, field)
-            for name, fields in parts.items()
-            for field in (HEAD, *(b"." + one for one in fields))
-        ]
         ops = [self._delete(name, field) for name, field in changes.removed]
         touched = {name for name, _ in changes.removed} - changes.wiped
         for name, field in self._versions:
@@ -202,9 +205,8 @@ class Etcd(CompareAndSwapStore):
         for place, (channel, message) in enumerate(changes.messages):
             key = _MESSAGES + _escaped(channel) + b"%d" % place
             ops.append(_put(key, message, self._leases[channel]))
-        if len(compare) > _OPS:
-            raise StoreError(f"cannot compare {len(compare)} keys at once")
-        body = {"compare": compare, "success": _nested(ops)}
+        compare = self._comparisons(changes, needs)
+        body = {"compare": compare, "success": _nested(ops, _TXN_OPS - len(compare))}
         try:
             is_done: bool = self._call("/kv/txn", body).get("succeeded", False)
         except StoreError as error:
@@ -213,6 +215,44 @@ class Etcd(CompareAndSwapStore):
             raise
         self._sweep()
         return is_done
+
+    def _comparisons(self, changes: Changes, needs: Needs) -> list[dict[str, Any]]:
+        """Return what must hold for the changes, in `_MOST_COMPARED` at most."""
+        changed = {n for n, _ in (*changes.removed, *changes.written)} | changes.wiped
+        parts = {n: fs for n, fs in needs.fields.items() if n not in needs.names}
+        whole = needs.exclusive | changed
+        whole -= {b"%b\n%b" % (n, one) for n, fs in needs.fields.items() for one in fs}
+        whole -= parts.keys()
+        present = {name for name in whole if (name, HEAD) in self._versions}
+        heads = [self._is_unchanged(name, HEAD) for name in present | parts.keys()]
+        fields = [
+            self._is_unchanged(name, b"." + field)
+            for name, fields in parts.items()
+            for field in fields
+        ]
+        ranges = (whole - present) | (whole & self._with_members)
+        if len(heads) + len(fields) + len(ranges) > _MOST_COMPARED:
+            fields, ranges = [], ranges | parts.keys()
+        room = _MOST_COMPARED - len(heads) - len(fields)
+        if ranges and room < 1:
+            raise StoreError(f"cannot compare {len(heads)} keys at once")
+        starts = sorted(_key(name, HEAD) for name in ranges)
+        groups = _chunks(starts, math.ceil(len(starts) / max(1, room)) or 1)
+        later = str(int(self._revision) + 1)
+        return (
+            heads
+            + fields
+            + [
+                {
+                    "target": "MOD",
+                    "result": "LESS",
+                    "mod_revision": later,
+                    "key": _text(group[0]),
+                    "range_end": _text(_end_of(group[-1])),
+                }
+                for group in groups
+            ]
+        )
 
     def _is_unchanged(self, name: bytes, field: bytes) -> dict[str, Any]:
         return {
@@ -252,8 +292,8 @@ class Etcd(CompareAndSwapStore):
     def load(self, names: Sequence[bytes]) -> list[Cell]:
         """Return all cells of these keys, at the revision of the snapshot."""
         cells = []
-        for start in range(0, len(names), _OPS):
-            cells += self._read([_range_of(n) for n in names[start : start + _OPS]])
+        for part in _chunks(list(names), _MOST_READ):
+            cells += self._read([_range_of(name) for name in part])
         return cells
 
     def listens(self, channel: bytes) -> bool:
@@ -418,7 +458,10 @@ def _follow(stream: Any, sock: socket.socket) -> None:
 def _is_refusal(reason: str) -> bool:
     return any(
         word in reason
-        for word in ("authentic", "auth token", "user name", "permission", "lease not")
+        for word in (
+            *("authentic", "auth token", "user name", "permission", "lease not"),
+            *("too many", "too large"),
+        )
     )
 
 
@@ -437,11 +480,15 @@ def _reason(error: Exception) -> str:
     return (text or type(error).__name__).splitlines()[0][:200]
 
 
-def _nested(ops: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if len(ops) <= _OPS:
+def _nested(ops: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+    """Return these operations, or transactions of so many of them each."""
+    if len(ops) <= _TXN_OPS:
         return ops
-    starts = range(0, len(ops), _OPS)
-    return [{"request_txn": {"success": ops[s : s + _OPS]}} for s in starts]
+    return [{"request_txn": {"success": part}} for part in _chunks(ops, room)]
+
+
+def _chunks(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _put(key: bytes, value: bytes, lease: str = "0") -> dict[str, Any]:
@@ -461,8 +508,13 @@ def _parts(key: bytes) -> tuple[bytes, bytes]:
     return name.replace(b"\0\xff", b"\0"), field
 
 
+def _end_of(head: bytes) -> bytes:
+    """Return what comes after all that begins so."""
+    return head[:-1] + bytes([head[-1] + 1])
+
+
 def _prefix(head: bytes) -> dict[str, Any]:
-    return {"key": _text(head), "range_end": _text(head[:-1] + bytes([head[-1] + 1]))}
+    return {"key": _text(head), "range_end": _text(_end_of(head))}
 
 
 def _range_of(name: bytes) -> dict[str, Any]:

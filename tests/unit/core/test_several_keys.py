@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.core.keys import shown, text_of
 from celery_redlock.core.quorum import Verdict
 from celery_redlock.errors import ConfigurationError, LockHeld, LockLost
 from celery_redlock.locking import current_lease, lock
@@ -21,6 +22,13 @@ def there(nodes: FakeNodes, key: str) -> list[bool]:
     """Tell for each node whether it has a lock of this key."""
     name = f"redlock:lock:{key}".encode()
     return [node.memory.redis.get(name) is not None for node in nodes.nodes]
+
+
+def test_messages_name_few_of_many_keys() -> None:
+    """A message about 100 keys stays short."""
+    assert shown(text_of("ab")) == "'a' and 'b'"
+    assert shown(text_of("abcd")) == "'a' and 'b' and 'c' and 'd'"
+    assert shown(text_of("abcdefg")) == "'a' and 'b' and 'c' and 4 more"
 
 
 def test_all_keys_are_taken_in_one_round_trip(site: Site) -> None:
