@@ -6,12 +6,14 @@ import signal
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.stores.postgresql import PostgreSQL as Store
-from celery_redlock.errors import LockHeld
+from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.operations.doctor import diagnose
 from tests.conftest import missing
 from tests.harness.servers import find_postgresql
 from tests.harness.waiting import until
@@ -105,6 +107,51 @@ def test_promoted_standby_waits_until_all_locks_have_ended(
                 until(votes)
                 assert VoteKind.QUARANTINED in kinds
                 assert after.acquire(key).fence > lease.fence
+        finally:
+            standby.stop()
+
+
+@pytest.mark.parametrize("commits", ["on", "off", "local", "remote_write"])
+def test_grant_waits_for_the_synchronous_standby(
+    primary: Primary, key: str, commits: str
+) -> None:
+    """Also where other transactions do not. Here the standby never comes."""
+    with closing(service(primary, **SHORT)) as redlock:
+        redlock.initialize()
+    with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+        connection.execute(f"ALTER ROLE redlock SET synchronous_commit = {commits}")
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        connection.execute("SELECT pg_reload_conf()")
+        shown = "SHOW synchronous_standby_names"
+        until(lambda: connection.execute(shown).fetchone() == ("absent",))
+
+        with (
+            closing(service(primary, **SHORT)) as redlock,
+            pytest.raises(QuorumUnreachable, match="had not answered"),
+        ):
+            redlock.acquire(key)
+
+
+def test_doctor_tells_of_standbys(primary: Primary) -> None:
+    """A user who may not know their kind is told so, and not that there are none."""
+    asynchronous = "has 1 standby that it does not wait for"
+    unknown = "has standbys, and does not tell our user whether it waits for them"
+    with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE plain LOGIN")
+        connection.execute(f"{Store.grants.removesuffix('redlock;')} plain")
+        with closing(service(primary)) as redlock:
+            redlock.initialize()
+        standby = Standby(primary)
+        try:
+            standby.start()
+            streams = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+            until(lambda: connection.execute(streams).fetchone())
+            for user, fact in (("redlock", asynchronous), ("plain", unknown)):
+                url = primary.plain_url.replace("redlock@", f"{user}@")
+                node = {"url": url, "name": "database"}
+                with closing(Redlock([node], node_timeout=5.0)) as redlock:
+                    found = {one.code: one.fact for one in diagnose(redlock)}
+                assert fact in found["async-standbys"]
         finally:
             standby.stop()
 

@@ -67,7 +67,10 @@ _FACTS = (
     "current_setting('transaction_read_only'), current_setting('fsync'), "
     "current_setting('synchronous_commit'), "
     "(SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), "
-    "(SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'async')"
+    # Users without pg_read_all_stats see standbys, and not of what kind.
+    "(SELECT CASE WHEN count(*) > count(sync_state) THEN 'unknown' "
+    "ELSE (count(*) FILTER (WHERE sync_state = 'async'))::text END "
+    "FROM pg_stat_replication)"
 )
 _NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _PRIVILEGES = (
@@ -166,12 +169,11 @@ class PostgreSQL:
             "fsync": fsync,
             "synchronous_commit": commits,
             "encrypted": "yes" if is_encrypted else "no",
-            "asynchronous_standbys": str(standbys),
+            "asynchronous_standbys": standbys,
             "denied": ", ".join(denied),
         }
-        # A grant must be on disk when it is told. What a session commits otherwise is
-        # its own business.
-        self._commits_late = commits == "off"
+        # A grant must be on disk when it is told, and on that of a synchronous standby.
+        self._is_durable = commits not in ("off", "local")
         if in_recovery:
             self.info["unfit"] = "is a standby; use the primary server"
         elif is_read_only == "on":
@@ -215,9 +217,10 @@ class PostgreSQL:
             self._statements.carry_out([Step("rollback")])
             return replies
         steps = write(keys.changes)
-        if needs.may_be_late != self._commits_late:
-            how = "commit late" if needs.may_be_late else "commit on disk"
-            steps.insert(0, Step(how))
+        if needs.may_be_late:
+            steps.insert(0, Step("commit late"))
+        elif not self._is_durable:
+            steps.insert(0, Step("commit on disk"))
         self._statements.carry_out([*steps, Step("commit")])
         self._sweep()
         return replies

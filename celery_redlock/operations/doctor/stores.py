@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["asynchronous_standbys", "privileges", "writes"]
 
+_PROMOTED = (
+    "One that is promoted without being waited for may lack the last grants. Its "
+    "timeline is another one, so it grants nothing for {:.0f} s, and its fences are "
+    "above its own time."
+)
+
 
 @node_rule()
 def writes(report: NodeReport, _: Case) -> Iterator[Problem]:
@@ -48,14 +54,19 @@ def privileges(report: NodeReport, _: Case) -> Iterator[Problem]:
 @node_rule()
 def asynchronous_standbys(report: NodeReport, case: Case) -> Iterator[Problem]:
     """Say what the promotion of an asynchronous standby costs."""
-    count = int(report.status.info.get("asynchronous_standbys", "0"))
-    if count:
+    found = report.status.info.get("asynchronous_standbys", "0")
+    if found == "unknown":
+        yield Problem(
+            "async-standbys",
+            NOTE,
+            "has standbys, and does not tell our user whether it waits for them",
+            "To know it, grant the user pg_read_all_stats. "
+            + _PROMOTED.format(case.redlock.timing.quarantine),
+        )
+    elif count := int(found):
         yield Problem(
             "async-standbys",
             NOTE,
             f"has {count} standby{'s' * (count > 1)} that it does not wait for",
-            "One that is promoted may lack the last grants. Its timeline is another "
-            "one, so it grants nothing for "
-            f"{case.redlock.timing.quarantine:.0f} s, and its fences are above its own "
-            "time.",
+            _PROMOTED.format(case.redlock.timing.quarantine),
         )
