@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.url import NodeAddress
 
+_URL = r"(?:[^\s,=/]+=)?\w+://"  # its beginning, which may give it a name
+
 
 @click.command(cls=Command, short_help="Change the list of nodes, or max_ttl.")
 @click.option("--from", "old", metavar="NODES", help="The present nodes.")
@@ -58,8 +60,8 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     """Change the list of nodes, or max_ttl, without two holders.
 
     The app's settings are the default of each option. NODES are URLs with commas
-    between them, name=URL for a node with a name, or @FILE with one per line, which
-    keeps passwords out of the list of processes.
+    between them, name=URL for a node with a name, the URL of one store, or @FILE with
+    one per line, which keeps passwords out of the list of processes.
 
     No lock is granted for about as long as the greater max_ttl. If it is interrupted,
     run it again with the same arguments: it goes on where it stopped. With --abort the
@@ -134,10 +136,12 @@ def _nodes_in(text: str) -> Sequence[str | Mapping[str, str] | NodeAddress]:
             raise ConfigurationError(
                 f"{text[1:]} cannot be read ({error.strerror}). Nothing was done."
             ) from None
+    # The URL of a store may name several members with commas between, and libpq's
+    # keywords have spaces. So another node begins only where a URL begins.
     nodes: list[str | dict[str, str]] = []
-    for spec in re.split(r"[,\s]+", text.strip()):
+    for spec in re.split(rf"[,\s]+(?={_URL})", text.strip()):
         name, equals, url = spec.partition("=")
-        has_name = bool(equals) and "://" not in name
+        has_name = bool(equals) and re.match(_URL, spec) and "://" not in name
         nodes.append({"name": name, "url": url} if has_name else spec)
     return nodes
 

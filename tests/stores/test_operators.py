@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.postgresql import PostgreSQL as Store
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
+from celery_redlock.operations.doctor import Case
+from celery_redlock.operations.doctor.placement import tls
 from celery_redlock.operations.reconfigure import reconfigure
 from celery_redlock.settings import Settings
 from tests.cli.project import Project
@@ -83,6 +87,48 @@ def test_locks_are_listed_shown_and_released(project: Project) -> None:
     assert "worker-1" in shown.out
     assert released.code == 0
     assert project.redlock("ls", "--json").document["locks"] == []
+
+
+@pytest.mark.parametrize("notation", ["URL of several hosts", "keywords", "file"])
+def test_reconfigure_moves_to_a_store_and_back(
+    start_nodes: Callable[..., DevNodes],
+    server: psycopg.Connection,
+    tmp_path: Path,
+    notation: str,
+) -> None:
+    """The store is one node, however many commas and spaces its URL has."""
+    short: dict[str, Any] = {"ttl": 0.4, "max_ttl": 0.5, "node_timeout": 0.1}
+    settings = {f"redlock_{name}": value for name, value in short.items()}
+    nodes = start_nodes(3, max_ttl=0.5)
+    info = server.info
+    place = f"{info.host}:{info.port},{info.host}:{info.port}"
+    spec = f"postgresql://{info.user}@{place}/{info.dbname}"
+    if notation == "keywords":
+        spec = f"host={info.host} port={info.port} user={info.user} "
+        spec += f"dbname={info.dbname}"
+    given = spec
+    if notation == "file":
+        given = f"@{tmp_path / 'nodes'}"
+        (tmp_path / "nodes").write_text(f"{spec}\n")
+    fences = []
+    Store.prepare(spec, 5.0)
+
+    moves: Any = [
+        ([], nodes.urls),
+        (["--to", given], [spec]),
+        (["--from", given, "--to", ",".join(nodes.urls)], nodes.urls),
+    ]
+    with Project(tmp_path, nodes, **settings) as project:
+        for words, urls in moves:
+            if words:
+                run = project.redlock("reconfigure", *words, "--yes")
+                assert run.code == 0, run.err
+            with closing(Redlock(urls, **short)) as redlock:
+                fences.append(redlock.acquire("k", wait=10.0).fence)
+            if "--from" not in words:
+                for node in nodes.nodes * bool(words):  # as ones that come back empty
+                    node.command("DEL", "redlock:meta")
+    assert fences == sorted(set(fences))
 
 
 def test_init_refuses_live_locks(project: Project) -> None:
@@ -262,3 +308,23 @@ def test_settings_in_json_have_no_password(project: Project) -> None:
 
     assert PASSWORD not in json.dumps(document)
     assert QUOTED not in json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("postgresql://app:word@10.0.0.1/app", "Use sslmode=verify-full, unless"),
+        ("etcd://10.0.0.1", "Use etcds://, unless"),
+        ("zookeeper://10.0.0.1", "TLS to ZooKeeper is not supported"),
+    ],
+)
+def test_remedy_for_missing_tls_exists_there(url: str, remedy: str) -> None:
+    """An address of another machine, which is not connected to."""
+    redlock = Redlock([url])
+    status = SimpleNamespace(info={"encrypted": "no"})
+    reports: Any = [SimpleNamespace(label=redlock.labels[0], status=status)]
+
+    (found,) = tls(Case(redlock, reports))
+
+    assert found.code == "no-tls"
+    assert remedy in found.remedy

@@ -37,8 +37,12 @@ _REMEDY = (
     "Give locks Redis servers of their own. A busy broker or cache delays them, and a "
     "full one evicts them."
 )
-# Scheme of a URL without TLS -> what to use.
-_TLS = {"redis": "rediss://", "etcd": "etcds://"}
+# Scheme of a URL without TLS -> what to do.
+_TLS = {
+    "redis": "Use rediss://",
+    "etcd": "Use etcds://",
+    "zookeeper": "Use a private network (TLS to ZooKeeper is not supported)",
+}
 _USES = {
     "broker": ("broker_url", "broker_read_url", "broker_write_url"),
     "result backend": ("result_backend",),
@@ -100,7 +104,7 @@ def tls(case: Case) -> Iterator[Finding]:
                 WARNING if ip.is_global else NOTE,
                 f"Node {address.name} is reached without TLS at {ip}, "
                 f"{'a public address' if ip.is_global else 'on another machine'}.",
-                f"Use {_TLS.get(urlsplit(address.url).scheme, 'sslmode=verify-full')}, "
+                f"{_TLS.get(urlsplit(address.url).scheme, 'Use sslmode=verify-full')}, "
                 "unless the network between is yours alone. Otherwise others on the "
                 "way can read the password and change locks.",
                 address.name,
