@@ -39,12 +39,12 @@ class Settings:
     Durations are given in seconds or as ``timedelta``.
 
     Attributes:
-        nodes: URLs of independent Redis masters, or the URL of one PostgreSQL. The only
-            setting that must be set. The repr has no passwords.
+        nodes: URLs of independent Redis masters, or one URL of a PostgreSQL, an etcd or
+            a ZooKeeper. The only setting that must be set. The repr has no passwords.
         ttl: Seconds for which nodes keep a lock that is not renewed.
         max_ttl: Upper bound of every ttl; the same for all clients of the nodes.
         node_timeout: Seconds that a node may take to answer; 0.05 s, or 0.5 s for a
-            PostgreSQL, whose commits wait for its disk.
+            store, whose commits wait for a disk.
         connect_timeout: Seconds that a connection may take to be made.
         prefix: First part of all keys on the nodes.
         restart_guard: Whether a node that lost its memory is kept out of the vote.

@@ -239,7 +239,7 @@ def test_as_many_keys_as_may_be(ours: Redlock, theirs: Redlock, key: str) -> Non
 
 
 def test_many_threads_with_a_key_each(ours: Redlock, key: str) -> None:
-    """What threads ask for in the same moment is granted to each of them."""
+    """Threads that ask in the same moment are each granted their key."""
     together = threading.Barrier(48)
 
     def work(number: int) -> int:
