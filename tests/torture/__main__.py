@@ -36,7 +36,7 @@ def main() -> int:
     option("--store", choices=STORES, default="", help="in place of Redis")
     option("--plant", choices=["split", "own permits"], default="", help="a bug")
     option("--json", type=Path, help="a file for the report")
-    option("--keep", type=Path, help="an empty folder for journal and logs")
+    option("--keep", type=Path, help="a new folder for journal and logs")
     parser.set_defaults(seed=secrets.randbelow(10**6))
     chosen = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in background
