@@ -53,16 +53,23 @@ test: $(VENV)/.with-test
 	@echo "About 8 minutes on two cores. The long tests are left out: make test-all."
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(ARGS)
 
+# The scenarios that say most about a store. All of tests/worker runs there, too.
+ON_OTHER_STORES = tests/worker/test_loss.py tests/worker/test_unreachable.py
+
 # All four parts run, also if one of them fails. Containers serve one process of tests.
 test-all: $(VENV)/.with-test
 	@echo "About 40 minutes on two cores, in four parts: all tests; those of workers, on"
-	@echo "PostgreSQL; those in containers, if a Docker engine answers; and the package as"
+	@echo "stores, too; those in containers, if a Docker engine answers; and the package as"
 	@echo "it is installed."
 	@failed=; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docker \
 	  $(ARGS) || failed="$$failed tests"; \
 	REDLOCK_TEST_STORE=postgresql $(BIN)/python -m pytest -n $(WORKERS) \
 	  --dist worksteal tests/worker -m "not long" || failed="$$failed postgresql"; \
+	for store in etcd zookeeper; do \
+	  REDLOCK_TEST_STORE=$$store $(BIN)/python -m pytest -n $(WORKERS) \
+	    --dist worksteal $(ON_OTHER_STORES) -m "not long" || failed="$$failed $$store"; \
+	done; \
 	$(BIN)/python -m pytest tests/docker $(ARGS) || failed="$$failed tests/docker"; \
 	$(MAKE) --no-print-directory check-package ARGS= || failed="$$failed check-package"; \
 	if [ -n "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi

@@ -151,7 +151,7 @@ class DevStore:
     Attributes:
         kind: One of `STORES`.
         title: The name of the store as a text shows it: ``"PostgreSQL"``.
-        nodes: Its servers: one PostgreSQL, or three members of a cluster.
+        nodes: Its servers: one PostgreSQL, or the members of a cluster.
     """
 
     def __init__(
@@ -161,6 +161,7 @@ class DevStore:
         max_ttl: float = 60.0,
         initialize: bool = True,
         durable: bool = False,
+        members: int = 3,
     ) -> None:
         """Describe the servers. Nothing runs before `start`.
 
@@ -171,6 +172,7 @@ class DevStore:
                 new deployment.
             durable: Whether a commit waits for the disk, as it should in production. A
                 server that is killed forgets nothing without it.
+            members: How many servers a cluster has. PostgreSQL is always one.
 
         Raises:
             ConfigurationError: There is no such kind, or its driver is not installed.
@@ -183,7 +185,8 @@ class DevStore:
         store_of(f"{kind}://")
         self.kind = kind
         self.title, make = _SERVERS[kind]
-        self._servers = make(durable=durable)
+        size = {} if kind == "postgresql" else {"members": members}
+        self._servers = make(durable=durable, **size)
         self.nodes = [StoreNode(server) for server in self._servers.members]
         self._max_ttl = max_ttl
         self._initialize = initialize

@@ -220,9 +220,13 @@ class LockNodes:
 
 @contextmanager
 def lock_nodes(count: int = 5, **options: Any) -> Iterator[LockNodes]:
-    """Start lock nodes, and stop them after the block; options as for `DevNodes`."""
+    """Start lock nodes, and stop them after the block; options as for `DevNodes`.
+
+    A store has one member here, so that a node that is away is an outage.
+    """
+    started: Any = None
     if STORE:
         options.pop("binary", None)
-    started: Any = StoreNodes(**options) if STORE else DevNodes(count, **options)
-    with started as dev, closing(LockNodes(dev)) as nodes:
+        started = StoreNodes(members=1, **options)
+    with started or DevNodes(count, **options) as dev, closing(LockNodes(dev)) as nodes:
         yield nodes

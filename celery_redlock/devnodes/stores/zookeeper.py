@@ -24,7 +24,8 @@ _JAVA = (
     "-Dzookeeper.fastleader.maxNotificationInterval=500",  # milliseconds
 )
 _NO_FSYNC = "-Dzookeeper.forceSync=no"
-# Ticks of half a second: others notice within two seconds that the leader is gone.
+# Ticks of half a second: others notice within two seconds that the leader is gone. One
+# server is an ensemble of one, which elects itself.
 _SETTINGS = """\
 tickTime=500
 initLimit=20
@@ -34,6 +35,7 @@ maxSessionTimeout=40000
 maxClientCnxns=0
 clientPortAddress=127.0.0.1
 admin.enableServer=false
+standaloneEnabled=false
 """
 
 
