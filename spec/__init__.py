@@ -1,5 +1,6 @@
 """The specification of the lock in Promela, and a program that has Spin check it.
 
-Read ``common.pml`` first, then ``lock.pml``, ``fence.pml``, ``keys.pml``. The page for
-readers without Promela is docs/explanation/specification.md.
+Read ``common.pml`` first, then ``lock.pml``, ``fence.pml``, ``keys.pml`` and
+``reconfiguration.pml``. The page for readers without Promela is
+docs/explanation/specification.md.
 """

@@ -34,6 +34,8 @@ class Rule:
         text: The rule, in one sentence.
         why: What goes wrong without it, in one sentence.
         defines: More definitions for the search without the rule.
+        depth: The longest history to search, in depth; 0 searches breadth first, which
+            finds a shortest one, and takes more memory.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Rule:
     text: str
     why: str
     defines: tuple[str, ...] = ()
+    depth: int = 0
 
     @property
     def all_defines(self) -> tuple[str, ...]:
@@ -57,6 +60,19 @@ RUNS = [
     Run("fence", "two attempts, counters of 0 and 1, one loss of memory"),
     Run("keys", "two clients, two keys, any of them or both"),
     Run("keys", "three clients, two permits", ("CLIENTS=3", "ONE_NAME_EACH")),
+    Run("reconfiguration", "three nodes become two, one of them new; a loss of memory"),
+    Run(
+        "reconfiguration",
+        "the same, and two losses of memory",
+        ("LOSSES=2",),
+        is_large=True,
+    ),
+    Run(
+        "reconfiguration",
+        "three nodes become three, one of them new; a loss of memory",
+        ("NEW=14",),
+        is_large=True,
+    ),
     Run("lock", "two clients, a ttl of four ticks", ("TTL=4",), is_large=True),
     Run("fence", "two attempts, counters to 2", ("COUNTERS=2",), is_large=True),
     Run("keys", "three clients, two keys", ("CLIENTS=3",), is_large=True),
@@ -213,5 +229,74 @@ RULES = [
         "A permit is a lock on one of n names; nodes do not count holders.",
         "Counters of three nodes admit three holders, each with another majority.",
         ("CLIENTS=3",),
+    ),
+    Rule(
+        "EPOCHS",
+        "reconfiguration",
+        "A node votes only for clients of its own epoch.",
+        "Nodes that have opened grant locks of the old epoch. Its fences were read before.",
+    ),
+    Rule(
+        "FIRST_MEMBERS",
+        "reconfiguration",
+        "`init` lets only the first servers of a deployment vote at once.",
+        "A server that took the place of another one, which had granted a lock, grants "
+        "it again.",
+    ),
+    Rule(
+        "CLOSED_RENEWS_NOTHING",
+        "reconfiguration",
+        "A closed node renews no lease.",
+        "A lease of the old epoch outlives the wait.",
+        ("LOSSES=0",),
+    ),
+    Rule(
+        "WAIT_WHEN_CLOSED",
+        "reconfiguration",
+        "New nodes open when the old ones have been closed for a whole quarantine.",
+        "A lease of the old epoch is still valid.",
+        ("LOSSES=0",),
+    ),
+    Rule(
+        "MAJORITY_CLOSED",
+        "reconfiguration",
+        "New nodes open when a majority of the old ones is closed.",
+        "Of four old nodes two are left, confirm a third that lost its memory, and "
+        "grant a lock.",
+        ("LARGE_OLD",),
+        depth=16,
+    ),
+    Rule(
+        "CLOSE_COMPARES",
+        "reconfiguration",
+        "A node is closed only if its view is the one that the plan was made from.",
+        "Nodes count that were closed one after another, and never together.",
+    ),
+    Rule(
+        "PLANNED_IDENTITY",
+        "reconfiguration",
+        "A node opens only if it is closed for the plan, and is the planned server.",
+        "A node that opened and lost its memory opens again, without its lock.",
+        ("NEW=14",),
+    ),
+    Rule(
+        "MARKS",
+        "reconfiguration",
+        "Old nodes vote again when a majority of the new ones is marked.",
+        "The operator takes the change back, and a late message opens the new nodes.",
+        ("LOSSES=0",),
+    ),
+    Rule(
+        "MARKS_STAY",
+        "reconfiguration",
+        "A node that votes again keeps the mark.",
+        "A late message closes it for the change that was taken back.",
+    ),
+    Rule(
+        "FENCES_TAKEN_OVER",
+        "reconfiguration",
+        "New nodes open with the counters of the old ones.",
+        "The first fence of the new epoch is not greater than the last one of the old.",
+        ("LOSSES=0",),
     ),
 ]

@@ -72,12 +72,14 @@ def check_rule(rule: Rule) -> Result:
     """Look for a counterexample to a model that is without a rule."""
     is_live = "LIVENESS" in rule.all_defines
     options = ["-a", f"-m{_SHORT}"] if is_live else ["-w22"]
+    if rule.depth:
+        options = [f"-m{rule.depth}", "-w24"]
     return _search(
         rule.model,
         rule.all_defines,
         options,
         is_live=is_live,
-        is_breadth_first=not is_live,
+        is_breadth_first=not is_live and not rule.depth,
     )
 
 

@@ -23,6 +23,7 @@ _TITLES = {
     "lock": "One lock: `spec/lock.pml`",
     "fence": "Fences: `spec/fence.pml`",
     "keys": "Several keys and permits: `spec/keys.pml`",
+    "reconfiguration": "Epochs: `spec/reconfiguration.pml`",
 }
 
 
