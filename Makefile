@@ -54,7 +54,7 @@ test: $(VENV)/.with-test
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(ARGS)
 
 # The scenarios that say most about a store. All of tests/worker runs there, too.
-ON_OTHER_STORES = tests/worker/test_loss.py tests/worker/test_unreachable.py
+ON_OTHER_STORES := tests/worker/test_loss.py tests/worker/test_conflicts.py
 
 # All four parts run, also if one of them fails. Containers serve one process of tests.
 test-all: $(VENV)/.with-test

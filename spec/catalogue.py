@@ -234,7 +234,8 @@ RULES = [
         "EPOCHS",
         "reconfiguration",
         "A node votes only for clients of its own epoch.",
-        "Nodes that have opened grant locks of the old epoch. Its fences were read before.",
+        "Nodes that have opened grant locks of the old epoch. Its fences were read "
+        "before.",
     ),
     Rule(
         "FIRST_MEMBERS",

@@ -99,7 +99,7 @@ class _Peer:
 
 
 def _measured(url: str, peer: _Peer, *, quick: bool) -> dict[str, Any]:
-    rounds, count, size = (2, 10, 30) if quick else (21, 50, 1_000)
+    rounds, count, size = (2, 10, 30) if quick else (15, 30, 1_000)
     store: Any = store_of(url)(url, PATIENT)
     server = store.info["store"]
     store.close()
@@ -158,7 +158,7 @@ def _refused(redlock: Redlock) -> None:
 
 def _tasks(url: str, *, quick: bool) -> dict[str, float]:
     """Return how many tasks with a lock run, beside those of plain Celery."""
-    rounds, count = (1, 20) if quick else (11, 150)
+    rounds, count = (1, 20) if quick else (7, 100)
     with DevNodes(1, initialize=False) as broker:
         os.environ["BENCHMARK_SERVERS"] = f"{broker.urls[0]} {url}"
         module = "benchmarks.groups.stores_app"
