@@ -1,0 +1,69 @@
+"""The modules that are mutated, and the tests that judge their mutants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MODULES", "ROOT", "Module"]
+
+ROOT = Path(__file__).parents[2]
+_CORE = "tests/unit/core"
+_SIMULATION = ("tests/simulation/test_scenarios.py", "tests/simulation/test_histories.py")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module of the package.
+
+    Attributes:
+        path: The file, from the root of the project.
+        fast: The tests that see every mutant.
+        slow: The tests that see the mutants that survive these.
+    """
+
+    path: str
+    fast: tuple[str, ...]
+    slow: tuple[str, ...] = _SIMULATION
+
+    @property
+    def source(self) -> str:
+        """The text of the file."""
+        return (ROOT / self.path).read_text("utf-8")
+
+
+def _unit(*names: str) -> tuple[str, ...]:
+    return tuple(f"{_CORE}/test_{name}.py" for name in names)
+
+
+MODULES = {
+    "fence": Module(
+        "celery_redlock/core/fence.py", _unit("fence", "several_keys", "redlock")
+    ),
+    "quorum": Module(
+        "celery_redlock/core/quorum.py",
+        _unit("quorum", "fence", "redlock", "several_keys", "refusals"),
+    ),
+    "restart_guard": Module(
+        "celery_redlock/core/restart_guard.py",
+        _unit("restart_guard", "deployment", "view"),
+    ),
+    "extension": Module(
+        "celery_redlock/core/extension.py",
+        _unit("extension", "watchdog", "several_keys", "permits"),
+    ),
+    "redlock": Module(
+        "celery_redlock/core/redlock.py",
+        (
+            *_unit("redlock", "several_keys", "refusals", "reentrance", "permits"),
+            *_unit("fence", "claims", "extension", "wait_queue", "deployment"),
+            "tests/unit/test_lease.py",
+            "tests/unit/locking",
+        ),
+    ),
+    "operations": Module(
+        "celery_redlock/core/scripts/operations.py",
+        ("tests/contract",),
+        (_CORE, *_SIMULATION),
+    ),
+}

@@ -1,0 +1,186 @@
+"""Run mutmut on one module, and compare what survives with the list.
+
+mutmut runs in ``build/mutation/<module>/``, on a copy of the project. The mutants that
+survive the fast tests are then judged by the slow ones. A later run keeps what was
+killed, if its function is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.mutation.modules import MODULES, ROOT
+from tests.mutation.survivors import Change, listed, stripped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.mutation.modules import Module
+
+__all__ = ["FIGURES", "fingerprint", "judge", "main"]
+
+FIGURES = Path(__file__).with_name("figures.json")
+_SURVIVED, _NO_TESTS = 0, 33  # exit codes of pytest, as mutmut records them
+_TIMEOUTS = (24, 36, 152, 255, -24)
+_HISTORIES = "150"  # of the simulator: a mutant pays for all of them
+_CONFIGURATION = """
+[tool.mutmut]
+source_paths = ["celery_redlock"]
+only_mutate = ["{path}"]
+pytest_add_cli_args = [
+    "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "tests.mutation.selection",
+    "--hypothesis-seed=0",
+]
+pytest_add_cli_args_test_selection = {tests}
+timeout_constant = 2.0
+timeout_multiplier = 8.0
+track_dependencies = false
+use_git_change_detection = false
+"""
+
+
+def fingerprint(module: Module) -> str:
+    """Return what tells whether the file is still the one that was judged."""
+    return hashlib.sha256(module.source.encode()).hexdigest()[:16]
+
+
+def main(names: list[str]) -> int:
+    """Judge these modules, write the figures, and print what is not explained."""
+    unknown = sorted(set(names) - set(MODULES))
+    if unknown or not names:
+        print(f"Name modules, of: {', '.join(MODULES)}.", file=sys.stderr)  # noqa: T201
+        return 2
+    return max([judge(name) for name in names])
+
+
+def judge(name: str) -> int:
+    """Judge one module. Return 0 if every survivor is explained, and no other is."""
+    module, folder = MODULES[name], ROOT / "build" / "mutation" / name
+    _copy(module, folder)
+    for tests in (module.fast,):
+        if not _is_settled(folder, module):
+            _mutmut(folder, module, tests)
+    results = _results(folder, module)
+    if None in results.values():
+        print(f"{name}: mutmut did not end its run.", file=sys.stderr)  # noqa: T201
+        return 2
+    lived = {k for k, code in results.items() if code in (_SURVIVED, _NO_TESTS)}
+    late = [k for k, code in results.items() if code in _TIMEOUTS]
+    changes = {key: _change(folder, module, key) for key in sorted(lived)}
+    known = listed(name)
+    strange = {key: one for key, one in changes.items() if one not in known}
+    gone = known - set(changes.values())
+    explained = len(lived) - len(strange)
+    figures = {
+        "source": fingerprint(module),
+        "mutants": len(results),
+        "killed": len(results) - len(lived) - len(late),
+        "timeouts": len(late),
+        "survived": len(lived),
+        "explained": explained,
+    }
+    _write(name, figures)
+    _report(name, figures, strange, gone)
+    return 1 if strange or gone else 0
+
+
+def _copy(module: Module, folder: Path) -> None:
+    """Copy what the tests need. Times of files are kept: mutmut looks at them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    skipped = shutil.ignore_patterns("__pycache__")
+    for name in ("celery_redlock", "tests"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.copytree(ROOT / name, folder / name, ignore=skipped)
+    shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
+
+
+def _mutmut(folder: Path, module: Module, tests: tuple[str, ...]) -> None:
+    """Let these tests judge the mutants that no test has killed."""
+    settings = _CONFIGURATION.format(path=module.path, tests=json.dumps(list(tests)))
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    (folder / "pyproject.toml").write_text(project + settings, "utf-8")
+    (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
+    meta = _meta(folder, module)
+    if meta.exists():
+        known = json.loads(meta.read_text("utf-8"))
+        codes = known["exit_code_by_key"]
+        undecided = (_SURVIVED, _NO_TESTS, *_TIMEOUTS)
+        known["exit_code_by_key"] = {
+            key: None if code in undecided else code for key, code in codes.items()
+        }
+        meta.write_text(json.dumps(known), "utf-8")
+    environment = {**os.environ, "REDLOCK_HISTORIES": _HISTORIES}
+    environment.pop("PYTHONPATH", None)
+    subprocess.run(  # noqa: S603  (all words are ours)
+        [sys.executable, "-m", "mutmut", "run", "--max-children", "1"],
+        cwd=folder,
+        env=environment,
+        check=False,
+    )
+
+
+def _is_settled(folder: Path, module: Module) -> bool:
+    """Tell whether the slow tests have nothing to judge. The fast ones always have."""
+    del folder, module
+    return False
+
+
+def _meta(folder: Path, module: Module) -> Path:
+    return folder / "mutants" / f"{module.path}.meta"
+
+
+def _results(folder: Path, module: Module) -> dict[str, int | None]:
+    """Return for each mutant how pytest ended; None if it did not run."""
+    meta: dict[str, Any] = json.loads(_meta(folder, module).read_text("utf-8"))
+    return dict(meta["exit_code_by_key"])
+
+
+def _change(folder: Path, module: Module, key: str) -> Change:
+    from mutmut.mutation.diff_apply import get_diff_for_mutant  # noqa: PLC0415
+
+    with contextlib.chdir(folder):
+        diff = get_diff_for_mutant(key, path=module.path)
+    return Change(_function_of(key), *_sides(diff))
+
+
+def _function_of(key: str) -> str:
+    """Return the name of the function: ``x_f__mutmut_1`` or ``xǁClassǁf__mutmut_1``."""
+    name = key.rpartition(".")[2].partition("__mutmut_")[0]
+    method = re.fullmatch("xǁ(.+)ǁ(.+)", name)
+    return ".".join(method.groups()) if method else name.removeprefix("x_")
+
+
+def _sides(diff: str) -> Iterator[str]:
+    lines = [line for line in diff.splitlines() if line[:3] not in ("---", "+++")]
+    for sign in "-+":
+        yield stripped("\n".join(line[1:] for line in lines if line[:1] == sign))
+
+
+def _write(name: str, figures: dict[str, Any]) -> None:
+    known = json.loads(FIGURES.read_text("utf-8")) if FIGURES.exists() else {}
+    known[name] = figures
+    ordered = {module: known[module] for module in MODULES if module in known}
+    FIGURES.write_text(json.dumps(ordered, indent=2) + "\n", "utf-8")
+
+
+def _report(
+    name: str, figures: dict[str, Any], strange: dict[str, Change], gone: set[Change]
+) -> None:
+    counts = ", ".join(f"{count} {word}" for word, count in list(figures.items())[1:])
+    lines = [f"{name}: {counts}"]
+    for key, change in strange.items():
+        lines += [f"Survived, not explained: {key} in {change.function}"]
+        lines += [f"  - {line}" for line in change.old.splitlines()]
+        lines += [f"  + {line}" for line in change.new.splitlines()]
+    for change in sorted(gone, key=str):
+        lines += [f"Explained, but does not survive: {change}"]
+    print("\n".join(lines))  # noqa: T201
