@@ -1,13 +1,13 @@
 """Run mutmut on one module, and compare what survives with the list.
 
 mutmut runs in ``build/mutation/<module>/``, on a copy of the project. The mutants that
-survive the fast tests are then judged by the slow ones. A later run keeps what was
-killed, if its function is as it was.
+survive the fast tests, and are not in the list, are then judged by the slow ones. A
+later run keeps what was killed, if the module is as it was: delete the folder to begin
+anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +22,7 @@ from tests.mutation.modules import MODULES, ROOT
 from tests.mutation.survivors import Change, listed, stripped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.mutation.modules import Module
 
@@ -63,37 +63,48 @@ def main(names: list[str]) -> int:
 
 
 def judge(name: str) -> int:
-    """Judge one module. Return 0 if every survivor is explained, and no other is."""
+    """Judge one module. Return 0 if the list has all that survives, and no more."""
     module, folder = MODULES[name], ROOT / "build" / "mutation" / name
-    _copy(module, folder)
-    for tests in (module.fast,):
-        if not _is_settled(folder, module):
-            _mutmut(folder, module, tests)
+    _copy(folder)
+    _mutmut(folder, module, module.fast)
+    strange = set(_survivors(folder, module)) - set(_explained(name, folder, module))
+    if strange:
+        _mutmut(folder, module, module.slow, only=sorted(strange))
     results = _results(folder, module)
     if None in results.values():
         print(f"{name}: mutmut did not end its run.", file=sys.stderr)  # noqa: T201
         return 2
-    lived = {k for k, code in results.items() if code in (_SURVIVED, _NO_TESTS)}
-    late = [k for k, code in results.items() if code in _TIMEOUTS]
-    changes = {key: _change(folder, module, key) for key in sorted(lived)}
-    known = listed(name)
-    strange = {key: one for key, one in changes.items() if one not in known}
-    gone = known - set(changes.values())
-    explained = len(lived) - len(strange)
+    survivors, known = _survivors(folder, module), _explained(name, folder, module)
+    late = [key for key, code in results.items() if code in _TIMEOUTS]
     figures = {
         "source": fingerprint(module),
         "mutants": len(results),
-        "killed": len(results) - len(lived) - len(late),
+        "killed": len(results) - len(survivors) - len(late),
         "timeouts": len(late),
-        "survived": len(lived),
-        "explained": explained,
+        "survived": len(survivors),
+        "explained": len(known),
     }
+    unexplained = {key: one for key, one in survivors.items() if key not in known}
+    gone = listed(name) - set(known.values())
     _write(name, figures)
-    _report(name, figures, strange, gone)
-    return 1 if strange or gone else 0
+    _report(name, figures, unexplained, gone)
+    return 1 if unexplained or gone else 0
 
 
-def _copy(module: Module, folder: Path) -> None:
+def _survivors(folder: Path, module: Module) -> dict[str, Change]:
+    """Return the mutants that no test has noticed, by mutmut's names."""
+    codes = _results(folder, module).items()
+    lived = [key for key, code in codes if code in (_SURVIVED, _NO_TESTS)]
+    return {key: _change(folder, module, key) for key in sorted(lived)}
+
+
+def _explained(name: str, folder: Path, module: Module) -> dict[str, Change]:
+    """Return those of them that are in the list."""
+    known, survivors = listed(name), _survivors(folder, module)
+    return {key: change for key, change in survivors.items() if change in known}
+
+
+def _copy(folder: Path) -> None:
     """Copy what the tests need. Times of files are kept: mutmut looks at them."""
     folder.mkdir(parents=True, exist_ok=True)
     skipped = shutil.ignore_patterns("__pycache__")
@@ -103,8 +114,10 @@ def _copy(module: Module, folder: Path) -> None:
     shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
 
 
-def _mutmut(folder: Path, module: Module, tests: tuple[str, ...]) -> None:
-    """Let these tests judge the mutants that no test has killed."""
+def _mutmut(
+    folder: Path, module: Module, tests: tuple[str, ...], only: Sequence[str] = ()
+) -> None:
+    """Let these tests judge the mutants that no test has killed, or some of them."""
     settings = _CONFIGURATION.format(path=module.path, tests=json.dumps(list(tests)))
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     (folder / "pyproject.toml").write_text(project + settings, "utf-8")
@@ -113,25 +126,19 @@ def _mutmut(folder: Path, module: Module, tests: tuple[str, ...]) -> None:
     if meta.exists():
         known = json.loads(meta.read_text("utf-8"))
         codes = known["exit_code_by_key"]
-        undecided = (_SURVIVED, _NO_TESTS, *_TIMEOUTS)
-        known["exit_code_by_key"] = {
-            key: None if code in undecided else code for key, code in codes.items()
-        }
+        undecided = {_SURVIVED, _NO_TESTS, *_TIMEOUTS}
+        for key, code in codes.items():
+            if code in undecided and (not only or key in only):
+                codes[key] = None
         meta.write_text(json.dumps(known), "utf-8")
     environment = {**os.environ, "REDLOCK_HISTORIES": _HISTORIES}
     environment.pop("PYTHONPATH", None)
     subprocess.run(  # noqa: S603  (all words are ours)
-        [sys.executable, "-m", "mutmut", "run", "--max-children", "1"],
+        [sys.executable, "-m", "mutmut", "run", "--max-children", "1", *only],
         cwd=folder,
         env=environment,
         check=False,
     )
-
-
-def _is_settled(folder: Path, module: Module) -> bool:
-    """Tell whether the slow tests have nothing to judge. The fast ones always have."""
-    del folder, module
-    return False
 
 
 def _meta(folder: Path, module: Module) -> Path:
@@ -146,8 +153,9 @@ def _results(folder: Path, module: Module) -> dict[str, int | None]:
 
 def _change(folder: Path, module: Module, key: str) -> Change:
     from mutmut.mutation.diff_apply import get_diff_for_mutant  # noqa: PLC0415
+    from mutmut.utils.file_utils import change_cwd  # noqa: PLC0415
 
-    with contextlib.chdir(folder):
+    with change_cwd(folder):
         diff = get_diff_for_mutant(key, path=module.path)
     return Change(_function_of(key), *_sides(diff))
 

@@ -76,7 +76,7 @@ def _functions_in(node: ast.AST, source: str, prefix: str) -> Iterator[tuple[str
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
             yield from _functions_in(child, source, f"{child.name}.")
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield f"{prefix}{child.name}", stripped(ast.get_source_segment(source, child))
 
 

@@ -211,6 +211,7 @@ def test_extension_is_open_until_done_or_out_of_time(
     nodes.freeze()
     extension = redlock.extension(lease)
     nodes.send(extension.request)
+    assert extension.cancelled_by == ""
 
     results = []
     for out_of_time in (False, True):
@@ -232,6 +233,46 @@ def test_extension_with_another_configuration_is_refused(
         node.memory.redis.hset(b"redlock:meta", {b"config": b"another"})
 
     assert not redlock.extend(lease)
+
+
+def test_extension_that_cannot_be_won_any_more_is_not_waited_for(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Who has the lock instead is no question of a renewal: other nodes may hang."""
+    lease = redlock.acquire("k")
+    for index in range(3):
+        put(nodes, index, f"other.{index}")
+    nodes.freeze(3, 4)
+    before = clock.monotonic()
+
+    assert not redlock.extend(lease)
+
+    assert clock.monotonic() == before
+
+
+def ask_to_end(nodes: FakeNodes, index: int, who: bytes) -> None:
+    """Let one node remember that a newcomer asked the holder of ``k`` to end."""
+    redis = nodes.nodes[index].memory.redis
+    value = redis.get(b"redlock:lock:k")
+    redis.set(b"redlock:lock:k", (value or b"") + b"\ncancelled " + who, px=10_000)
+
+
+@pytest.mark.parametrize(
+    ("stored", "told"), [(b"job-7", "job-7"), (b"job-\xff", "job-\ufffd")]
+)
+def test_extension_tells_which_newcomer_asked_the_holder_to_end(
+    nodes: FakeNodes, redlock: Redlock, stored: bytes, told: str
+) -> None:
+    """One node that knows of it is enough, and unreadable names end no renewal."""
+    lease = redlock.acquire("k")
+    before = redlock.extension(lease)
+    before.carry_through(0.05)
+    ask_to_end(nodes, 1, stored)
+
+    after = redlock.extension(lease)
+
+    assert after.carry_through(0.05)
+    assert (before.cancelled_by, after.cancelled_by) == ("", told)
 
 
 # -- restore ---------------------------------------------------------------------------
@@ -357,6 +398,70 @@ def test_restore_is_not_sent_once_release_began(
     assert extension.result is False
 
 
+def test_restore_and_extension_make_a_majority_together(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """A node that extended need not confirm the restore, and is not waited for."""
+    nodes.freeze(3, 4)
+    lease = redlock.acquire("k")
+    forget(nodes, 2)
+    extension = redlock.extension(lease)
+    nodes.send(extension.request)
+    nodes.wait(extension.request, until=nodes.clock.monotonic())
+    restore = extension.advance(out_of_time=True)
+    assert restore is not None
+    nodes.freeze(0, 1)
+    before = clock.monotonic()
+
+    nodes.send(restore)
+    nodes.wait(restore, until=before + 0.05)
+
+    assert clock.monotonic() == before
+    assert extension.advance(out_of_time=False) is None
+    assert extension.result is True
+    assert lease.votes == 3
+
+
+def test_restore_fails_if_both_together_are_no_majority(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """It is tried once: the next renewal begins with the question where the lock is."""
+    nodes.freeze(3, 4)
+    lease = redlock.acquire("k")
+    forget(nodes, 1, 2)
+    extension = redlock.extension(lease)
+    nodes.send(extension.request)
+    nodes.wait(extension.request, until=nodes.clock.monotonic())
+    restore = extension.advance(out_of_time=True)
+    assert restore is not None
+    nodes.freeze(2)
+
+    nodes.send(restore)
+    nodes.wait(restore, until=nodes.clock.monotonic())
+
+    assert not restore.is_done()
+    assert extension.advance(out_of_time=True) is None
+    assert extension.result is False
+
+
+def test_node_that_answers_too_late_is_restored_by_the_next_renewal(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """A renewal does not wait for all nodes. The next one has its late answer."""
+    lease = redlock.acquire("k")
+    forget(nodes, 0)
+    nodes.latency(0.02, 0)
+    nodes.asked.clear()
+    assert redlock.extend(lease)
+    clock.advance(0.03)
+    nodes.drain(clock.monotonic())
+    assert asked(nodes) == ["extend"]
+
+    assert redlock.extend(lease)
+
+    assert asked(nodes) == ["extend", "extend", "restore"]
+
+
 # -- released by an operator -----------------------------------------------------------
 
 ALICE = ForcedRelease(
@@ -414,6 +519,20 @@ def test_release_on_a_minority_is_undone_by_a_live_holder(
     assert lease.released_by == ""
     redlock.extend(lease)
     assert holders(nodes) == [lease.token] * 5
+
+
+def test_release_on_a_minority_is_no_loss_though_no_majority_answers(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """A majority may still have the lock, so the lease goes on to its own end."""
+    lease = redlock.acquire("k")
+    force_release(redlock, nodes, lease, 0, 1)
+    nodes.freeze(2, 3, 4)
+
+    redlock.extend(lease)
+
+    assert lease.released_by == ""
+    assert lease.is_valid()
 
 
 def test_releases_are_listed_once_with_their_nodes(

@@ -225,6 +225,16 @@ def test_raise_of_one_is_enough_beside_those_that_agreed(site: Site) -> None:
     assert site.clock.monotonic() == before
 
 
+def test_raise_waits_for_each_node_that_the_quorum_needs(site: Site) -> None:
+    """As long as the nodes that have not answered yet can make a quorum."""
+    count(site.nodes, AHEAD, 5, 5, 5, 5)
+    site.nodes.freeze(3, 4)
+    grant = Grant(site.nodes, site.redlock)
+    site.nodes.latency(0.02)
+
+    assert grant.fence() == AHEAD + 1
+
+
 def test_raise_fails_as_soon_as_a_quorum_is_out_of_reach(site: Site) -> None:
     """The refusals decide; nodes that hang are not waited for."""
     count(site.nodes, AHEAD, 5, 5, 5, 5)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import ConfigurationError
+from celery_redlock.core.keys import stripe_of
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.limits import (
     MOST_PERMITS,
@@ -21,7 +22,7 @@ from celery_redlock.core.limits import (
 )
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import held_lease, lock
-from tests.unit.core.support import asked
+from tests.unit.core.support import args_of, asked
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
@@ -274,7 +275,7 @@ def test_copies_of_a_call_have_one_permit(redlock: Redlock) -> None:
 def test_lock_of_a_call_is_renewed_restored_and_lost_with_its_permit(
     nodes: FakeNodes, clock: FakeClock, redlock: Redlock
 ) -> None:
-    """It is one of the locks of the lease."""
+    """It is one of the locks of the lease, and counts with the fences of its permit."""
     lease = redlock.acquire("imports", limits=COPIES)
     call = redlock.keys.call("id-1").encode()
     for node in nodes.nodes:
@@ -282,6 +283,7 @@ def test_lock_of_a_call_is_renewed_restored_and_lost_with_its_permit(
 
     clock.advance(redlock.timing.ttl / 2)
     assert redlock.extend(lease)
+    assert args_of(nodes, "restore")[-1][5:] == [stripe_of(lease.key)] * 2
     clock.advance(redlock.timing.ttl / 2)
     with pytest.raises(LockHeld, match="A copy of the call"):
         redlock.acquire("imports", limits=COPIES)

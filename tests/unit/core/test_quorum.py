@@ -240,3 +240,60 @@ def test_reasons_name_each_node_that_gave_no_vote() -> None:
         "restarted, node-4 refused the connection, node-5 is read-only"
     )
     assert "node-0=granted node-1=?" in repr(ballot)
+
+
+def test_reasons_tell_a_newcomer_from_a_node_that_has_restarted() -> None:
+    """Both wait for the other nodes; the operator looks for the cause elsewhere."""
+    ballot = ballot_of(
+        (Vote(VoteKind.UNSYNCED, value="1f"), Vote(VoteKind.UNSYNCED), None)
+    )
+
+    assert ballot.problems() == [
+        "node-0 is not confirmed by other nodes yet",
+        "node-1 has restarted",
+        "node-2 had not answered",
+    ]
+
+
+def test_node_that_is_not_needed_is_not_called_silent() -> None:
+    """The request was done without it, so its missing vote is no problem of it."""
+    ballot = Ballot(["node-0", "node-1", "node-2"], lambda ballot: ballot.granted > 1)
+    ballot.cast(0, GRANTED)
+    early = ballot.problems()
+    ballot.cast(1, GRANTED)
+
+    assert early == ["node-1 had not answered", "node-2 had not answered"]
+    assert ballot.problems() == ["node-2 was not waited for"]
+
+
+def taken_keys(*tokens: str) -> Vote:
+    """Return the vote of a node that names a holder of each of several keys."""
+    votes = [
+        taken(token)._replace(place=place)
+        for place, token in enumerate(tokens)
+        if token
+    ]
+    return votes[0]._replace(more=tuple(votes[1:]))
+
+
+def test_each_of_several_keys_has_a_top_taker_of_its_own() -> None:
+    """The holder that most nodes name; nodes that name no holder of a key are left out.
+
+    The first key is held on a majority by ``a``, though ``z`` would be the last of an
+    order of tokens.
+    """
+    ballot = ballot_of(
+        (
+            taken_keys("a", "c"),
+            taken_keys("z", "d"),
+            taken_keys("a", "d"),
+            taken_keys("", "d"),
+            GRANTED,
+        )
+    )
+
+    assert [vote.token for vote in ballot.votes_at(0)] == ["a", "a"]
+    assert [vote.token for vote in ballot.votes_at(1)] == ["d", "d", "d"]
+    assert {vote.place for vote in ballot.votes_at(1)} == {1}
+    assert ballot.votes_at(2) == []
+    assert ballot_of((GRANTED, None, SILENT)).votes_at(0) == []

@@ -12,7 +12,7 @@ import pytest
 from celery_redlock.core import scripts
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.restart_guard import greatest
+from celery_redlock.core.restart_guard import counters_in, greatest
 from celery_redlock.core.view import CLOSED, UNKNOWN, View
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.testing import FakeNodes
@@ -884,6 +884,147 @@ def test_closed_minority_keeps_no_other_node_from_its_vote(
     assert voting(redlock) == [False, True, True, True, True]
 
 
+def test_asking_again_helps_only_if_something_has_changed(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """A client that asked again after each look would ask for a whole quarantine."""
+    restart(nodes, 0, 1, 2)
+    redlock.check()
+    helped = []
+    for seconds in (PAUSE, PAUSE, OVER):
+        clock.advance(seconds)
+        request = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config])
+        helped.append(redlock.guard.recover(request.ballot))
+
+    assert helped == [False, False, True]
+
+
+def test_look_reads_bytes_that_are_no_text(nodes: FakeNodes, redlock: Redlock) -> None:
+    """Another program has written to the key: the node is refused, and no look fails."""
+    nodes.nodes[0].memory.redis.hset(b"redlock:meta", {b"config": b"caf\xe9"})
+
+    look, *others = redlock.guard.look()
+
+    assert look is not None
+    assert (look.config, look.view) == ("caf\ufffd", None)
+    assert all(other and other.view for other in others)
+
+
+def test_look_tells_what_a_closed_node_was_and_never_opens_for(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """A reconfiguration that is run again needs both; other nodes have neither."""
+    close(nodes, redlock, 0)
+    aborted = "closed for something"
+    fields = {b"aborted": aborted.encode()}
+    nodes.nodes[1].memory.redis.hset(b"redlock:meta", fields)
+
+    looks = redlock.guard.look()
+
+    assert [look and look.left for look in looks] == [str(view_of(redlock)), *[""] * 4]
+    assert [look and look.aborted for look in looks] == ["", aborted, "", "", ""]
+
+
+def test_counters_are_told_from_what_a_node_knows_of_others() -> None:
+    """Only counters are handed on to a node that recovers."""
+    told = [b"known:a:1/0", b"5000", b"7", b"9", b"floor", b"3"]
+
+    assert counters_in(told) == [b"7", b"9", b"floor", b"3"]
+
+
+# -- what operators read -----------------------------------------------------------
+
+
+def said(caplog: pytest.LogCaptureFixture, event: str) -> list[tuple[object, str]]:
+    """Return the facts and the text of each log line of an event."""
+    facts = {"nodes-gone": "nodes", "node-floor": "node", "node-recovered": "node"}
+    return [
+        (vars(record)[f"redlock_{facts[event]}"], record.getMessage())
+        for record in caplog.records
+        if vars(record)["redlock_event"] == event
+    ]
+
+
+def test_log_tells_of_a_node_that_votes_again(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line when it votes, and none while it waits."""
+    caplog.set_level(logging.INFO, "celery_redlock.core.restart_guard")
+    restart(nodes, 1)
+    redlock.check()
+    assert not caplog.records
+    clock.advance(OVER)
+
+    redlock.check()
+
+    label = nodes.labels[1]
+    text = f"Node {label} votes again, and has the fences of the other nodes."
+    assert said(caplog, "node-recovered") == [(label, text)]
+
+
+def test_log_warns_that_the_order_of_fences_depends_on_clocks(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line for each node that votes again above its own time only."""
+    restart(nodes, 0, 1, 2)
+    redlock.check()
+    clock.advance(OVER)
+
+    redlock.acquire("k")
+
+    assert said(caplog, "node-floor") == [
+        (
+            label,
+            f"Node {label} votes again, but too few other nodes knew which fences were "
+            "granted. Its next fences are greater than its own time, so their order "
+            "depends on clocks.",
+        )
+        for label in nodes.labels
+    ]
+
+
+def test_log_names_the_nodes_without_which_an_epoch_begins(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The operator reads which nodes to replace, and with which command."""
+    restart(nodes, 0)
+    nodes.partition(1, 2)
+
+    go_on(redlock, clock, 60.0 + OVER)
+
+    gone = list(nodes.labels[1:3])
+    assert said(caplog, "nodes-gone") == [
+        (
+            gone,
+            f"Node {gone[0]} and {gone[1]} was silent for 60 s, and too few other nodes "
+            "vote to wait for it: the others found epoch 2 without it. If it is gone, "
+            "replace it with `celery -A proj redlock reconfigure`.",
+        )
+    ]
+
+
+def test_without_the_guard_no_line_warns_of_the_order_of_fences(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fences that may repeat were chosen with the setting."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = nodes.redlock(restart_guard=False)
+    restart(nodes, 0, 1)
+
+    redlock.acquire("k", wait=1.0)
+
+    assert said(caplog, "node-floor") == []
+
+
 # -- without the guard -------------------------------------------------------------
 
 
@@ -922,4 +1063,5 @@ def test_quarantine_and_hint_follow_from_max_ttl(nodes: FakeNodes) -> None:
     _, _, args = redlock.acquire_request("k", ttl=10, token="t", holder_info="").call
 
     assert (args[4], redlock.guard.quarantine_ms) == (25_000_000, 103_000)
+    assert nodes.redlock(restart_guard=False).guard.quarantine_ms == 0
     assert kinds(redlock.check().ballot) == [VoteKind.GRANTED] * 5
