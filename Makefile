@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo example test test-all coverage lint docs check-package bench soak \
-  torture spec release clean
+  mutation torture spec release clean
 
 help:
 	@echo "make demo    five Redis nodes, two workers, many duplicates, and two kills;"
@@ -33,6 +33,7 @@ help:
 	@echo "make check-package  test what was built with old and new versions (nox: all)"
 	@echo "make bench   what a lock costs beside others; ARGS=--quick to see that it runs"
 	@echo "make soak    the simulator, until stopped; ARGS='--histories N'"
+	@echo "make mutation ARGS=fence  do tests notice changes of a module of the core?"
 	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
 	@echo "make spec    the specification, checked by Spin; ARGS=--write for its page"
 	@echo "make release VERSION=1.2.3  build, check and tag it; ARGS=--dry-run: no tag"
@@ -117,6 +118,10 @@ bench: $(VENV)/bench/.ready
 soak: $(VENV)/.with-test
 	@$(BIN)/python -m tests.simulation.soak $(ARGS)
 
+# Judges the modules of ARGS: see tests/mutation/modules.py.
+mutation: $(VENV)/.with-mutation
+	@$(BIN)/python -m tests.mutation $(ARGS)
+
 torture: $(VENV)/.with-test
 	@$(BIN)/python -m tests.torture $(ARGS)
 
@@ -135,6 +140,7 @@ $(VENV)/.with-dev: EXTRAS := dev
 $(VENV)/.with-example: EXTRAS := dev,example
 $(VENV)/.with-docs: EXTRAS := dev,docs,test
 $(VENV)/.with-test: EXTRAS := dev,test
+$(VENV)/.with-mutation: EXTRAS := dev,test,mutation
 $(VENV)/.with-lint: EXTRAS := dev,test,lint
 $(VENV)/.with-nox: EXTRAS := nox
 $(VENV)/.with-release: EXTRAS := release

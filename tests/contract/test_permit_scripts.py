@@ -178,3 +178,64 @@ def test_waiter_for_a_full_limit_passes_the_wake_up_of_a_free_one_on(
     subject.join_permit_queue(limits, "w/both", rank=5)
 
     assert listener.messages() == [b"behind 0"]
+
+
+def test_waiter_that_joins_again_passes_no_wake_up_on(
+    subject: Subject, listener: Listener
+) -> None:
+    """It was not woken since, and a waiter behind it is not to be woken twice."""
+    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
+    subject.acquire_permits(["tenant"], [("tenant#", 1, TTL)], OTHER)
+    subject.join_permit_queue(limits, "w/both", rank=5)
+    subject.join_permit_queue(THREE, f"{listener.channel}/behind", rank=9)
+
+    subject.join_permit_queue(limits, "w/both", rank=5)
+
+    assert listener.messages() == []
+
+
+def test_waiter_before_another_is_not_woken_by_it(
+    subject: Subject, listener: Listener
+) -> None:
+    """It was there first, so it has had the wake-up that is passed on."""
+    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
+    subject.acquire_permits(["tenant"], [("tenant#", 1, TTL)], OTHER)
+    subject.join_permit_queue(THREE, f"{listener.channel}/before", rank=1)
+
+    subject.join_permit_queue(limits, "w/both", rank=5)
+
+    assert listener.messages() == []
+    before = f"{listener.channel}/before".encode()
+    assert subject.waiters(subject.key("line:imports")) == [before, b"w/both"]
+
+
+def test_waiter_for_free_permits_wakes_no_other(
+    subject: Subject, listener: Listener
+) -> None:
+    """It takes them itself; and of a limit that is full there is nothing to pass on."""
+    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
+    subject.join_permit_queue(THREE, f"{listener.channel}/behind", rank=9)
+    subject.join_permit_queue(limits, "w/both", rank=5)
+    assert listener.messages() == []
+
+    one = [("tenant#", 1, TTL)]
+    subject.acquire_permits(["tenant"], one, OTHER)
+    subject.join_permit_queue(one, f"{listener.channel}/next", rank=9)
+    subject.join_permit_queue(one, "w/first", rank=4)
+
+    assert listener.messages() == []
+
+
+def test_queue_of_permits_expires_when_no_waiter_joins_again(subject: Subject) -> None:
+    """Waiters that were killed do not stay for ever."""
+    subject.join_permit_queue(THREE)
+
+    assert TTL - 2000 < subject.pttl(subject.key("line:imports")) <= TTL
+
+
+def test_permits_without_an_end_are_not_waited_for(subject: Subject) -> None:
+    """The values of another program may have no ttl; then there is no time to tell."""
+    for name in ("imports", "imports#2"):
+        subject.set(subject.key(f"lock:{name}"), "theirs")
+
+    assert subject.join_permit_queue([("imports#", 2, TTL)])[2] == -1

@@ -6,6 +6,7 @@ slots that were sent, and the standbys.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -528,6 +529,74 @@ def test_published_call_asks_the_running_one_to_end(subject: Subject) -> None:
 
     value = subject.get(lock) or b""
     assert value.endswith(b"2.000\ncancelled proj.f[newest]")
+
+
+def published(subject: Subject) -> set[bytes]:
+    """Return what a node has noted about calls that were published."""
+    return set(subject.waiters(key(subject, "order")))
+
+
+def test_call_that_has_started_does_not_expire_any_more(subject: Subject) -> None:
+    """What a node has noted of a call ends with it."""
+    note(subject, "a", "100.000")
+    assert published(subject) == {b"a", b"expires a"}
+
+    start(subject, "a", NOW)
+
+    assert published(subject) == {b"a"}
+
+
+def test_call_that_expires_never_has_no_end_noted(subject: Subject) -> None:
+    """Another one may then be noted in as much room."""
+    note(subject, "a", "0.000")
+    note(subject, "b", "0.500")
+
+    assert published(subject) == {b"a", b"b", b"expires b"}
+
+
+def test_node_forgets_calls_that_were_published_long_ago(subject: Subject) -> None:
+    """They are lost if they have not come by then. Others that are noted stay."""
+    note(subject, "old")
+    names = (f"new-{number}" for number in itertools.count())
+
+    def is_forgotten() -> bool:
+        name = next(names)
+        note(subject, name, ttl_ms=SHORT)
+        assert name.encode() in published(subject)
+        return b"old" not in published(subject)
+
+    subject.wait_until(is_forgotten)
+
+
+def test_later_publisher_does_not_shorten_the_record(subject: Subject) -> None:
+    """The ttl is that of the call that may wait longest."""
+    note(subject, "a", ttl_ms=3 * TTL)
+    note(subject, "b", ttl_ms=TTL)
+
+    assert subject.pttl(key(subject, "order")) > 2 * TTL
+
+
+def test_number_is_above_that_of_every_call_that_started(subject: Subject) -> None:
+    """A call that starts is as new as all that were published by then."""
+    future = 2 * NOW
+    note(subject, "a")
+    start(subject, "by-name", future)
+    first = note(subject, "b")
+    start(subject, "b", NOW)
+    withdraw(subject, "b")
+
+    assert first == future + 1
+    assert note(subject, "c") > NOW
+
+
+def test_request_to_end_is_not_for_a_lock_without_a_job(subject: Subject) -> None:
+    """The value of another program stays as it is."""
+    lock = key(subject, "lock")
+    subject.set(lock, "of another program, without lines")
+
+    note(subject, "new", who="proj.f[new]")
+
+    assert subject.get(lock) == b"of another program, without lines"
 
 
 @pytest.mark.parametrize(

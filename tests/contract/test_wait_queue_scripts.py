@@ -121,6 +121,17 @@ def test_waiters_that_do_not_listen_are_passed_over(
     assert subject.waiters() == [subject.key("w/8").encode()]
 
 
+def test_forced_release_wakes_the_first(subject: Subject, listener: Listener) -> None:
+    """A waiter need not ask again to learn that an operator released the lock."""
+    subject.acquire()
+    subject.join_wait_queue(f"{listener.channel}/1")
+
+    assert subject.force_release() == [GRANTED, 0]
+
+    assert listener.messages() == [b"1 0"]
+    assert subject.waiters() == []
+
+
 @pytest.mark.parametrize("keep_ms", [0, TTL])
 def test_queue_is_emptied_when_no_waiter_listens(
     subject: Subject, keep_ms: int

@@ -1,13 +1,13 @@
 """Mutation tests of ``celery_redlock/core/``: do tests notice a change of the code?
 
-`mutmut <https://mutmut.readthedocs.io>`_ makes one small change at a time (a mutant) and
-runs the tests that execute the changed function. A mutant that no test notices survives.
-Every survivor is killed by a better test, or explained in ``survivors.yaml``.
+`mutmut <https://mutmut.readthedocs.io>`_ makes one small change at a time (a mutant)
+and runs the tests that execute the changed function. A mutant that no test notices
+survives. Every survivor is killed by a better test, or explained in ``survivors.yaml``.
 
 Read ``modules`` (which tests judge which module), ``survivors`` (the list), ``run``.
 ``figures.json`` has the results of the last run of each module.
 
-mutmut changes the bodies of functions without a decorator, and properties are decorated.
-It changes neither constants of a module nor the Lua scripts, which the contract suite
-compares with ``core/scripts/operations.py``.
+mutmut changes the bodies of functions without a decorator, so no properties. It changes
+neither constants of a module nor the Lua scripts, which the contract suite compares
+with ``core/scripts/operations.py``.
 """

@@ -9,7 +9,10 @@ __all__ = ["MODULES", "ROOT", "Module"]
 
 ROOT = Path(__file__).parents[2]
 _CORE = "tests/unit/core"
-_SIMULATION = ("tests/simulation/test_scenarios.py", "tests/simulation/test_histories.py")
+_SIMULATION = (
+    "tests/simulation/test_scenarios.py",
+    "tests/simulation/test_histories.py",
+)
 
 
 @dataclass(frozen=True)

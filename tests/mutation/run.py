@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.mutation.modules import Module
 
-__all__ = ["FIGURES", "fingerprint", "judge", "main"]
+__all__ = ["FIGURES", "fingerprint", "function_of", "judge", "main"]
 
 FIGURES = Path(__file__).with_name("figures.json")
 _SURVIVED, _NO_TESTS = 0, 33  # exit codes of pytest, as mutmut records them
@@ -157,10 +157,10 @@ def _change(folder: Path, module: Module, key: str) -> Change:
 
     with change_cwd(folder):
         diff = get_diff_for_mutant(key, path=module.path)
-    return Change(_function_of(key), *_sides(diff))
+    return Change(function_of(key), *_sides(diff))
 
 
-def _function_of(key: str) -> str:
+def function_of(key: str) -> str:
     """Return the name of the function: ``x_f__mutmut_1`` or ``xǁClassǁf__mutmut_1``."""
     name = key.rpartition(".")[2].partition("__mutmut_")[0]
     method = re.fullmatch("xǁ(.+)ǁ(.+)", name)

@@ -20,7 +20,7 @@ LIST = Path(__file__).with_name("survivors.yaml")
 
 @dataclass(frozen=True)
 class Change:
-    """What mutmut did to one function.
+    """A change that mutmut made in one function.
 
     Attributes:
         function: The name of the function; of a method, ``Class.method``.
@@ -77,7 +77,10 @@ def _functions_in(node: ast.AST, source: str, prefix: str) -> Iterator[tuple[str
         if isinstance(child, ast.ClassDef):
             yield from _functions_in(child, source, f"{child.name}.")
         elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield f"{prefix}{child.name}", stripped(ast.get_source_segment(source, child))
+            yield (
+                f"{prefix}{child.name}",
+                stripped(ast.get_source_segment(source, child)),
+            )
 
 
 def stripped(text: str | None) -> str:

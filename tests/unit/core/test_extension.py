@@ -238,7 +238,7 @@ def test_extension_with_another_configuration_is_refused(
 def test_extension_that_cannot_be_won_any_more_is_not_waited_for(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
-    """Who has the lock instead is no question of a renewal: other nodes may hang."""
+    """A renewal does not ask who has the lock instead, so nodes may hang."""
     lease = redlock.acquire("k")
     for index in range(3):
         put(nodes, index, f"other.{index}")
