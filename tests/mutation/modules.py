@@ -50,6 +50,7 @@ MODULES = {
     "restart_guard": Module(
         "celery_redlock/core/restart_guard.py",
         _unit("restart_guard", "deployment", "view"),
+        ("tests/simulation/test_scenarios.py",),
     ),
     "extension": Module(
         "celery_redlock/core/extension.py",
@@ -67,6 +68,6 @@ MODULES = {
     "operations": Module(
         "celery_redlock/core/scripts/operations.py",
         ("tests/contract",),
-        (_CORE, *_SIMULATION),
+        _unit("successors", "backlog", "claims", "beat_slots", "wait_queue", "permits"),
     ),
 }
