@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "fingerprint", "function_of", "judge", "main"]
 
 FIGURES = Path(__file__).with_name("figures.json")
+_FAST = "--fast"
 _SURVIVED, _NO_TESTS = 0, 33  # exit codes of pytest, as mutmut records them
 _TIMEOUTS = (24, 36, 152, 255, -24)
 _HISTORIES = "150"  # of the simulator: a mutant pays for all of them
@@ -53,22 +54,26 @@ def fingerprint(module: Module) -> str:
     return hashlib.sha256(module.source.encode()).hexdigest()[:16]
 
 
-def main(names: list[str]) -> int:
-    """Judge these modules, write the figures, and print what is not explained."""
+def main(words: list[str]) -> int:
+    """Judge these modules, write the figures, and print what is not explained.
+
+    With ``--fast`` the slow tests are left out.
+    """
+    names = [word for word in words if word != _FAST]
     unknown = sorted(set(names) - set(MODULES))
     if unknown or not names:
         print(f"Name modules, of: {', '.join(MODULES)}.", file=sys.stderr)  # noqa: T201
         return 2
-    return max([judge(name) for name in names])
+    return max([judge(name, with_slow=_FAST not in words) for name in names])
 
 
-def judge(name: str) -> int:
+def judge(name: str, *, with_slow: bool) -> int:
     """Judge one module. Return 0 if the list has all that survives, and no more."""
     module, folder = MODULES[name], ROOT / "build" / "mutation" / name
     _copy(folder)
     _mutmut(folder, module, module.fast)
     strange = set(_survivors(folder, module)) - set(_explained(name, folder, module))
-    if strange:
+    if strange and with_slow:
         _mutmut(folder, module, module.slow, only=sorted(strange))
     results = _results(folder, module)
     if None in results.values():
@@ -78,6 +83,7 @@ def judge(name: str) -> int:
     late = [key for key, code in results.items() if code in _TIMEOUTS]
     figures = {
         "source": fingerprint(module),
+        "tests": "fast and slow" if with_slow else "fast",
         "mutants": len(results),
         "killed": len(results) - len(survivors) - len(late),
         "timeouts": len(late),
@@ -183,7 +189,7 @@ def _write(name: str, figures: dict[str, Any]) -> None:
 def _report(
     name: str, figures: dict[str, Any], strange: dict[str, Change], gone: set[Change]
 ) -> None:
-    counts = ", ".join(f"{count} {word}" for word, count in list(figures.items())[1:])
+    counts = ", ".join(f"{count} {word}" for word, count in list(figures.items())[2:])
     lines = [f"{name}: {counts}"]
     for key, change in strange.items():
         lines += [f"Survived, not explained: {key} in {change.function}"]

@@ -225,6 +225,49 @@ def test_prefixes_are_deployments_of_their_own(
     assert nodes.nodes[0].memory.redis.get(b"other:lock:k")
 
 
+@pytest.mark.parametrize("fault", ["in other use", "away"])
+def test_nodes_are_initialized_all_or_none(clock: FakeClock, fault: str) -> None:
+    """A view without one of them would never have it."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = new_client(nodes, clock)
+    if fault == "away":
+        nodes.partition(1)
+    else:
+        nodes.nodes[1].memory.redis.hset(b"redlock:meta", {b"config": b"of others"})
+
+    ballot = redlock.guard.initialize()
+
+    assert ballot.granted == 0
+    assert redlock.guard.view is None
+    assert asked(nodes) == ["join", "counters"]
+    assert views(nodes) == [None] * 3
+
+
+def test_nodes_that_vote_are_not_initialized_again(clock: FakeClock) -> None:
+    """A second command takes over their view, if a majority has it."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = new_client(nodes, clock)
+    redlock.guard.initialize()
+    restart(nodes, 2)
+    again = new_client(nodes.another_client(), clock)
+
+    assert again.guard.initialize().granted == 2
+
+    assert view_of(again) == view_of(redlock)
+
+
+def test_first_fences_are_above_the_clocks_of_nodes_and_clients(
+    clock: FakeClock,
+) -> None:
+    """By the tolerance for the client's clock, and by that for its hints."""
+    nodes = FakeNodes(3, clock=clock)
+
+    new_client(nodes, clock).guard.initialize()
+
+    floor = round(clock.wall() * 1e6) + 2 * TOLERANCE
+    assert counters(nodes, b"floor") == [floor] * 3
+
+
 # -- replacement -------------------------------------------------------------------
 
 
@@ -685,6 +728,34 @@ def test_two_short_silences_are_not_one_long_silence(
     redlock.check()
     clock.advance(1.0)
     redlock.check()
+
+    assert view_of(redlock).epoch == 1
+
+
+def test_rare_looks_count_as_one_silence(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """If they are no more than half a max_ttl apart."""
+    restart(nodes, 0, 1, 2)
+    nodes.partition(4)
+
+    go_on(redlock, clock, 100.0, step=25.0)
+
+    assert view_of(redlock).epoch == 2
+
+
+def test_node_that_answered_in_between_was_not_silent(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Its silence begins anew, and no epoch is founded without it before the end."""
+    restart(nodes, 0, 1, 2)
+    nodes.partition(3, 4)
+    go_on(redlock, clock, 40.0)
+    nodes.heal(4)
+    go_on(redlock, clock, 1.0, step=1.0)
+    nodes.partition(4)
+
+    go_on(redlock, clock, 30.0)
 
     assert view_of(redlock).epoch == 1
 
