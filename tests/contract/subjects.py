@@ -106,10 +106,16 @@ class Subject(ABC):
         return [*self.locks, *self.wait_queues]
 
     def run(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        """Run a script and return the raw reply. `ME` is replaced in its ARGV."""
+        """Run a script and return the raw reply. `ME` is replaced in its ARGV.
+
+        Redis sends no fractions, so no reply has one.
+        """
         identity = self.identity
         args = [a.replace(ME, identity) if isinstance(a, str) else a for a in args]
-        return self.execute(script, keys, args)
+        reply = self.execute(script, keys, args)
+        items = reply if isinstance(reply, list) else [reply]
+        assert not any(isinstance(item, float) for item in items), reply
+        return reply
 
     @abstractmethod
     def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:

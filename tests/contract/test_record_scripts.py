@@ -519,7 +519,7 @@ def test_node_forgets_calls_that_have_ended(subject: Subject) -> None:
 def test_published_call_asks_the_running_one_to_end(subject: Subject) -> None:
     """The request is stored with the lock of another call, and never of its own."""
     lock = key(subject, "lock")
-    subject.set(lock, "token\n1\nproj.f\nold\nhost\n1\n2.000")
+    subject.set(lock, "token\n1\nproj f\nold\nhost\n1\n2.000")
 
     note(subject, "silent")
     note(subject, "old", who="proj.f[old]")
@@ -587,6 +587,45 @@ def test_number_is_above_that_of_every_call_that_started(subject: Subject) -> No
 
     assert first == future + 1
     assert note(subject, "c") > NOW
+
+
+def test_number_is_above_that_of_a_call_that_waits(subject: Subject) -> None:
+    """It has not started, so it has one number only."""
+    future = 2 * NOW
+    enter(subject, "waits", future)
+
+    assert note(subject, "a") == future + 1
+
+
+def test_call_gives_way_to_the_latest_that_lives_as_long(subject: Subject) -> None:
+    """Later ones that expire sooner are passed over; the reply has the whole entry."""
+    note(subject, "old", "100.000")
+    number = note(subject, "new", "200.500")
+    note(subject, "short", "50.000")
+    args = ["old", NOW, "latest", "100.000", TTL, ""]
+
+    reply = subject.run(START_SUCCESSOR, register(subject), args)
+
+    assert reply[:2] == [TAKEN, b"new\n%d\n200.5\nwaits" % number]
+
+
+def test_calls_that_were_published_lately_are_not_forgotten(subject: Subject) -> None:
+    """Each may wait for as long as the ttl says, in milliseconds."""
+    note(subject, "a")
+    before = subject.now_us
+    subject.wait_until(lambda: subject.now_us > before + 1000 * SHORT)
+
+    note(subject, "b")
+
+    assert published(subject) == {b"a", b"b"}
+
+
+def test_id_of_a_call_is_any_line(subject: Subject) -> None:
+    """Celery takes any text as the id of a task."""
+    assert start(subject, "a b", NOW) is None
+
+    entry = subject.get(key(subject, "next")) or b""
+    assert entry.startswith(b"a b\n%d\n0.000\nruns\n" % NOW)
 
 
 def test_request_to_end_is_not_for_a_lock_without_a_job(subject: Subject) -> None:

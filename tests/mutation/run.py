@@ -2,8 +2,8 @@
 
 mutmut runs in ``build/mutation/<module>/``, on a copy of the project. The mutants that
 survive the fast tests, and are not in the list, are then judged by the slow ones. A
-later run keeps what was killed, if the module is as it was: delete the folder to begin
-anew.
+later run keeps what was killed or took too long, if the module is as it was: delete the
+folder to begin anew.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _mutmut(
     if meta.exists():
         known = json.loads(meta.read_text("utf-8"))
         codes = known["exit_code_by_key"]
-        undecided = {_SURVIVED, _NO_TESTS, *_TIMEOUTS}
+        undecided = {_SURVIVED, _NO_TESTS}
         for key, code in codes.items():
             if code in undecided and (not only or key in only):
                 codes[key] = None

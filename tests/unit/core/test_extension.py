@@ -444,6 +444,26 @@ def test_restore_fails_if_both_together_are_no_majority(
     assert extension.result is False
 
 
+def test_restore_is_tried_once_in_a_renewal(nodes: FakeNodes, redlock: Redlock) -> None:
+    """Also if the renewal before has met a node without the key."""
+    lease = redlock.acquire("k")
+    forget(nodes, 0)
+    assert redlock.extend(lease)
+    for index in (1, 2, 3):
+        put(nodes, index, "other.1")
+    extension = redlock.extension(lease)
+    nodes.send(extension.request)
+    nodes.wait(extension.request, until=nodes.clock.monotonic())
+    restore = extension.advance(out_of_time=True)
+    assert restore is not None
+
+    nodes.send(restore)
+    nodes.wait(restore, until=nodes.clock.monotonic())
+
+    assert extension.advance(out_of_time=True) is None
+    assert extension.result is False
+
+
 def test_node_that_answers_too_late_is_restored_by_the_next_renewal(
     nodes: FakeNodes, redlock: Redlock, clock: FakeClock
 ) -> None:
