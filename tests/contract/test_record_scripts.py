@@ -537,7 +537,7 @@ def published(subject: Subject) -> set[bytes]:
 
 
 def test_call_that_has_started_does_not_expire_any_more(subject: Subject) -> None:
-    """What a node has noted of a call ends with it."""
+    """A node keeps the time at which a call expires until then."""
     note(subject, "a", "100.000")
     assert published(subject) == {b"a", b"expires a"}
 
@@ -547,7 +547,7 @@ def test_call_that_has_started_does_not_expire_any_more(subject: Subject) -> Non
 
 
 def test_call_that_expires_never_has_no_end_noted(subject: Subject) -> None:
-    """Another one may then be noted in as much room."""
+    """Only calls that expire need the time noted."""
     note(subject, "a", "0.000")
     note(subject, "b", "0.500")
 
@@ -555,7 +555,7 @@ def test_call_that_expires_never_has_no_end_noted(subject: Subject) -> None:
 
 
 def test_node_forgets_calls_that_were_published_long_ago(subject: Subject) -> None:
-    """They are lost if they have not come by then. Others that are noted stay."""
+    """They are lost if they have not arrived by then. Others that are noted stay."""
     note(subject, "old")
     names = (f"new-{number}" for number in itertools.count())
 
