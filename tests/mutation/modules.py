@@ -59,7 +59,7 @@ MODULES = {
     "redlock": Module(
         "celery_redlock/core/redlock.py",
         (
-            *_unit("redlock", "several_keys", "refusals", "reentrance", "permits"),
+            *_unit("redlock", "refusals", "reentrance", "permits"),
             *_unit("fence", "claims", "extension", "wait_queue", "deployment"),
             "tests/unit/test_lease.py",
             "tests/unit/locking",
@@ -68,6 +68,6 @@ MODULES = {
     "operations": Module(
         "celery_redlock/core/scripts/operations.py",
         ("tests/contract",),
-        _unit("successors", "backlog", "claims", "beat_slots", "wait_queue", "permits"),
+        _unit("successors", "backlog", "claims", "restart_guard"),
     ),
 }
