@@ -319,6 +319,8 @@ def plain(subject: Subject, name: str, reply: Any) -> tuple[Any, int]:
     left = 0
     if reply[0] == TAKEN:  # of several keys: value and ttl of each
         reply[2:-1:2] = [ttl if ttl < 0 else "a ttl" for ttl in reply[2:-1:2]]
+    if name == "join_permit_queue":  # of each limit: the ttl of a holder
+        reply[2:-1] = [ttl if ttl < 0 else "a ttl" for ttl in reply[2:-1]]
     if reply[0] in (TAKEN, QUARANTINED):
         left = reply.pop(1 if reply[0] == QUARANTINED else -1)
     if name == "counters":
