@@ -8,6 +8,7 @@
 ``tcp``         a proxy that misbehaves, and a scripted server
 ``lock_nodes``  reads and changes the locks on nodes with a plain Redis client
 ``deployment``  broker, result backend, nodes and workers together
+``clocks``      lets a redis-server run with a clock that tests step
 ``metrics``     scrapes a process as Prometheus does
 ``logs``        adds the logs of all processes to the report of a failed test
 """
