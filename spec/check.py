@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
     from spec.catalogue import Rule, Run
 
-__all__ = ["Result", "check_rule", "check_run", "in_parallel", "missing"]
+__all__ = [
+    "Result",
+    "check_rule",
+    "check_run",
+    "in_parallel",
+    "missing",
+    "result_of",
+    "search",
+]
 
 Item = TypeVar("Item")
 
@@ -99,22 +107,45 @@ def _search(
     is_live: bool,
     is_breadth_first: bool = False,
 ) -> Result:
-    given = [f"-D{name}" for name in defines]
     with tempfile.TemporaryDirectory(prefix="redlock-spec-") as name:
         folder = Path(name)
         for source in FOLDER.glob("*.pml"):
             shutil.copy(source, folder)
-        _run(["spin", "-a", *given, f"{model}.pml"], folder)
-        kind = [] if is_live else ["-DSAFETY"]
-        kind += ["-DBFS"] if is_breadth_first else []
-        kind += ["-DCOLLAPSE", f"-DMEMLIM={_MEMORY_MB}"]
-        _run(["gcc", "-O2", "-w", *kind, "-o", "pan", "pan.c"], folder)
-        said, cpu = _visit(["./pan", "-E", *options], folder)  # -E: a history may end
+        compiled = [] if is_live else ["-DSAFETY"]
+        compiled += ["-DBFS"] if is_breadth_first else []
+        said, cpu = search(
+            folder, model, defines=defines, compiled=compiled, options=options
+        )
         history: tuple[str, ...] = ()
         if (folder / f"{model}.pml.trail").exists():
+            given = [f"-D{name}" for name in defines]
             trail = _run(["spin", "-t", *given, f"{model}.pml"], folder)
             history = tuple(_steps(trail))
-    return _result(said, cpu, history)
+    return result_of(said, cpu, history)
+
+
+def search(
+    folder: Path,
+    model: str,
+    *,
+    defines: Iterable[str] = (),
+    compiled: Iterable[str] = (),
+    options: Iterable[str] = (),
+) -> tuple[str, float]:
+    """Have Spin search a model, and return what it says and its seconds of CPU.
+
+    Args:
+        folder: The folder with the model, for all that is written.
+        model: The name of its file, without ``.pml``.
+        defines: Names for the model.
+        compiled: Options of the C compiler, such as ``-DSAFETY``.
+        options: Options of the search.
+    """
+    given = [f"-D{name}" for name in defines]
+    _run(["spin", "-a", *given, f"{model}.pml"], folder)
+    kind = [*compiled, "-DCOLLAPSE", f"-DMEMLIM={_MEMORY_MB}"]
+    _run(["gcc", "-O2", "-w", *kind, "-o", "pan", "pan.c"], folder)
+    return _visit(["./pan", "-E", *options], folder)  # -E: a history may end
 
 
 def _run(command: list[str], folder: Path) -> str:
@@ -154,7 +185,13 @@ def _steps(trail: str) -> Iterator[str]:
             yield "(from here on, the steps repeat for ever)"
 
 
-def _result(said: str, cpu: float, history: tuple[str, ...]) -> Result:
+def result_of(said: str, cpu: float, history: tuple[str, ...] = ()) -> Result:
+    """Read what a search says.
+
+    Raises:
+        RuntimeError: The search did not end.
+    """
+
     def number(pattern: str) -> float:
         found = re.search(pattern, said)
         if not found:
