@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo example test test-all coverage lint docs check-package bench soak \
-  mutation torture spec release clean
+  mutation torture spec evidence release clean
 
 help:
 	@echo "make demo    five Redis nodes, two workers, many duplicates, and two kills;"
@@ -36,6 +36,7 @@ help:
 	@echo "make mutation ARGS=fence  do tests notice changes of a module of the core?"
 	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
 	@echo "make spec    the specification, checked by Spin; ARGS=--write for its page"
+	@echo "make evidence  each bug that was found comes back; ARGS=NAME for one of them"
 	@echo "make release VERSION=1.2.3  build, check and tag it; ARGS=--dry-run: no tag"
 	@echo "make clean   remove what was made here"
 
@@ -127,6 +128,10 @@ torture: $(VENV)/.with-test
 
 spec: $(VENV)/.with-test
 	@$(BIN)/python -m spec --large $(ARGS)
+
+# Spin is used where it is installed; see `make spec`.
+evidence: $(VENV)/.with-test
+	@$(BIN)/python -m evidence --write $(ARGS)
 
 # It asks nothing of a network but what pip installs.
 release: $(VENV)/.with-release

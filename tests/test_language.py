@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FOLDERS = (
     *("benchmarks", "celery_redlock", "demo", "deploy", "docs", "example_project"),
-    *("spec", "tests"),
+    *("evidence", "spec", "tests"),
 )
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md")
 KINDS = {".conf", ".html", ".js", ".lua", ".md", ".py", ".service", ".yaml"}

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.transport.requests import ScriptRequest
     from celery_redlock.errors import LockUnavailable
 
-__all__ = ["MEMBERSHIP_BUGS", "PLANTED_BUGS", "PlantedBug"]
+__all__ = ["MEMBERSHIP_BUGS", "MISSED_BUGS", "PLANTED_BUGS", "PlantedBug"]
 
 _Patches = list[tuple[Any, str, Any]]
 
@@ -148,6 +148,34 @@ def _recovery_before_quarantine() -> _Patches:
     return [(RestartGuard, "_admit", admit), (RestartGuard, "_sync", sync)]
 
 
+def _same_number_again() -> _Patches:
+    right = operations.acquire
+
+    def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+        """Grant with the number that the node has, and not with the next one."""
+        *locks, meta = keys
+        held = [node.get(lock) is not None for lock in locks]
+        if not any(held):
+            for stripe in args[6 : 6 + len(locks)]:
+                counter = int(node.hget(meta, stripe) or 0)
+                node.hset(meta, {stripe: b"%d" % max(0, counter - 1)})
+        no_hint = [*args[:3], b"0", *args[4:]]
+        return right(node, keys, no_hint)
+
+    return [(operations, "acquire", acquire)]
+
+
+def _no_counters_taken_over() -> _Patches:
+    right = RestartGuard._sync  # noqa: SLF001
+
+    def sync(
+        self: RestartGuard, index: int, view: View, identity: str, *_: Any, floor: bool
+    ) -> bool:
+        return right(self, index, view, identity, [], floor=floor)
+
+    return [(RestartGuard, "_sync", sync)]
+
+
 # -- Holders -----------------------------------------------------------------------
 
 
@@ -158,6 +186,74 @@ def _no_guard() -> _Patches:
         right(self, *args, **{**options, "enabled": False})
 
     return [(RestartGuard, "__init__", disabled)]
+
+
+def _short_quarantine() -> _Patches:
+    right = RestartGuard.__init__
+
+    def short(self: RestartGuard, *args: Any, **options: Any) -> None:
+        right(self, *args, **options)
+        self.quarantine_ms //= 100
+
+    return [(RestartGuard, "__init__", short)]
+
+
+def _overwriting(name: str, at: int) -> _Patches:
+    """Let a script delete locks of other holders before it does its work."""
+    right = getattr(operations, name)
+
+    def overwrite(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+        for lock in keys[:-1]:
+            value = node.get(lock)
+            if value is not None and not value.startswith(args[at]):
+                node.delete(lock)
+        return right(node, keys, args)
+
+    return [(operations, name, overwrite)]
+
+
+def _grant_of_a_taken_lock() -> _Patches:
+    return _overwriting("acquire", 0)
+
+
+def _restore_over_another() -> _Patches:
+    return _overwriting("restore", 1)
+
+
+def _part_of_the_keys_is_enough() -> _Patches:
+    right = operations.acquire
+
+    def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+        """Grant the keys that are free, and say that all of them were granted."""
+        *locks, meta = keys
+        words, stripes = args[:6], args[6:]
+        free = [
+            (lock, stripe)
+            for lock, stripe in zip(locks, stripes, strict=True)
+            if (value := node.get(lock)) is None or value.startswith(args[0])
+        ]
+        if not free:
+            return right(node, keys, args)
+        some, theirs = zip(*free, strict=True)
+        return right(node, [*some, meta], [*words, *theirs])
+
+    return [(operations, "acquire", acquire)]
+
+
+def _locks_without_an_end() -> _Patches:
+    right = operations.acquire
+
+    def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+        return right(node, keys, [*args[:2], b"100000000", *args[3:]])
+
+    return [(operations, "acquire", acquire)]
+
+
+def _failed_attempt_stays() -> _Patches:
+    def send_release(*_: object, **__: object) -> None:
+        pass
+
+    return [(Redlock, "_send_release", send_release)]
 
 
 def _one_token() -> _Patches:
@@ -494,13 +590,27 @@ _NUMBER = ("more holders than permits",)
 _RATE = ("more starts than the rate",)
 _WAITER = ("waiter not woken",)
 _STUCK = ("stuck",)
+_LEFT = ("lock left behind",)
+_UNAVAILABLE = ("lock unavailable",)
 _OVERTAKEN = ("release overtaken",)
 PLANTED_BUGS = (
     PlantedBug("fence without a second round", _no_second_round, _ORDER, 100),
     PlantedBug(
         "raise without the lock", _raise_without_lock, _ORDER, 3000, "simultaneous"
     ),
+    PlantedBug("grant with the same number", _same_number_again, _ORDER, 100),
+    PlantedBug(
+        "counters are not taken over", _no_counters_taken_over, _ORDER, 3000, "bodies"
+    ),
     PlantedBug("no restart guard", _no_guard, _HOLDERS, 2000),
+    PlantedBug("short quarantine", _short_quarantine, _HOLDERS, 2000),
+    PlantedBug("grant of a taken lock", _grant_of_a_taken_lock, _HOLDERS, 100),
+    PlantedBug(
+        *("part of the keys is enough", _part_of_the_keys_is_enough),
+        *(("part of the keys",), 100),
+    ),
+    PlantedBug("locks without an end", _locks_without_an_end, _LEFT, 100),
+    PlantedBug("failed attempt stays", _failed_attempt_stays, _UNAVAILABLE, 100),
     PlantedBug(
         "one token for all tries", _one_token, _HOLDERS, 6000, "bodies", _OVERTAKEN
     ),
@@ -548,6 +658,11 @@ PLANTED_BUGS = (
     PlantedBug(
         "starts kept for the ttl", _starts_kept_for_the_ttl, _RATE, 200, PERMITS
     ),
+)
+
+# The simulator did not find these, in so many histories. Other tools do: see evidence.
+MISSED_BUGS = (
+    PlantedBug("restore over another holder", _restore_over_another, _HOLDERS, 3700),
 )
 
 # These show in plans that are written by hand: see ``test_scenarios``.

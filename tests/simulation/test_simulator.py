@@ -46,6 +46,7 @@ def first_found(bug: PlantedBug) -> int | None:
         PLANTED_BUGS,
         *("no restart guard", "one token for all tries", "extension re-creates"),
         *("raise without the lock", "renewal by another connection"),
+        *("short quarantine", "counters are not taken over"),
     ),
 )
 def test_simulator_finds(bug: PlantedBug) -> None:

@@ -1,0 +1,1001 @@
+"""The bugs of the lock that were found here, before any version was published."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from evidence.ways import (
+    Edit,
+    InModel,
+    Kept,
+    Planted,
+    Scenario,
+    Seed,
+    Undone,
+    Way,
+    WithoutRule,
+)
+
+__all__ = ["BUGS", "Bug", "Effect", "Finder"]
+
+
+class Effect(enum.Enum):
+    """The worst that a bug did. The page has a table for each."""
+
+    HOLDERS = "Two holders"
+    FENCE = "A fence goes back, or is given twice"
+    LOST = "A lock is lost without a reason"
+    JOB_LOST = "A job is lost"
+    JOB_TWICE = "A job runs twice"
+    LEFT = "A lock is left behind"
+    LATE = "Calls wait for too long, or for ever"
+    STATEMENT = "A wrong statement"
+
+
+class Finder(enum.Enum):
+    """The tools that found a bug at first."""
+
+    SPECIFICATION = "specification"
+    TRACES = "histories against the specification"
+    MODEL = "model in Python"
+    SIMULATOR = "simulator"
+    TORTURE = "torture"
+    TESTS = "tests of the suite"
+    UNKNOWN = "not recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """One bug.
+
+    Attributes:
+        name: Its name on the command line.
+        effect: The worst that it did.
+        text: What it did, in one or two sentences.
+        found_by: What found it at first.
+        fixed_in: The commit with the fix. "draft" if it was never part of a commit, and
+            "" if it cannot be fixed.
+        way: How it comes back, and which tool finds it then.
+        note: Why no tool had found it, and other notes; "" if there are none.
+    """
+
+    name: str
+    effect: Effect
+    text: str
+    found_by: Finder
+    fixed_in: str
+    way: Way
+    note: str = ""
+
+
+_CORE = "celery_redlock/core"
+_SCRIPTS = f"{_CORE}/scripts"
+_OPERATIONS = f"{_SCRIPTS}/operations.py"
+_SCENARIO = "tests/simulation/test_scenarios.py"
+_MEMBERS = "tests/model/test_membership_model.py"
+_FENCES = "tests/model/test_fence_model.py"
+_ONCE = "tests/contrib/test_exactly_once.py"
+_RECONFIGURE = "celery_redlock/operations/reconfigure.py"
+_NO_CELERY = "The simulator, the models and the specification have no Celery."
+_NO_FORKS = "The simulator has no forks."
+
+# Undoes b22ec42: the floor does not come from the clock of the node.
+_TIME_IGNORED = (
+    Edit(
+        f"{_SCRIPTS}/shared/raise_counters.lua",
+        "if field == 'time' then field, number = 'floor', now_us() + number end",
+        "if field == 'time' then field, number = 'floor', 0 end",
+    ),
+    Edit(
+        _OPERATIONS,
+        '_raise_counter(store, meta, b"floor", store.now_us() + number)',
+        "pass",
+    ),
+)
+
+BUGS = (
+    # -- two holders -----------------------------------------------------------------
+    Bug(
+        name="old-settings",
+        effect=Effect.HOLDERS,
+        text="After a `reconfigure`, a client with the settings that were left took "
+        "nodes that restarted back into the old view, and had a majority there.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(
+            f"{_SCENARIO}::"
+            "test_old_settings_do_not_take_a_node_back_after_a_reconfiguration"
+        ),
+        note="Found at seed 100182.",
+    ),
+    Bug(
+        name="abort-of-a-finished-move",
+        effect=Effect.HOLDERS,
+        text="`reconfigure --abort` of a move that was finished let the members vote "
+        "that had been left, while the next move was under way.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(
+            f"{_SCENARIO}::"
+            "test_finished_reconfiguration_is_not_aborted_during_the_next_one"
+        ),
+        note="Found at seed 21049815. Two checks prevent it now, so that no single "
+        "line brings it back.",
+    ),
+    Bug(
+        name="abort-of-forgotten-votes",
+        effect=Effect.HOLDERS,
+        text="`reconfigure --abort` let the old nodes vote at once, although the new "
+        "nodes had voted, and had lost their memory of it.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Undone(
+            (
+                Edit(
+                    _RECONFIGURE,
+                    "if len(new.labels) - len(done) >= new.quorum:",
+                    "if False:",
+                ),
+            ),
+            (
+                (
+                    "tests/nodes/test_reconfiguration.py::"
+                    "test_abort_outlasts_locks_of_members_that_have_forgotten"
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        name="names-instead-of-identities",
+        effect=Effect.HOLDERS,
+        text="A name that led two clients to different servers gave each of them a "
+        "majority.",
+        found_by=Finder.MODEL,
+        fixed_in="cedf804",
+        way=Scenario("identity by name"),
+    ),
+    Bug(
+        name="late-restart",
+        effect=Effect.HOLDERS,
+        text="A node that had lost its memory was confirmed by a single member, which "
+        "did not share a node with every majority.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=Scenario("one member confirms"),
+    ),
+    Bug(
+        name="newcomers-admit-each-other",
+        effect=Effect.HOLDERS,
+        text="Servers that did not vote yet confirmed each other.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=InModel(f"{_MEMBERS}::test_newcomers_must_not_admit_each_other"),
+        note="Changed the design (e626f93).",
+    ),
+    Bug(
+        name="members-of-two-views",
+        effect=Effect.HOLDERS,
+        text="Members with different views confirmed a server, of which only one of "
+        "them knew.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=InModel(
+            f"{_MEMBERS}::test_members_of_two_views_confirm_what_they_do_not_share"
+        ),
+        note="Changed the design (e626f93).",
+    ),
+    Bug(
+        name="renewal-by-a-newcomer",
+        effect=Effect.HOLDERS,
+        text="A node that did not vote counted in a renewal. The lease rested on a "
+        "node that had forgotten its vote for another client.",
+        found_by=Finder.MODEL,
+        fixed_in="cedf804",
+        way=Scenario("renewal without a vote"),
+        note="Changed the design (e626f93). The specification has the rule as well.",
+    ),
+    Bug(
+        name="abort-without-a-mark",
+        effect=Effect.HOLDERS,
+        text="An abort that did not mark a majority of the new members left two "
+        "deployments.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=InModel(f"{_MEMBERS}::test_abort_marks_a_majority_of_the_new_members"),
+        note="Changed the design (e626f93).",
+    ),
+    Bug(
+        name="founding-without-all",
+        effect=Effect.HOLDERS,
+        text="A deployment was founded again without a server that held locks.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=InModel(f"{_MEMBERS}::test_founding_needs_all_places"),
+        note="Changed the design (e626f93).",
+    ),
+    Bug(
+        name="second-run-lifts-a-quarantine",
+        effect=Effect.HOLDERS,
+        text="`reconfigure`, when it was run again, let a node vote that had lost its "
+        "memory a moment before.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cc3e39f",
+        way=Scenario("open lifts a quarantine"),
+    ),
+    Bug(
+        name="client-without-the-guard",
+        effect=Effect.HOLDERS,
+        text="A client with `redlock_restart_guard = False` got votes of nodes that "
+        "were in quarantine for all other clients.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cc3e39f",
+        way=Scenario("members are not checked"),
+        note="No history had clients with different settings then.",
+    ),
+    Bug(
+        name="quarantine-key",
+        effect=Effect.HOLDERS,
+        text="The end of a quarantine was a key of its own. A node whose key was "
+        "deleted voted at once.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cc3e39f",
+        way=Undone(
+            (
+                Edit(
+                    f"{_SCRIPTS}/shared/state.lua",
+                    "if not run_id or not identity then return true end",
+                    "if not run_id or not identity then return false end",
+                ),
+            ),
+            (
+                "tests/contract/test_membership_scripts.py::test_part_of_a_memory_is_none",
+            ),
+        ),
+        note="No fault of the simulator deleted a part of what a node knows. Now one "
+        "does (*forget meta*).",
+    ),
+    Bug(
+        name="init-with-a-pattern",
+        effect=Effect.HOLDERS,
+        text="`init` with a prefix such as `shop[1]` saw no live locks, and let nodes "
+        "vote that had forgotten others.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cedf804",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/deployment.py",
+                    'pattern = escaped(guard.keys.lock("")) + "*"',
+                    'pattern = guard.keys.lock("") + "*"',
+                ),
+            ),
+            (
+                (
+                    "tests/nodes/test_init.py::"
+                    "test_init_sees_locks_under_a_prefix_with_wildcards"
+                ),
+            ),
+        ),
+        note="The simulator has one prefix.",
+    ),
+    Bug(
+        name="asyncio-inherits",
+        effect=Effect.HOLDERS,
+        text="An asyncio task that was started in a `lock` block counted as its "
+        "holder. Two coroutines of one thread were in one lock.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="6c5c346",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/locking.py",
+                    "threading.get_ident(), _asyncio_task()",
+                    "threading.get_ident(), None",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/locking/test_reentrance.py::"
+                    "test_tasks_in_a_block_of_their_thread_exclude_each_other"
+                ),
+            ),
+        ),
+        note="The simulator has no asyncio, and its clients do not enter a lock twice.",
+    ),
+    Bug(
+        name="fork-inherits",
+        effect=Effect.HOLDERS,
+        text="A forked child trusted the lease of its parent after the parent had "
+        "released it.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="5a5d739",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/lease.py",
+                    "            and self.pid == os.getpid()\n",
+                    "",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/locking/test_reentrance.py::"
+                    "test_forked_child_does_not_trust_the_lease"
+                ),
+            ),
+        ),
+        note=_NO_FORKS,
+    ),
+    Bug(
+        name="replies-of-another-connection",
+        effect=Effect.HOLDERS,
+        text="A signal handler that used a node while its replies were read could "
+        "have a reply counted for another request.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="8965d21",
+        way=Planted("replies to the wrong request"),
+        note="The simulator has no signal handlers that take locks.",
+    ),
+    Bug(
+        name="writable-replica",
+        effect=Effect.HOLDERS,
+        text="A node that became a replica, and takes writes, voted again after the "
+        "quarantine, although its master overwrites its locks.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cedf804",
+        way=Undone(
+            (
+                Edit(
+                    f"{_SCRIPTS}/join.lua",
+                    "if string.find(redis.call('INFO', 'replication'),",
+                    "if false and string.find(redis.call('INFO', 'replication'),",
+                ),
+            ),
+            (
+                (
+                    "tests/nodes/test_misfits.py::"
+                    "test_writable_replica_loses_its_vote_with_its_memory"
+                ),
+            ),
+        ),
+        note="Nodes of the simulator have no replicas.",
+    ),
+    Bug(
+        name="body-without-its-lock",
+        effect=Effect.HOLDERS,
+        text="The body of a task with `exactly_once_in` began, although the lock was "
+        "lost while the database began the transaction.",
+        found_by=Finder.TORTURE,
+        fixed_in="5a9b6c1",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/task/exactly_once.py",
+                    "self._execution.check_or_go_on()  # a database may take long",
+                    "pass",
+                ),
+            ),
+            (f"{_ONCE}::test_body_does_not_begin_after_the_lock_was_lost",),
+        ),
+    ),
+    # -- fences ----------------------------------------------------------------------
+    Bug(
+        name="raise-on-any-node",
+        effect=Effect.FENCE,
+        text="The second round raised the counter of any node, also where another "
+        "client had the lock.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=InModel(f"{_FENCES}::test_raise_on_any_node_repeats_a_fence"),
+        note="The simulator finds it as well: *raise without the lock*.",
+    ),
+    Bug(
+        name="raise-without-the-key",
+        effect=Effect.FENCE,
+        text="A raise counted on a node that another client had taken meanwhile.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=WithoutRule("fence", "RAISE_NEEDS_KEY"),
+    ),
+    Bug(
+        name="raise-without-the-number",
+        effect=Effect.FENCE,
+        text="A raise counted on a node whose own number was not part of the greatest "
+        "one.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=WithoutRule("fence", "RAISE_NEEDS_NUMBER"),
+    ),
+    Bug(
+        name="counters-read-early",
+        effect=Effect.FENCE,
+        text="A node that restarted read the counters of the others at the start of "
+        "its quarantine. An attempt from before was granted afterwards.",
+        found_by=Finder.MODEL,
+        fixed_in="draft",
+        way=Scenario("recovery before the quarantine"),
+        note="The specification has the rule as well.",
+    ),
+    Bug(
+        name="ballot-read-twice",
+        effect=Effect.FENCE,
+        text="A late vote that came between two looks at a ballot counted in the "
+        "raise, although its number was not part of the greatest one.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="73c289b",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/fence.py",
+                    "fence, counted = max(numbers.values()), set(numbers)",
+                    "fence = max(numbers.values())\n"
+                    "    counted = set(won.indexes(VoteKind.GRANTED))",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/core/test_fence.py::"
+                    "test_vote_that_comes_during_the_count_is_left_out_of_it"
+                ),
+            ),
+        ),
+        note="In the simulator, no other thread runs between the two looks.",
+    ),
+    Bug(
+        name="fence-key",
+        effect=Effect.FENCE,
+        text="The counters were a key of their own. A node whose key was deleted "
+        "voted on, with counters that began anew.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cc3e39f",
+        way=Kept(
+            "tests/contract/test_membership_scripts.py::test_part_of_a_memory_is_none"
+        ),
+        note="No fault of the simulator deleted a part of what a node knows.",
+    ),
+    Bug(
+        name="clock-of-the-operator",
+        effect=Effect.FENCE,
+        text="After an abort, the old nodes started above the clock of the operator. "
+        "A clock that was a day behind made them give a fence for the second time.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="b22ec42",
+        way=Seed(_TIME_IGNORED, 711088, "duplicate fence"),
+        note="Since then the contract suite finds it as well: "
+        "`test_counters_are_raised_above_the_time_of_the_node`.",
+    ),
+    Bug(
+        name="last-node-forgets",
+        effect=Effect.FENCE,
+        text="A server that had been replaced confirmed the last node that knew of "
+        "the replacement, with its own old counters.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="",
+        way=Kept(
+            f"{_SCENARIO}::test_fences_rest_on_a_node_that_knows_of_a_replacement"
+        ),
+        note="Found at seed 21022427. It is a limit, not fixed: "
+        "[Safety](safety.md#the-restart-guard-a-node-that-forgot-does-not-vote) says "
+        "so.",
+    ),
+    # -- locks that are lost ---------------------------------------------------------
+    Bug(
+        name="busy-process",
+        effect=Effect.LOST,
+        text="With 200 threads in a loop, a renewal was judged before its replies "
+        "were read. Leases on healthy nodes were lost.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="65d939f",
+        way=Kept(
+            "tests/nodes/test_many_threads.py::test_threads_without_pause_cost_no_lease"
+        ),
+        note="The simulator has few threads in a process.",
+    ),
+    Bug(
+        name="starved-renewal",
+        effect=Effect.LOST,
+        text="A thread that had just sent got the next turn as well, so the thread "
+        "that renews locks did not get one.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="156ecec",
+        way=Kept(
+            "tests/nodes/test_renewal.py::test_busy_threads_do_not_starve_renewals"
+        ),
+        note="The simulator passes a lock between threads in order.",
+    ),
+    Bug(
+        name="late-loss",
+        effect=Effect.LOST,
+        text="The loss of a lock was reported late: the restore of a key waited for "
+        "the requests of other threads.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="611189b",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/renewal/watchdog.py",
+                    "transport.send(restore, until=self._give_up_at())",
+                    "transport.send(restore)",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/core/test_watchdog.py::"
+                    "test_restore_waits_for_a_busy_transport_until_the_next_loss"
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        name="long-sleep",
+        effect=Effect.LOST,
+        text="A watchdog whose process was stopped just before it slept woke up late. "
+        "Leases that were taken meanwhile were not renewed.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="ad79e53",
+        way=Planted("watchdog sleeps too long"),
+        note="Found at seed 8310251.",
+    ),
+    # -- jobs that are lost ----------------------------------------------------------
+    Bug(
+        name="rollback-hides-the-error",
+        effect=Effect.JOB_LOST,
+        text="Where the database had gone, the error of the rollback took the place "
+        "of what the body had raised. Seven of 10,000 jobs did not come again.",
+        found_by=Finder.TORTURE,
+        fixed_in="5a9b6c1",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/contrib/sqlalchemy/records.py",
+                    "        except BaseException:\n            _roll_back(session)\n",
+                    "        except BaseException:\n            session.rollback()\n",
+                ),
+            ),
+            (f"{_ONCE}::test_error_of_the_body_is_told_where_the_rollback_fails",),
+        ),
+    ),
+    Bug(
+        name="no-retry-of-begin-and-commit",
+        effect=Effect.JOB_LOST,
+        text="A database that was away at the begin or the commit ended the call as "
+        "failed, against `autoretry_for`.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="9b5881e",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/task/exactly_once.py",
+                    "            retry_as_configured(self._call.task, error)\n",
+                    "",
+                ),
+            ),
+            (f"{_ONCE}::test_error_outside_of_the_body_is_retried_as_one_inside",),
+        ),
+        note=_NO_CELERY,
+    ),
+    Bug(
+        name="ended-call-is-listed-again",
+        effect=Effect.JOB_LOST,
+        text="With `buffer_one`, a call that had given way was listed again by a late "
+        "word of its publisher. Later calls ended for it.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cedf804",
+        way=Undone(
+            (
+                Edit(
+                    _OPERATIONS,
+                    'if call_id in noted or b"ended " + call_id in noted:',
+                    "if call_id in noted:",
+                ),
+            ),
+            (
+                (
+                    "tests/contract/test_record_scripts.py::"
+                    "test_old_call_that_has_given_way_is_not_noted_any_more"
+                ),
+            ),
+        ),
+        note="The simulator has no successors of calls.",
+    ),
+    Bug(
+        name="claim-outlives-its-job",
+        effect=Effect.JOB_LOST,
+        text="A claim outlived its job for an hour, and calls were not sent, if a "
+        "worker of another version ran the job.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cedf804",
+        way=Kept(
+            "tests/worker/test_claims.py::test_worker_of_another_version_releases_the_claim"
+        ),
+        note=_NO_CELERY,
+    ),
+    # -- jobs that run twice ---------------------------------------------------------
+    Bug(
+        name="copy-of-an-ended-call",
+        effect=Effect.JOB_TWICE,
+        text="A process that was killed after it republished a call left two "
+        "messages. The second one ran the body again, and left RETRY as the result.",
+        found_by=Finder.TORTURE,
+        fixed_in="cabf091",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/task/admission.py",
+                    "        elif call.header.deferred:\n",
+                    "        elif False:\n",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/tasks/test_admission.py::"
+                    "test_republished_call_that_has_ended_is_dropped"
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        name="copies-with-two-permits",
+        effect=Effect.JOB_TWICE,
+        text="The broker delivered a message again while its call ran with a permit. "
+        "The copy got another permit, and ran beside it.",
+        found_by=Finder.TORTURE,
+        fixed_in="cedf804",
+        way=Kept(
+            "tests/unit/core/test_permits.py::test_copies_of_a_call_have_one_permit"
+        ),
+        note="One seed made nine pairs of copies.",
+    ),
+    Bug(
+        name="job-named-like-a-key",
+        effect=Effect.JOB_TWICE,
+        text="`unique_while` sent a job a second time while it ran, if its task id "
+        "began with `key `.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cedf804",
+        way=Undone(
+            (
+                Edit(
+                    _OPERATIONS,
+                    'found = _TOGETHER.search(b"\\n" + lines[-1]) '
+                    "if len(lines) > _HOLDER_LINES else None",
+                    'found = _TOGETHER.search(b"\\n" + value)',
+                ),
+            ),
+            (
+                (
+                    "tests/contract/test_record_scripts.py::"
+                    "test_claim_takes_no_name_of_a_job_for_a_key"
+                ),
+            ),
+        ),
+        note="Task ids of tests are random.",
+    ),
+    # -- locks that are left ---------------------------------------------------------
+    Bug(
+        name="interrupted-end",
+        effect=Effect.LEFT,
+        text="An exception between the end of a block and the first message to the "
+        "nodes left the lock until its ttl ended.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="e69fe86",
+        way=Kept(
+            "tests/unit/locking/test_block.py::test_end_that_is_interrupted_anywhere_releases"
+        ),
+    ),
+    Bug(
+        name="refused-release",
+        effect=Effect.LEFT,
+        text="A node that refused a release with an error that passes (`-BUSY`, "
+        "`-READONLY`) kept the lock for the rest of its ttl.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="85b2b9c",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/transport/node.py",
+                    "        self._pending_releases.add_refused(request, index, now)\n",
+                    "        del now\n",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/core/test_pending_releases.py::"
+                    "test_release_that_a_node_refuses_is_sent_again"
+                ),
+            ),
+        ),
+        note="Nodes of the simulator do not reply with such errors.",
+    ),
+    # -- too long --------------------------------------------------------------------
+    Bug(
+        name="kept-lock-passes-nothing-on",
+        effect=Effect.LATE,
+        text="With `hold_at_least`, a waiter that timed out did not pass on when the "
+        "lock would be free.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="611189b",
+        way=Kept(
+            f"{_SCENARIO}::test_waiter_that_times_out_passes_on_when_a_kept_lock_expires"
+        ),
+    ),
+    Bug(
+        name="replaced-server-stays-out",
+        effect=Effect.LATE,
+        text="A server that was replaced before a reconfiguration, and voted in the "
+        "view of then, was refused for good.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(
+            f"{_SCENARIO}::"
+            "test_server_that_was_replaced_before_a_reconfiguration_joins_the_new_view"
+        ),
+        note="Found at seeds 1420 and 3249.",
+    ),
+    Bug(
+        name="two-settings-take-a-node",
+        effect=Effect.LATE,
+        text="Clients with the old and with the new settings took a node that had "
+        "lost its memory from each other.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(
+            f"{_SCENARIO}::test_node_that_forgot_a_view_joins_the_one_for_which_it_did"
+        ),
+        note="Found at seeds 119 and 2593.",
+    ),
+    Bug(
+        name="member-without-a-vote",
+        effect=Effect.LATE,
+        text="A planned node that had no vote was not closed, so it was not opened, "
+        "and stayed in the old view.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(
+            f"{_SCENARIO}::"
+            "test_member_without_a_vote_at_a_reconfiguration_joins_the_new_view"
+        ),
+        note="Found at seed 200252.",
+    ),
+    Bug(
+        name="too-few-nodes-open",
+        effect=Effect.LATE,
+        text="A reconfiguration whose future nodes did not vote opened too few of "
+        "them.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(
+            f"{_SCENARIO}::"
+            "test_reconfiguration_is_refused_if_too_few_future_nodes_would_open"
+        ),
+        note="Found at seed 3249.",
+    ),
+    Bug(
+        name="abort-cannot-be-run-again",
+        effect=Effect.LATE,
+        text="An abort that was interrupted could not be run again after a node had "
+        "opened. Nodes that it had marked never open.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(
+            f"{_SCENARIO}::"
+            "test_abort_that_was_interrupted_can_be_run_again_after_a_node_has_opened"
+        ),
+        note="Found at seed 200136.",
+    ),
+    Bug(
+        name="last-node-stays-closed",
+        effect=Effect.LATE,
+        text="A `reconfigure` that was interrupted when a majority had opened could "
+        "not be run again.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="cedf804",
+        way=Kept(f"{_SCENARIO}::test_last_node_is_opened_by_a_second_run"),
+        note="Found at seed 15593.",
+    ),
+    Bug(
+        name="last-connection-fails",
+        effect=Effect.LATE,
+        text="A call whose last missing vote was that of a node that could not be "
+        "connected to waited for the rest of the node time-out.",
+        found_by=Finder.TESTS,
+        fixed_in="3010ff2",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/transport/broadcast.py",
+                    "            if self._inbox:  # a connection failed",
+                    "            if False:  # a connection failed",
+                ),
+            ),
+            (
+                (
+                    "tests/nodes/test_outages.py::"
+                    "test_call_ends_when_the_last_connection_has_failed"
+                ),
+            ),
+            timeout=20,
+        ),
+        note="A test with a time-out of an hour hung once. The simulator accepts a "
+        "call that takes as long as the node time-out.",
+    ),
+    Bug(
+        name="hung-nodes-in-turn",
+        effect=Effect.LATE,
+        text="Callers waited for hung nodes one after the other: half of 200 callers "
+        "for more than 8 s.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="b79baa8",
+        way=Kept(
+            "tests/unit/core/test_broadcast.py::"
+            "test_callers_wait_for_hung_nodes_at_the_same_time"
+        ),
+    ),
+    Bug(
+        name="lost-cancel-request",
+        effect=Effect.LATE,
+        text="`cancel_running` missed the running call: its request was overwritten "
+        "by the message that settles the fence.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cedf804",
+        way=Undone(
+            (
+                Edit(
+                    f"{_SCRIPTS}/raise_fence.lua",
+                    "holder_info .. asked",
+                    "holder_info",
+                ),
+            ),
+            (
+                (
+                    "tests/contract/test_lock_scripts.py::"
+                    "test_cancel_request_outlasts_a_later_fence"
+                ),
+            ),
+        ),
+        note="The simulator has no cancel requests.",
+    ),
+    Bug(
+        name="countdown-below-a-second",
+        effect=Effect.LATE,
+        text="On quorum queues of RabbitMQ, a call that was republished with a "
+        "countdown below a second kept its worker process for ever.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="cedf804",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/options/broker.py",
+                    "return float(math.ceil(countdown))",
+                    "return countdown",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/options/test_broker.py::"
+                    "test_countdown_is_in_whole_seconds_on_quorum_queues"
+                ),
+            ),
+        ),
+        note=_NO_CELERY,
+    ),
+    Bug(
+        name="ends-in-this-millisecond",
+        effect=Effect.LATE,
+        text="A lock that ended in the same millisecond was taken for one that never "
+        "ends, and its waiter looked again much later.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="5d792af",
+        way=Kept(
+            "tests/unit/core/test_wait_queue.py::"
+            "test_lock_that_expires_in_this_millisecond_is_looked_at_soon"
+        ),
+    ),
+    Bug(
+        name="waiters-come-and-go",
+        effect=Effect.LATE,
+        text="The thread that wakes waiters went through them while others came and "
+        "went.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="d715dff",
+        way=Kept(
+            "tests/unit/core/test_wakeup_listener.py::"
+            "test_waiters_come_and_go_while_all_are_asked_to_look"
+        ),
+        note="Threads of the simulator change only where they wait.",
+    ),
+    Bug(
+        name="membership-cannot-be-repaired",
+        effect=Effect.LATE,
+        text="A client that was cut off founded a deployment beside the one that was "
+        "moved. Its node was refused from then on.",
+        found_by=Finder.SIMULATOR,
+        fixed_in="",
+        way=Kept(
+            f"{_SCENARIO}::"
+            "test_node_of_a_deployment_without_other_nodes_has_its_membership_deleted"
+        ),
+        note="Found at seed 2619. An operator [lets the node join "
+        "again](../how-to/operating-nodes.md#let-a-refused-node-join).",
+    ),
+    # -- wrong statements ------------------------------------------------------------
+    Bug(
+        name="jump-of-one-clock",
+        effect=Effect.STATEMENT,
+        text="The documentation said that a lock survives the jump of one clock. A "
+        "lock that only a bare majority granted does not.",
+        found_by=Finder.SPECIFICATION,
+        fixed_in="cedf804",
+        way=WithoutRule("lock", "SPARE_VOTE"),
+        note="A property of every lock on majorities. The fence holds.",
+    ),
+    Bug(
+        name="model-without-late-messages",
+        effect=Effect.STATEMENT,
+        text="The specification had no late messages of a lease that is held, no vote "
+        "that is given again, and no restart with data.",
+        found_by=Finder.TRACES,
+        fixed_in="3dc8ec0",
+        way=Kept("tests/spec/test_traces.py::test_histories_are_accepted"),
+        note="Spin refused histories of the code that are right.",
+    ),
+    Bug(
+        name="overwritten-result",
+        effect=Effect.STATEMENT,
+        text="A process that was frozen after it had republished a call stored RETRY "
+        "over the result of the copy.",
+        found_by=Finder.TORTURE,
+        fixed_in="f90ca8b",
+        way=Kept(
+            "tests/worker/test_redelivery.py::"
+            "test_duplicate_that_was_republished_has_its_own_result_in_the_end"
+        ),
+    ),
+    Bug(
+        name="running-job-said-to-wait",
+        effect=Effect.STATEMENT,
+        text="A publisher was told that a call waits in the queue while it ran, if "
+        "one node had not yet released its claim.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="6ea1524",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/records/claims.py",
+                    "latest = max(map(_phase_in, named), key=_IN_TURN.index)",
+                    "latest = _phase_in(named[0])",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/core/test_claims.py::"
+                    "test_call_runs_as_soon_as_one_node_says_so"
+                ),
+            ),
+        ),
+        note="The simulator has no claims.",
+    ),
+    Bug(
+        name="silent-node-that-answers",
+        effect=Effect.STATEMENT,
+        text="An error called a node silent that was not waited for.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="1fc404b",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/transport/requests.py",
+                    "return not ballot.pending or ballot.astray >= ballot.quorum",
+                    "return True",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/core/test_script_request.py::"
+                    "test_verdict_is_certain_when_no_vote_can_change_it"
+                ),
+            ),
+        ),
+    ),
+)

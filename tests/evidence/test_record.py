@@ -1,0 +1,121 @@
+"""The record of bugs in ``evidence/``: its commands, and the page about it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from evidence.bugs import BUGS
+from evidence.figures import Figures
+from evidence.page import all_ways, is_stale
+from evidence.rules import RULES
+from evidence.ways import Edit, Planted, Scenario, Undone, WithoutRule, shown_by
+from spec.catalogue import RULES as SPEC_RULES
+from tests.simulation.planted_bugs import MEMBERSHIP_BUGS
+
+ROOT = Path(__file__).parents[2]
+WAYS = all_ways()
+
+
+def test_page_is_up_to_date() -> None:
+    """The page was written from this record and these figures."""
+    assert not is_stale(Figures()), "python -m evidence --write"
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_way_names_what_exists(name: str) -> None:
+    """Each command names a test, a rule or a planted bug, and lines of the code."""
+    assert WAYS[name].problems() == []
+
+
+def test_names_are_unique() -> None:
+    """A name on the command line is one bug or one rule."""
+    names = Counter([bug.name for bug in BUGS] + [rule.name for rule in RULES])
+
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_rules_are_those_of_the_specification() -> None:
+    """Each rule that Spin must miss is a rule of the table."""
+    ours = {
+        (rule.specification.model, rule.specification.rule)
+        for rule in RULES
+        if isinstance(rule.specification, WithoutRule)
+    }
+
+    assert ours == {(rule.model, rule.name) for rule in SPEC_RULES}
+
+
+def test_membership_bugs_are_in_the_table() -> None:
+    """Each bug that is planted in a plan takes a rule of the table away."""
+    ours = {way.bug for way in WAYS.values() if isinstance(way, Scenario)}
+
+    assert ours == {*MEMBERSHIP_BUGS}
+
+
+def test_bugs_of_the_page_about_safety_are_in_the_record() -> None:
+    """Each bug that histories found is in the record, with its test or its seed."""
+    page = (ROOT / "docs" / "explanation" / "safety.md").read_text("utf-8")
+    listed = page.partition("Histories found these bugs")[2].partition("Only the ")[0]
+    record = (ROOT / "docs" / "explanation" / "record.md").read_text("utf-8")
+    named = {*re.findall(r"`(test_\w+)`", listed)}
+
+    assert named
+    assert {
+        name
+        for name in named - {"test_pause_before_a_sleep_does_not_delay_later_leases"}
+        if name not in record
+    } <= {"test_abort_outlasts_locks_of_members_that_have_forgotten"}
+
+
+def test_planted_bug_is_found() -> None:
+    """The simulator finds a bug, and says in which history."""
+    shown = shown_by(Planted("half is a quorum"))
+
+    assert shown.is_found
+    assert "two holders, in history" in shown.detail
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("is_bug", [True, False])
+def test_undone_fix_is_found_by_its_test(is_bug: bool) -> None:
+    """The test fails in a copy of the project without the line, and not with it."""
+    line = "return started_at + ttl - drift_of(ttl)"
+    edit = Edit(
+        "celery_redlock/core/lease.py",
+        line,
+        line.partition(" - ")[0] if is_bug else line,
+    )
+    test = "tests/unit/core/test_redlock.py::test_validity_is_the_ttl_less_the_drift"
+
+    assert shown_by(Undone((edit,), (test,))).is_found is is_bug
+
+
+def test_edit_that_is_not_in_the_file_is_a_problem() -> None:
+    """An edit whose text is gone, or is there twice, would undo nothing."""
+    file = "celery_redlock/core/lease.py"
+
+    [gone] = Undone((Edit(file, "no such line", ""),), ()).problems()
+    [twice] = Undone((Edit(file, "return", ""),), ()).problems()
+
+    assert "0 times" in gone
+    assert file in twice
+
+
+def test_unknown_name_is_refused() -> None:
+    """The command says that no bug has the name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "evidence", "no-such-bug"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "no-such-bug" in done.stderr
