@@ -667,7 +667,7 @@ class Redlock:
                 f"Node {self.labels[0]} is no database: `lease.ensure(connection)` "
                 "needs a PostgreSQL in redlock_nodes. Use `lease.fence` instead."
             )
-        locks, _ = self._places(lease.key, lease.choice, with_call=False)
+        locks = self.keys.locks(lease.key)
         identity = self.guard.view.members[0].identity if self.guard.view else ""
         return bool(hold_in(connection, locks, lease.token, self.keys.meta, identity))
 

@@ -39,6 +39,10 @@ def _unit(*names: str) -> tuple[str, ...]:
     return tuple(f"{_CORE}/test_{name}.py" for name in names)
 
 
+def _on_nodes(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/nodes/test_{name}.py" for name in names)
+
+
 MODULES = {
     "fence": Module(
         "celery_redlock/core/fence.py", _unit("fence", "several_keys", "redlock")
@@ -49,8 +53,12 @@ MODULES = {
     ),
     "restart_guard": Module(
         "celery_redlock/core/restart_guard.py",
-        _unit("restart_guard", "deployment", "view"),
-        ("tests/simulation/test_scenarios.py",),
+        _unit("restart_guard", "guard_decisions", "deployment", "view"),
+        (
+            *_SIMULATION,
+            *_on_nodes("restart_guard", "quarantine", "recovery", "reconfiguration"),
+            *_on_nodes("differing_clients", "misfits"),
+        ),
     ),
     "extension": Module(
         "celery_redlock/core/extension.py",
@@ -61,8 +69,16 @@ MODULES = {
         (
             *_unit("redlock", "refusals", "reentrance", "permits"),
             *_unit("fence", "claims", "extension", "wait_queue", "deployment"),
+            *_unit("several_keys", "watchdog", "successors"),
+            *_unit("restart_guard", "guard_decisions"),
             "tests/unit/test_lease.py",
             "tests/unit/locking",
+        ),
+        (
+            *_SIMULATION,
+            *_on_nodes("init", "operations", "permits", "several_keys", "wait"),
+            *_on_nodes("event_loop", "recovery"),
+            "tests/stores/test_ensure.py",
         ),
     ),
     "operations": Module(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.mutation.modules import MODULES, ROOT
+from tests.mutation.selection import WITH_SERVERS
 from tests.mutation.survivors import Change, listed, stripped
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def judge(name: str, *, with_slow: bool) -> int:
     _mutmut(folder, module, module.fast)
     strange = set(_survivors(folder, module)) - set(_explained(name, folder, module))
     if strange and with_slow:
-        _mutmut(folder, module, module.slow, only=sorted(strange))
+        _mutmut(folder, module, module.slow, sorted(strange), with_servers=True)
     results = _results(folder, module)
     if None in results.values():
         print(f"{name}: mutmut did not end its run.", file=sys.stderr)  # noqa: T201
@@ -121,7 +122,12 @@ def _copy(folder: Path) -> None:
 
 
 def _mutmut(
-    folder: Path, module: Module, tests: tuple[str, ...], only: Sequence[str] = ()
+    folder: Path,
+    module: Module,
+    tests: tuple[str, ...],
+    only: Sequence[str] = (),
+    *,
+    with_servers: bool = False,
 ) -> None:
     """Let these tests judge the mutants that no test has killed, or some of them."""
     settings = _CONFIGURATION.format(path=module.path, tests=json.dumps(list(tests)))
@@ -139,6 +145,8 @@ def _mutmut(
         meta.write_text(json.dumps(known), "utf-8")
     environment = {**os.environ, "REDLOCK_HISTORIES": _HISTORIES}
     environment.pop("PYTHONPATH", None)
+    if with_servers:
+        environment[WITH_SERVERS] = "1"
     subprocess.run(  # noqa: S603  (all words are ours)
         [sys.executable, "-m", "mutmut", "run", "--max-children", "1", *only],
         cwd=folder,

@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock import ConfigurationError
 from celery_redlock.core.keys import stripe_of
-from celery_redlock.core.lease import Holder
+from celery_redlock.core.lease import Holder, drift_of
 from celery_redlock.core.limits import (
     MOST_PERMITS,
     START_WITHIN,
@@ -22,7 +22,7 @@ from celery_redlock.core.limits import (
 )
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import held_lease, lock
-from tests.unit.core.support import args_of, asked
+from tests.unit.core.support import args_of, asked, ttls
 
 if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
@@ -118,6 +118,24 @@ def test_fences_of_a_permit_grow(redlock: Redlock) -> None:
     assert len({lease.key for lease in leases}) == 1
     fences = [lease.fence for lease in leases]
     assert fences == sorted(set(fences))
+
+
+def test_majority_tells_which_permits_are_in_use(
+    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
+) -> None:
+    """The others are not waited for; without a majority it is not known."""
+    lease = redlock.acquire("imports", limits=THREE)
+    nodes.freeze(3, 4)
+    before = clock.monotonic()
+
+    in_use = redlock.permits_in_use(THREE)
+
+    assert in_use
+    (occupancy,) = in_use
+    assert occupancy.held == {THREE[0].number(lease.key)}
+    assert clock.monotonic() == before
+    nodes.freeze(2)
+    assert redlock.permits_in_use(THREE) is None
 
 
 def test_refusal_costs_one_request(nodes: FakeNodes, redlock: Redlock) -> None:
@@ -342,6 +360,24 @@ def test_period_begins_with_the_start(clock: FakeClock, redlock: Redlock) -> Non
         redlock.acquire("mail", limits=RATE)
 
     assert error.value.retry_after == pytest.approx(40.0, rel=0.03)
+
+
+def test_permit_for_a_start_outlasts_its_period_by_the_drift(
+    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
+) -> None:
+    """Clocks of nodes may be fast by as much as for a ttl."""
+    starts = (Limit("mail", 9), Limit("mail", 1, 60.0))
+    lease = redlock.acquire("mail", limits=starts)
+    assert ttls(nodes, "mail@1") == [
+        round(1000 * (at_most + drift_of(at_most)))
+        for at_most in [redlock.timing.ttl + START_WITHIN + 60.0] * 5
+    ]
+    clock.advance(20.0)
+
+    redlock.release(lease)
+
+    left = round(1000 * (40.0 + drift_of(60.0)))
+    assert ttls(nodes, "mail@1") == [left] * 5
 
 
 def test_run_of_more_than_a_period_leaves_no_permit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from celery_redlock.core.lease import Holder, LeaseState, drift_of, new_base
+from celery_redlock.core.limits import Limit
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.timing import Timing
 from celery_redlock.errors import (
     ConfigurationError,
     LockContended,
@@ -40,6 +43,13 @@ def test_building_a_service_sends_nothing() -> None:
     Redlock(nodes.urls, transport=nodes, clock=nodes.clock)
 
     assert asked(nodes) == []
+
+
+def test_service_has_the_documented_durations() -> None:
+    """These are used where none is given."""
+    redlock = Redlock(["redis://a", "redis://b", "redis://c"])
+
+    assert redlock.timing == Timing(30.0, 60.0, 0.05, 1.0)
 
 
 def test_repr_names_nodes_and_no_password() -> None:
@@ -145,6 +155,41 @@ def test_interrupted_acquire_releases(site: Site) -> None:
 
     assert asked(site.nodes) == ["acquire", "release"]
     assert holders(site.nodes) == FREE
+
+
+def test_coroutine_acquires_with_all_that_a_thread_may_ask_for(site: Site) -> None:
+    """``aacquire`` hands every argument on."""
+    base = new_base()
+    given = Holder("", task="t", task_id="id", host="h", pid=3, started=4.5)
+    one = (Limit("k", 1, 60.0), Limit("k", 1))
+
+    lease = asyncio.run(
+        site.redlock.aacquire("k", 2.5, base=base, holder=given, limits=one)
+    )
+
+    assert (lease.ttl, lease.token.partition(".")[0]) == (2.5, base)
+    holder = site.redlock.inspect("k").holder
+    assert holder
+    assert (holder.task, holder.host) == ("t", "h")
+    assert lease.choice
+    assert [name for _, name in lease.choice.starts] == ["k@1"]
+
+
+def test_coroutine_waits_for_as_long_as_it_says(site: Site) -> None:
+    """By default not at all."""
+    lease = site.rival.acquire("k")
+
+    async def wait() -> None:
+        with pytest.raises(LockHeld):
+            await asyncio.wait_for(site.redlock.aacquire("k"), 60)
+        waiting = asyncio.create_task(site.redlock.aacquire("k", wait=5.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert asked(site.nodes).count("acquire") == 2
+        site.rival.release(lease)
+        assert (await asyncio.wait_for(waiting, 60)).is_valid()
+
+    asyncio.run(wait())
 
 
 # -- bad input -------------------------------------------------------------------
@@ -376,6 +421,70 @@ def test_release_with_nothing_to_keep_deletes(site: Site, keep: float) -> None:
     assert holders(site.nodes) == FREE
 
 
+@pytest.mark.parametrize(("options", "ttl"), [({}, -2), ({"keep": 3.0}, 3000)])
+def test_coroutine_releases_as_a_thread_does(
+    site: Site, options: dict[str, float], ttl: int
+) -> None:
+    """``arelease`` hands its arguments on; nothing is kept by default."""
+    lease = site.redlock.acquire("k")
+
+    assert asyncio.run(site.redlock.arelease(lease, **options)) >= 3
+
+    assert ttls(site.nodes) == [ttl] * 5
+
+
+def test_each_release_is_sent_again_to_the_nodes_that_may_hold_the_lock(
+    site: Site,
+) -> None:
+    """It says since when: a node that was away before holds nothing of this lease."""
+    limits = (Limit("call", 1, is_call=True), Limit("k", 2), Limit("k", 2, 60.0))
+    site.clock.advance(5.0)
+    lease = site.redlock.acquire("k", limits=limits)
+    site.clock.advance(2.0)
+
+    site.redlock.release(lease, keep=1.0)
+
+    releases = [one for one in site.nodes.asked if one.script.name == "release"]
+    assert [one.resend_since for one in releases] == [lease.started_at] * 3
+    assert site.redlock.release_request("k", "x").resend_since == 0.0
+    assert site.redlock.release_request("k", "x", since=7.0).resend_since == 7.0
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_attempt_that_fails_releases_since_it_began(
+    site: Site, *, is_interrupted: bool
+) -> None:
+    """Also what it has taken for a start and for a call, and also after Ctrl-C."""
+    limits = (Limit("call", 1, is_call=True), Limit("k", 1), Limit("k", 1, 60.0))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    site.clock.advance(5.0)
+    began = site.clock.monotonic()
+    if is_interrupted:
+        site.nodes.latency(0.01)
+        site.clock.at(0.005, interrupt)
+    else:
+        site.nodes.partition(0, 1, 2)
+
+    with pytest.raises(KeyboardInterrupt if is_interrupted else QuorumUnreachable):
+        site.redlock.acquire("k", limits=limits)
+
+    first = next(one for one in site.nodes.asked if one.script.name == "release")
+    assert first.resend_since == began
+    names = first.call[1][:3]
+    assert [name.rpartition(":")[2] for name in names] == ["call", "k", "k@1"]
+    site.nodes.heal()
+    site.nodes.latency(0.0)
+    site.clock.advance(1.0)
+    assert all(
+        node.memory.redis.get(name.encode()) is None
+        for node in site.nodes.nodes
+        for name in names
+    )
+
+
 def test_release_base_releases_any_attempt_of_an_execution(site: Site) -> None:
     """A process that outlives the holder knows the base and not the attempt."""
     base, another = new_base(), new_base()
@@ -410,6 +519,15 @@ def test_inspect_names_the_holder(site: Site) -> None:
     assert inspection.holder.token == lease.token
     assert (inspection.votes, inspection.ttl_left) == (5, 6.0)
     assert ttls(site.nodes) == [6000] * 5
+
+
+def test_inspect_looks_at_several_keys_at_once(site: Site) -> None:
+    """One of them has a holder, or none."""
+    site.redlock.acquire("b")
+
+    found = site.redlock.inspect(["b", "a"])
+
+    assert (found.key, found.votes) == ("a\nb", 5)
 
 
 def test_inspect_takes_a_minority_for_no_holder(site: Site) -> None:
@@ -469,3 +587,16 @@ def test_confirm_counts_whether_silence_could_make_a_majority(site: Site) -> Non
     forget(site.nodes, 2)
     with pytest.raises(LockLost):
         lease.ensure(network=True)
+
+
+def test_lock_of_redis_cannot_be_held_in_a_transaction(site: Site) -> None:
+    """Its nodes are no database."""
+    lease = site.redlock.acquire("k")
+
+    with pytest.raises(ConfigurationError) as error:
+        lease.ensure(object())
+
+    assert str(error.value) == (
+        "Node node-1:6379/0 is no database: `lease.ensure(connection)` needs a "
+        "PostgreSQL in redlock_nodes. Use `lease.fence` instead."
+    )
