@@ -538,7 +538,7 @@ class Redlock:
         prefix: str,
         *,
         keep: float = 0.0,
-        since: float = 0.0,
+        since: float,
     ) -> ScriptRequest:
         """Build the request that releases locks, now or in ``keep`` seconds.
 

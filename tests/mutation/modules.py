@@ -84,6 +84,11 @@ MODULES = {
     "operations": Module(
         "celery_redlock/core/scripts/operations.py",
         ("tests/contract",),
-        _unit("successors", "backlog", "claims", "restart_guard"),
+        (
+            *_unit("successors", "backlog", "claims", "permits", "several_keys"),
+            *_unit("restart_guard", "beat_slots", "wait_queue"),
+            "tests/unit/election",
+            *_SIMULATION,
+        ),
     ),
 }

@@ -539,7 +539,7 @@ def _starts_released_at_once() -> _Patches:
         for limit, name in choice.starts:
             locks = [self.keys.lock(name)]
             queues = [self.keys.wait_queue(limit.key)]
-            request = self._release_request(locks, queues, lease.token)
+            request = self._release_request(locks, queues, lease.token, since=0.0)
             self.transport.send(request)
 
     return [(Redlock, "_release_starts", release_starts)]

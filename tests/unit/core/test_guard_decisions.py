@@ -226,6 +226,32 @@ def test_nodes_that_were_left_behind_start_anew(
     assert forgotten == ([str(theirs)] if is_forgotten else [])
 
 
+def test_node_is_gone_that_was_silent_for_more_than_a_max_ttl(
+    guard: RestartGuard, view: View, clock: FakeClock
+) -> None:
+    """Looks that are half of it apart are of one silence."""
+    looks = [None, look_of(view, 1)]
+    found = []
+    for seconds in (0.0, 30.0, 30.0, 0.001):
+        clock.advance(seconds)
+        found.append(guard._gone(looks))  # noqa: SLF001
+
+    assert found == [set(), set(), set(), {0}]
+
+
+def test_node_is_confirmed_when_others_have_known_it_for_one_quarantine(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """To the millisecond, by their own clocks."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(redlock.guard.quarantine_ms / 1000)
+
+    redlock.check()
+
+    assert voting(redlock) == [True] * 5
+
+
 # -- whether asking again helps ----------------------------------------------------
 
 
@@ -402,11 +428,11 @@ def test_member_of_another_epoch_is_kept_where_nothing_else_is_left(
 ) -> None:
     """Where too few vote, no view is known to be over."""
     assert redlock.guard.view
-    view = redlock.guard.view
+    later = replace(redlock.guard.view, epoch=2)
     restart(nodes, 1, 2, 3, 4)
-    later = replace(view, epoch=2, is_founded=True)
     redlock.guard.look()
-    nodes.nodes[1].memory.execute(scripts.NOTE, ["redlock:meta"], [str(later), 1000])
+    fields = {b"config": str(later).encode()}
+    nodes.nodes[1].memory.redis.hset(b"redlock:meta", fields)
     nodes.asked.clear()
     nodes.freeze(4)
     ballot = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config]).ballot

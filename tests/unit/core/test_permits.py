@@ -138,6 +138,18 @@ def test_majority_tells_which_permits_are_in_use(
     assert redlock.permits_in_use(THREE) is None
 
 
+def test_permit_waits_for_no_slow_node(
+    nodes: FakeNodes, clock: FakeClock, redlock: Redlock
+) -> None:
+    """A majority grants it."""
+    nodes.latency(0.01, 4)
+    before = clock.monotonic()
+
+    assert redlock.acquire("imports", limits=THREE).votes == 4
+
+    assert clock.monotonic() == before
+
+
 def test_refusal_costs_one_request(nodes: FakeNodes, redlock: Redlock) -> None:
     """A node tells which permits are in use, and not only about one of them."""
     for _ in range(3):
@@ -271,7 +283,7 @@ def test_lease_of_a_permit_is_renewed_restored_and_lost(
 COPIES = with_copies(THREE, "id-1")
 
 
-def test_copies_of_a_call_have_one_permit(redlock: Redlock) -> None:
+def test_copies_of_a_call_have_one_permit(nodes: FakeNodes, redlock: Redlock) -> None:
     """A refusal names the copy first, also where all permits are in use."""
     first = redlock.acquire("imports", limits=COPIES)
     second = redlock.acquire("imports", limits=with_copies(THREE, "id-2"))
@@ -285,6 +297,8 @@ def test_copies_of_a_call_have_one_permit(redlock: Redlock) -> None:
             redlock.acquire("imports", limits=THREE)
 
     assert {first.wanted, second.wanted} == {"imports"}
+    fences = args_of(nodes, "acquire_permits")[0][6:8]
+    assert fences == [stripe_of(first.key)] * 2  # no fence is counted for the call
     assert first.key != second.key
     redlock.release(first)
     assert redlock.acquire("imports", limits=COPIES).is_valid()

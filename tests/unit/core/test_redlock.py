@@ -211,6 +211,12 @@ def test_key_and_ttl_must_fit(site: Site, key: str, ttl: Any, fault: str) -> Non
     assert asked(site.nodes) == []
 
 
+def test_steps_need_a_key(site: Site) -> None:
+    """A caller of them makes the text of the key itself."""
+    with pytest.raises(ConfigurationError, match="The key '' must be one line of text"):
+        site.redlock.carry_out(site.redlock.acquiring(""))
+
+
 # -- waiting ---------------------------------------------------------------------
 
 
@@ -223,6 +229,16 @@ def test_acquire_waits_for_the_holder(site: Site) -> None:
 
     assert 3.0 <= site.clock.monotonic() - 1000.0 <= 3.0 + 0.25
     assert mine.token != lease.token
+
+
+def test_steps_do_not_wait_by_default(site: Site) -> None:
+    """As ``acquire`` does not."""
+    site.rival.acquire("k")
+
+    with pytest.raises(LockHeld):
+        site.redlock.carry_out(site.redlock.acquiring("k"))
+
+    assert site.clock.slept == []
 
 
 @pytest.mark.parametrize(("ttl", "wait", "longest"), [(None, 2.0, 0.25), (1, 3.0, 0.1)])
@@ -335,6 +351,41 @@ def test_release_deletes_the_lock_everywhere(site: Site) -> None:
     assert site.redlock.acquire("k").is_valid()
 
 
+def test_steps_of_a_release_keep_nothing_by_default(site: Site) -> None:
+    """As ``release`` does not."""
+    lease = site.redlock.acquire("k")
+
+    site.redlock.carry_out(site.redlock.releasing(lease))
+
+    assert holders(site.nodes) == FREE
+
+
+def test_forked_child_neither_renews_nor_releases(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is its parent's, and no node is asked."""
+    lease = site.redlock.acquire("k")
+    site.nodes.asked.clear()
+    monkeypatch.setattr(lease, "pid", lease.pid + 1)
+
+    assert site.redlock.extend(lease) is False
+    assert site.redlock.release(lease) == 0
+
+    assert asked(site.nodes) == []
+
+
+def test_second_release_waits_for_no_slow_node(site: Site) -> None:
+    """A majority that has no such lock has answered, too."""
+    lease = site.redlock.acquire("k")
+    site.redlock.release(lease)
+    site.nodes.latency(0.01, 4)
+    before = site.clock.monotonic()
+
+    assert site.redlock.release(lease) == 0
+
+    assert site.clock.monotonic() == before
+
+
 def test_release_twice_is_harmless(site: Site) -> None:
     """The second release finds nothing, and a successor's lock stays."""
     lease = site.redlock.acquire("k")
@@ -438,6 +489,7 @@ def test_each_release_is_sent_again_to_the_nodes_that_may_hold_the_lock(
 ) -> None:
     """It says since when: a node that was away before holds nothing of this lease."""
     limits = (Limit("call", 1, is_call=True), Limit("k", 2), Limit("k", 2, 60.0))
+    queues = [site.redlock.keys.wait_queue("k")]
     site.clock.advance(5.0)
     lease = site.redlock.acquire("k", limits=limits)
     site.clock.advance(2.0)
@@ -446,6 +498,8 @@ def test_each_release_is_sent_again_to_the_nodes_that_may_hold_the_lock(
 
     releases = [one for one in site.nodes.asked if one.script.name == "release"]
     assert [one.resend_since for one in releases] == [lease.started_at] * 3
+    start = next(one.call[1] for one in releases if "@" in one.call[1][0])
+    assert [*start] == ["redlock:lock:" + start[0].rpartition(":")[2], *queues]
     assert site.redlock.release_request("k", "x").resend_since == 0.0
     assert site.redlock.release_request("k", "x", since=7.0).resend_since == 7.0
 
@@ -600,3 +654,18 @@ def test_lock_of_redis_cannot_be_held_in_a_transaction(site: Site) -> None:
         "Node node-1:6379/0 is no database: `lease.ensure(connection)` needs a "
         "PostgreSQL in redlock_nodes. Use `lease.fence` instead."
     )
+
+
+def test_check_asks_all_nodes_for_a_lock_that_no_other_client_wants(site: Site) -> None:
+    """And leaves nothing, also on a node that was away."""
+    site.nodes.latency(0.01, 4)
+
+    reports = [site.redlock.check() for _ in range(2)]
+
+    assert [report.ballot.answered for report in reports] == [5, 5]
+    calls = [one.call for one in site.nodes.asked if one.script.name == "acquire"]
+    keys = [keys[0].rpartition("check:")[2] for _, keys, _ in calls]
+    assert len({*keys}) == 2
+    assert [args[0].partition(".")[0] for _, _, args in calls] == keys
+    releases = [one for one in site.nodes.asked if one.script.name == "release"]
+    assert [one.resend_since for one in releases] == [0.0, 0.0]

@@ -612,6 +612,7 @@ def test_greatest_keeps_the_greatest_of_each_field() -> None:
 
     assert greatest(pairs) == [b"1", 10, b"2", 5, b"floor", 7]
     assert greatest([]) == []
+    assert greatest([b"1", b"0"]) == [b"1", 0]
 
 
 # -- founding ----------------------------------------------------------------------
