@@ -53,13 +53,24 @@ class Standby(Primary):
         data = str(self._folder / "data")
         address = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", "redlock"]
         self.run("pg_basebackup", *address, "-D", data, "-R", "--checkpoint=fast")
-        self.port = free_port()
-        server = str(self._programs / "postgres")
-        settings = {**self._settings, "port": str(self.port)}
+        self._use_port(free_port())
+        self.ready_text = "ready to accept read-only connections"
+
+    def _use_port(self, port: int) -> None:
+        self.port = port
+        server, data = str(self._programs / "postgres"), str(self._folder / "data")
+        settings = {**self._settings, "port": str(port)}
         options = [f"--{name}={value}" for name, value in settings.items()]
         self.command = [server, "-D", data, *options]
-        self.ready_text = "ready to accept read-only connections"
 
     def promote(self) -> None:
         """Make it the primary, and return when it accepts changes."""
         self.run("pg_ctl", "promote", "-w", "-D", str(self._folder / "data"))
+        self.ready_text = self._primary.ready_text
+
+    def take_over(self) -> None:
+        """Become the primary, at the address of the old one, which must be down."""
+        self.end()
+        self._use_port(self._primary.port)
+        self.start()
+        self.promote()

@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from celery_redlock.devnodes import STORES
 from tests.torture.broker import BROKERS
 from tests.torture.producer import KINDS
 from tests.torture.session import torture
+from tests.torture.site import TORTURED
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
     option("--kinds", nargs="+", choices=[*KINDS], default=[], help="of jobs; all")
     option("--seed", type=int, help="chooses faults and jobs; a random one")
     option("--broker", choices=[*BROKERS], default="redis", help="of workers; redis")
-    option("--store", choices=STORES, default="", help="in place of Redis")
+    option("--store", choices=TORTURED, default="", help="in place of Redis")
     option("--plant", choices=["split", "own permits"], default="", help="a bug")
     option("--json", type=Path, help="a file for the report")
     option("--keep", type=Path, help="a new folder for journal and logs")

@@ -86,6 +86,8 @@ class Faults:
             del self._kinds["node killed, back empty"]
         if len(self._numbers) == 1:
             del self._kinds["majority frozen"], self._kinds["majority cut off"]
+        if site.has_standby:
+            self._kinds["standby promoted"] = (10, self._promote_standby)
         if site.database:
             self._kinds["database killed"] = (12, self._kill_database)
 
@@ -264,6 +266,15 @@ class Faults:
             nodes[number].restart(keep_memory=keep)
 
         return self._break_nodes(1, kill, start, (0.2, 3))
+
+    def _promote_standby(self) -> bool:
+        nodes = self._site.nodes
+
+        def fail(number: int) -> None:
+            self._voteless.add(number)
+            nodes.fail()
+
+        return self._break_nodes(1, fail, lambda _: nodes.promote(), (0.2, 3))
 
     def _freeze_nodes(self, count: int) -> bool:
         nodes = self._site.nodes.nodes

@@ -15,7 +15,12 @@ from celery import Celery
 
 import celery_redlock
 from celery_redlock import Redlock
-from celery_redlock.devnodes import DevNodes, ServerOptions, find_redis_server
+from celery_redlock.devnodes import (
+    STORES,
+    DevNodes,
+    ServerOptions,
+    find_redis_server,
+)
 from celery_redlock.devnodes.processes import Process, Worker, stop
 from tests.harness.lock_nodes import LockNodes
 from tests.harness.processes import RedisServer
@@ -36,6 +41,7 @@ from tests.torture import (
 from tests.torture.broker import BROKERS
 from tests.torture.effects import DATABASE, Database
 from tests.torture.ledger import Ledger
+from tests.torture.standby import WithStandby
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +50,10 @@ if TYPE_CHECKING:
 
     from tests.harness.tcp import Proxy
 
-__all__ = ["MAX_TTL", "TTL", "Site"]
+__all__ = ["MAX_TTL", "TORTURED", "TTL", "Site"]
 
+WITH_STANDBY = "postgresql-standby"
+TORTURED = (*STORES, WITH_STANDBY)  # stores
 TTL, MAX_TTL = 3.0, 4.0  # seconds: shorter than the pauses
 _SLOW = 0.4  # seconds
 _PREFIX = "redlock"
@@ -73,7 +81,7 @@ class Site:
         broker: One of `BROKERS`.
         kinds: The kinds of jobs to send; all by default.
         jobs: How many jobs to send; 0 for no end.
-        store: The store to lock on; five Redis nodes by default.
+        store: The store to lock on, one of ``TORTURED``; five Redis nodes by default.
         plant: Plant a bug: ``"split"``: each worker locks on another node; ``"own
             permits"``: each process has permits of its own.
 
@@ -103,11 +111,13 @@ class Site:
         self.ledger = Ledger(folder)
         binary = find_redis_server()
         durable = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
-        self.nodes: Any = (
-            StoreNodes(store, initialize=False)
-            if store
-            else DevNodes(5, binary=binary, initialize=False, options=durable)
-        )
+        self.nodes: Any
+        if store == WITH_STANDBY:
+            self.nodes = WithStandby()
+        elif store:
+            self.nodes = StoreNodes(store, initialize=False)
+        else:
+            self.nodes = DevNodes(5, binary=binary, initialize=False, options=durable)
         self._store = store
         self.broker = BROKERS[broker](folder)
         self.backend = RedisServer(binary)
@@ -118,6 +128,11 @@ class Site:
         self.seen: set[psutil.Process] = set()
         self._seed = seed
         self._everything = contextlib.ExitStack()
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether the store has a standby that can be promoted."""
+        return self._store == WITH_STANDBY
 
     @property
     def is_store(self) -> bool:
