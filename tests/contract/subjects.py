@@ -234,6 +234,10 @@ class Subject(ABC):
         fields = self.hgetall(self.meta).items()
         return {f: n for f, n in fields if f == b"floor" or f.isdigit()}
 
+    def zadd(self, key: str, member: str, score: float) -> None:
+        """Write a member of a sorted set."""
+        self.keys.zadd(key.encode(), member.encode(), score)
+
     def set(self, key: str, value: str | bytes, px: int | None = None) -> None:
         """Write a string."""
         self.keys.look_at_clock()
@@ -364,7 +368,7 @@ class Subject(ABC):
 
     def request_cancel(self, token: str = TOKEN, who: str = "task[id]") -> Any:
         """Run REQUEST_CANCEL."""
-        return self.run(scripts.REQUEST_CANCEL, [self.lock], [token, who])
+        return self.run(scripts.REQUEST_CANCEL, self.locks, [token, who])
 
     def join_wait_queue(
         self, waiter: str = "w/1", rank: int = 1, ttl_ms: int = TTL
@@ -611,6 +615,9 @@ class _ServerKeys:
 
     def hset(self, key: bytes, fields: Mapping[bytes, bytes]) -> None:
         self._call("HSET", key, *(word for pair in fields.items() for word in pair))
+
+    def zadd(self, key: bytes, member: bytes, score: float) -> None:
+        self._call("ZADD", key, repr(score), member)
 
     def zset(self, key: bytes) -> list[bytes]:
         members: list[bytes] = self._call("ZRANGE", key, 0, -1)

@@ -121,6 +121,18 @@ def test_call_that_does_not_come_back_is_taken_out(subject: Subject) -> None:
     subject.wait_until(lambda: join(subject, "next", NOW + 2)[0] == 1)
 
     assert waiting(subject) == [b"stays", b"next"]
+    assert set(subject.waiters(subject.key("return"))) == {b"stays", b"next"}
+
+
+def test_calls_that_do_not_come_back_are_taken_out_by_and_by(subject: Subject) -> None:
+    """A hundred at a time, so that a join takes no long time."""
+    for number in range(101):
+        subject.zadd(subject.key("backlog"), f"gone-{number:03}", NOW + number)
+        subject.zadd(subject.key("return"), f"gone-{number:03}", 1 + number)
+
+    join(subject, "next", NOW + 1000)
+
+    assert waiting(subject) == [b"gone-100", b"next"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from celery_redlock.core import scripts
 from celery_redlock.core.resp import ErrorReply
+from celery_redlock.core.scripts.operations import WrongType
 from tests.contract.subjects import CONFIG, TTL, Subject, value
 
 
@@ -55,6 +56,13 @@ def test_key_of_another_type_is_an_error_reply(
 
     assert is_wrong_type(getattr(subject, call)(**options))
     assert subject.read(key) == before
+
+
+def test_memory_words_the_error_as_redis_does() -> None:
+    """Other programs look for its first word; users read the rest."""
+    assert str(WrongType()) == (
+        "WRONGTYPE Operation against a key holding the wrong kind of value"
+    )
 
 
 def test_raise_fence_on_counters_of_another_type_is_an_error(subject: Subject) -> None:

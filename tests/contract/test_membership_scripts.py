@@ -648,6 +648,15 @@ def test_note_lets_no_voting_node_leave_its_deployment(subject: Subject) -> None
     assert subject.note(other) == [GRANTED, 0]
 
 
+def test_note_of_an_equal_epoch_of_another_deployment_is_taken(
+    subject: Subject,
+) -> None:
+    """Only a lesser one is not: two clients that found at once must come to one."""
+    subject.enter()
+
+    assert subject.note(view(deployment="d9")) == [GRANTED, 0]
+
+
 def test_note_of_a_closed_node_is_refused(subject: Subject) -> None:
     """It has promised a reconfiguration that it has no view but the planned one."""
     subject.admit()
@@ -915,6 +924,19 @@ def test_initialize_admits_no_server_that_has_replaced_a_member(
     reply = is_unchanged(subject, lambda: subject.initialize(view(me=f"1.{ME}")))
 
     assert reply == [UNSYNCED, subject.identity.encode()]
+
+
+def test_initialize_of_a_joined_node_that_restarted_is_refused(
+    subject: Subject,
+) -> None:
+    """All that it knows is of another process."""
+    subject.join()
+    config = view().replace(ME, subject.identity)
+    seem_restarted(subject)
+
+    reply = is_unchanged(subject, lambda: subject.initialize(config))
+
+    assert reply == [UNSYNCED, b""]
 
 
 def test_initialize_without_the_own_identity_is_refused(subject: Subject) -> None:

@@ -7,6 +7,7 @@ slots that were sent, and the standbys.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,6 +148,18 @@ def test_claim_compares_the_keys_that_were_taken_together(
     assert claim(subject, "job-2", at="lock", together=together)[0] == TAKEN
     assert claim(subject, "job-2", at="lock", together="key a\nkey c")[0] == GRANTED
     assert claim(subject, "job-2", at="lock")[0] == GRANTED
+
+
+def test_claim_takes_no_part_of_a_name_for_a_key(subject: Subject) -> None:
+    """A name of a task or a host may have spaces."""
+    text = "base.attempt\n7\na task\njob-1\na host\n4711\n1.5\nkey a\nkey b"
+    subject.set(key(subject, "lock"), text, px=TTL)
+
+    taken = claim(subject, "job-2", at="lock", together="key a\nkey b")
+
+    assert taken[:1] == [TAKEN]
+    assert taken[1].split(b"\n")[0] == b"job-1"
+    assert claim(subject, "job-1", at="lock", together="key a\nkey b")[0] == GRANTED
 
 
 def test_claim_checks_the_cooldown_on_request(subject: Subject) -> None:
@@ -435,6 +448,7 @@ def test_call_gives_way_to_a_later_one(subject: Subject) -> None:
     note(subject, "new")
 
     assert start(subject, "old", NOW + 9, entered=False) == "new"
+    assert subject.waiters(key(subject, "order"))[0] == b"ended old"
     assert start(subject, "new", NOW, entered=False) is None
 
 
@@ -514,6 +528,63 @@ def test_node_forgets_calls_that_have_ended(subject: Subject) -> None:
     start(subject, "a", NOW)
 
     assert 0 < subject.pttl(key(subject, "order")) <= 60_000
+
+
+def _is_over(subject: Subject, instant: int) -> bool:
+    return subject.now_us > instant
+
+
+def test_call_is_as_new_as_its_first_start(subject: Subject) -> None:
+    """Its end, and a start after a redelivery, change nothing of that."""
+    for task_id in ("one", "two"):
+        note(subject, task_id)
+        assert start(subject, task_id, NOW, entered=False) is None
+        instant = subject.now_us
+        subject.wait_until(partial(_is_over, subject, instant))
+    later_ones_first = [b"two", b"one"]
+    assert subject.waiters(key(subject, "order")) == later_ones_first
+
+    withdraw(subject, "one")
+
+    assert subject.waiters(key(subject, "order")) == later_ones_first
+
+
+def test_node_forgets_calls_that_ended_a_minute_ago(subject: Subject) -> None:
+    """As soon as another one ends, while others are noted."""
+    now = note(subject, "waits")
+    subject.zadd(key(subject, "order"), "long ago", -(now - 61_000_000))
+    subject.zadd(key(subject, "order"), "lately", -(now - 30_000_000))
+
+    withdraw(subject, "another")
+
+    assert published(subject) == {b"waits", b"lately", b"another"}
+
+
+def test_call_that_runs_has_started_after_all_that_were_published(
+    subject: Subject,
+) -> None:
+    """By the clock of the node, or by their numbers, whichever is greater."""
+    now = note(subject, "other")
+    withdraw(subject, "other")
+    assert start(subject, "late", 1, entered=False) is None
+    assert started(subject) >= now
+    withdraw(subject, "late")
+    assert start(subject, "of a wrong clock", 2 * NOW, entered=False) is None
+
+    assert started(subject) == 2 * NOW
+
+
+def started(subject: Subject) -> int:
+    """Return when the call in the register has started, for the order of calls."""
+    return int((subject.get(key(subject, "next")) or b"").split(b"\n")[-1])
+
+
+def test_number_is_above_all_that_are_noted_beside_a_register(subject: Subject) -> None:
+    """The call in the register may be older than others that are noted."""
+    assert start(subject, "runs", 5, entered=False) is None
+    subject.zadd(key(subject, "order"), "of a wrong clock", 2 * NOW)
+
+    assert note(subject, "later") > 2 * NOW
 
 
 def test_published_call_asks_the_running_one_to_end(subject: Subject) -> None:

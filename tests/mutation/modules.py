@@ -87,7 +87,6 @@ MODULES = {
         (
             *_unit("successors", "backlog", "claims", "permits", "several_keys"),
             *_unit("restart_guard", "beat_slots", "wait_queue"),
-            "tests/unit/election",
             *_SIMULATION,
         ),
     ),

@@ -156,11 +156,18 @@ def _hdel(keys: StoreKeyspace, name: bytes, field: bytes) -> int:
     return int(was_there)
 
 
+def _zadd(keys: StoreKeyspace, name: bytes, score: bytes, member: bytes) -> int:
+    is_new = member not in keys.zset(name)
+    keys.zadd(name, member, float(score))
+    return int(is_new)
+
+
 _WRITES: dict[bytes, Callable[..., Any]] = {
     b"SET": _set,
     b"DEL": _delete,
     b"HSET": _hset,
     b"HDEL": _hdel,
+    b"ZADD": _zadd,
 }
 
 
