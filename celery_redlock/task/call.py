@@ -266,17 +266,19 @@ class Call:
         return self.keeps_result() or self.task.store_errors_even_if_ignored
 
     def _count_in_chord(self) -> None:
-        """Count a call that succeeded in its chord, in case that was not done.
+        """Count a call that has ended in its chord, in case that was not done.
 
         Celery stores a result first and counts it afterwards. A process can be killed
-        between the two steps, and the chord would wait for ever. The Redis backend
-        counts a call only once. Other backends do not: there the chord is left alone.
+        between the two steps. And a revocation stores REVOKED at once, but leaves it to
+        the worker that discards the call to count it: a worker that was started since
+        discards nothing. Then the chord would wait for ever. The Redis backend counts
+        a call only once. Other backends do not: there the chord is left alone.
         """
         backend = self.task.backend
         if not self.request.chord or not getattr(backend, "_chord_zset", False):
             return
         meta = backend.get_task_meta(self.id, cache=False)
-        if meta["status"] == states.SUCCESS:
+        if meta["status"] in states.READY_STATES:
             backend.on_chord_part_return(self.request, meta["status"], meta["result"])
 
     def _expires(self) -> float:

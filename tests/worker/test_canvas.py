@@ -99,6 +99,29 @@ def test_chord_with_a_skipped_chain_ends(prefork: Deployment, key: str) -> None:
     assert prefork.stage.runs(f"{key}-tail") == []
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
+def test_member_that_was_revoked_elsewhere_ends_a_chord(
+    prefork: Deployment, key: str
+) -> None:
+    """Celery stores REVOKED at once, and leaves the chord to the worker with the call.
+
+    A worker that does not know of the revocation drops the call, because it has ended.
+    """
+    first = prefork.begin("job-retry", key)
+    header = [sig(prefork, "job-retry", key), sig(prefork, "quick", f"{key}-other")]
+    result = chord(header)(prefork.task("tail").s(key))
+    until(lambda: result.parent[0].state == states.RETRY)
+
+    prefork.app.backend.mark_as_revoked(result.parent[0].id, "revoked")
+    prefork.stage.open(key)
+
+    until(lambda: result.state == states.FAILURE)
+    assert isinstance(result.result, ChordError)
+    assert first.get(timeout=10) == first.id
+    assert len(prefork.stage.runs(key)) == 1
+    assert prefork.stage.runs(f"{key}-tail") == []
+
+
 @pytest.mark.parametrize("name", ["job-retry", "job-wait"])
 def test_waiting_members_end_a_chord(prefork: Deployment, key: str, name: str) -> None:
     """Under ``retry`` and ``wait`` equal members run one after the other."""
