@@ -75,6 +75,7 @@ _OPERATIONS = f"{_SCRIPTS}/operations.py"
 _SCENARIO = "tests/simulation/test_scenarios.py"
 _MEMBERS = "tests/model/test_membership_model.py"
 _FENCES = "tests/model/test_fence_model.py"
+_CANVAS = "tests/worker/test_canvas.py"
 _ONCE = "tests/contrib/test_exactly_once.py"
 _RECONFIGURE = "celery_redlock/operations/reconfigure.py"
 _NO_CELERY = "The simulator, the models and the specification have no Celery."
@@ -538,6 +539,25 @@ BUGS = (
         note="Found at seed 8310251.",
     ),
     # -- jobs that are lost ----------------------------------------------------------
+    Bug(
+        name="revoked-member-of-a-chord",
+        effect=Effect.JOB_LOST,
+        text="A member of a chord that was revoked, and whose message came to a worker "
+        "that did not know of it, was dropped and not counted. The chord waited for "
+        "ever.",
+        found_by=Finder.TORTURE,
+        fixed_in="caa61e8",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/task/call.py",
+                    'if meta["status"] in states.READY_STATES:',
+                    'if meta["status"] == states.SUCCESS:',
+                ),
+            ),
+            (f"{_CANVAS}::test_member_that_was_revoked_elsewhere_ends_a_chord",),
+        ),
+    ),
     Bug(
         name="rollback-hides-the-error",
         effect=Effect.JOB_LOST,

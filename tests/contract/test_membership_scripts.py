@@ -412,14 +412,30 @@ def test_join_of_a_node_with_memory_only_reads(subject: Subject) -> None:
     assert is_unchanged(subject, subject.join) == [GRANTED, 0, text, first, 1, b"", b""]
 
 
+def test_join_tells_what_a_closed_node_was(subject: Subject) -> None:
+    """The view that it had, and for which plans it never opens."""
+    subject.admit()
+    subject.close()
+    subject.hset(subject.meta, "aborted", "a plan")
+
+    reply = is_unchanged(subject, subject.join)
+
+    had = subject.text(CONFIG)
+    identity = subject.identity.encode()
+    assert reply[2:] == [subject.text(CLOSED), identity, 0, had, b"a plan"]
+
+
 @pytest.mark.parametrize("lose", [seem_restarted, lose_memory])
+@pytest.mark.parametrize("is_closed", [False, True])
 def test_join_after_a_loss_gives_another_identity(
-    subject: Subject, lose: Callable[[Subject], None]
+    subject: Subject, lose: Callable[[Subject], None], *, is_closed: bool
 ) -> None:
     """The vote, the view and the wait of the server before are not its own."""
     subject.admit()
     subject.hset(subject.meta, STRIPE, 7)
-    subject.close()
+    subject.hset(subject.meta, "aborted", "a plan")
+    if is_closed:
+        subject.close()
     before = subject.identity
     lose(subject)
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from tests.harness.tcp import Proxy
 
-__all__ = ["MAX_TTL", "TORTURED", "TTL", "Site"]
+__all__ = ["MAX_TTL", "TORTURED", "TTL", "WITH_STANDBY", "Site"]
 
 WITH_STANDBY = "postgresql-standby"
 TORTURED = (*STORES, WITH_STANDBY)  # stores

@@ -11,6 +11,7 @@ from tests.conftest import missing
 from tests.harness.servers import find_postgresql, find_rabbitmq
 from tests.torture.broker import BROKERS
 from tests.torture.session import torture
+from tests.torture.site import WITH_STANDBY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,20 @@ def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
 def test_torture_of_permits(redis_server: str, tmp_path: Path) -> None:
     """Ten permits for many jobs: no eleventh, no job twice at once, and none left."""
     report = torture(SECONDS, SEED, kinds=["limited"], jobs=JOBS, folder=tmp_path)
+
+    report.show()
+    assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
+    assert report.faults
+    assert report.is_clean, f"only {report.jobs} were sent"
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_torture_of_promotions(redis_server: str, tmp_path: Path) -> None:
+    """A PostgreSQL fails over to a standby, for which it does not wait."""
+    if find_postgresql() is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+
+    report = torture(SECONDS, SEED, store=WITH_STANDBY, folder=tmp_path)
 
     report.show()
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
