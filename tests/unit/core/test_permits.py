@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 from celery_redlock import ConfigurationError
+from celery_redlock.core import redlock as module
 from celery_redlock.core.keys import stripe_of
 from celery_redlock.core.lease import Holder, drift_of
 from celery_redlock.core.limits import (
@@ -136,6 +138,25 @@ def test_majority_tells_which_permits_are_in_use(
     assert clock.monotonic() == before
     nodes.freeze(2)
     assert redlock.permits_in_use(THREE) is None
+
+
+def test_waiter_stands_in_the_queues_of_its_permits(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue gets all that the acquire knows: a release of any permit counts."""
+    for _ in range(3):
+        redlock.acquire("imports", limits=THREE)
+    listener = mock.Mock()
+    queue = mock.Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(redlock, "listener", listener)
+    monkeypatch.setattr(module, "WaitQueue", queue)
+
+    with pytest.raises(InterruptedError):
+        redlock.acquire("imports", wait=5.0, limits=THREE)
+
+    ((key, nodes, keys, heard, choice),) = [call.args for call in queue.mock_calls]
+    assert (key, heard, choice.limits) == ("imports", listener, THREE)
+    assert (nodes, keys) == (redlock.nodes, redlock.keys)
 
 
 def test_permit_waits_for_no_slow_node(

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from celery_redlock.core import redlock as module
 from celery_redlock.core.lease import Holder, LeaseState, drift_of, new_base
 from celery_redlock.core.limits import Limit
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.connection import StoreError
 from celery_redlock.core.timing import Timing
 from celery_redlock.errors import (
     ConfigurationError,
@@ -19,6 +21,7 @@ from celery_redlock.errors import (
     LockHeld,
     LockLost,
     QuorumUnreachable,
+    RedlockError,
 )
 from celery_redlock.testing import FakeNodes
 from tests.unit.core.support import (
@@ -360,7 +363,7 @@ def test_steps_of_a_release_keep_nothing_by_default(site: Site) -> None:
     assert holders(site.nodes) == FREE
 
 
-def test_forked_child_neither_renews_nor_releases(
+def test_child_process_neither_renews_nor_releases(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease is its parent's, and no node is asked."""
@@ -667,5 +670,30 @@ def test_check_asks_all_nodes_for_a_lock_that_no_other_client_wants(site: Site) 
     keys = [keys[0].rpartition("check:")[2] for _, keys, _ in calls]
     assert len({*keys}) == 2
     assert [args[0].partition(".")[0] for _, _, args in calls] == keys
+    assert [args[1] for _, _, args in calls] == ["", ""]  # it has no holder
     releases = [one for one in site.nodes.asked if one.script.name == "release"]
     assert [one.resend_since for one in releases] == [0.0, 0.0]
+
+
+def test_store_that_cannot_be_prepared_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message says which, why, and that nothing was changed."""
+
+    class Denied:
+        @staticmethod
+        def prepare(url: str, seconds: float) -> None:
+            assert (url, seconds) == ("postgresql://user:secret@database/app", 1.0)
+            message = "denies us the table"
+            raise StoreError(message)
+
+    monkeypatch.setattr(module, "store_of", lambda _: Denied)
+    redlock = Redlock(["postgresql://user:secret@database/app"])
+
+    with pytest.raises(RedlockError) as error:
+        redlock.prepare()
+
+    assert str(error.value) == (
+        f"Node {redlock.addresses[0]} denies us the table. Nothing was changed."
+    )
+    assert "secret" not in str(error.value)
