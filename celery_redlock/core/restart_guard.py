@@ -71,6 +71,16 @@ log = logging.getLogger(__name__)
 
 _MS = 1000
 _PAUSE_BETWEEN_RECOVERIES = 0.2  # seconds
+_ONE_IS_GONE = (
+    "Node %s was silent for %g s, and too few other nodes vote to wait for it: the "
+    "others found epoch %d without it. If it is gone, replace it with `celery -A proj "
+    "redlock reconfigure`."
+)
+_SOME_ARE_GONE = (
+    "Nodes %s were silent for %g s, and too few other nodes vote to wait for them: the "
+    "others found epoch %d without them. If they are gone, replace them with `celery "
+    "-A proj redlock reconfigure`."
+)
 
 
 class Look(NamedTuple):
@@ -397,9 +407,7 @@ class RestartGuard:
         gone = sorted(set(known) - {look.label for look in looks})
         if gone:
             log.warning(
-                "Node %s was silent for %g s, and too few other nodes vote to wait for "
-                "it: the others found epoch %d without it. If it is gone, replace it "
-                "with `celery -A proj redlock reconfigure`.",
+                _ONE_IS_GONE if len(gone) == 1 else _SOME_ARE_GONE,
                 " and ".join(gone),
                 self._max_ttl,
                 founded.epoch,

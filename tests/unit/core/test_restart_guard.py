@@ -1076,9 +1076,9 @@ def test_log_names_the_nodes_without_which_an_epoch_begins(
     ((named, text),) = said(caplog, "nodes-gone")
     assert named == gone
     assert text == (
-        f"Node {gone[0]} and {gone[1]} was silent for 60 s, and too few other nodes "
-        "vote to wait for it: the others found epoch 2 without it. If it is gone, "
-        "replace it with `celery -A proj redlock reconfigure`."
+        f"Nodes {gone[0]} and {gone[1]} were silent for 60 s, and too few other nodes "
+        "vote to wait for them: the others found epoch 2 without them. If they are "
+        "gone, replace them with `celery -A proj redlock reconfigure`."
     )
 
 
