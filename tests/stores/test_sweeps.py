@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from celery_redlock.core.stores.needs import Needs
 from tests.conftest import missing
 from tests.harness.servers import Etcd
 from tests.harness.store_nodes import store_servers
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,8 @@ def _fill(store: Any) -> None:
     """Store twelve keys that end soon, between twelve that do not."""
     store.run([[b"SET", b"redlock:short%d" % n, b"x", b"PX", b"1"] for n in range(12)])
     store.run([[b"SET", b"redlock:long%d" % n, b"x"] for n in range(12)])
-    time.sleep(0.01)
+    ended = [[b"EXISTS", b"redlock:short%d" % n] for n in range(12)]
+    until(lambda: not any(store.run(ended)))
 
 
 def _sweep_all(store: Any) -> None:

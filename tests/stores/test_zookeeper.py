@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.scripts import ALL_SCRIPTS
 from celery_redlock.core.stores import zookeeper
 from celery_redlock.core.stores.connection import StoreError
+from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
 from celery_redlock.core.stores.zookeeper import ZooKeeper
 from celery_redlock.devnodes.processes import free_port
 from celery_redlock.errors import ConfigurationError
@@ -79,7 +81,8 @@ def test_late_commit_spares_the_next_lock_of_that_name(
     Both locks are znodes of version 0.
     """
     late, others = connect(), connect()
-    monkeypatch.setattr(zookeeper, "now_us", lambda: 1_000_000_000)
+    always = ServerTime(1_000_000_000, 1_000_000_000)
+    monkeypatch.setattr(ServerClock, "read", lambda *_: always)
     lock, queue = b"late:%b" % name.encode(), b"late:%b:queue" % name.encode()
     keys = [lock, queue] if name == "release" else [lock]
     others.run([[b"SET", lock, b"ours\n1\n", b"PX", b"60000"]])
@@ -227,3 +230,23 @@ def test_zookeeper_has_a_run_id(zookeeper_store: str) -> None:
         closing(ZooKeeper(zookeeper_store, TIMEOUT)) as two,
     ):
         assert one.run([[b"INFO"]]) == two.run([[b"INFO"]])
+
+
+def test_end_that_rests_on_an_old_time_is_written_again(
+    connect: Callable[[], ZooKeeper],
+) -> None:
+    """Each commit tells the time. With an older one, an end would be too early.
+
+    So it may be after a virtual machine was paused, or when another server leads.
+    """
+    late, others = connect(), connect()
+    lock = b"old:lock"
+    late.run([[b"GET", lock]])  # it knows the time from now on
+    now = SYSTEM_CLOCK.monotonic()
+    old = late._clock.read(now).earliest_us / 1e6 - 60.0  # noqa: SLF001  (as if)
+    late._clock.observe(now, now, old, old)  # noqa: SLF001
+    late.run([[b"SET", lock, b"ours\n1\n", b"PX", b"20000"]])
+    assert others.run([[b"GET", lock]]) == [b"ours\n1\n"]
+    (left,) = others.run([[b"PTTL", lock]])
+    assert 15_000 < left <= 20_000
+    assert late.run([[b"PTTL", lock]])[0] <= 20_000

@@ -14,7 +14,7 @@ Read in this order:
 5.  ``postgresql``: PostgreSQL as a store. Its parts are ``postgresql_url`` (where it
     is), ``postgresql_table`` and ``postgresql_statements``.
 6.  ``compare_and_swap``: for stores that compare what they have read: ``etcd`` and
-    ``zookeeper``.
+    ``zookeeper``. ``server_clock`` tells them the time of the servers.
 
 A new store is one file: it loads and writes the entries of a `StoreKeyspace` in one
 transaction, and tells listeners of a release. Its scheme is entered in
@@ -32,5 +32,6 @@ __all__ = [
     "postgresql_statements",
     "postgresql_table",
     "postgresql_url",
+    "server_clock",
     "zookeeper",
 ]

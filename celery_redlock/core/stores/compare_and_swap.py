@@ -6,11 +6,10 @@
          ▲                                                        │ it has changed
          └────────────────── a short random pause ◄───────────────┘
 
-These systems have no clock that a client can ask. So a key ends by the wall clock of
-the client that asks for it. The clocks of all clients must agree (NTP): a client whose
-clock is ahead by a second takes a lock a second before its ttl is over. The fence does
-not depend on clocks: it is a counter in the store. The pauses between the tries are
-random, so that processes that met once do not meet again.
+A key ends by the clock of the servers, and not by those of the clients. These systems
+have no request for their time, but some of their replies tell it: see ``server_clock``.
+The fence does not depend on clocks: it is a counter in the store. The pauses between
+the tries are random, so that processes that met once do not meet again.
 
 If the connection breaks during a commit, it is not known whether the commit was done.
 The scripts then run again, on a new snapshot, as after a lost reply of a Redis node: a
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.stores.commands import Command
 
-__all__ = ["CompareAndSwapStore", "decoded", "encoded", "now_us"]
+__all__ = ["CompareAndSwapStore", "decoded", "encoded"]
 
 _TRIES, _TRIES_TOGETHER = 30, 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
@@ -104,11 +103,6 @@ class CompareAndSwapStore:
     def clear(self) -> None:
         """Delete all keys."""
         raise NotImplementedError
-
-
-def now_us() -> int:
-    """Return the time of this client, in microseconds since 1970."""
-    return int(SYSTEM_CLOCK.wall() * 1_000_000)
 
 
 def encoded(cell: Cell) -> bytes:

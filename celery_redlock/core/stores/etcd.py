@@ -19,9 +19,10 @@ the same after members restart, because a majority of them has each commit on di
 cluster that is made anew, also from a backup, has another one. A backup that is
 restored with the names, URLs and token of the old members keeps the id: do not do that.
 
-A key ends by the clock of the client: see ``compare_and_swap``. An etcd lease is no
-substitute: it counts whole seconds, and starts anew when another member leads. Keys
-that ended a minute ago are deleted now and then.
+A key ends by the clock of the member that answers, which each reply tells in its header
+Date (RFC 9110), in whole seconds: see ``server_clock``. An etcd lease is no substitute:
+it counts whole seconds as well, and starts anew when another member leads. Keys that
+ended a minute ago are deleted now and then.
 
 A process that listens has a key with a lease of its own. A message is a key with the
 same lease, so both are gone when the process is.
@@ -37,6 +38,7 @@ import os
 import socket
 import threading
 import warnings
+from email.utils import mktime_tz, parsedate_tz
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -56,10 +58,10 @@ from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
     decoded,
     encoded,
-    now_us,
 )
 from celery_redlock.core.stores.connection import StoreError, readable
 from celery_redlock.core.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
+from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,8 +94,8 @@ class Etcd(CompareAndSwapStore):
         members, files = _members(url), _files(url)
         self._timeout = timeout
         protocol = "https" if parts.scheme == "etcds" else "http"
-        self._clients = [
-            Etcd3Client(
+        self._members = [
+            _Member(
                 host,
                 port,
                 protocol,
@@ -105,10 +107,6 @@ class Etcd(CompareAndSwapStore):
             )
             for host, port in members
         ]
-        for client in self._clients:
-            # Or REQUESTS_CA_BUNDLE would count more than the file of the URL, and a
-            # .netrc more than our token.
-            client.session.trust_env = False
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps_from = _CELLS
         self._leases: dict[bytes, str] = {}
@@ -117,8 +115,8 @@ class Etcd(CompareAndSwapStore):
             name, _, password = credentials.partition(":")
             user = {"name": unquote(name), "password": unquote(password)}
             token = self._call("/auth/authenticate", user)["token"]
-            for client in self._clients:
-                client.session.headers["Authorization"] = token
+            for member in self._members:
+                member.session.headers["Authorization"] = token
         self._begin([])
         self.info = {
             "redis_mode": "standalone",
@@ -157,7 +155,7 @@ class Etcd(CompareAndSwapStore):
         }
         ranges += [{"key": _text(_key(n, f))} for n, fs in parts.items() for f in fs]
         cells = self._begin(ranges)
-        keys = StoreKeyspace(self, run_id=self._run_id, now_us=now_us())
+        keys = StoreKeyspace(self, run_id=self._run_id, time=self._time())
         keys.enter([*needs.names, *parts], cells)
         return keys
 
@@ -280,7 +278,7 @@ class Etcd(CompareAndSwapStore):
         is_last = len(cells) < _SWEPT
         last = _CELLS if is_last else _key(cells[-1].name, cells[-1].field) + b"\0"
         self._sweeps_from = last
-        ended_ms = now_us() // 1000 - _ENDED_MS
+        ended_ms = self._time().earliest_us // 1000 - _ENDED_MS
         for cell in cells:
             if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms:
                 compare = [self._is_unchanged(cell.name, HEAD)]
@@ -327,11 +325,11 @@ class Etcd(CompareAndSwapStore):
         revision = int(self._call("/kv/put", put)["header"]["revision"])
         watched = _prefix(_MESSAGES + _escaped(channel))
         create = {"create_request": {**watched, "start_revision": revision + 1}}
-        client = self._clients[0]  # the member that answered last
+        member = self._members[0]  # the one that answered last
         ours, theirs = socket.socketpair()
         try:
-            stream = client.session.post(
-                client.get_url("/watch"),
+            stream = member.session.post(
+                member.get_url("/watch"),
                 json=create,
                 stream=True,
                 timeout=(self._timeout, None),
@@ -373,21 +371,25 @@ class Etcd(CompareAndSwapStore):
         give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
         while True:
             is_up = False
-            for _ in self._clients:
-                client = self._clients[0]
+            for _ in self._members:
+                member = self._members[0]
                 try:
-                    reply: dict[str, Any] = client.post(client.get_url(path), json=body)
+                    reply = member.ask(path, body)
                 except (Etcd3Exception, RequestException, OSError) as error:
                     reason = _reason(error)
                     if _is_refusal(reason):
                         raise StoreError(f"refused the request: {reason}") from None
                     is_up = is_up or reason != _UNREACHABLE
-                    self._clients.append(self._clients.pop(0))
+                    self._members.append(self._members.pop(0))
                 else:
                     return reply
             if not is_up or SYSTEM_CLOCK.monotonic() > give_up_at:
                 raise StoreError(f"has no member that answers: {reason}")
             SYSTEM_CLOCK.sleep(jittered(_ELECTION_PAUSE, 0.0))
+
+    def _time(self) -> ServerTime:
+        """Return the time of the member that answered last."""
+        return self._members[0].clock.read(SYSTEM_CLOCK.monotonic())
 
     def _version(self) -> str:
         try:
@@ -400,8 +402,39 @@ class Etcd(CompareAndSwapStore):
 
     def close(self) -> None:
         """Close the connections to all members."""
-        for client in self._clients:
-            client.session.close()
+        for member in self._members:
+            member.session.close()
+
+
+class _Member(Etcd3Client):
+    """A member of the cluster, and its clock."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Or REQUESTS_CA_BUNDLE would count more than the file of the URL, and a .netrc
+        # more than our token.
+        self.session.trust_env = False
+        self.session.hooks["response"].append(self._note_date)
+        self.clock = ServerClock()
+        self._date = ""
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a request, return the reply, and learn the time.
+
+        Raises:
+            StoreError: The reply does not tell the time.
+        """
+        sent_at = SYSTEM_CLOCK.monotonic()
+        reply: dict[str, Any] = self.post(self.get_url(path), json=body)
+        received_at = SYSTEM_CLOCK.monotonic()
+        if (date := parsedate_tz(self._date)) is None:
+            raise StoreError("sends no Date, so its time is unknown; is there a proxy?")
+        second = mktime_tz(date)
+        self.clock.observe(sent_at, received_at, second, second + 1)
+        return reply
+
+    def _note_date(self, response: Any, **_: Any) -> None:
+        self._date = response.headers.get("Date", "")
 
 
 def _members(url: str) -> list[tuple[str, int]]:

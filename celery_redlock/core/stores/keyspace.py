@@ -20,6 +20,8 @@ from celery_redlock.core.scripts.operations import WrongType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from celery_redlock.core.stores.server_clock import ServerTime
+
 __all__ = [
     "HASH",
     "HEAD",
@@ -121,7 +123,7 @@ class StoreKeyspace:
         loader: Loads keys that were not loaded before.
         run_id: The name of the server, which another one has after it may have lost
             keys.
-        now_us: The time of the store, in microseconds since 1970.
+        time: What the clock of the store says.
         sees_ended: Whether a string that has ended is still there, for a millisecond.
 
     Attributes:
@@ -130,14 +132,20 @@ class StoreKeyspace:
     """
 
     def __init__(
-        self, loader: Loader, *, run_id: bytes, now_us: int, sees_ended: bool = False
+        self,
+        loader: Loader,
+        *,
+        run_id: bytes,
+        time: ServerTime,
+        sees_ended: bool = False,
     ) -> None:
         self.changes = Changes()
         self.is_changed = False
         self.run_id = run_id
         self._loader = loader
-        self._now_us = now_us
-        self._now_ms = now_us // 1000
+        self._now_us = time.earliest_us
+        self._now_ms = time.earliest_us // 1000
+        self._latest_ms = -(-time.latest_us // 1000)  # rounded up
         self._sees_ended = sees_ended
         self._entries: dict[bytes, _Entry] = {}
         self._shrunk: set[bytes] = set()
@@ -197,7 +205,10 @@ class StoreKeyspace:
     # -- what scripts do -------------------------------------------------------------
 
     def now_us(self) -> int:
-        """Return microseconds since 1970 by the clock of the store (TIME)."""
+        """Return microseconds since 1970 by the clock of the store (TIME).
+
+        The earliest that it may say, so that nothing ends too early.
+        """
         return self._now_us
 
     def publish(self, channel: bytes, message: bytes) -> int:
@@ -223,7 +234,7 @@ class StoreKeyspace:
         self.delete(name)
         entry = self._entries[name]
         entry.kind, entry.value = STRING, value
-        entry.expires_at_ms = None if px is None else self._now_ms + px
+        entry.expires_at_ms = None if px is None else self._latest_ms + px
         self._write_head(name, entry)
 
     def replace(self, name: bytes, value: bytes) -> None:
@@ -252,7 +263,9 @@ class StoreKeyspace:
         if not entry.kind:
             return _NO_KEY
         ends = entry.expires_at_ms
-        return _NO_TTL if ends is None else ends - self._now_ms
+        if ends is None:
+            return _NO_TTL
+        return max(1, ends - self._latest_ms)  # it may have ended, and is still there
 
     def pexpire(self, name: bytes, milliseconds: int) -> None:
         """Set the ttl of a key, if it exists; 0 deletes it (PEXPIRE)."""
@@ -262,7 +275,7 @@ class StoreKeyspace:
         if milliseconds <= 0:
             self.delete(name)
             return
-        entry.expires_at_ms = self._now_ms + milliseconds
+        entry.expires_at_ms = self._latest_ms + milliseconds
         self._write_head(name, entry)
 
     def hget(self, name: bytes, field: bytes) -> bytes | None:

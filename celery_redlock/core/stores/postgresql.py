@@ -51,6 +51,7 @@ from celery_redlock.core.stores.postgresql_statements import (
     write,
 )
 from celery_redlock.core.stores.postgresql_table import CREATE, TABLE
+from celery_redlock.core.stores.server_clock import ServerTime
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -243,11 +244,11 @@ class PostgreSQL:
         ]
         results = self._statements.carry_out([*steps, *loads])
         now, *rows = results[len(results) - len(loads) - 1 :]
-        timeline = now.get_value(0, 1) or b""
+        now_us, timeline = int(now.get_value(0, 0) or 0), now.get_value(0, 1) or b""
         keys = StoreKeyspace(
             self,
             run_id=self._identifier + b"t" + timeline,
-            now_us=int(now.get_value(0, 0) or 0),
+            time=ServerTime(now_us, now_us),
             sees_ended=sees_ended,
         )
         cells = [cell for result in rows for cell in cells_of(result)]

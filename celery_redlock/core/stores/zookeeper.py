@@ -22,8 +22,10 @@ The znodes are read one after the other, in one round trip, and not at one momen
 checks make good for that where something is written. A command that only reads may see
 a part of a transaction of another client.
 
-A key ends by the clock of the client: see ``compare_and_swap``. The session of a client
-is no substitute: it starts anew when another server leads.
+A key ends by the clock of the leader, which writes it into each znode that changes, in
+milliseconds: see ``server_clock``. A client that has changed nothing for some seconds
+writes a znode to learn it. The session of a client is no substitute: it starts anew
+when another server leads.
 
 The run id is random, and is made with the first znode. An ensemble that lost its data
 has another one. A backup that is restored has the old one: run ``redlock init`` then,
@@ -50,8 +52,10 @@ from kazoo.exceptions import (
     NoAuthError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
@@ -61,10 +65,10 @@ from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
     decoded,
     encoded,
-    now_us,
 )
 from celery_redlock.core.stores.connection import StoreError, readable
 from celery_redlock.core.stores.keyspace import HASH, HEAD, Cell, StoreKeyspace
+from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -82,6 +86,7 @@ _PORT = 2181
 _SHARDS = 16  # the names of 100,000 keys fit into their replies, of 1 MB at most
 _SESSION = 10.0  # seconds, after which a process that died listens no more
 _MOVE_PAUSE = 0.05  # seconds
+_TIME_KEPT = 10.0  # seconds, until the time is asked for again
 _LOOK_EVERY = 1.0  # seconds, for a listener: whether its connection lives
 _SWEEP_EVERY, _SWEPT = 4.0, 200  # seconds, for one shard; and keys of it, at random
 _ENDED_MS = 60_000  # since when a key has ended that is swept
@@ -105,6 +110,7 @@ class ZooKeeper(CompareAndSwapStore):
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps = secrets.randbelow(_SHARDS)
         self._listeners: dict[bytes, tuple[bytes, int]] = {}
+        self._clock = ServerClock()
         try:
             self._run_id = self._identity()
         except StoreError:
@@ -196,9 +202,25 @@ class ZooKeeper(CompareAndSwapStore):
         self._reply_to(synced)
         if self._breaks != breaks:
             raise ConnectionLoss
-        keys = StoreKeyspace(self, run_id=self._run_id, now_us=now_us())
+        keys = StoreKeyspace(self, run_id=self._run_id, time=self._time())
         keys.enter([*needs.names, *parts], cells)
         return keys
+
+    def _time(self) -> ServerTime:
+        """Return the time of the leader; write a znode if no write has told it lately.
+
+        Nothing depends on this znode.
+        """
+        now, observed_at = SYSTEM_CLOCK.monotonic(), self._clock.observed_at
+        if observed_at is None or now - observed_at > _TIME_KEPT:
+            stat = self._client.set_async(_KEYS, b"").get(timeout=self._timeout)
+            self._observe(now, stat)
+        return self._clock.read(SYSTEM_CLOCK.monotonic())
+
+    def _observe(self, sent_at: float, stat: Any) -> bool:
+        """Take in the time of a write. Return whether it agrees with what was known."""
+        received_at, ms = SYSTEM_CLOCK.monotonic(), stat.mtime
+        return self._clock.observe(sent_at, received_at, ms / 1000, (ms + 1) / 1000)
 
     def _note_state(self, state: str) -> None:
         """Count breaks; called by kazoo's thread, before it connects again."""
@@ -271,9 +293,15 @@ class ZooKeeper(CompareAndSwapStore):
         for place in sorted(written, key=_heads_first):
             self._write(transaction, place, written[place])
         self._add_messages(transaction, changes.messages)
-        is_done = self._is_committed(transaction)
+        # The reply tells the time. If that lies outside of the bounds, an end that was
+        # written may be too early. Then the scripts run again, which is harmless for
+        # all that ends, as after a lost reply.
+        has_end = any(one.expires_at_ms is not None for one in changes.written.values())
+        if has_end:
+            transaction.set_data(_KEYS, b"")
+        is_done, is_time_right = self._committed(transaction)
         self._sweep()
-        return is_done
+        return is_done and (is_time_right or not has_end)
 
     def _delete(self, transaction: Any, gone: Iterable[tuple[bytes, bytes]]) -> None:
         for name, field in sorted(gone, key=_heads_first, reverse=True):
@@ -294,12 +322,19 @@ class ZooKeeper(CompareAndSwapStore):
         if field == HEAD:
             transaction.create(_birth(name, birth))
 
-    def _is_committed(self, transaction: Any) -> bool:
-        """Commit. Return False if a check failed, so that nothing was changed."""
+    def _committed(self, transaction: Any) -> tuple[bool, bool]:
+        """Commit. Return whether that was done, and whether the time was as expected.
+
+        Nothing is changed if a check fails.
+        """
+        sent_at = SYSTEM_CLOCK.monotonic()
         results = transaction.commit_async().get(timeout=self._timeout)
         if any(isinstance(one, NoAuthError) for one in results):
             raise NoAuthError
-        return not any(isinstance(one, Exception) for one in results)
+        if any(isinstance(one, Exception) for one in results):
+            return False, True
+        stats = [one for one in results if isinstance(one, ZnodeStat)]
+        return True, not stats or self._observe(sent_at, stats[0])
 
     def _changed_inside(
         self, written: Iterable[tuple[bytes, bytes]], gone: set[tuple[bytes, bytes]]
@@ -384,9 +419,18 @@ class ZooKeeper(CompareAndSwapStore):
 
     def clear(self) -> None:
         """Delete all keys."""
-        for name in self._names(range(_SHARDS)):
-            with suppress(NoNodeError):
-                self._client.delete(_path(name, HEAD), recursive=True)
+        heads = [_path(name, HEAD) for name in self._names(range(_SHARDS))]
+        below = [
+            f"{head}/{child}"
+            for head, children in zip(
+                heads, self._each("get_children", heads), strict=True
+            )
+            for child in children or ()
+        ]
+        # All at once: ZooKeeper writes to its disk once for many requests.
+        for asked in [self._client.delete_async(path) for path in (*below, *heads)]:
+            with suppress(NotEmptyError):  # another client has written a member
+                self._reply_to(asked)
 
     def _sweep(self) -> None:
         """Delete keys that ended, of one shard; every process does, now and then."""
@@ -398,14 +442,14 @@ class ZooKeeper(CompareAndSwapStore):
         names = self._names([self._sweeps])
         if len(names) > _SWEPT:
             names = _RANDOM.sample(names, _SWEPT)
-        ended_ms = now_us() // 1000 - _ENDED_MS
+        ended_ms = self._time().earliest_us // 1000 - _ENDED_MS
         for cell in self._read([(name, HEAD) for name in names]):
             if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms:
                 self._read_members([cell.name])
                 transaction = self._client.transaction()
                 gone = [place for place in self._versions if place[0] == cell.name]
                 self._delete(transaction, gone)
-                self._is_committed(transaction)  # or another process used the key
+                self._committed(transaction)  # or another process used the key
 
     # -- listening -------------------------------------------------------------------
 

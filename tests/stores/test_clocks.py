@@ -1,0 +1,105 @@
+"""A store ends a lock by its own clock: the clocks of clients may be wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.connection import store_of
+from celery_redlock.errors import LockHeld
+from tests.conftest import missing
+from tests.harness.clocks import ClockError, faketime_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Tries to take one lock, which is held, and takes another one for a minute.
+CLIENT = """
+import sys, time
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.errors import LockHeld
+url, held, free = sys.argv[1:]
+redlock = Redlock([url], node_timeout=8.0)
+try:
+    redlock.acquire(held)
+    print("taken")
+except LockHeld:
+    print("held")
+redlock.acquire(free, ttl=60.0)
+print(round(time.time()))
+"""
+HOUR = 3600
+
+
+@pytest.fixture
+def run_at(store_url: str) -> Callable[..., list[str]]:
+    """Give a function that runs the client with its wall clock set so far off."""
+    try:
+        environment = faketime_environment(sys.executable)
+    except ClockError as error:
+        missing(str(error))
+
+    def run_at(seconds: int, *words: str) -> list[str]:
+        done = subprocess.run(  # noqa: S603  (a program of the tests)
+            [sys.executable, "-c", CLIENT, store_url, *words],
+            env={**os.environ, **environment, "FAKETIME": f"{seconds:+}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    return run_at
+
+
+@pytest.fixture
+def redlock(store_url: str) -> Iterator[Redlock]:
+    """Give a service with the right time."""
+    with closing(Redlock([store_url], node_timeout=8.0)) as redlock:
+        yield redlock
+
+
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+def test_wrong_clock_of_a_client_ends_no_lock(
+    redlock: Redlock, run_at: Callable[..., list[str]], off: int
+) -> None:
+    """It takes no lock that is held, and the lock that it takes has its whole ttl."""
+    held, free = f"held{off}", f"free{off}"
+    lease = redlock.acquire(held, ttl=30.0)
+    said, wall = run_at(off, held, free)
+    assert abs(int(wall) - redlock.clock.wall() - off) < HOUR / 2  # it was set
+    assert said == "held"
+    assert redlock.release(lease) == 1
+    with pytest.raises(LockHeld) as caught:
+        redlock.acquire(free)
+    assert caught.value.retry_after is not None
+    assert 0 < caught.value.retry_after <= 60
+
+
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+def test_sweep_of_a_client_with_a_wrong_clock_deletes_no_lock(
+    store_url: str,
+    redlock: Redlock,
+    monkeypatch: pytest.MonkeyPatch,
+    off: int,
+) -> None:
+    """Keys that ended are deleted now and then, by the clock of the store, too."""
+    lease = redlock.acquire(f"kept{off}", ttl=30.0)
+    right = redlock.clock.wall
+    monkeypatch.setattr(type(redlock.clock), "wall", lambda *_: right() + off)
+    store = store_of(store_url)
+    module = sys.modules[store.__module__]
+    monkeypatch.setattr(module, "_SWEEP_EVERY", 0.0)
+    with closing(store(store_url, 8.0)) as sweeper:
+        for _ in range(20):
+            sweeper.run([[b"SET", b"clocks:other", b"x", b"PX", b"1000"]])
+    assert redlock.extend(lease)
+    assert redlock.release(lease) == 1
