@@ -42,6 +42,7 @@ class Finder(enum.Enum):
     SIMULATOR = "simulator"
     TORTURE = "torture"
     TESTS = "tests of the suite"
+    REVIEW = "reading of the code"
     UNKNOWN = "not recorded"
 
 
@@ -361,6 +362,34 @@ BUGS = (
             ),
         ),
         note="Nodes of the simulator have no replicas.",
+    ),
+    Bug(
+        name="clock-of-a-client",
+        effect=Effect.HOLDERS,
+        text="In etcd and ZooKeeper a lock ended by the wall clock of the client that "
+        "asked for it. A client whose clock was ahead by a ttl took every lock.",
+        found_by=Finder.REVIEW,
+        fixed_in="b8d6a01",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/stores/server_clock.py",
+                    "        widened = self._widened_by(now)\n        return",
+                    "        wall_us = round(SYSTEM_CLOCK.wall() * _US)\n"
+                    "        return ServerTime(wall_us, wall_us)\n        return",
+                ),
+                Edit(
+                    f"{_CORE}/stores/server_clock.py",
+                    "from typing import NamedTuple\n",
+                    "from typing import NamedTuple\n\n"
+                    "from celery_redlock.core.clock import SYSTEM_CLOCK\n",
+                ),
+            ),
+            ("tests/stores/test_clocks.py",),
+            is_long=True,
+        ),
+        note="The page about stores named it as a limit. No tool ran clients with "
+        "different clocks on a store.",
     ),
     Bug(
         name="body-without-its-lock",
