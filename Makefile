@@ -40,10 +40,14 @@ help:
 	@echo "make release VERSION=1.2.3  build, check and tag it; ARGS=--dry-run: no tag"
 	@echo "make clean   remove what was made here"
 
-demo: $(VENV)/.with-dev
+# The driver of the store that ARGS or STORE names.
+DRIVER := $(filter postgresql etcd zookeeper,$(subst =, ,$(ARGS)) $(STORE))
+DRIVER := $(DRIVER:%=$(VENV)/.with-%)
+
+demo: $(VENV)/.with-dev $(DRIVER)
 	@$(BIN)/python -m demo $(ARGS)
 
-example: $(VENV)/.with-example
+example: $(VENV)/.with-example $(DRIVER)
 	@$(BIN)/python example_project/run.py $(if $(STORE),--store $(STORE)) $(ARGS)
 
 # Processes that share the tests. Most tests wait most of the time, so more than the
@@ -149,6 +153,9 @@ $(VENV)/.with-mutation: EXTRAS := dev,test,mutation
 $(VENV)/.with-lint: EXTRAS := dev,test,lint
 $(VENV)/.with-nox: EXTRAS := nox
 $(VENV)/.with-release: EXTRAS := release
+$(VENV)/.with-postgresql: EXTRAS := postgresql
+$(VENV)/.with-etcd: EXTRAS := etcd
+$(VENV)/.with-zookeeper: EXTRAS := zookeeper
 
 $(VENV)/.with-%: $(VENV)/.made pyproject.toml
 	@echo "Installing celery-redlock[$(EXTRAS)] into $(VENV) ..."

@@ -231,7 +231,7 @@ def main() -> int:
         console.print("Interrupted. All processes are stopped.")
         return 130
     except RedlockError as error:
-        console.print(f"[red]{error}[/]")
+        console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     return 0 if kept else 1
 

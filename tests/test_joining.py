@@ -1,10 +1,13 @@
 """The pages for contributors name what exists."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+
+from celery_redlock.devnodes import STORES
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -43,6 +46,23 @@ def test_joining_make_targets_exist(page: str) -> None:
     named = set(re.findall(r"(?:`|entry: |run: |^)make ([a-z-]+)", text, re.MULTILINE))
     assert named
     assert named <= targets
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("command", ["demo ARGS=--store={}", "example STORE={}"])
+def test_make_installs_the_driver_of_the_store(
+    command: str, store: str, tmp_path: Path
+) -> None:
+    """The new environment of the demo and of the example has what the store needs."""
+    target, _, setting = command.format(store).partition(" ")
+    done = subprocess.run(  # noqa: S603  (a dry run)
+        ["make", "--dry-run", target, setting, f"VENV={tmp_path / 'venv'}"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"--editable '.[{store}]'" in done.stdout
 
 
 def test_workflows_can_be_read_and_have_limits() -> None:

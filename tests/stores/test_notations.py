@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -12,9 +12,6 @@ from psycopg.conninfo import conninfo_to_dict
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.transport.url import mask_url, parse_node
 from celery_redlock.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "s e'c/r@t"
 STORES = "celery_redlock.core.stores"
@@ -132,6 +129,24 @@ def test_missing_driver_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigurationError, match=rf"celery-redlock\[{extra}\]"):
         Redlock([url])
+
+
+def test_demo_without_a_driver_names_the_extra() -> None:
+    """The square brackets of the command survive the colors of the demo."""
+    program = (
+        "import sys; sys.modules['etcd3gw.client'] = None\n"
+        "sys.argv[1:] = ['--store', 'etcd']\n"
+        "from demo.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run(  # noqa: S603  (this Python)
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "celery-redlock[etcd]" in done.stdout
+    assert done.returncode == 1
 
 
 def test_files_of_certificates_are_read(tmp_path: Path) -> None:
