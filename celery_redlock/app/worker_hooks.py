@@ -92,9 +92,13 @@ def _log_report(report: NodesReport) -> None:
         log.warning("%s: %s.", votes, problems, extra=fields)
     else:
         left = report.retry_after
-        when = "until more nodes vote" if left is None else f"for {left:.0f} s more"
+        votes, when = f"Only {votes}", "until more nodes vote"
+        if nodes == 1:
+            votes, when = "The only node does not vote", "until it votes"
+        if left is not None:
+            when = f"for {left:.0f} s more"
         log.error(
-            "Only %s: %s. Tasks that need a lock do not run %s. (For a brand-new "
+            "%s: %s. Tasks that need a lock do not run %s. (For a brand-new "
             "deployment, run `celery -A proj redlock init`.)",
             votes,
             problems,

@@ -29,9 +29,8 @@ def init(session: Session, *, yes: bool) -> None:
     rows: list[Row] = [[node.label, state_cell(node)] for node in node_status(redlock)]
     session.say(*table((Column("NODE"), Column("NOW")), rows), "")
     span = duration(redlock.timing.max_ttl)
-    session.confirm(
-        f"Were these nodes unused for the last {span} (redlock_max_ttl)?", yes=yes
-    )
+    nodes = "Was this node" if len(rows) == 1 else "Were these nodes"
+    session.confirm(f"{nodes} unused for the last {span} (redlock_max_ttl)?", yes=yes)
     redlock.initialize()
     session.tell(
         [f"All nodes vote now: {len(redlock.labels)}."],

@@ -208,7 +208,7 @@ def test_read_only_server_has_no_vote(
         server.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
 
     assert len(problems) == 1
-    assert "is read-only (default_transaction_read_only)" in problems[0]
+    assert "is read-only; use a user and a database without" in problems[0]
 
 
 @pytest.mark.parametrize(

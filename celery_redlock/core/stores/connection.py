@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.stores.commands import Command
 
 __all__ = [
+    "GRANT",
     "STORES",
     "Server",
     "Store",
@@ -58,8 +59,15 @@ _OTHER_NOTATION = re.compile(r"django://|\s*\w+\s*=")
 _READ_SIZE = 1 << 16
 
 
+# Ends the reason of a `StoreError` where our user lacks a permission.
+GRANT = "grant what `celery -A proj redlock doctor --acl` prints"
+
+
 class StoreError(Exception):
-    """The store cannot be used. The text reads on after the node's name."""
+    """The store cannot be used. The text reads on after the node's name.
+
+    Where the remedy is another one than to start the server, it follows a semicolon.
+    """
 
 
 class Store(Protocol):

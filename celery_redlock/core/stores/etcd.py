@@ -54,18 +54,20 @@ from requests.exceptions import RequestException, SSLError
 
 from celery_redlock.core.backoff import jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
     decoded,
     encoded,
 )
-from celery_redlock.core.stores.connection import StoreError, readable
+from celery_redlock.core.stores.connection import GRANT, StoreError, readable
 from celery_redlock.core.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
 from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from celery_redlock.core.stores.commands import Command
     from celery_redlock.core.stores.keyspace import Changes
     from celery_redlock.core.stores.needs import Needs
 
@@ -81,6 +83,16 @@ _READ_SIZE = 1 << 16
 _UNREACHABLE = "it cannot be reached"
 _ELECTION_PAUSE = 0.1  # seconds
 _OPTIONS = ("ca", "cert", "key")
+_NO_PERMISSION = "permission denied"
+# What etcd says when a client connects -> the same, after the name of the node.
+_REFUSALS = {
+    "authentication failed": "rejected the credentials",
+    "user name is empty": "asks for a user and a password; write them as "
+    "etcd://user:password@… in redlock_nodes",
+    "authentication is not enabled": "has its authentication switched off; remove the "
+    "user from redlock_nodes, or run `etcdctl auth enable`",
+    _NO_PERMISSION: f"does not let our user read below redlock/; {GRANT}",
+}
 _SWEEP_EVERY, _SWEPT, _ENDED_MS = 60.0, 1000, 60_000
 
 
@@ -111,18 +123,23 @@ class Etcd(CompareAndSwapStore):
         self._sweeps_from = _CELLS
         self._leases: dict[bytes, str] = {}
         credentials = parts.netloc.rpartition("@")[0]
-        if credentials:
-            name, _, password = credentials.partition(":")
-            user = {"name": unquote(name), "password": unquote(password)}
-            token = self._call("/auth/authenticate", user)["token"]
-            for member in self._members:
-                member.session.headers["Authorization"] = token
-        self._begin([])
+        try:
+            if credentials:
+                name, _, password = credentials.partition(":")
+                user = {"name": unquote(name), "password": unquote(password)}
+                token = self._call("/auth/authenticate", user)["token"]
+                for member in self._members:
+                    member.session.headers["Authorization"] = token
+            self._begin([])
+        except StoreError as error:
+            self.close()
+            raise StoreError(_in_words(str(error))) from None
         self.info = {
             "redis_mode": "standalone",
             "store": f"etcd {self._version()}".strip(),
             "role": "master",
             "encrypted": "yes" if protocol == "https" else "no",
+            "denied": self._denied(),
         }
 
     @classmethod
@@ -141,7 +158,34 @@ class Etcd(CompareAndSwapStore):
         """See that the cluster can be used; there is nothing to make."""
         cls(url, timeout).close()
 
+    def _denied(self) -> str:
+        """Return that our user may not write, or ``""``.
+
+        etcd looks at the permissions of a transaction, also of what it will not do.
+        """
+        heads = (_CELLS, _LISTENERS, _MESSAGES)
+        never = {"target": "VERSION", "result": "LESS", "version": "0"}
+        compare = [{**never, "key": _text(_CELLS)}]
+        body = {"compare": compare, "success": [_put(head, b"") for head in heads]}
+        try:
+            self._call("/kv/txn", body)
+        except StoreError as error:
+            if _NO_PERMISSION in str(error):
+                return "does not let our user write below redlock/"
+            raise
+        return ""
+
     # -- a transaction ---------------------------------------------------------------
+
+    def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry commands out, and return the replies. A refusal is one, too."""
+        try:
+            return super().run(commands)
+        except StoreError as error:
+            if _NO_PERMISSION not in str(error):
+                raise
+            denied = "NOPERM our user may not read and write below redlock/"
+            return [ErrorReply(denied) for _ in commands]
 
     def _fits(self, needs: Needs) -> bool:
         return len(needs.exclusive) <= _MOST_READ
@@ -441,8 +485,10 @@ def _members(url: str) -> list[tuple[str, int]]:
     """Return host and port of all members.
 
     Raises:
-        ValueError: There is none, or a port is no number.
+        ValueError: There is none, a port is no number, or the URL has a path.
     """
+    if urlsplit(url).path.strip("/"):
+        raise ValueError("an etcd has no path; all keys are below redlock/")
     hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
     members = []
     for one in hosts:
@@ -486,6 +532,12 @@ def _follow(stream: Any, sock: socket.socket) -> None:
                     sock.sendall(json.dumps(values).encode() + b"\n")
     except (OSError, ValueError):
         pass  # the reader sees that its socket is closed
+
+
+def _in_words(refusal: str) -> str:
+    """Return what a client that connects must know of a refusal."""
+    words = (text for sign, text in _REFUSALS.items() if sign in refusal)
+    return next(words, refusal)
 
 
 def _is_refusal(reason: str) -> bool:

@@ -37,7 +37,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.stores import postgresql_url
 from celery_redlock.core.stores.commands import needs_of_command, run
-from celery_redlock.core.stores.connection import StoreError, readable
+from celery_redlock.core.stores.connection import GRANT, StoreError, readable
 from celery_redlock.core.stores.keyspace import StoreKeyspace
 from celery_redlock.core.stores.needs import Needs
 from celery_redlock.core.stores.postgresql_statements import (
@@ -141,11 +141,16 @@ class PostgreSQL:
         wait = max(2, round(timeout))
         try:
             with psycopg.connect(url, connect_timeout=wait) as connection:
-                connection.execute(CREATE)
+                # CREATE TABLE IF NOT EXISTS asks for the right to make one that exists.
+                found = connection.execute("SELECT to_regclass(%s)", (TABLE,))
+                if found.fetchone() == (None,):
+                    connection.execute(CREATE)
         except psycopg.OperationalError as error:
             raise StoreError(_unreachable(error)) from None
         except psycopg.Error as error:
             text = f"did not let us make the table {TABLE}: {_reason(error)}"
+            if isinstance(error, errors.InsufficientPrivilege):
+                text += "; run `celery -A proj redlock init` as a user who may"
             raise StoreError(text) from None
 
     def _learn(self) -> None:
@@ -162,7 +167,10 @@ class PostgreSQL:
             )
         fsync, commits, is_encrypted, standbys = rest
         cursor.execute(_PRIVILEGES, (TABLE, list(_NEEDED)))
-        denied = [privilege for (privilege,) in cursor.fetchall()]
+        lacking = [privilege for (privilege,) in cursor.fetchall()]
+        denied = f"denies our user {', '.join(lacking)} on the table {TABLE}"
+        if "SELECT" in lacking:
+            raise StoreError(f"{denied}; {GRANT}")
         self.info = {
             "redis_mode": "standalone",
             "role": "master",
@@ -171,14 +179,17 @@ class PostgreSQL:
             "synchronous_commit": commits,
             "encrypted": "yes" if is_encrypted else "no",
             "asynchronous_standbys": standbys,
-            "denied": ", ".join(denied),
+            "denied": denied if lacking else "",
         }
         # A grant must be on disk when it is told, and on that of a synchronous standby.
         self._is_durable = commits not in ("off", "local")
         if in_recovery:
             self.info["unfit"] = "is a standby; use the primary server"
         elif is_read_only == "on":
-            self.info["unfit"] = "is read-only (default_transaction_read_only)"
+            self.info["unfit"] = (
+                "is read-only; use a user and a database without "
+                "default_transaction_read_only"
+            )
 
     # -- a transaction ---------------------------------------------------------------
 
@@ -464,7 +475,9 @@ def _unreachable(error: psycopg.Error) -> str:
     if isinstance(error, errors.ConnectionTimeout):
         return "did not accept a connection in time"
     # libpq puts its own words, and the addresses that it tried, before the reason.
-    reason = _reason(error).rpartition("failed: ")[2]
+    reason = _reason(error).rpartition("failed: ")[2].removeprefix("FATAL:  ")
+    if "does not exist" in reason:  # a database or a user
+        reason += "; create it, or correct redlock_nodes"
     return f"cannot be connected to: {reason}"
 
 

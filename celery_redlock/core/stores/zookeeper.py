@@ -61,12 +61,13 @@ from kazoo.security import make_digest_acl
 
 from celery_redlock.core.backoff import jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
     decoded,
     encoded,
 )
-from celery_redlock.core.stores.connection import StoreError, readable
+from celery_redlock.core.stores.connection import GRANT, StoreError, readable
 from celery_redlock.core.stores.keyspace import HASH, HEAD, Cell, StoreKeyspace
 from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
 
@@ -92,6 +93,7 @@ _SWEEP_EVERY, _SWEPT = 4.0, 200  # seconds, for one shard; and keys of it, at ra
 _ENDED_MS = 60_000  # since when a key has ended that is swept
 _PLAIN = " :"  # besides letters and digits, in the names of znodes
 _MISSING = -1  # the version of a znode that does not exist
+_NO_VERSION = 2**31 - 1  # which no znode has
 _RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
 
 logging.getLogger("kazoo.client").setLevel(logging.ERROR)
@@ -113,6 +115,7 @@ class ZooKeeper(CompareAndSwapStore):
         self._clock = ServerClock()
         try:
             self._run_id = self._identity()
+            denied = self._denied()
         except StoreError:
             self.close()
             raise
@@ -124,6 +127,7 @@ class ZooKeeper(CompareAndSwapStore):
             "store": "ZooKeeper",
             "role": "master",
             "encrypted": "no",
+            "denied": denied,
         }
 
     @classmethod
@@ -154,6 +158,11 @@ class ZooKeeper(CompareAndSwapStore):
                 client.create(_ID, secrets.token_hex(20).encode())
         except (KazooException, KazooTimeoutError) as error:
             text = f"did not let us make {_ROOT}: {_reason(error)}"
+            if isinstance(error, NoAuthError):
+                text = (
+                    f"did not let us make {_ROOT}: our user has no permission; create "
+                    f"it as a user who may, and {GRANT}"
+                )
             raise StoreError(text) from None
         finally:
             _end(client)
@@ -168,6 +177,9 @@ class ZooKeeper(CompareAndSwapStore):
         while True:
             try:
                 return super().run(commands)
+            except NoAuthError:
+                denied = f"NOPERM our user may not read and write below {_ROOT}"
+                return [ErrorReply(denied) for _ in commands]
             except (KazooException, KazooTimeoutError) as error:
                 is_gone = isinstance(error, ConnectionLoss)
                 if not is_gone or SYSTEM_CLOCK.monotonic() > give_up_at:
@@ -180,6 +192,23 @@ class ZooKeeper(CompareAndSwapStore):
             raise StoreError(f"has no {_ROOT}; run `celery -A proj redlock init`")
         identity: bytes = found[0]
         return identity
+
+    def _denied(self) -> str:
+        """Return that our user may not write, or ``""``.
+
+        ZooKeeper looks at the permissions for each part of a transaction in turn. The
+        last part fails, so that nothing is changed.
+        """
+        transaction = self._client.transaction()
+        for parent in (_WAKE, f"{_KEYS}/0"):
+            transaction.create(f"{parent}/~")
+            transaction.delete(f"{parent}/~")
+        transaction.check(_ID, _NO_VERSION)
+        try:
+            self._is_committed(transaction)
+        except NoAuthError:
+            return f"does not let our user write below {_ROOT}"
+        return ""
 
     # -- a transaction ---------------------------------------------------------------
 
@@ -587,7 +616,10 @@ def _wake(channel: bytes) -> str:
 
 def _told(error: Exception) -> str:
     if isinstance(error, NoAuthError):
-        return "refused the request: our user has no permission"
+        return (
+            f"does not let our user read and write below {_ROOT}; correct its user and "
+            f"password in redlock_nodes, or {GRANT}"
+        )
     return f"lost its connection: {_reason(error)}"
 
 

@@ -145,8 +145,8 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
         raise ConfigurationError(
             f"The node {mask_url(str(url))} is not a Redis URL; write "
             "redis://host:6379/0, rediss://… for TLS or unix:///path/to.sock. A store "
-            "in place of Redis nodes is postgresql://user@host/database, or "
-            "etcd://host:2379."
+            "in place of Redis nodes is postgresql://user@host/database, "
+            "django://default, etcd://host:2379 or zookeeper://host:2181."
         )
     if re.search(r"[\s,]", name):
         raise ConfigurationError(

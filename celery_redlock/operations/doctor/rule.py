@@ -37,6 +37,7 @@ __all__ = [
     "Problem",
     "Rule",
     "Severity",
+    "as_sentence",
     "node_rule",
     "rule",
     "task_rule",
@@ -92,6 +93,11 @@ class Finding:
 def worst_of(findings: Iterable[Finding]) -> Severity | None:
     """Return the greatest severity; None if there are no findings."""
     return max((finding.severity for finding in findings), default=None)
+
+
+def as_sentence(clause: str) -> str:
+    """Return a clause with a capital letter and a full stop."""
+    return f"{clause[0].upper()}{clause[1:]}."
 
 
 class LockTask(NamedTuple):

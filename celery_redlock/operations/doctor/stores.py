@@ -1,23 +1,26 @@
-"""A PostgreSQL in place of the nodes: what it keeps, and what our user may do."""
+"""A store in place of the nodes: what it keeps, and what our user may do."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery_redlock.core.stores.connection import GRANT
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
     Case,
     Problem,
+    as_sentence,
     node_rule,
 )
+from celery_redlock.operations.inspect import NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = ["asynchronous_standbys", "privileges", "writes"]
+__all__ = ["asynchronous_standbys", "privileges", "read_only", "writes"]
 
 _PROMOTED = (
     "One that is promoted without being waited for may lack the last grants. Its "
@@ -41,13 +44,18 @@ def writes(report: NodeReport, _: Case) -> Iterator[Problem]:
 
 @node_rule()
 def privileges(report: NodeReport, _: Case) -> Iterator[Problem]:
-    """Find servers that deny our user a needed change of the table."""
+    """Find stores that deny our user a needed change."""
     if denied := report.status.info.get("denied"):
+        yield Problem("privileges", ERROR, denied, as_sentence(GRANT))
+
+
+@node_rule()
+def read_only(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find a PostgreSQL that takes no changes."""
+    if report.status.state is NodeState.UNFIT and "store" in report.status.info:
+        fact, advice = report.status.reason.split("; ", 1)
         yield Problem(
-            "privileges",
-            ERROR,
-            f"denies our user {denied} on the table redlock_keys",
-            "Grant what `celery -A proj redlock doctor --acl` prints.",
+            "read-only", ERROR, f"{fact}: it has no vote", as_sentence(advice)
         )
 
 

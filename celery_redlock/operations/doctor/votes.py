@@ -12,6 +12,7 @@ from celery_redlock.operations.doctor.rule import (
     Case,
     Finding,
     Problem,
+    as_sentence,
     node_rule,
     rule,
 )
@@ -32,13 +33,13 @@ def quorum(case: Case) -> Iterator[Finding]:
     denied = any(report.lacks_commands for report in case.reports)
     remedy = "The other findings say why the other nodes do not vote."
     if voting < needed:
-        yield Finding(
-            "no-quorum",
-            ERROR,
-            f"Only {voting} of {nodes} nodes vote, and {needed} are needed: nothing "
-            "can be locked.",
-            remedy,
-        )
+        votes = f"Only {voting} of {nodes} nodes vote, and {needed} are needed"
+        if nodes == 1:
+            is_store = case.redlock.addresses[0].is_store
+            votes = f"The {'store' if is_store else 'only node'} does not vote"
+            remedy = "The other findings say why."
+        fact = f"{votes}: nothing can be locked."
+        yield Finding("no-quorum", ERROR, fact, remedy)
     elif voting == needed < nodes and not denied:
         yield Finding(
             "quorum-edge",
@@ -54,10 +55,11 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find nodes that do not answer."""
     reason = report.status.reason
     if report.status.state is NodeState.SILENT and not report.lacks_commands:
-        remedy = "Start it, or check the network and the firewall."
-        if "credentials" in reason:
-            remedy = "Correct its user and password in redlock_nodes."
-        yield Problem("unreachable", WARNING, reason, remedy)
+        fact, *advice = reason.split("; ", 1)
+        remedy = "".join(advice) or "start it, or check the network and the firewall"
+        if fact == "rejected the credentials":
+            remedy = "correct its user and password in redlock_nodes"
+        yield Problem("unreachable", WARNING, fact, as_sentence(remedy))
 
 
 @node_rule(logged_at_start=True)
@@ -181,7 +183,8 @@ def same_server(case: Case) -> Iterator[Finding]:
 def kind(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find servers that are no independent masters."""
     evicts = report.status.reason.startswith("may evict")  # which is a finding itself
-    if report.status.state is NodeState.UNFIT and not evicts:
+    is_store = "store" in report.status.info
+    if report.status.state is NodeState.UNFIT and not evicts and not is_store:
         replica = report.status.info.get("role") != "master"
         yield Problem(
             "replica" if replica else "cluster",

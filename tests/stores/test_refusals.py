@@ -1,0 +1,373 @@
+"""Stores that refuse us: the doctor names what is missing, and the remedy."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from kazoo.security import READ_ACL_UNSAFE, make_digest_acl
+from psycopg import sql
+
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.etcd import Etcd
+from celery_redlock.core.stores.postgresql import PostgreSQL
+from celery_redlock.core.stores.zookeeper import ZooKeeper
+from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
+from celery_redlock.operations.doctor import diagnose
+from tests.harness.store_nodes import store_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRET = "geheim"
+PATIENT: Any = {"node_timeout": 5.0, "connect_timeout": 5.0}
+REJECTED = (
+    "unreachable: rejected the credentials. Correct its user and password in "
+    "redlock_nodes."
+)
+START = "Start it, or check the network and the firewall."
+GRANT = "rant what `celery -A proj redlock doctor --acl` prints."
+NO_RIGHTS = (
+    "unreachable: does not let our user read and write below /redlock. Correct its "
+    f"user and password in redlock_nodes, or g{GRANT}"
+)
+
+
+def examined(url: str) -> list[str]:
+    """Return the code, the fact and the remedy of each finding, without the node.
+
+    Nothing that is said shows the password.
+    """
+    with closing(Redlock([url], **PATIENT)) as redlock:
+        problems = redlock.check().problems
+        found = diagnose(redlock, span=0.1)
+        with pytest.raises(QuorumUnreachable) as refused:
+            redlock.acquire("k")
+    assert SECRET not in " ".join([*problems, str(refused.value), *map(str, found)])
+    return [
+        f"{it.code}: {it.fact.removeprefix(f'Node {it.about} ')} {it.remedy}"
+        for it in found
+    ]
+
+
+# -- PostgreSQL ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
+    """Give ``{}host:port/{}`` of a PostgreSQL with users who lack something."""
+    with store_servers("postgresql") as store:
+        (url,) = store.urls
+        with psycopg.connect(url, autocommit=True) as server:
+            server.execute("CREATE ROLE poor LOGIN")
+            server.execute(f"CREATE ROLE secured LOGIN PASSWORD '{SECRET} right'")
+            server.execute("CREATE DATABASE empty")
+            server.execute("CREATE DATABASE calm")
+            PostgreSQL.prepare(url.replace("/postgres", "/calm"), 5.0)
+            server.execute(
+                "ALTER DATABASE calm SET default_transaction_read_only TO on"
+            )
+            (file,) = server.execute("SHOW hba_file").fetchone() or ("",)
+            rules = (
+                "COPY (VALUES ('host all secured all scram-sha-256'), "
+                "('host all all all trust')) TO {}"
+            )
+            server.execute(sql.SQL(rules).format(sql.Literal(file)))
+            server.execute("SELECT pg_reload_conf()")
+        yield url.replace("redlock@", "{}").replace("/postgres", "/{}")
+
+
+@pytest.mark.parametrize(
+    ("login", "database", "told"),
+    [
+        (
+            "poor",
+            "postgres",
+            (
+                "unreachable: denies our user SELECT, INSERT, UPDATE, DELETE on the "
+                f"table redlock_keys. G{GRANT}"
+            ),
+        ),
+        (
+            "redlock",
+            "empty",
+            (
+                "unreachable: has no table redlock_keys. Run `celery -A proj redlock "
+                "init`, or the migrations of celery_redlock.contrib.django."
+            ),
+        ),
+        (
+            "redlock",
+            "absent",
+            (
+                'unreachable: cannot be connected to: database "absent" does not '
+                "exist. Create it, or correct redlock_nodes."
+            ),
+        ),
+        (
+            "stranger",
+            "postgres",
+            (
+                'unreachable: cannot be connected to: role "stranger" does not exist. '
+                "Create it, or correct redlock_nodes."
+            ),
+        ),
+        (f"secured:{SECRET}", "postgres", REJECTED),
+        ("secured", "postgres", REJECTED),
+        (
+            "redlock",
+            "calm",
+            (
+                "read-only: is read-only: it has no vote. Use a user and a database "
+                "without default_transaction_read_only."
+            ),
+        ),
+    ],
+)
+def test_refusal_of_postgresql_is_told_with_its_remedy(
+    postgresql: str, login: str, database: str, told: str
+) -> None:
+    """Each thing that is missing has its own remedy."""
+    found = examined(postgresql.format(f"{login}@", database))
+    assert told in found
+    assert found[0].startswith(
+        "no-quorum: The store does not vote: nothing can be locked."
+    )
+
+
+def test_user_who_may_not_make_the_table_can_use_it(postgresql: str) -> None:
+    """Once it is made, ``init`` needs no more rights than a worker."""
+    owner = postgresql.format("redlock@", "empty")
+    poor = postgresql.format("poor@", "empty")
+    with closing(Redlock([poor], **PATIENT)) as redlock:
+        with pytest.raises(RedlockError, match="redlock init` as a user who may") as it:
+            redlock.initialize()
+        assert str(it.value).endswith("Nothing was changed.")
+        PostgreSQL.prepare(owner, 5.0)
+        with psycopg.connect(owner, autocommit=True) as server:
+            server.execute(PostgreSQL.grants.replace("redlock;", "poor"))
+        redlock.initialize()
+        assert redlock.release(redlock.acquire("k")) == 1
+
+
+# -- etcd ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[str]:
+    """Give ``etcd://{}host:port,…`` of a cluster with users who lack something."""
+    with store_servers("etcd") as cluster:
+        (url,) = cluster.urls
+        with closing(Etcd(url, 5.0)) as store:
+            call = store._call  # noqa: SLF001  (an operator's request)
+            for name, roles in {
+                "root": ("root",),
+                "poor": (),
+                "reader": ("reader",),
+                "redlock": ("redlock",),
+            }.items():
+                user = {"name": name, "password": f"{SECRET} right"}
+                call("/auth/user/add", user)
+                for role in roles:
+                    call("/auth/role/add", {"name": role})
+                    call("/auth/user/grant", {"user": name, "role": role})
+            for role, kind in (("reader", "READ"), ("redlock", "READWRITE")):
+                span = {"key": "cmVkbG9jay8=", "range_end": "cmVkbG9jazA="}  # redlock/
+                permission = {"permType": kind, **span}
+                grant = {"name": role, "perm": permission}
+                call("/auth/role/grant", grant)
+            call("/auth/enable", {})
+        yield url.replace("://", "://{}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("login", "told"),
+    [
+        (
+            "",
+            (
+                "unreachable: asks for a user and a password. Write them as "
+                "etcd://user:password@… in redlock_nodes."
+            ),
+        ),
+        (f"redlock:{SECRET}@", REJECTED),
+        (f"stranger:{SECRET}@", REJECTED),
+        (
+            f"poor:{SECRET}%20right@",
+            f"unreachable: does not let our user read below redlock/. G{GRANT}",
+        ),
+        (
+            f"reader:{SECRET}%20right@",
+            f"privileges: does not let our user write below redlock/. G{GRANT}",
+        ),
+    ],
+)
+def test_refusal_of_etcd_is_told_with_its_remedy(
+    etcd: str, login: str, told: str
+) -> None:
+    """Each thing that is missing has its own remedy."""
+    assert told in examined(etcd.format(login))
+
+
+@pytest.mark.long
+def test_user_of_etcd_with_the_printed_role_has_all_it_needs(etcd: str) -> None:
+    """The doctor's probe of the rights denies nothing to it."""
+    url = etcd.format(f"redlock:{SECRET}%20right@")
+    with closing(Redlock([url], **PATIENT)) as redlock:
+        assert "privileges" not in {one.code for one in diagnose(redlock, span=0.1)}
+        assert redlock.release(redlock.acquire("k")) == 1
+
+
+@pytest.mark.long
+def test_refused_write_to_etcd_costs_no_connection(etcd: str) -> None:
+    """So each refusal has its reason, and not that a connection is lost."""
+    url = etcd.format(f"reader:{SECRET}%20right@")
+    with closing(Redlock([url], **PATIENT)) as redlock:
+        for _ in range(3):
+            with pytest.raises(QuorumUnreachable, match="NOPERM our user may not"):
+                redlock.acquire("k")
+
+
+@pytest.mark.long
+def test_user_for_an_etcd_without_authentication_is_told() -> None:
+    """A URL with a user is refused by a cluster that asks for none."""
+    with store_servers("etcd", members=1) as cluster:
+        found = examined(cluster.urls[0].replace("://", f"://me:{SECRET}@"))
+    told = (
+        "unreachable: has its authentication switched off. Remove the user from "
+        "redlock_nodes, or run `etcdctl auth enable`."
+    )
+    assert told in found
+
+
+# -- ZooKeeper -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def zookeeper() -> Iterator[str]:
+    """Give ``zookeeper://{}host:port,…`` of an ensemble with paths that deny something.
+
+    ``/own`` is our user's, and others may read ``/shown``, which has our znodes, and
+    ``/locked``, which has none.
+    """
+    with store_servers("zookeeper") as ensemble:
+        (url,) = ensemble.urls
+        ours = make_digest_acl("redlock", SECRET, all=True)
+        with closing(ZooKeeper(url, 5.0)) as store:
+            client = store._client  # noqa: SLF001  (an operator's requests)
+            for path, acl in (
+                *(("/own", [ours]), ("/locked", [ours, *READ_ACL_UNSAFE])),
+                *(("/empty", None), ("/shown", None)),
+            ):
+                client.create(path, b"", acl=acl)
+            with closing(Redlock([f"{url}/shown"], **PATIENT)) as redlock:
+                redlock.initialize()
+            client.add_auth("digest", f"redlock:{SECRET}")
+            paths = ["/shown"]
+            while paths:
+                path = paths.pop()
+                paths += [f"{path}/{one}" for one in client.get_children(path)]
+                client.set_acls(path, [ours, *READ_ACL_UNSAFE])
+        with closing(
+            Redlock([f"zookeeper://redlock:{SECRET}@{url[12:]}/own"], **PATIENT)
+        ) as redlock:
+            redlock.initialize()
+        yield url.replace("://", "://{}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("login", "chroot", "told"),
+    [
+        ("", "/absent", "unreachable: has no node /absent. Create it first."),
+        (
+            "",
+            "/empty",
+            "unreachable: has no /redlock. Run `celery -A proj redlock init`.",
+        ),
+        ("", "/own", NO_RIGHTS),
+        (f"stranger:{SECRET}@", "/own", NO_RIGHTS),
+        (f"redlock:{SECRET}wrong@", "/own", NO_RIGHTS),
+        (
+            "",
+            "/shown",
+            f"privileges: does not let our user write below /redlock. G{GRANT}",
+        ),
+    ],
+)
+def test_refusal_of_zookeeper_is_told_with_its_remedy(
+    zookeeper: str, login: str, chroot: str, told: str
+) -> None:
+    """Each thing that is missing has its own remedy."""
+    assert told in examined(zookeeper.format(login) + chroot)
+
+
+@pytest.mark.long
+def test_user_of_zookeeper_with_the_printed_rights_has_all_it_needs(
+    zookeeper: str,
+) -> None:
+    """The doctor's probe of the rights denies nothing to it, and leaves nothing."""
+    url = zookeeper.format(f"redlock:{SECRET}@") + "/own"
+    with closing(Redlock([url], **PATIENT)) as redlock:
+        assert "privileges" not in {one.code for one in diagnose(redlock, span=0.1)}
+        assert redlock.release(redlock.acquire("k")) == 1
+    with closing(ZooKeeper(url, 5.0)) as store:
+        client = store._client  # noqa: SLF001  (to look at it)
+        assert client.get_children("/redlock/wake") == []
+        assert "~" not in client.get_children("/redlock/keys/0")
+
+
+@pytest.mark.long
+def test_init_says_that_zookeeper_denies_it(zookeeper: str) -> None:
+    """The error names the path and the right, in words."""
+    with (
+        closing(Redlock([zookeeper.format("") + "/locked"], **PATIENT)) as redlock,
+        pytest.raises(RedlockError, match="make /redlock: our user has no permission"),
+    ):
+        redlock.initialize()
+
+
+@pytest.mark.long
+def test_refused_write_to_zookeeper_costs_no_connection(zookeeper: str) -> None:
+    """So each refusal has its reason, and not that a connection is lost."""
+    with closing(Redlock([zookeeper.format("") + "/shown"], **PATIENT)) as redlock:
+        for _ in range(3):
+            with pytest.raises(QuorumUnreachable, match="NOPERM our user may not"):
+                redlock.acquire("k")
+
+
+# -- all -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://app:{SECRET}@127.0.0.1:1/app",
+        f"etcd://app:{SECRET}@127.0.0.1:1",
+        pytest.param(
+            f"zookeeper://app:{SECRET}@127.0.0.1:1",
+            marks=pytest.mark.long,  # kazoo tries until the timeout
+        ),
+    ],
+)
+def test_store_that_is_down_is_to_be_started(url: str) -> None:
+    """The remedy of a server that is down is its start."""
+    (told,) = (one for one in examined(url) if one.startswith("unreachable: "))
+    assert told.endswith(START)
+
+
+def test_path_of_an_etcd_is_refused() -> None:
+    """It would be taken for a part of the store, which etcd does not have."""
+    with pytest.raises(ConfigurationError, match="has no path"):
+        Redlock(["etcd://a:2379/shop"])
+
+
+def test_unknown_scheme_names_all_stores() -> None:
+    """The remedy has each notation."""
+    with pytest.raises(ConfigurationError) as refused:
+        Redlock(["mysql://db/app"])
+    for scheme in ("postgresql://", "django://", "etcd://", "zookeeper://"):
+        assert scheme in str(refused.value)
