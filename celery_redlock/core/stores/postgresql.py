@@ -71,7 +71,7 @@ _FACTS = (
     # Users without pg_read_all_stats see standbys, and not of what kind.
     "(SELECT CASE WHEN count(*) > count(sync_state) THEN 'unknown' "
     "ELSE (count(*) FILTER (WHERE sync_state = 'async'))::text END "
-    "FROM pg_stat_replication)"
+    "FROM pg_stat_replication), pg_backend_pid()"
 )
 _NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _PRIVILEGES = (
@@ -81,13 +81,16 @@ _PRIVILEGES = (
 )
 _SWEEP_EVERY, _SWEPT = 60.0, 1000  # seconds, and keys at once
 _LISTENERS = 1_382_308_468  # class of the advisory locks of listeners: "Rdlt"
-_LONGEST_WAIT = 0.5  # seconds
 _HOLD = (
     f"SELECT (SELECT value FROM {TABLE} WHERE name = %s AND field = '.identity'), "  # noqa: S608
     f"(SELECT count(*) FROM (SELECT FROM {TABLE} WHERE name = ANY(%s) "
     "AND field = '' AND substr(value, 1, %s) = %s AND (expires_at IS NULL OR "
     "expires_at >= floor(extract(epoch FROM clock_timestamp()) * 1000)) "
     "FOR KEY SHARE) AS held)"
+)
+_TRANSACTION_MODE = (
+    "goes through a pooler in transaction mode; use session mode, or the address of "
+    "the server itself"
 )
 _ELSEWHERE = (
     "The connection leads to another database than redlock_nodes, so "
@@ -120,7 +123,7 @@ class PostgreSQL:
             self._statements = Statements(self._connection)
         except psycopg.Error as error:
             self.close()
-            raise StoreError(f"cannot be used: {_reason(error)}") from None
+            raise StoreError(_unusable(error)) from None
         except StoreError:
             self.close()
             raise
@@ -165,7 +168,7 @@ class PostgreSQL:
                 f"has no table {TABLE}; run `celery -A proj redlock init`, or the "
                 "migrations of celery_redlock.contrib.django"
             )
-        fsync, commits, is_encrypted, standbys = rest
+        fsync, commits, is_encrypted, standbys, self._process = rest
         cursor.execute(_PRIVILEGES, (TABLE, list(_NEEDED)))
         lacking = [privilege for (privilege,) in cursor.fetchall()]
         denied = f"denies our user {', '.join(lacking)} on the table {TABLE}"
@@ -180,6 +183,10 @@ class PostgreSQL:
             "encrypted": "yes" if is_encrypted else "no",
             "asynchronous_standbys": standbys,
             "denied": denied if lacking else "",
+            # A pooler tells a number of its own when a client connects.
+            "pooler": "no"
+            if self._process == self._connection.info.backend_pid
+            else "yes",
         }
         # A grant must be on disk when it is told, and on that of a synchronous standby.
         self._is_durable = commits not in ("off", "local")
@@ -206,6 +213,8 @@ class PostgreSQL:
             if len(commands) > 1:  # one of them hinders the others
                 return [reply for one in commands for reply in self.run([one])]
             return [self._blocked(commands[0], needs, error)]
+        except errors.InvalidSqlStatementName as error:
+            raise StoreError(_unusable(error)) from None
         except psycopg.Error as error:
             if self._connection.closed or isinstance(error, psycopg.InterfaceError):
                 raise StoreError(f"lost its connection: {_reason(error)}") from None
@@ -255,6 +264,8 @@ class PostgreSQL:
         ]
         results = self._statements.carry_out([*steps, *loads])
         now, *rows = results[len(results) - len(loads) - 1 :]
+        if int(now.get_value(0, 2) or 0) != self._process:
+            raise StoreError(_TRANSACTION_MODE)
         now_us, timeline = int(now.get_value(0, 0) or 0), now.get_value(0, 1) or b""
         keys = StoreKeyspace(
             self,
@@ -479,6 +490,14 @@ def _unreachable(error: psycopg.Error) -> str:
     if "does not exist" in reason:  # a database or a user
         reason += "; create it, or correct redlock_nodes"
     return f"cannot be connected to: {reason}"
+
+
+def _unusable(error: psycopg.Error) -> str:
+    """Return why a connection is of no use: our statements are not on it, for one."""
+    shared = errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName
+    if isinstance(error, shared):  # with another client
+        return _TRANSACTION_MODE
+    return f"cannot be used: {_reason(error)}"
 
 
 def _reason(error: Exception) -> str:

@@ -51,10 +51,11 @@ _TEXTS = {
     "lock": "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) "
     "ELSE pg_advisory_xact_lock(number) END "
     "FROM unnest($1::bigint[], $2::bool[]) AS each (number, is_shared)",
-    # Also the timeline, which is another one after a standby was promoted.
+    # Also the timeline, which is another one after a standby was promoted, and the
+    # process of the server, which is another one behind a pooler in transaction mode.
     "now": "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
     "CASE WHEN pg_is_in_recovery() THEN '' "
-    "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END",
+    "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, pg_backend_pid()",
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
@@ -115,34 +116,43 @@ class Statements:
         return self._results()
 
     def _results(self) -> list[PGresult]:
-        pg, found, failed = self._pg, [], None
+        found, failed = [], None
         try:
-            pg.pipeline_sync()
-            while pg.flush():
-                with selectors.DefaultSelector() as selector:
-                    selector.register(pg.socket, selectors.EVENT_WRITE)
-                    selector.select()
-            while True:
-                while pg.is_busy():
-                    self._socket.select()
-                    pg.consume_input()
-                result = pg.get_result()
-                if result is None:  # between the results of two statements
-                    if pg.status != ConnStatus.OK:
-                        raise OperationalError("the connection is lost")
-                    continue
-                if result.status == ExecStatus.PIPELINE_SYNC:
-                    break
+            for result in self._received():
                 if result.status == ExecStatus.TUPLES_OK:
                     found.append(result)
                 elif result.status == ExecStatus.FATAL_ERROR:
                     failed = failed or result
+        except Error:
+            if not failed:  # else the server told why it closes the connection
+                raise
         finally:
             with contextlib.suppress(Error):
-                pg.exit_pipeline_mode()
+                self._pg.exit_pipeline_mode()
         if failed:
             raise errors.error_from_result(failed, "utf-8")
         return found
+
+    def _received(self) -> Iterator[PGresult]:
+        """Send what is left, and yield the results up to the end of the round trip."""
+        pg = self._pg
+        pg.pipeline_sync()
+        while pg.flush():
+            with selectors.DefaultSelector() as selector:
+                selector.register(pg.socket, selectors.EVENT_WRITE)
+                selector.select()
+        while True:
+            while pg.is_busy():
+                self._socket.select()
+                pg.consume_input()
+            result = pg.get_result()
+            if result is None:  # between the results of two statements
+                if pg.status != ConnStatus.OK:
+                    raise OperationalError("the connection is lost")
+                continue
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                return
+            yield result
 
 
 # -- steps -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from celery_redlock.devnodes.processes import free_port
 from celery_redlock.devnodes.stores.server import StoreServer
 from celery_redlock.errors import RedlockError
 
-__all__ = ["PostgreSQL", "find_postgresql", "installed_postgresql"]
+__all__ = ["PostgreSQL", "find_postgresql", "installed_postgresql", "unprivileged"]
 
 _PORT_TRIES = 5
 _USER = "redlock"
@@ -46,7 +46,7 @@ class PostgreSQL(StoreServer):
         name = f"redlock-postgres-{secrets.token_hex(8)}"
         self._folder = Path(tempfile.gettempdir(), name)  # made by the start
         self._programs = programs
-        self._as_user = {"cwd": self._folder, **_unprivileged()}
+        self._as_user = {"cwd": self._folder, **unprivileged()}
         super().__init__(
             "postgresql",
             [],
@@ -188,7 +188,7 @@ def installed_postgresql(*, durable: bool = False) -> PostgreSQL:
     )
 
 
-def _unprivileged() -> dict[str, Any]:
+def unprivileged() -> dict[str, Any]:
     """Return the `subprocess` arguments to run a program as a user without rights.
 
     There are none if this process has no special rights itself.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = ["asynchronous_standbys", "privileges", "read_only", "writes"]
+__all__ = ["asynchronous_standbys", "pooler", "privileges", "read_only", "writes"]
 
 _PROMOTED = (
     "One that is promoted without being waited for may lack the last grants. Its "
@@ -56,6 +56,20 @@ def read_only(report: NodeReport, _: Case) -> Iterator[Problem]:
         fact, advice = report.status.reason.split("; ", 1)
         yield Problem(
             "read-only", ERROR, f"{fact}: it has no vote", as_sentence(advice)
+        )
+
+
+@node_rule()
+def pooler(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find a pooler before a PostgreSQL: it may not keep what is ours."""
+    if report.status.info.get("pooler") == "yes":
+        yield Problem(
+            "pooler",
+            NOTE,
+            "is reached through a pooler",
+            "The pooler must be in session mode. In transaction mode, a release wakes "
+            "no waiter, and locks are refused as soon as two transactions use "
+            "different connections of the server. Or use the server's own address.",
         )
 
 
