@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.restart_guard import counters_in, greatest
 from celery_redlock.core.scripts import ABORT, CLOSE, COUNTERS, OPEN, REOPEN
+from celery_redlock.core.stores.connection import store_of
 from celery_redlock.core.view import CLOSED, JOINED, View, refusal
 from celery_redlock.errors import ConfigurationError, RedlockError
 
@@ -195,8 +196,7 @@ class _Move:
                 self._refuse(
                     f"Node {look.label} votes with the new settings in another "
                     f"deployment, {look.view.deployment}. Stop the clients that have "
-                    "the new settings already, delete the key `meta` on this node, "
-                    "and run it again"
+                    f"the new settings already. {self._emptied()}"
                 )
 
     def _lost(self, news: Sequence[Look]) -> set[str]:
@@ -225,9 +225,11 @@ class _Move:
         """Check that the move can be finished, before anything is closed."""
         old, new = self._old, self._new
         olds, news = self._looks(old), self._looks(new)
+        present = [look.view for look in olds if look.votes and look.view]
         for look in (*olds, *news):
             if not self._may_move(look):
-                self._refuse(f"Node {look.label} cannot be moved: {self._why(look)}")
+                why = self._why(look, present)
+                self._refuse(f"Node {look.label} cannot be moved: {why}")
         up = {look.label for look in olds}
         if len(up | self._gone) < old.quorum:
             self._refuse(
@@ -264,16 +266,38 @@ class _Move:
         is_closed = look.config.startswith(CLOSED)
         return self._is_new(plan) or (not is_closed and plan.configuration == old)
 
-    def _why(self, look: Look) -> str:
-        if look.config.startswith(CLOSED):
-            plan = View.parse(look.config.removeprefix(CLOSED))
+    def _why(self, look: Look, present: Iterable[View]) -> str:
+        """Say why a node cannot be moved, and the remedy.
+
+        Args:
+            look: What the node knows of itself.
+            present: The views in which old nodes vote.
+        """
+        if not look.config.startswith(CLOSED):
+            difference, _ = refusal(look.config, self._old.guard.config)
+            return f"the nodes {difference}"
+        plan = View.parse(look.config.removeprefix(CLOSED))
+        place = str(plan.configuration) if plan else "others"
+        if plan and any(
+            view.deployment == plan.deployment and view.order >= plan.order
+            for view in present
+        ):
             return (
-                f"it is closed, moving to {plan.configuration if plan else 'others'}. "
-                "Finish that reconfiguration first, or abort it with --abort and its "
-                "arguments"
+                f"the deployment has moved to {place}, and has left this node. "
+                f"{self._emptied()}"
             )
-        difference, _ = refusal(look.config, self._old.guard.config)
-        return f"the nodes {difference}"
+        return (
+            f"it is closed, moving to {place}. If that reconfiguration is not done, "
+            "finish it first, or abort it with --abort and its arguments. If it is "
+            "done, move from there (--from)"
+        )
+
+    def _emptied(self) -> str:
+        """Return the remedy for a future node that remembers another deployment."""
+        (first, *_) = self._new.addresses
+        if first.is_store:
+            return f"Empty it (`{store_of(first.url).empties}`), and run it again"
+        return f"Empty it, or delete its key {self._new.keys.meta}, and run it again"
 
     def _plan_of(
         self, looks: Sequence[Look], opened: Sequence[Look]

@@ -300,6 +300,58 @@ def test_reconfigure_from_redis_to_postgresql_and_back(
         redis.release(third)
 
 
+def test_nodes_that_were_left_are_to_be_emptied_before_a_move_back(
+    start_nodes: Callable[..., DevNodes], server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """The move that closed them is done: it can be neither finished nor aborted."""
+    options: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.16}
+    nodes = start_nodes(3, max_ttl=0.5)
+    with (
+        closing(Redlock(nodes.urls, **options)) as redis,
+        closing(Redlock(fresh.urls, **options)) as store,
+    ):
+        redis.release(redis.acquire("k"))
+        reconfigure(redis, store)
+
+        with pytest.raises(RedlockError) as refused:
+            reconfigure(store, redis)
+        told = str(refused.value)
+        assert f"the deployment has moved to {store.guard.configuration}" in told
+        assert "Empty it, or delete its key redlock:meta, and run it again." in told
+        assert told.endswith("Nothing was changed.")
+        assert "--abort" not in told
+        store.release(store.acquire("k", wait=20))
+
+        for node in nodes.nodes:
+            node.command("DEL", "redlock:meta")
+        reconfigure(store, redis)
+        redis.release(redis.acquire("k", wait=20))
+
+        with pytest.raises(RedlockError, match=r"Empty it \(`DELETE FROM redlock_keys"):
+            reconfigure(redis, store)
+        server.execute("DELETE FROM redlock_keys")
+        reconfigure(redis, store)
+        store.release(store.acquire("k", wait=20))
+
+
+def test_move_from_nodes_that_were_left_tells_where_the_deployment_is(
+    start_nodes: Callable[..., DevNodes], server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """They cannot know whether the move that closed them is done."""
+    del server
+    options: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.16}
+    nodes = start_nodes(3, max_ttl=0.5)
+    with (
+        closing(Redlock(nodes.urls, **options)) as redis,
+        closing(Redlock(fresh.urls, **options)) as store,
+        closing(Redlock(nodes.urls[:1], **options)) as other,
+    ):
+        redis.release(redis.acquire("k"))
+        reconfigure(redis, store)
+        with pytest.raises(RedlockError, match="If it is done, move from there"):
+            reconfigure(redis, other)
+
+
 def test_settings_in_json_have_no_password(project: Project) -> None:
     """Other programs read the JSON of the commands, and log it."""
     url = f"postgresql://redlock:{QUOTED}@127.0.0.1:1/app"

@@ -79,6 +79,9 @@ class Store(Protocol):
     grants: str
     """How to give a user the permissions that it needs, for operators."""
 
+    empties: str
+    """How to delete all our keys, for operators."""
+
     @classmethod
     def name_of(cls, url: str) -> str:
         """Return the name of the store at this URL, without credentials.

@@ -100,6 +100,7 @@ class Etcd(CompareAndSwapStore):
     """One connection to an etcd cluster: see ``core.stores.connection.Store``."""
 
     grants = "etcdctl role grant-permission redlock --prefix=true readwrite redlock/"
+    empties = "etcdctl del --prefix redlock/"
 
     def __init__(self, url: str, timeout: float) -> None:
         parts = urlsplit(url)

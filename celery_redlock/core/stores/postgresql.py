@@ -102,6 +102,7 @@ class PostgreSQL:
     """One connection to a PostgreSQL server: see ``core.stores.connection.Store``."""
 
     grants = f"GRANT {', '.join(_NEEDED)} ON {TABLE} TO redlock;"
+    empties = f"DELETE FROM {TABLE};"  # noqa: S608
 
     def __init__(self, url: str, timeout: float) -> None:
         try:

@@ -103,6 +103,7 @@ class ZooKeeper(CompareAndSwapStore):
     """One session with a ZooKeeper ensemble: see ``core.stores.connection.Store``."""
 
     grants = "setAcl -R /redlock auth:redlock:cdrwa"
+    empties = "deleteall /redlock"
 
     def __init__(self, url: str, timeout: float) -> None:
         self._timeout = timeout
