@@ -21,7 +21,7 @@ from celery_redlock.errors import LockHeld, LockLost
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from celery_redlock.core.lease import Lease
@@ -74,13 +74,21 @@ def theirs(start: Callable[[], Redlock]) -> Redlock:
 
 def asked(url: str, *words: str) -> Any:
     """Send one command to a store, and return the reply."""
+    return all_asked(url, [words])[0]
+
+
+def all_asked(url: str, commands: Iterable[Sequence[str]]) -> list[Any]:
+    """Send commands to a store, one after the other, and return the replies."""
     connection = parse_node(url).connection(5.0)
+    replies = []
     try:
         connection.connect()
-        connection.send_command(*words)
-        return connection.read_response()
+        for words in commands:
+            connection.send_command(*words)
+            replies.append(connection.read_response())
     finally:
         connection.disconnect()
+    return replies
 
 
 def test_processes_hold_the_lock_one_after_another(
@@ -236,6 +244,29 @@ def test_as_many_keys_as_may_be(ours: Redlock, theirs: Redlock, key: str) -> Non
     assert lease.fence is not None
     assert later.fence > lease.fence
     assert theirs.release(later) == 1
+
+
+def test_release_of_as_many_keys_as_may_be_that_are_waited_for(
+    store_url: str,
+    ours: Redlock,
+    theirs: Redlock,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Waiters that listen no more leave all queues, and one that listens is woken."""
+    monkeypatch.setattr(wait_queue, "_LEAST_LOOK_EVERY", NEVER)
+    monkeypatch.setattr(wait_queue, "_LOOK_EVERY", NEVER)
+    names = [f"{key}-{number}" for number in range(keys.MOST)]
+    lines = [f"redlock:line:{name}" for name in names]
+    lease = ours.acquire(names, ttl=60.0)
+    all_asked(store_url, [("ZADD", line, "0", "gone/1") for line in lines])
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(theirs.acquire, names[-1], wait=NEVER)
+        until(lambda: asked(store_url, "ZCARD", lines[-1]) == 2)
+        assert ours.release(lease) == 1
+        later = waiter.result(timeout=SOON)
+    assert theirs.release(later) == 1
+    assert all_asked(store_url, [("ZCARD", line) for line in lines]) == [0] * keys.MOST
 
 
 def test_many_threads_with_a_key_each(ours: Redlock, key: str) -> None:

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.stores.keyspace import StoreKeyspace
 
-__all__ = ["Command", "Status", "StoreFacts", "encoded", "needs_of_command", "run"]
+__all__ = [
+    "Command",
+    "Status",
+    "StoreFacts",
+    "encoded",
+    "needs_of_command",
+    "run",
+    "split_release",
+]
 
 Command = list[bytes]
 
@@ -67,6 +75,25 @@ def needs_of_command(command: Command) -> Needs | None:
     if verb in _WRITES:
         return Needs(names=set(words[:1]), exclusive=set(words[:1]), is_read=False)
     return Needs(is_read=False) if verb == b"PUBLISH" else None
+
+
+def split_release(command: Command, most: int) -> list[Command]:
+    """Return releases of at most so many locks each; any other command as it is.
+
+    A release of several locks need not be one transaction: one that is done in part is
+    a lock that is free a little earlier than the others.
+    """
+    verb, *words = command
+    if _script_of(verb.upper(), words) != "release":
+        return [command]
+    count = int(words[1])
+    names, args = words[2 : 2 + count], words[2 + count :]
+    locks, queues = names[: count // 2], names[count // 2 :]
+    parts = []
+    for at in range(0, len(locks), most):
+        part = [*locks[at : at + most], *queues[at : at + most]]
+        parts.append([verb, words[0], b"%d" % len(part), *part, *args])
+    return parts
 
 
 def run(command: Command, store: StoreFacts, keys: StoreKeyspace) -> Any:

@@ -55,6 +55,7 @@ from requests.exceptions import RequestException, SSLError
 from celery_redlock.core.backoff import jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply
+from celery_redlock.core.stores.commands import split_release
 from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
     decoded,
@@ -78,6 +79,7 @@ _DEFAULT_PORT = 2379
 # etcd's --max-txn-ops. The comparisons of a transaction and the operations of one that
 # is nested in it count together.
 _TXN_OPS, _MOST_COMPARED, _MOST_READ = 128, 120, 100
+_MOST_RELEASED = 50  # locks in one transaction: each has a wait queue
 _LISTENER_TTL = 10  # seconds
 _READ_SIZE = 1 << 16
 _UNREACHABLE = "it cannot be reached"
@@ -180,6 +182,12 @@ class Etcd(CompareAndSwapStore):
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Carry commands out, and return the replies. A refusal is one, too."""
+        if len(commands) == 1:
+            parts = split_release(commands[0], _MOST_RELEASED)
+            if len(parts) > 1:
+                replies = [self.run([part])[0] for part in parts]
+                errors = [one for one in replies if isinstance(one, ErrorReply)]
+                return [errors[0] if errors else max(replies)]
         try:
             return super().run(commands)
         except StoreError as error:
