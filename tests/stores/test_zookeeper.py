@@ -10,7 +10,13 @@ import pytest
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.scripts import (
+    ALL_SCRIPTS,
+    GRANTED,
+    MISCONFIGURED,
+    TAKEN,
+    UNSYNCED,
+)
 from celery_redlock.core.stores import zookeeper
 from celery_redlock.core.stores.connection import StoreError
 from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
@@ -147,6 +153,139 @@ def test_first_field_of_a_hash_that_is_read_in_part(
     raised = script("raise_fence", [lock, meta], b"ours", b"me", b"9", b"3")
     assert store.run([raised]) == [[1, 9]]
     assert store.run([[b"HGET", meta, b"3"]]) == [b"9"]
+
+
+# -- the state of the node, in one znode -----------------------------------------------
+
+VIEW = b"format 3, restart guard on"
+
+
+def vote(store: ZooKeeper, meta: bytes) -> None:
+    """Have the store vote in `VIEW`, with a counter in the stripes 3 and 4."""
+    (info,) = store.run([[b"INFO"]])
+    run_id = info.partition(b"run_id:")[2].split()[0]
+    fields = [b"config", VIEW, b"run_id", run_id, b"votes", b"1"]
+    fields += [b"identity", b"me", b"floor", b"5", b"3", b"7", b"4", b"7"]
+    store.run([[b"HSET", meta, *fields]])
+
+
+def acquire(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes]:
+    """Return the command that takes a lock for a minute."""
+    args = [token, b"me", b"60000", b"0", b"0", VIEW, stripe]
+    return script("acquire", [lock, meta], *args)
+
+
+def requests_of(
+    monkeypatch: pytest.MonkeyPatch, store: ZooKeeper, act: Callable[[], Any]
+) -> list[str]:
+    """Return the types of the requests that this sends to the ensemble."""
+    sent: list[str] = []
+    client = store._client  # noqa: SLF001  (what goes over the wire is the point)
+    call = client._call  # noqa: SLF001
+
+    def counted(request: Any, reply: Any) -> Any:
+        sent.append(type(request).__name__)
+        return call(request, reply)
+
+    monkeypatch.setattr(client, "_call", counted)
+    act()
+    monkeypatch.setattr(client, "_call", call)
+    return sent
+
+
+WITHOUT_VOTE = [UNSYNCED, b"me"]
+CHANGED: dict[str, tuple[list[bytes], list[Any]]] = {
+    "config": ([b"HSET", b"?", b"config", b"another"], [MISCONFIGURED, b"another"]),
+    "run_id": ([b"HSET", b"?", b"run_id", b"another"], [UNSYNCED, b""]),
+    "votes": ([b"HDEL", b"?", b"votes"], WITHOUT_VOTE),
+    "identity": ([b"HDEL", b"?", b"identity"], [UNSYNCED, b""]),
+    "floor": ([b"HSET", b"?", b"floor", b"500"], [GRANTED, 501]),
+    "all": ([b"DEL", b"?"], [UNSYNCED, b""]),
+}
+
+
+@pytest.mark.parametrize("field", CHANGED)
+def test_grant_counts_on_each_field_of_the_state(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """A field that decides whether the node votes changes before a grant's commit."""
+    late, others = connect(), connect()
+    meta = b"state:%b:meta" % field.encode()
+    vote(others, meta)
+    (verb, _, *words), reply = CHANGED[field]
+    once_before(
+        monkeypatch, late, "_commit", lambda: others.run([[verb, meta, *words]])
+    )
+    lock = b"state:%b" % field.encode()
+    assert late.run([acquire(lock, meta, b"ours", b"3")]) == [reply]
+    is_granted = reply[0] == GRANTED
+    assert others.run([[b"EXISTS", lock]]) == [is_granted]
+
+
+def test_grant_sees_that_the_state_was_made_anew(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head of the new ``meta`` has the version of the old one."""
+    late, others = connect(), connect()
+    lock, meta = b"anew", b"anew:meta"
+    vote(others, meta)
+
+    def act() -> None:
+        others.run([[b"DEL", meta]])
+        vote(others, meta)
+        others.run([[b"DEL", meta]])
+        others.run([[b"HSET", meta, b"config", b"another", b"3", b"7"]])
+
+    once_before(monkeypatch, late, "_commit", act)
+    assert late.run([acquire(lock, meta, b"ours", b"3")]) == [
+        [MISCONFIGURED, b"another"]
+    ]
+
+
+def test_grants_of_two_stripes_do_not_conflict(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each counter is a znode of its own, and leaves the version of the head alone."""
+    late, others = connect(), connect()
+    meta = b"stripes:meta"
+    vote(others, meta)
+    granted: list[Any] = []
+
+    def act() -> None:
+        granted.extend(others.run([acquire(b"stripes:a", meta, b"theirs", b"4")]))
+
+    once_before(monkeypatch, late, "_commit", act)
+    one = acquire(b"stripes:b", meta, b"ours", b"3")
+    sent = requests_of(monkeypatch, late, lambda: granted.extend(late.run([one])))
+    assert granted == [[GRANTED, 8], [GRANTED, 8]]
+    assert sent.count("Transaction") == 1
+
+
+def test_two_clients_cannot_both_be_granted_a_key(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one commits between the snapshot and the commit of the first."""
+    late, others = connect(), connect()
+    meta, lock = b"both:meta", b"both"
+    vote(others, meta)
+    theirs = acquire(lock, meta, b"theirs", b"4")
+    once_before(monkeypatch, late, "_commit", lambda: others.run([theirs]))
+    reply = late.run([acquire(lock, meta, b"ours", b"3")])[0]
+    assert reply[:2] == [TAKEN, b"theirs\n8\nme"]
+
+
+def test_scan_in_a_batch_leaves_the_checks_of_the_others(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grant beside it is refused where the node was closed before its commit."""
+    late, others = connect(), connect()
+    meta, lock = b"scanned:meta", b"scanned"
+    vote(others, meta)
+    act = lambda: others.run([[b"HDEL", meta, b"votes"]])  # noqa: E731
+    once_before(monkeypatch, late, "_commit", act)
+    granting = acquire(lock, meta, b"ours", b"3")
+    replies = late.run([granting, [b"SCAN", b"0", b"MATCH", b"scanned:*"]])
+    assert replies == [WITHOUT_VOTE, [b"0", [meta]]]
 
 
 @pytest.mark.long

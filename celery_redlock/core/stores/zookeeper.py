@@ -3,20 +3,26 @@
 ::
 
     /redlock/id                          the run id
-    /redlock/keys/<digit>/<name>         the head of a key
-    /redlock/keys/<digit>/<name>/_<m>    a member: a field of a hash, or of a sorted set
+    /redlock/keys/<digit>/<name>         the head of a key; of a hash, with its fields
+    /redlock/keys/<digit>/<name>/_<m>    a member of a sorted set, or a fence counter
     /redlock/keys/<digit>/<name>/~<b>    its birth: another random name each time
     /redlock/wake/<channel>              ephemeral: a process listens, and its messages
 
 A transaction checks the version of each znode that decides: those of all exclusive
-keys, and of the fields that were read in part, with the head of their key. So two locks
-with counters in different stripes do not conflict. The version of a head also changes
-when a member comes or goes, and with each change of a sorted set. A znode that must not
-exist is created and deleted again: that fails if it exists.
+keys, and of the fields that were read in part, with the head of their key. The fields
+of a hash are data of its head, so one version stands for all of them: what decides
+whether the node votes is one read and one check. A fence counter is a field whose name
+is a number. It is a znode of its own, so two locks with counters in different stripes
+do not conflict. The version of a head also changes when a member comes or goes, and
+with each change of a sorted set. A znode that must not exist is created and deleted
+again: that fails if it exists.
 
 A znode that is deleted and made again has version 0 again. So a version alone does not
 tell the lock that was read from the next one of that name. Its head holds the name of
 its birth, and the transaction checks that this birth is still there.
+
+A znode has 1 MB at most, and so have the fields of a hash together. The largest one is
+the slots of beat's schedule: some 10,000 entries.
 
 The znodes are read one after the other, in one round trip, and not at one moment. The
 checks make good for that where something is written. A command that only reads may see
@@ -37,11 +43,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import random
 import secrets
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
 from kazoo.client import KazooClient, KazooState
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from celery_redlock.core.stores.commands import Command
+    from celery_redlock.core.stores.keyspace import Changes
     from celery_redlock.core.stores.needs import Needs
 
 __all__ = ["ZooKeeper"]
@@ -221,7 +230,7 @@ class ZooKeeper(CompareAndSwapStore):
         breaks = self._breaks
         synced = self._client.sync_async(_ROOT)
         parts = {
-            name: [HEAD, *(b"." + one for one in fields)]
+            name: [HEAD, *(b"." + one for one in fields if one.isdigit())]
             for name, fields in needs.fields.items()
             if name not in needs.names
         }
@@ -258,9 +267,8 @@ class ZooKeeper(CompareAndSwapStore):
             self._breaks += 1
 
     def _begin(self) -> None:
-        self._versions: dict[tuple[bytes, bytes], int] = {}
-        self._heads: dict[bytes, bytes] = {}  # their data, after the birth
-        self._births: dict[bytes, bytes] = {}
+        self._versions: dict[tuple[bytes, bytes], int] = {}  # of znodes
+        self._heads: dict[bytes, _Head] = {}
         self._large: set[bytes] = set()  # keys with members
 
     def _read(self, places: Sequence[tuple[bytes, bytes]]) -> list[Cell]:
@@ -268,16 +276,18 @@ class ZooKeeper(CompareAndSwapStore):
         paths = [_path(name, field) for name, field in places]
         cells = []
         for place, found in zip(places, self._each("get", paths), strict=True):
-            self._versions[place] = _MISSING if found is None else found[1].version
             if found is None:
+                self._versions[place] = _MISSING
                 continue
             (name, field), (data, stat) = place, found
-            if field == HEAD:
-                self._births[name], _, data = data.partition(b"\n")
-                self._heads[name] = data
-                if stat.numChildren > 1:  # its birth is one of them
-                    self._large.add(name)
-            cells.append(decoded(name, field, data))
+            self._versions[place] = stat.version
+            if field != HEAD:
+                cells.append(decoded(name, field, data))
+                continue
+            self._heads[name] = _Head.read(name, data)
+            cells += self._heads[name].cells()
+            if stat.numChildren > 1:  # its birth is one of them
+                self._large.add(name)
         return cells
 
     def _read_members(self, names: Iterable[bytes]) -> list[Cell]:
@@ -296,16 +306,20 @@ class ZooKeeper(CompareAndSwapStore):
 
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
         changes, before = keys.changes, self._versions
-        written = {place: encoded(cell) for place, cell in changes.written.items()}
+        written = {
+            place: encoded(cell)
+            for place, cell in changes.written.items()
+            if cell.field != HEAD and _has_znode(cell.kind, cell.field)
+        }
         gone = {
             place
             for place, version in before.items()
             if version != _MISSING
-            and place not in written
+            and place not in changes.written
             and (place[0] in changes.wiped or place in changes.removed)
         }
-        for name in self._changed_inside(written, gone):
-            written.setdefault((name, HEAD), self._heads.get(name, b""))
+        heads = self._changed_heads(changes, self._changed_inside(written, gone))
+        written |= {(name, HEAD): head.data() for name, head in heads.items()}
         transaction = self._client.transaction()
         checked = self._checked(needs, {name for name, _ in (*written, *gone)})
         for place in checked:
@@ -317,11 +331,13 @@ class ZooKeeper(CompareAndSwapStore):
             else:
                 transaction.check(_path(*place), before[place])
         for name in {name for name, _ in (*checked, *written, *gone)}:
-            if name in self._births and (name, HEAD) not in gone:
-                transaction.check(_birth(name, self._births[name]), 0)
+            if name in self._heads and (name, HEAD) not in gone:
+                transaction.check(_birth(name, self._heads[name].birth), 0)
         self._delete(transaction, gone)
         for place in sorted(written, key=_heads_first):
             self._write(transaction, place, written[place])
+        for name in heads.keys() - self._heads.keys():
+            transaction.create(_birth(name, heads[name].birth))
         self._add_messages(transaction, changes.messages)
         # The reply tells the time. If that lies outside of the bounds, an end that was
         # written may be too early. Then the scripts run again, which is harmless for
@@ -333,24 +349,47 @@ class ZooKeeper(CompareAndSwapStore):
         self._sweep()
         return is_done and (is_time_right or not has_end)
 
+    def _changed_heads(
+        self, changes: Changes, changed_inside: set[bytes]
+    ) -> dict[bytes, _Head]:
+        """Return each head that is to be written."""
+        heads: dict[bytes, _Head] = {}
+
+        def head_of(name: bytes) -> _Head:
+            if name not in heads:
+                cell = changes.written.get((name, HEAD)) or self._heads[name].cell
+                old = self._heads.get(name)
+                birth = old.birth if old else secrets.token_hex(8).encode()
+                is_kept = name not in changes.wiped
+                fields = dict(old.fields) if old and is_kept else {}
+                heads[name] = _Head(birth, cell, fields)
+            return heads[name]
+
+        for (name, field), cell in changes.written.items():
+            if field == HEAD:
+                head_of(name)
+            elif not _has_znode(cell.kind, field):
+                head_of(name).fields[field] = cell.value or b""
+        for name, field in changes.removed:
+            is_there = name in self._heads and name not in changes.wiped
+            if is_there and field in self._heads[name].fields:
+                head_of(name).fields.pop(field, None)
+        for name in changed_inside:
+            head_of(name)
+        return heads
+
     def _delete(self, transaction: Any, gone: Iterable[tuple[bytes, bytes]]) -> None:
         for name, field in sorted(gone, key=_heads_first, reverse=True):
             if field == HEAD:
-                transaction.delete(_birth(name, self._births[name]))
+                transaction.delete(_birth(name, self._heads[name].birth))
             transaction.delete(_path(name, field), self._versions[name, field])
 
     def _write(self, transaction: Any, place: tuple[bytes, bytes], data: bytes) -> None:
-        name, field = place
         version = self._versions.get(place, _MISSING)
-        if field == HEAD:
-            birth = self._births.get(name) or secrets.token_hex(8).encode()
-            data = birth + b"\n" + data
-        if version != _MISSING:
+        if version == _MISSING:
+            transaction.create(_path(*place), data)
+        else:
             transaction.set_data(_path(*place), data, version)
-            return
-        transaction.create(_path(*place), data)
-        if field == HEAD:
-            transaction.create(_birth(name, birth))
 
     def _committed(self, transaction: Any) -> tuple[bool, bool]:
         """Commit. Return whether that was done, and whether the time was as expected.
@@ -386,7 +425,7 @@ class ZooKeeper(CompareAndSwapStore):
         }
 
     def _is_hash(self, name: bytes) -> bool:
-        return self._heads.get(name, b"").startswith(HASH.encode())
+        return name in self._heads and self._heads[name].cell.kind == HASH
 
     def _checked(self, needs: Needs, changed: set[bytes]) -> list[tuple[bytes, bytes]]:
         """Return the znodes that decided, and must be as they were read."""
@@ -435,11 +474,12 @@ class ZooKeeper(CompareAndSwapStore):
     def scan(self, head: bytes, now_ms: int) -> list[bytes]:
         """Return the names of the keys that begin so and have not ended by then."""
         names = [name for name in self._names(range(_SHARDS)) if name.startswith(head)]
-        self._begin()
+        # Not by `_read`: another command of the batch may need what that has kept.
+        found = self._each("get", [_path(name, HEAD) for name in names])
         return [
-            cell.name
-            for cell in self._read([(name, HEAD) for name in names])
-            if cell.expires_at_ms is None or cell.expires_at_ms >= now_ms
+            name
+            for name, one in zip(names, found, strict=True)
+            if one and _ends_at_ms(name, one[0]) >= now_ms
         ]
 
     def _names(self, shards: Iterable[int]) -> list[bytes]:
@@ -601,6 +641,57 @@ def _login(url: str) -> tuple[str, str] | None:
     return unquote(name), unquote(password)
 
 
+class _Head(NamedTuple):
+    """The head of a key.
+
+    Attributes:
+        birth: The name of its birth.
+        cell: Itself.
+        fields: Those fields of a hash that are no znodes of their own.
+    """
+
+    birth: bytes
+    cell: Cell
+    fields: dict[bytes, bytes]
+
+    @classmethod
+    def read(cls, name: bytes, data: bytes) -> _Head:
+        """Return the head that was written as this data of its znode."""
+        birth, _, data = data.partition(b"\n")
+        cell = decoded(name, HEAD, data)
+        if cell.kind != HASH:
+            return cls(birth, cell, {})
+        texts = json.loads(cell.value or b"{}").items()
+        fields = {b"." + f.encode("latin-1"): v.encode("latin-1") for f, v in texts}
+        return cls(birth, cell._replace(value=None), fields)
+
+    def data(self) -> bytes:
+        """Return the data of its znode. The fields of a hash are a table of JSON."""
+        cell = self.cell
+        if cell.kind == HASH:
+            fields = self.fields.items()
+            texts = {f[1:].decode("latin-1"): v.decode("latin-1") for f, v in fields}
+            cell = cell._replace(value=json.dumps(texts).encode())
+        return self.birth + b"\n" + encoded(cell)
+
+    def cells(self) -> list[Cell]:
+        """Return itself and the fields."""
+        name = self.cell.name
+        fields = self.fields.items()
+        return [self.cell, *(Cell(name, f, HASH, v, None, None) for f, v in fields)]
+
+
+def _ends_at_ms(name: bytes, data: bytes) -> float:
+    ends = _Head.read(name, data).cell.expires_at_ms
+    return math.inf if ends is None else ends
+
+
+def _has_znode(kind: str, field: bytes) -> bool:
+    """Tell whether a member is a znode of its own: all but most fields of hashes."""
+    return kind != HASH or field[1:].isdigit()
+
+
+@lru_cache(maxsize=1024)
 def _path(name: bytes, field: bytes) -> str:
     digest = hashlib.md5(name, usedforsecurity=False).hexdigest()
     head = f"{_KEYS}/{digest[0]}/{quote(name, safe=_PLAIN)}"
