@@ -368,7 +368,7 @@ class Subject(ABC):
 
     def request_cancel(self, token: str = TOKEN, who: str = "task[id]") -> Any:
         """Run REQUEST_CANCEL."""
-        return self.run(scripts.REQUEST_CANCEL, self.locks, [token, who])
+        return self.run(scripts.REQUEST_CANCEL, self.locks[:1], [token, who])
 
     def join_wait_queue(
         self, waiter: str = "w/1", rank: int = 1, ttl_ms: int = TTL
