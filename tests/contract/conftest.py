@@ -15,7 +15,12 @@ from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, RedlockError
 from tests.conftest import missing
 from tests.contract.listener import Listener
-from tests.contract.subjects import MemorySubject, ServerSubject, StoreSubject
+from tests.contract.subjects import (
+    MemorySubject,
+    ServerSubject,
+    StoreOfTwo,
+    StoreSubject,
+)
 from tests.harness.servers import PostgreSQL, find_postgresql
 
 if TYPE_CHECKING:
@@ -138,6 +143,14 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 def server(request: pytest.FixtureRequest) -> ServerSubject:
     """Return a real server with keys that no other test uses."""
     return _server_at(request.param, request).anew()
+
+
+@pytest.fixture(scope="module", params=STORES)
+def store_of_two(request: pytest.FixtureRequest) -> Iterator[StoreOfTwo]:
+    """Return a store that two clients use in turn."""
+    subject = StoreOfTwo(request.getfixturevalue(f"{request.param}_store"))
+    yield subject
+    subject.stop()
 
 
 @pytest.fixture

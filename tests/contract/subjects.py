@@ -23,7 +23,7 @@ from celery_redlock.core.view import CLOSED as PREFIX
 from celery_redlock.testing import FakeClock, MemoryNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -546,6 +546,29 @@ class StoreSubject(ServerSubject):
         """A store forgets nothing when it restarts, so it has no other run id."""
         del keep_memory
         pytest.skip("a store forgets nothing when it restarts")
+
+
+class StoreOfTwo(StoreSubject):
+    """A store that two clients use in turn, as a test says.
+
+    Attributes:
+        turns: Whose turn it is, call for call; when it has ended, the first client's.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._clients = self.keys, _ServerKeys(url)
+        self.turns: Iterator[bool] = iter(())
+
+    def stop(self) -> None:
+        """Close both connections."""
+        for client in self._clients:
+            client.disconnect()
+
+    def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
+        """Run a script and return the raw reply."""
+        self.keys = self._clients[next(self.turns, False)]
+        return super().execute(script, keys, args)
 
 
 class _ServerKeys:

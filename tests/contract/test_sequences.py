@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ from tests.contract.subjects import (
 )
 
 if TYPE_CHECKING:
-    from tests.contract.subjects import ServerSubject, Subject
+    from tests.contract.subjects import ServerSubject, StoreOfTwo, Subject
 
 Call = tuple[str, dict[str, Any]]
 
@@ -193,6 +194,25 @@ member_sequences = st.lists(
     min_size=5,
     max_size=30,
 )
+holders = st.sampled_from(["a.1", "b.1"])
+# Of holders, while the node's membership changes, by fewer tokens and views.
+holder_sequences = st.lists(
+    st.one_of(
+        call("acquire", token=holders, hint_us=st.just(-HOUR), config=st.just(CONFIG)),
+        call("extend", token=holders, config=st.just(CONFIG)),
+        call("release", token=holders),
+        *(call(name) for name in ("close", "reopen", "open", "end_wait")),
+        call("request_cancel", token=holders),
+        call("force_release", token=holders),
+        call("keep_claim"),
+        call("claim", config=st.just(CONFIG)),
+        call("join_wait_queue"),
+        call("forget", name=st.just("lock")),
+    ),
+    min_size=5,
+    max_size=30,
+)
+turns = st.lists(st.booleans(), max_size=60)
 
 
 def key_of(subject: Subject, name: str) -> str:
@@ -321,8 +341,9 @@ def plain(subject: Subject, name: str, reply: Any) -> tuple[Any, int]:
         reply[2:-1:2] = [ttl if ttl < 0 else "a ttl" for ttl in reply[2:-1:2]]
     if name == "join_permit_queue":  # of each limit: the ttl of a holder
         reply[2:-1] = [ttl if ttl < 0 else "a ttl" for ttl in reply[2:-1]]
-    if reply[0] in (TAKEN, QUARANTINED):
-        left = reply.pop(1 if reply[0] == QUARANTINED else -1)
+    place = 1 if reply[0] == QUARANTINED else -1
+    if reply[0] in (TAKEN, QUARANTINED) and isinstance(reply[place], int):
+        left = reply.pop(place)
     if name == "counters":
         head = len(reply) % 2 or 2
         told = dict(zip(reply[head::2], reply[head + 1 :: 2], strict=True))
@@ -373,8 +394,10 @@ def contents(subject: Subject) -> dict[str, Any]:
 
 
 def without_start(value: Any) -> Any:
-    """Return an entry without the instants, in us, that it has from the node."""
-    return re.sub(rb"\b\d{16}\b", b"now", value) if type(value) is bytes else value
+    """Return an entry without the instants, in us or ms, that it has from the node."""
+    return (
+        re.sub(rb"\b\d{13}(\d{3})?\b", b"now", value) if type(value) is bytes else value
+    )
 
 
 def compare(server: ServerSubject, sequence: list[Call]) -> None:
@@ -404,6 +427,7 @@ many = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+fewer = settings(many, max_examples=100)  # a store takes milliseconds
 
 
 @many
@@ -422,3 +446,25 @@ def test_memory_changes_its_membership_as_a_server_does(
 ) -> None:
     """The same for views that are noted, closed, opened and forgotten in any order."""
     compare(server, sequence)
+
+
+@pytest.mark.long
+@fewer
+@given(sequence=sequences, turns=turns)
+def test_two_clients_of_a_store_see_one_node(
+    store_of_two: StoreOfTwo, sequence: list[Call], turns: list[bool]
+) -> None:
+    """What a client remembers is never used after another client has changed it."""
+    store_of_two.turns = iter(turns)
+    compare(store_of_two, sequence)
+
+
+@pytest.mark.long
+@fewer
+@given(sequence=holder_sequences, turns=turns)
+def test_two_clients_of_a_store_see_one_membership(
+    store_of_two: StoreOfTwo, sequence: list[Call], turns: list[bool]
+) -> None:
+    """The same for locks of nodes that are closed, opened and wait meanwhile."""
+    store_of_two.turns = iter(turns)
+    compare(store_of_two, [("vote", {"config": CONFIG}), *sequence])

@@ -12,6 +12,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.scripts import (
     ALL_SCRIPTS,
+    FREE,
     GRANTED,
     MISCONFIGURED,
     TAKEN,
@@ -175,6 +176,17 @@ def acquire(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes
     return script("acquire", [lock, meta], *args)
 
 
+def extend(lock: bytes, meta: bytes, token: bytes) -> list[bytes]:
+    """Return the command that extends a lock by a minute."""
+    keys = [lock, meta, meta + b":releases"]
+    return script("extend", keys, VIEW, token, b"60000")
+
+
+def release(lock: bytes, token: bytes) -> list[bytes]:
+    """Return the command that releases a lock."""
+    return script("release", [lock, lock + b":queue"], token, b"0")
+
+
 def requests_of(
     monkeypatch: pytest.MonkeyPatch, store: ZooKeeper, act: Callable[[], Any]
 ) -> list[str]:
@@ -286,6 +298,165 @@ def test_scan_in_a_batch_leaves_the_checks_of_the_others(
     granting = acquire(lock, meta, b"ours", b"3")
     replies = late.run([granting, [b"SCAN", b"0", b"MATCH", b"scanned:*"]])
     assert replies == [WITHOUT_VOTE, [b"0", [meta]]]
+
+
+# -- what a session remembers ----------------------------------------------------------
+
+
+def test_holder_extends_and_releases_in_one_request(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a session wrote itself is not read again: the transaction checks it."""
+    store = connect()
+    meta, lock = b"known:meta", b"known"
+    vote(store, meta)
+    replies: list[Any] = []
+
+    def act() -> None:
+        for command in (
+            acquire(lock, meta, b"ours", b"3"),
+            extend(lock, meta, b"ours"),
+            extend(lock, meta, b"ours"),
+            release(lock, b"ours"),
+        ):
+            replies.extend(store.run([command]))
+
+    sent = requests_of(monkeypatch, store, act)
+    assert replies == [[GRANTED, 8], [GRANTED, 0], [GRANTED, 0], 1]
+    assert sent == ["Sync", *["GetData"] * 3, *["Transaction"] * 4]
+    assert store.run([[b"EXISTS", lock]]) == [0]
+
+
+THEIRS = [TAKEN, b"theirs\n1\nx", 60000]
+MEANWHILE: dict[str, tuple[list[bytes], list[Any], int]] = {
+    "closed": (
+        [b"HSET", b"meta", b"config", b"another"],
+        [MISCONFIGURED, b"another"],
+        1,
+    ),
+    "quarantined": ([b"HDEL", b"meta", b"votes"], WITHOUT_VOTE, 1),
+    "reset": ([b"DEL", b"meta"], [UNSYNCED, b""], 1),
+    "released": ([b"DEL", b"lock"], [FREE], 0),
+    "ended": ([b"SET", b"lock", b"ours\n8\nme", b"PX", b"1"], [FREE], 0),
+    "taken": ([b"SET", b"lock", b"theirs\n1\nx", b"PX", b"60000"], THEIRS, 0),
+    "cancelled": (
+        script("request_cancel", [b"lock"], b"ours", b"x"),
+        [GRANTED, 0, b"x"],
+        1,
+    ),
+    "waited": ([b"ZADD", b"queue", b"1", b"nobody/1"], [GRANTED, 0], 1),
+}
+
+
+@pytest.mark.parametrize("ours", ["extend", "release"])
+@pytest.mark.parametrize("change", MEANWHILE)
+def test_holder_notices_what_others_changed_since(
+    connect: Callable[[], ZooKeeper],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    ours: str,
+) -> None:
+    """What a session remembers is not used after another client has changed it."""
+    holder, others = connect(), connect()
+    lock = b"since:%b:%b" % (change.encode(), ours.encode())
+    names = {b"lock": lock, b"meta": lock + b":meta", b"queue": lock + b":queue"}
+    meta = names[b"meta"]
+    vote(others, meta)
+    now_us = 1_000_000_000
+    monkeypatch.setattr(zookeeper, "now_us", lambda: now_us)
+    assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
+    assert holder.run([extend(lock, meta, b"ours")]) == [[GRANTED, 0]]
+    command, extended, released = MEANWHILE[change]
+    others.run([[names.get(word, word) for word in command]])
+    if change == "ended":
+        now_us += 2_000
+    one, reply = {
+        "extend": (extend(lock, meta, b"ours"), extended),
+        "release": (release(lock, b"ours"), released),
+    }[ours]
+    assert holder.run([one]) == [reply]
+    left = others.run([[b"GET", lock], [b"ZCARD", names[b"queue"]]])
+    if change == "taken":
+        assert left[0] == b"theirs\n1\nx"
+    elif ours == "release":
+        assert left == [None, 0]
+
+
+@pytest.mark.parametrize("token", [b"ours", b"theirs"])
+def test_no_reply_comes_from_memory_alone(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, token: bytes
+) -> None:
+    """A session reads what it would refuse by what it remembers.
+
+    It remembers a lock that has ended by now, and that another session has extended or
+    taken.
+    """
+    holder, others = connect(), connect()
+    lock = b"alone:%b" % token
+    meta = lock + b":meta"
+    vote(others, meta)
+    now_us = 1_000_000_000
+    monkeypatch.setattr(zookeeper, "now_us", lambda: now_us)
+    assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
+    if token == b"theirs":
+        others.run([release(lock, b"ours")])
+    now_us += 40_000_000
+    others.run([acquire(lock, meta, token, b"3")])
+    now_us += 30_000_000
+    assert holder.run([extend(lock, meta, token)]) == [[GRANTED, 0]]
+    now_us += 59_000_000
+    assert holder.run([release(lock, token)]) == [1]
+
+
+def test_release_does_not_assume_twice_that_nobody_waits(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock whose last release had a waiter is released with a read."""
+    holder, others = connect(), connect()
+    meta, lock = b"waited:meta", b"waited"
+    vote(others, meta)
+    wait = [b"ZADD", lock + b":queue", b"1", b"nobody/1"]
+    sent: list[list[str]] = []
+    for is_waited_for in (True, True, False, False):
+        holder.run([acquire(lock, meta, b"ours", b"3")])
+        if is_waited_for:
+            others.run([wait])
+        act = lambda: holder.run([release(lock, b"ours")])  # noqa: E731
+        sent.append(requests_of(monkeypatch, holder, act))
+    read = ["Sync", "GetData", "GetData"]
+    assert sent[0][0] == sent[3][0] == "Transaction"
+    assert sent[1][:3] == sent[2][:3] == read
+    assert sent[3] == ["Transaction"]
+
+
+def test_session_remembers_nothing_across_a_break(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ensemble may have been restored from a backup meanwhile."""
+    store = connect()
+    meta, lock = b"break:meta", b"break"
+    vote(store, meta)
+    store.run([acquire(lock, meta, b"ours", b"3")])
+    store._client._connection._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+    until(lambda: store._breaks)  # noqa: SLF001
+    until(lambda: store._client.connected)  # noqa: SLF001
+    act = lambda: store.run([release(lock, b"ours")])  # noqa: E731
+    sent = requests_of(monkeypatch, store, act)
+    assert sent == ["Sync", "GetData", "GetData", "Transaction"]
+
+
+def test_session_remembers_a_limited_number_of_keys(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys that it wrote last."""
+    monkeypatch.setattr(zookeeper, "_REMEMBERED", 3)
+    store = connect()
+    meta = b"many:meta"
+    vote(store, meta)
+    for number in range(5):
+        store.run([acquire(b"many:%d" % number, meta, b"ours", b"3")])
+    kept = [meta, b"many:3", b"many:4"]
+    assert list(store._memory) == kept  # noqa: SLF001  (no reply depends on it)
 
 
 @pytest.mark.long

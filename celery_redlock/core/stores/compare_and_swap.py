@@ -15,6 +15,11 @@ If the connection breaks during a commit, it is not known whether the commit was
 The scripts then run again, on a new snapshot, as after a lost reply of a Redis node: a
 lock is granted again to the same token. A release that was done replies that nothing
 was held.
+
+A store may remember what it wrote itself. A holder's scripts, which extend and release,
+then run on this first, without a read. That is an assumption, which the commit checks
+as it checks each snapshot. Their replies count only if the commit was done. If it was
+refused, or if they would change nothing, they run again on a snapshot.
 """
 
 from __future__ import annotations
@@ -33,10 +38,26 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.stores.commands import Command
 
-__all__ = ["CompareAndSwapStore", "decoded", "encoded"]
+__all__ = ["CompareAndSwapStore", "Remembered", "decoded", "encoded"]
 
 _TRIES, _TRIES_TOGETHER = 30, 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
+
+
+class NotRemembered(Exception):  # noqa: N818  (no error: the store is read)
+    """A script asked for more than the store remembers."""
+
+
+class Remembered:
+    """The loader of a keyspace that was not read."""
+
+    def load(self, _names: Sequence[bytes]) -> list[Cell]:
+        """Refuse to load keys: their cells would be of another time."""
+        raise NotRemembered
+
+    def listens(self, _channel: bytes) -> bool:
+        """Refuse to tell."""
+        raise NotRemembered
 
 
 class CompareAndSwapStore:
@@ -58,9 +79,12 @@ class CompareAndSwapStore:
         other clients again and again, in halves, one after the other.
         """
         needs = Needs()
-        for command in commands:
-            if found := needs_of_command(command):
+        each = [needs_of_command(command) for command in commands]
+        for found in each:
+            if found:
                 needs.add(found)
+        if all(each) and (done := self._run_remembered(commands, needs)):
+            return done
         is_one = len(commands) == 1
         tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0
         for times in range(tries):
@@ -75,6 +99,26 @@ class CompareAndSwapStore:
             return [ErrorReply("BUSY other processes change the same keys")]
         half = len(commands) // 2
         return [*self.run(commands[:half]), *self.run(commands[half:])]
+
+    def _run_remembered(
+        self, commands: Sequence[Command], needs: Needs
+    ) -> list[Any] | None:
+        """Run on what the store remembers; return None if nothing was changed so."""
+        keys = self._remembered(needs)
+        if keys is None:
+            return None
+        try:
+            replies = [run(command, self, keys) for command in commands]
+        except NotRemembered:
+            return None
+        return replies if keys.changes and self._commit(keys, needs) else None
+
+    def _remembered(self, _needs: Needs) -> StoreKeyspace | None:
+        """Return what is needed as the store itself left it; None if it is not sure.
+
+        Its loader is a `Remembered`.
+        """
+        return None
 
     def _fits(self, _needs: Needs) -> bool:
         """Tell whether one transaction can do all that is needed."""

@@ -27,6 +27,12 @@ _READS = {
 }
 _FIRST_STRIPE = {"acquire": 6, "acquire_permits": 6, "restore": 5, "raise_fence": 3}
 _META_IS_LAST = {*_FIRST_STRIPE, "claim", "keep_claim", "read_slots"}
+# Scripts of a holder on what it takes or has: where that ends in their KEYS.
+_OF_HOLDER = {
+    **dict.fromkeys(("acquire", "acquire_permits", "restore", "raise_fence"), -1),
+    **dict.fromkeys(("claim", "keep_claim", "release_claim"), 1),
+    "extend": -2,
+}
 # Scripts on sorted sets that may have 10,000 members: how many of their KEYS are those.
 _LARGE = {"join_backlog": 2, "leave_backlog": 1_000, "read_backlog": 1}
 
@@ -43,6 +49,9 @@ class Needs:
         fields: The hashes of which a part is loaded: name -> fields.
         large: Sorted sets that are better not loaded, and the members in question. A
             store that can count them itself loads their heads and these members.
+        own: Keys of which the caller is or becomes the holder: others rarely change
+            them, so a store may remember how it left them.
+        rare: Keys that most often do not exist: wait queues at a release.
         is_read: Whether nothing is changed.
         may_be_late: Whether the changes may be lost in a crash: only releases are.
     """
@@ -52,6 +61,8 @@ class Needs:
     names: set[bytes] = field(default_factory=set)
     fields: dict[bytes, set[bytes]] = field(default_factory=dict)
     large: dict[bytes, set[bytes]] = field(default_factory=dict)
+    own: set[bytes] = field(default_factory=set)
+    rare: set[bytes] = field(default_factory=set)
     is_read: bool = True
     may_be_late: bool = True
 
@@ -60,6 +71,8 @@ class Needs:
         self.exclusive |= other.exclusive
         self.shared |= other.shared
         self.names |= other.names
+        self.own |= other.own
+        self.rare |= other.rare
         for ours, theirs in (self.fields, other.fields), (self.large, other.large):
             for name, members in theirs.items():
                 ours[name] = ours.get(name, set()) | members
@@ -72,6 +85,12 @@ def needs_of(script: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Needs
     is_read = script in _READS
     needs = Needs(is_read=is_read, may_be_late=is_read or script == "release")
     own = list(keys)
+    if script == "release":
+        half = len(own) // 2
+        needs.own.update(own[:half])
+        needs.rare.update(own[half:])
+    elif script in _OF_HOLDER:
+        needs.own.update(own[: _OF_HOLDER[script]])
     if script in _MEMBERSHIP:
         needs.names.update(own)
         needs.exclusive.update(own)

@@ -21,6 +21,12 @@ A znode that is deleted and made again has version 0 again. So a version alone d
 tell the lock that was read from the next one of that name. Its head holds the name of
 its birth, and the transaction checks that this birth is still there.
 
+An acquire reads three znodes, and commits. A session remembers how it left the locks
+that it took, so to extend or release one is a commit alone: see ``compare_and_swap``.
+That a release finds no wait queue is an assumption as well, and checked as the others.
+A session forgets everything when its connection breaks: the ensemble may be another
+one, from a backup, in which the same version stands for other data.
+
 A znode has 1 MB at most, and so have the fields of a hash together. The largest one is
 the slots of beat's schedule: some 10,000 entries.
 
@@ -72,11 +78,18 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
+    Remembered,
     decoded,
     encoded,
 )
 from celery_redlock.core.stores.connection import GRANT, StoreError, readable
-from celery_redlock.core.stores.keyspace import HASH, HEAD, Cell, StoreKeyspace
+from celery_redlock.core.stores.keyspace import (
+    HASH,
+    HEAD,
+    STRING,
+    Cell,
+    StoreKeyspace,
+)
 from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
@@ -103,6 +116,7 @@ _ENDED_MS = 60_000  # since when a key has ended that is swept
 _PLAIN = " :"  # besides letters and digits, in the names of znodes
 _MISSING = -1  # the version of a znode that does not exist
 _NO_VERSION = 2**31 - 1  # which no znode has
+_REMEMBERED = 10_000  # keys
 _RANDOM = random.SystemRandom()  # forked children must not sweep the same keys
 
 logging.getLogger("kazoo.client").setLevel(logging.ERROR)
@@ -123,6 +137,9 @@ class ZooKeeper(CompareAndSwapStore):
         self._sweeps = secrets.randbelow(_SHARDS)
         self._listeners: dict[bytes, tuple[bytes, int]] = {}
         self._clock = ServerClock()
+        self._memory: dict[bytes, tuple[int, _Head]] = {}  # with the version
+        self._remembered_until = 0  # in breaks
+        self._seen: set[bytes] = set()  # rare keys that were there when last read
         try:
             self._run_id = self._identity()
             denied = self._denied()
@@ -243,6 +260,12 @@ class ZooKeeper(CompareAndSwapStore):
             raise ConnectionLoss
         keys = StoreKeyspace(self, run_id=self._run_id, time=self._time())
         keys.enter([*needs.names, *parts], cells)
+        if len(self._seen) > _REMEMBERED:
+            self._seen.clear()
+        self._seen -= needs.rare
+        self._seen |= needs.rare & self._heads.keys()
+        for name in parts.keys() & self._heads.keys():
+            self._memory[name] = self._versions[name, HEAD], self._heads[name]
         return keys
 
     def _time(self) -> ServerTime:
@@ -260,6 +283,51 @@ class ZooKeeper(CompareAndSwapStore):
         """Take in the time of a write. Return whether it agrees with what was known."""
         received_at, ms = SYSTEM_CLOCK.monotonic(), stat.mtime
         return self._clock.observe(sent_at, received_at, ms / 1000, (ms + 1) / 1000)
+
+    # -- what the session remembers while its connection does not break: the locks that
+    # -- it wrote, and the hashes of which it read a part
+
+    def _remembered(self, needs: Needs) -> StoreKeyspace | None:
+        """Return the keys of a holder as this session left them, if it knows all.
+
+        None of the znodes is read. The commit checks each of them, as after a read.
+        """
+        if self._remembered_until != self._breaks:
+            self._remembered_until = self._breaks
+            self._memory.clear()
+        names = needs.names - needs.rare
+        known = {name: self._memory.get(name) for name in names | needs.fields.keys()}
+        if (
+            not names
+            or not names <= needs.own
+            or None in known.values()
+            or needs.rare & self._seen
+            or any(one.isdigit() for fields in needs.fields.values() for one in fields)
+        ):
+            return None
+        self._begin()
+        cells = []
+        for name, found in known.items():
+            if found:
+                self._versions[name, HEAD], self._heads[name] = found
+                cells += self._heads[name].cells()
+        self._versions |= {(name, HEAD): _MISSING for name in needs.rare}
+        keys = StoreKeyspace(Remembered(), run_id=self._run_id, time=self._time())
+        keys.enter([*needs.names, *needs.fields], cells)
+        return keys
+
+    def _remember(
+        self, heads: dict[bytes, _Head], gone: set[bytes], needs: Needs
+    ) -> None:
+        """Remember the locks that were written, and forget what is no longer so."""
+        for name in heads.keys() | gone:
+            self._memory.pop(name, None)
+        for name, head in heads.items():
+            if name in needs.own and head.cell.kind == STRING:
+                version = self._versions.get((name, HEAD), _MISSING) + 1
+                self._memory[name] = version, head
+        while len(self._memory) > _REMEMBERED:
+            del self._memory[next(iter(self._memory))]
 
     def _note_state(self, state: str) -> None:
         """Count breaks; called by kazoo's thread, before it connects again."""
@@ -346,6 +414,13 @@ class ZooKeeper(CompareAndSwapStore):
         if has_end:
             transaction.set_data(_KEYS, b"")
         is_done, is_time_right = self._committed(transaction)
+        if is_done:
+            self._remember(
+                heads, {name for name, field in gone if field == HEAD}, needs
+            )
+        else:
+            for name, _ in before:
+                self._memory.pop(name, None)
         self._sweep()
         return is_done and (is_time_right or not has_end)
 
