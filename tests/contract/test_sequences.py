@@ -454,7 +454,7 @@ def test_memory_changes_its_membership_as_a_server_does(
 def test_two_clients_of_a_store_see_one_node(
     store_of_two: StoreOfTwo, sequence: list[Call], turns: list[bool]
 ) -> None:
-    """What a client remembers is never used after another client has changed it."""
+    """A client does not use its memory after the other one has changed the keys."""
     store_of_two.turns = iter(turns)
     compare(store_of_two, sequence)
 

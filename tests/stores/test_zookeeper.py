@@ -306,7 +306,7 @@ def test_scan_in_a_batch_leaves_the_checks_of_the_others(
 def test_holder_extends_and_releases_in_one_request(
     connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a session wrote itself is not read again: the transaction checks it."""
+    """The session wrote the lock itself, and the transaction checks it."""
     store = connect()
     meta, lock = b"known:meta", b"known"
     vote(store, meta)
@@ -344,7 +344,7 @@ MEANWHILE: dict[str, tuple[list[bytes], list[Any], int]] = {
         [GRANTED, 0, b"x"],
         1,
     ),
-    "waited": ([b"ZADD", b"queue", b"1", b"nobody/1"], [GRANTED, 0], 1),
+    "waited": ([b"ZADD", b"queue", b"1", b"gone/1"], [GRANTED, 0], 1),
 }
 
 
@@ -356,7 +356,7 @@ def test_holder_notices_what_others_changed_since(
     change: str,
     ours: str,
 ) -> None:
-    """What a session remembers is not used after another client has changed it."""
+    """A session does not use its memory after another client has changed the znodes."""
     holder, others = connect(), connect()
     lock = b"since:%b:%b" % (change.encode(), ours.encode())
     names = {b"lock": lock, b"meta": lock + b":meta", b"queue": lock + b":queue"}
@@ -408,14 +408,14 @@ def test_no_reply_comes_from_memory_alone(
     assert holder.run([release(lock, token)]) == [1]
 
 
-def test_release_does_not_assume_twice_that_nobody_waits(
+def test_release_does_not_assume_twice_that_no_client_waits(
     connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock whose last release had a waiter is released with a read."""
     holder, others = connect(), connect()
     meta, lock = b"waited:meta", b"waited"
     vote(others, meta)
-    wait = [b"ZADD", lock + b":queue", b"1", b"nobody/1"]
+    wait = [b"ZADD", lock + b":queue", b"1", b"gone/1"]
     sent: list[list[str]] = []
     for is_waited_for in (True, True, False, False):
         holder.run([acquire(lock, meta, b"ours", b"3")])

@@ -38,7 +38,13 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.stores.commands import Command
 
-__all__ = ["CompareAndSwapStore", "Remembered", "decoded", "encoded"]
+__all__ = [
+    "CompareAndSwapStore",
+    "NotRemembered",
+    "Remembered",
+    "decoded",
+    "encoded",
+]
 
 _TRIES, _TRIES_TOGETHER = 30, 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
