@@ -143,6 +143,43 @@ def test_batch_reads_a_hash_whole_if_one_of_its_commands_does(
     assert dict(zip(seen[::2], seen[1::2], strict=True))[b"7"] == b"900"
 
 
+MEMBERS: dict[str, tuple[list[bytes], int, bytes]] = {
+    "comes": ([b"ZADD", b"inside:comes", b"1", b"new"], 2, b"1"),
+    "changes": ([b"ZADD", b"inside:changes", b"7", b"old"], 1, b"7"),
+    "goes": (script("leave_backlog", [b"inside:goes"], b"other"), 1, b"1"),
+}
+
+
+@pytest.mark.parametrize("change", MEMBERS)
+def test_commit_notices_a_changed_member_of_a_sorted_set(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The version of the head stands for all members."""
+    late, others = connect(), connect()
+    name = b"inside:%b" % change.encode()
+    others.run([[b"ZADD", name, b"1", b"old"]])
+    if change == "goes":
+        others.run([[b"ZADD", name, b"1", b"other"]])
+    command, count, score = MEMBERS[change]
+    once_before(monkeypatch, late, "_commit", lambda: others.run([command]))
+    read = [[b"ZCARD", name], [b"ZSCORE", name, b"old"]]
+    replies = late.run([*read, [b"ZADD", name, b"9", b"ours"]])
+    assert replies == [count, score, 1]
+
+
+def test_commit_notices_a_new_counter_of_a_hash(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter that was not there when the hash was read has no version to check."""
+    late, others = connect(), connect()
+    meta = b"inside:meta"
+    others.run([[b"HSET", meta, b"floor", b"1"]])
+    act = lambda: others.run([[b"HSET", meta, b"3", b"900"]])  # noqa: E731
+    once_before(monkeypatch, late, "_commit", act)
+    replies = late.run([[b"HGETALL", meta], [b"HSET", meta, b"floor", b"2"]])
+    assert replies == [[b"floor", b"1", b"3", b"900"], 0]
+
+
 @pytest.mark.long
 def test_first_field_of_a_hash_that_is_read_in_part(
     connect: Callable[[], ZooKeeper],
@@ -403,9 +440,29 @@ def test_no_reply_comes_from_memory_alone(
     now_us += 40_000_000
     others.run([acquire(lock, meta, token, b"3")])
     now_us += 30_000_000
-    assert holder.run([extend(lock, meta, token)]) == [[GRANTED, 0]]
-    now_us += 59_000_000
     assert holder.run([release(lock, token)]) == [1]
+
+
+def test_batch_is_read_if_one_of_its_scripts_asks_for_more(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder of a lock that has ended is told whether an operator released it."""
+    holder = connect()
+    meta, ended, lock = b"more:meta", b"more:ended", b"more:lock"
+    vote(holder, meta)
+    now_us = 1_000_000_000
+    monkeypatch.setattr(zookeeper, "now_us", lambda: now_us)
+    assert holder.run([acquire(ended, meta, b"ours", b"3")]) == [[GRANTED, 8]]
+    now_us += 61_000_000
+    assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 9]]
+    replies: list[Any] = []
+
+    def act() -> None:
+        both = [extend(one, meta, b"ours") for one in (lock, ended)]
+        replies.extend(holder.run(both))
+
+    assert requests_of(monkeypatch, holder, act)[0] == "Sync"
+    assert replies == [[GRANTED, 0], [FREE]]
 
 
 def test_release_does_not_assume_twice_that_no_client_waits(
