@@ -232,7 +232,7 @@ class ZooKeeper(CompareAndSwapStore):
             transaction.delete(f"{parent}/~")
         transaction.check(_ID, _NO_VERSION)
         try:
-            self._is_committed(transaction)
+            self._committed(transaction)
         except NoAuthError:
             return f"does not let our user write below {_ROOT}"
         return ""
@@ -389,18 +389,7 @@ class ZooKeeper(CompareAndSwapStore):
         heads = self._changed_heads(changes, self._changed_inside(written, gone))
         written |= {(name, HEAD): head.data() for name, head in heads.items()}
         transaction = self._client.transaction()
-        checked = self._checked(needs, {name for name, _ in (*written, *gone)})
-        for place in checked:
-            if place in written or place in gone:
-                continue
-            if before[place] == _MISSING:
-                transaction.create(_path(*place), acl=self._client.default_acl)
-                transaction.delete(_path(*place))
-            else:
-                transaction.check(_path(*place), before[place])
-        for name in {name for name, _ in (*checked, *written, *gone)}:
-            if name in self._heads and (name, HEAD) not in gone:
-                transaction.check(_birth(name, self._heads[name].birth), 0)
+        self._check(transaction, needs, {*written}, gone)
         self._delete(transaction, gone)
         for place in sorted(written, key=_heads_first):
             self._write(transaction, place, written[place])
@@ -415,14 +404,34 @@ class ZooKeeper(CompareAndSwapStore):
             transaction.set_data(_KEYS, b"")
         is_done, is_time_right = self._committed(transaction)
         if is_done:
-            self._remember(
-                heads, {name for name, field in gone if field == HEAD}, needs
-            )
+            ended = {name for name, field in gone if field == HEAD}
+            self._remember(heads, ended, needs)
         else:
             for name, _ in before:
                 self._memory.pop(name, None)
         self._sweep()
         return is_done and (is_time_right or not has_end)
+
+    def _check(
+        self,
+        transaction: Any,
+        needs: Needs,
+        written: set[tuple[bytes, bytes]],
+        gone: set[tuple[bytes, bytes]],
+    ) -> None:
+        """Add that all znodes that decided, and are not changed, are as they were."""
+        checked = self._checked(needs, {name for name, _ in (*written, *gone)})
+        for place in checked:
+            if place in written or place in gone:
+                continue
+            if self._versions[place] == _MISSING:
+                transaction.create(_path(*place), acl=self._client.default_acl)
+                transaction.delete(_path(*place))
+            else:
+                transaction.check(_path(*place), self._versions[place])
+        for name in {name for name, _ in (*checked, *written, *gone)}:
+            if name in self._heads and (name, HEAD) not in gone:
+                transaction.check(_birth(name, self._heads[name].birth), 0)
 
     def _changed_heads(
         self, changes: Changes, changed_inside: set[bytes]
