@@ -400,7 +400,7 @@ def test_holder_notices_what_others_changed_since(
     meta = names[b"meta"]
     vote(others, meta)
     now_us = 1_000_000_000
-    monkeypatch.setattr(zookeeper, "now_us", lambda: now_us)
+    monkeypatch.setattr(ServerClock, "read", lambda *_: ServerTime(now_us, now_us))
     assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
     assert holder.run([extend(lock, meta, b"ours")]) == [[GRANTED, 0]]
     command, extended, released = MEANWHILE[change]
@@ -433,7 +433,7 @@ def test_no_reply_comes_from_memory_alone(
     meta = lock + b":meta"
     vote(others, meta)
     now_us = 1_000_000_000
-    monkeypatch.setattr(zookeeper, "now_us", lambda: now_us)
+    monkeypatch.setattr(ServerClock, "read", lambda *_: ServerTime(now_us, now_us))
     assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
     if token == b"theirs":
         others.run([release(lock, b"ours")])
@@ -451,7 +451,7 @@ def test_batch_is_read_if_one_of_its_scripts_asks_for_more(
     meta, ended, lock = b"more:meta", b"more:ended", b"more:lock"
     vote(holder, meta)
     now_us = 1_000_000_000
-    monkeypatch.setattr(zookeeper, "now_us", lambda: now_us)
+    monkeypatch.setattr(ServerClock, "read", lambda *_: ServerTime(now_us, now_us))
     assert holder.run([acquire(ended, meta, b"ours", b"3")]) == [[GRANTED, 8]]
     now_us += 61_000_000
     assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 9]]
