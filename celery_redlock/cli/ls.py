@@ -21,6 +21,7 @@ from celery_redlock.cli.output.format import (
 from celery_redlock.cli.output.session import DONE, ERROR, Command, Session
 from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
+from celery_redlock.operations.words import unknown_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,9 +79,7 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder], settings: str) -> Iterator[s
         yield f"{plural(held, 'lock')} held, as seen on {answered}."
         yield from limit_lines(seen.limits)
     else:
-        can = f"{seen.can_tell} of {plural(nodes, 'node')} can tell"
-        fact = f"Too few nodes answered to tell which locks are held: {can}, "
-        yield painted(f"{fact}{seen.quorum} are needed.", "bad")
+        yield painted(unknown_text(seen), "bad")
         if held:
             yield f"{plural(held, 'lock')} held for certain; there may be others."
     if starts := len(seen.starts):

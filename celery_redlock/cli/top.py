@@ -26,6 +26,7 @@ from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.operations.inspect import NodeState, other_settings
 from celery_redlock.operations.scan import Scan, scan
+from celery_redlock.operations.words import votes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +99,7 @@ def _lines(frame: _Frame) -> list[str]:
     seen, nodes = frame.seen, len(frame.seen.nodes)
     voting = sum(node.state is NodeState.VOTES for node in seen.nodes)
     mood = "warning" if voting >= seen.quorum else "bad"
-    vote = f"{voting} of {plural(nodes, 'node')} vote"
+    vote = votes_text(voting, nodes)
     head = [painted(vote, "good" if voting == nodes else mood)]
     if frame.taken is None or frame.released is None:
         head.append(painted("Too few nodes can tell which locks are held.", "bad"))

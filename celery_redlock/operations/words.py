@@ -12,8 +12,18 @@ from celery_redlock.operations.inspect import NodeState, NodeStatus
 if TYPE_CHECKING:
     from celery_redlock.core.lease import Holder
     from celery_redlock.core.limits import Limit
+    from celery_redlock.operations.scan import Scan
 
-__all__ = ["age_of", "duration", "instant", "permit_text", "plural", "state_words"]
+__all__ = [
+    "age_of",
+    "duration",
+    "instant",
+    "permit_text",
+    "plural",
+    "state_words",
+    "unknown_text",
+    "votes_text",
+]
 
 _TENTHS_MATTER = 9.95  # seconds
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
@@ -41,6 +51,24 @@ def instant(seconds: float) -> str:
 def plural(number: int, thing: str) -> str:
     """Return ``1 lock``, ``2 locks``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def votes_text(votes: int, nodes: int) -> str:
+    """Return ``2 of 3 nodes vote``; of a single node or a store, whether it votes."""
+    if nodes == 1:
+        return f"the node {'votes' if votes else 'does not vote'}"
+    return f"{votes} of {nodes} nodes vote"
+
+
+def unknown_text(seen: Scan) -> str:
+    """Say that it cannot be told which locks are held."""
+    nodes = len(seen.labels)
+    if nodes == 1:
+        return "The node cannot tell which locks are held."
+    return (
+        "Too few nodes answered to tell which locks are held: "
+        f"{seen.can_tell} of {nodes} nodes can tell, {seen.quorum} are needed."
+    )
 
 
 def age_of(holder: Holder) -> float | None:

@@ -20,6 +20,7 @@ from celery_redlock.operations.words import (
     instant,
     plural,
     state_words,
+    unknown_text,
 )
 from celery_redlock.web.html import Html, join, tag
 
@@ -116,10 +117,7 @@ def unknown(seen: Scan) -> Html | None:
     """Say that it cannot be told which locks are held, if that is so."""
     if seen.has_quorum:
         return None
-    return join(
-        "Too few nodes answered to tell which locks are held: "
-        f"{seen.can_tell} of {len(seen.labels)} can tell, {seen.quorum} are needed."
-    )
+    return join(unknown_text(seen))
 
 
 def limit_list(seen: Scan) -> Html | None:

@@ -34,7 +34,7 @@ from celery_redlock.operations.inspect import (
     votes_of,
 )
 from celery_redlock.operations.scan import Scan, scan
-from celery_redlock.operations.words import instant, plural
+from celery_redlock.operations.words import instant, votes_text
 from celery_redlock.web import parts, release
 from celery_redlock.web.html import Html, document, join, tag
 
@@ -283,10 +283,12 @@ class LockPage:
             return _Response(f"{error}\n", _TEXT, HTTPStatus.SERVICE_UNAVAILABLE)
         votes, nodes = votes_of(node_status(redlock)), len(redlock.labels)
         has_quorum = votes >= redlock.quorum
-        fact = f"{votes} of {plural(nodes, 'node')} vote, {redlock.quorum} are needed."
+        fact = votes_text(votes, nodes)
+        if nodes > 1:
+            fact += f", {redlock.quorum} are needed"
         status = HTTPStatus.OK if has_quorum else HTTPStatus.SERVICE_UNAVAILABLE
         word = "ok" if has_quorum else "No lock can be granted"
-        return _Response(f"{word}: {fact}\n", _TEXT, status)
+        return _Response(f"{word}: {fact}.\n", _TEXT, status)
 
     def _scrape(self) -> Any:
         """Return the application for Prometheus; None if it is not installed."""
@@ -543,13 +545,15 @@ def _verdict(look: _Look) -> Html:
     """Say whether locks can be granted."""
     votes, nodes = votes_of(look.nodes), len(look.nodes)
     quorum = look.seen.quorum
-    fact = f"{votes} of {plural(nodes, 'node')} vote"
+    fact = votes_text(votes, nodes)
     if votes < quorum:
-        text, mood = f"No lock can be granted: {fact}, {quorum} are needed.", "bad"
+        needed = f", {quorum} are needed" if nodes > 1 else ""
+        text, mood = f"No lock can be granted: {fact}{needed}.", "bad"
     elif votes < nodes:
         text, mood = f"Locks are granted: {fact}, {quorum} are enough.", "warning"
     else:
-        text, mood = f"All {plural(nodes, 'node')} vote.", "good"
+        text = "The node votes." if nodes == 1 else f"All {nodes} nodes vote."
+        mood = "good"
     return tag("p", text, id="verdict", class_=f"verdict {mood}", role="status")
 
 

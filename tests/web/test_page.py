@@ -20,6 +20,8 @@ from tests.nodes.support import locks, until
 from tests.web.conftest import BUSY, HOST, TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.web.conftest import Office
 
 
@@ -125,7 +127,7 @@ def test_page_without_a_quorum_never_says_that_nothing_is_locked(
 
     assert page.status == 200
     assert "No lock can be granted: 1 of 3 nodes vote, 2 are needed." in page.text
-    assert "to tell which locks are held: 1 of 3 can tell, 2 are needed." in page.text
+    assert "locks are held: 1 of 3 nodes can tell, 2 are needed." in page.text
     assert "No lock is held" not in page.text
     assert "0 held" not in page.text
     assert "permits in use." not in page.text.replace(
@@ -217,6 +219,22 @@ def test_health_is_good_while_a_majority_votes(office: Office) -> None:
     said = "No lock can be granted: 1 of 3 nodes vote, 2 are needed.\n"
     assert bad.body == said
     assert bad.headers["Content-Type"].startswith("text/plain")
+
+
+def test_page_of_a_single_node_names_no_majority(
+    open_office: Callable[..., Office],
+) -> None:
+    """A store is one node, too: it votes, or it does not."""
+    office, dead = open_office(1), open_office(1)
+    dead.nodes.nodes[0].kill()
+    shown, good = office.get().text, office.get("/healthz").body
+    down, bad = dead.get().text, dead.get("/healthz").body
+
+    assert "The node votes." in shown
+    assert good == "ok: the node votes.\n"
+    assert "No lock can be granted: the node does not vote." in down
+    assert "The node cannot tell which locks are held." in down
+    assert bad == "No lock can be granted: the node does not vote.\n"
 
 
 def test_metrics_are_those_of_the_nodes(office: Office) -> None:

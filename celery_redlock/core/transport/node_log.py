@@ -47,7 +47,7 @@ class NodeLog:
         others = self._late.take()
         if others is None:
             return
-        text = "Node %s answers late. Calls do not wait for it now."
+        text = "Node %s answers late. Calls wait for it only if they need its vote."
         if others:
             text += f" Late {others} more times since the last report."
         self._log(logging.WARNING, "node-late", text)

@@ -12,7 +12,7 @@ from celery_redlock.core.transport.node_log import NodeLog
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeClock
 
-LATE = "Node a:6379/0 answers late. Calls do not wait for it now."
+LATE = "Node a:6379/0 answers late. Calls wait for it only if they need its vote."
 IN_TIME = "Node a:6379/0 answers in time again."
 
 
