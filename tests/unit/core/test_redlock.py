@@ -597,6 +597,17 @@ def test_inspect_takes_a_minority_for_no_holder(site: Site) -> None:
     assert inspection.ttl_left == 0.0
 
 
+def test_inspect_names_the_holder_on_a_bare_majority(site: Site) -> None:
+    """Three of five nodes decide who holds the lock, here as with an acquire."""
+    hold(site.nodes, 0, 1, 2, by="other.1")
+
+    inspection = site.redlock.inspect("k")
+
+    assert inspection.holder is not None
+    assert (inspection.holder.token, inspection.votes) == ("other.1", 3)
+    assert inspection.ttl_left == 10.0
+
+
 def test_inspect_waits_for_all_nodes(site: Site) -> None:
     """Inspect does not stop at a majority."""
     site.redlock.acquire("k")

@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock.core.limits import Limit
 from celery_redlock.core.permits import Choice, Permits
-from celery_redlock.core.redlock import Redlock, run
+from celery_redlock.core.redlock import run
 from celery_redlock.core.transport.pubsub import Waiter
 from celery_redlock.core.wait_queue import WaitQueue
 from celery_redlock.testing import FakeClock, FakeNodes
@@ -34,7 +34,7 @@ class SteppedWaiter(Waiter):
 class Wait:
     """A wait for a lock that another client holds on three nodes.
 
-    It is the listener, too, whose wake-ups the test makes.
+    It is the listener, too, which a node or the test wakes.
 
     Attributes:
         listening: How many nodes it listens to.
@@ -48,7 +48,10 @@ class Wait:
         self.waiter = SteppedWaiter(clock)
         self.removed: list[Waiter] = []
         self.hold_for(50_000)
-        self.redlock = Redlock(self.nodes.urls, transport=self.nodes, clock=clock)
+        self.redlock = self.nodes.redlock()
+        self.redlock.listener = cast("Any", self)
+        for index, node in enumerate(self.nodes.nodes):
+            node.memory.redis.publish = partial(self._publish, index)
         self.queue = self._queue()
 
     def wait_for_permits(self, *limits: Limit) -> None:
@@ -76,6 +79,14 @@ class Wait:
         """Let a node wake the waiter after so many seconds, for a later instant."""
         free_at = self.clock.monotonic() + seconds + free_in
         self.clock.at(seconds, partial(self.waiter.wake, node, free_at))
+
+    def _publish(self, node: int, channel: bytes, message: bytes) -> int:
+        """Bring a wake-up of a node to the waiter. Return how many heard it."""
+        name, free_in_ms = message.split()
+        assert channel + b"/" + name == self.waiter.name.encode()
+        free_in = int(free_in_ms) / 1000
+        self.waiter.wake(node, self.clock.monotonic() + free_in)
+        return 1
 
     def pause(self, seconds: float) -> float:
         """Pause for at most so many seconds. Return for how many it was."""
@@ -209,6 +220,43 @@ def test_end_leaves_the_queue(wait: Wait, acquired: bool, after: str | int) -> N
     assert wait.removed == [wait.waiter]
     assert args_of(wait.nodes, "leave_wait_queue") == [["channel/1", after]]
     assert not any(node.memory.redis.zset(LINE) for node in wait.nodes.nodes)
+
+
+def test_client_that_got_the_lock_passes_no_wakeup_on(wait: Wait) -> None:
+    """The next waiter is woken by its release, and not before."""
+    wait.clock.at(0.5, lambda: forget(wait.nodes, 0, 1, 2))
+    wait.wake_at(0.5, 0)
+    wait.wake_at(0.5, 1)
+
+    lease = wait.redlock.acquire("k", wait=60)
+
+    assert lease.started_at == pytest.approx(1000.5, abs=0.01)
+    assert args_of(wait.nodes, "leave_wait_queue") == [["channel/1", ""]]
+
+
+def test_waiter_that_was_overtaken_waits_on(wait: Wait) -> None:
+    """A client that does not wait may take the lock first, also time after time."""
+    for seconds in range(1, 8):
+        wait.wake_at(seconds, 0)
+        wait.wake_at(seconds, 1)
+    wait.clock.at(7, lambda: forget(wait.nodes, 0, 1, 2))
+
+    lease = wait.redlock.acquire("k", wait=60)
+
+    assert lease.started_at == pytest.approx(1007, abs=0.01)
+
+
+@pytest.mark.parametrize("released", [0, 1])
+def test_release_of_any_permit_wakes_the_waiter(wait: Wait, released: int) -> None:
+    """It stands in one queue for all permits of its key."""
+    two = (Limit("imports", 2),)
+    leases = [wait.redlock.acquire("imports", limits=two) for _ in range(2)]
+    wait.clock.at(0.5, lambda: wait.redlock.release(leases[released]))
+
+    lease = wait.redlock.acquire("imports", wait=60, limits=two)
+
+    assert lease.key == leases[released].key
+    assert asked(wait.nodes).count("join_permit_queue") == 1
 
 
 def test_nodes_that_refuse_the_queue_get_fewer_and_fewer_tries(wait: Wait) -> None:
