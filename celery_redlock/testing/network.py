@@ -172,8 +172,8 @@ class FakeNodes:
 
     @property
     def has_pending(self) -> bool:
-        """Whether there are releases to resend."""
-        return any(connection.pending for connection in self._connections)
+        """Whether there are releases to resend, or a reply is late."""
+        return any(each.pending or each.is_suspect for each in self._connections)
 
     @property
     def has_unanswered(self) -> bool:

@@ -9,6 +9,8 @@ import psutil
 import pytest
 
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.renewal import schedule
+from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.devnodes import STORES, DevStore
 from celery_redlock.errors import (
     ConfigurationError,
@@ -18,6 +20,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.testing import freeze
 from tests.harness.store_nodes import store_servers
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +31,7 @@ CLUSTERS = [
     if kind != "postgresql"
 ]
 ALL = ["postgresql", *CLUSTERS]
+A_TTL = 60.0  # seconds
 # Seconds in which another leader is elected.
 PATIENT: Any = {"node_timeout": 8.0, "connect_timeout": 8.0}
 
@@ -94,6 +98,29 @@ def test_paused_store_grants_nothing(store: DevStore) -> None:
         with freeze(store), pytest.raises(QuorumUnreachable):
             redlock.acquire("frozen")
         redlock.release(redlock.acquire("later", wait=30.0))
+
+
+@pytest.mark.parametrize("store", ALL, indirect=True)
+def test_release_of_a_store_that_stalls_is_sent_until_it_answers(
+    store: DevStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other call of the process is needed, and the lock does not last its ttl."""
+    monkeypatch.setattr(schedule, "_LONGEST_SLEEP", A_TTL)
+    with (
+        closing(Redlock(store.urls, ttl=A_TTL)) as redlock,
+        closing(Redlock(store.urls, **PATIENT)) as others,
+    ):
+        watchdog = Watchdog(redlock)
+        lease = redlock.acquire("k", wait=A_TTL / 2)
+        with freeze(store):
+            watchdog.start()
+            assert redlock.release(lease) == 0
+            watchdog.resend_releases()
+            transport = redlock.transport
+            until(lambda: not transport.has_unanswered, what="a lost connection")
+
+        others.release(others.acquire("k", wait=A_TTL / 2))
+        watchdog.stop()
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -226,9 +226,14 @@ class Watchdog:
                 return
 
     def _is_done(self) -> bool:
-        """End if there was no lease for a while; the next one starts a new thread."""
+        """End if there was no lease for a while; the next one starts a new thread.
+
+        Not while a reply is missing, which may be the refusal of a release.
+        """
+        transport = self._redlock.transport
         with self._starting:
-            if self._watched or self._is_used or self._wakeups.was_woken:
+            is_used = self._watched or self._is_used or self._wakeups.was_woken
+            if is_used or transport.has_unanswered or transport.has_pending:
                 self._is_used = False
                 return False
             self._thread = None

@@ -232,7 +232,7 @@ class Broadcast:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request waits to be sent, or to be resent."""
+        """Whether a request waits to be sent, or to be resent, or a reply is late."""
         return bool(
             self._queue
             or self._urgent

@@ -142,8 +142,11 @@ class Node:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request waits to be sent to this node, or to be resent."""
-        return bool(self._pending_releases) or bool(self._backlog)
+        """Whether a request waits to be sent to this node, or to be resent.
+
+        A request whose reply is late counts, too: it may have to be resent.
+        """
+        return bool(self._pending_releases) or bool(self._backlog) or self.suspect
 
     def send(
         self, requests: Sequence[ScriptRequest], index: int, packed: bytes = b""

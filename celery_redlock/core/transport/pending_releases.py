@@ -5,7 +5,8 @@ a second later: the node may still find an acquire or a renewal in the buffers o
 broken connection, and run it after the first release.
 
 A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
--READONLY, any other) is sent again after a pause, which doubles each time.
+-READONLY, any other) is sent again after a pause, which doubles each time. So is one
+that a store did not answer in time: its thread in this process says so, by an error.
 
 Anything that remains even so ends after one ttl.
 """
@@ -47,7 +48,9 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
     def add_refused(self, request: ScriptRequest, node: int, now: float) -> None:
         """Keep a request that the node answered with an error, as ``add`` does."""
         pause = doubled(_FIRST_PAUSE, request.resends, _LONGEST_PAUSE)
-        self._keep(_PendingRelease(request, node, now + pause, is_second=True), now)
+        # A second send that is still due has its reason, and follows this one.
+        is_second = _name_of(request) not in self
+        self._keep(_PendingRelease(request, node, now + pause, is_second), now)
 
     def _keep(self, entry: _PendingRelease, now: float) -> None:
         # The errors: a signal handler has changed it meanwhile.
@@ -58,9 +61,7 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
                     break
                 self.pop(name, None)
         if entry.request.resend_until > now:
-            script, keys, args = entry.request.call
-            name = (script.name, *keys, *args)
-            self[name] = entry
+            self[_name_of(entry.request)] = entry
 
     def due(self, now: float) -> Iterator[tuple[ScriptRequest, int]]:
         """Yield the requests to send now, as new requests."""
@@ -73,3 +74,8 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
                     later = now + _SECOND_SEND_AFTER
                     self[name] = entry._replace(due_at=later, is_second=True)
                 yield entry.request.again(), entry.node
+
+
+def _name_of(request: ScriptRequest) -> tuple[object, ...]:
+    script, keys, args = request.call
+    return (script.name, *keys, *args)

@@ -337,7 +337,7 @@ class Transport(Protocol):
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request waits to be sent, or to be resent."""
+        """Whether a request waits to be sent, or to be resent, or a reply is late."""
 
     @property
     def has_unanswered(self) -> bool:

@@ -167,6 +167,20 @@ def test_refused_release_is_sent_once_more_after_a_pause_that_doubles() -> None:
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
 
 
+def test_refusal_of_the_first_send_leaves_the_second() -> None:
+    """The reason for it remains: an old buffer may hold an acquire."""
+    pending = PendingReleases()
+    pending.add(release_of("t"), 0, now=10.0)
+    ((first, _),) = pending.due(10.0)
+    pending.add_refused(first, 0, now=10.5)
+
+    assert sent(pending, 10.9) == []
+    assert sent(pending, 11.0) == [("t", 0)]
+    assert sent(pending, 11.9) == []
+    assert sent(pending, 12.0) == [("t", 0)]
+    assert not pending
+
+
 # -- on a node -------------------------------------------------------------------------
 
 

@@ -235,6 +235,20 @@ def test_step_resends_pending_releases(
     assert holders(nodes) == [""] * 5
 
 
+def test_step_looks_soon_for_a_late_reply(
+    nodes: FakeNodes, redlock: Redlock, watchdog: Stepped, clock: FakeClock
+) -> None:
+    """Until it is there, a release that was refused looks like one that was done."""
+    lease = redlock.acquire("k")
+    nodes.mute()
+    redlock.release(lease)
+
+    assert watchdog.step() == clock.monotonic() + 0.25
+    nodes.heal()
+    watchdog.step()
+    assert watchdog.step() is None
+
+
 def test_step_with_nothing_to_do_is_not_needed_again(watchdog: Stepped) -> None:
     """Without a lease and a pending release, the thread sleeps."""
     assert watchdog.step() is None

@@ -14,6 +14,7 @@ from celery_redlock.core.renewal import schedule
 from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.testing import FakeNodes
 from tests.harness.threads import threads_started_here
+from tests.harness.waiting import until
 from tests.unit.core.support import Stepped, Told, asked
 
 if TYPE_CHECKING:
@@ -116,6 +117,68 @@ def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
 
     live.wait_for_its_end()
     assert live.threads == []
+
+
+class Cut:
+    """A lock on one node, and a connection that has broken, which nobody has noticed.
+
+    Args:
+        longest_sleep: Seconds for which the watchdog's thread sleeps.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, longest_sleep: float) -> None:
+        monkeypatch.setattr(schedule, "_LONGEST_SLEEP", longest_sleep)
+        self._nodes = FakeNodes(1, clock=SYSTEM_CLOCK)
+        self.redlock = self._nodes.redlock(ttl=60.0)
+        self.watchdog = Watchdog(self.redlock)
+        self.lease = self.redlock.acquire("k")
+        self._nodes.partition()
+
+    def notice(self) -> None:
+        """Let the client see it; the node has kept the lock."""
+        (node,) = self._nodes.nodes
+        node.kill()
+        node.restart(keep_memory=True)
+        self._nodes.heal()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the lock is gone, as another client sees it."""
+        other = self._nodes.another_client().redlock(ttl=60.0)
+        return other.inspect("k").holder is None
+
+
+def test_thread_stays_until_all_replies_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A release without a reply may have to be sent again."""
+    cut = Cut(monkeypatch, longest_sleep=0.01)
+    cut.redlock.transport.send(cut.redlock.release_request("k", cut.lease.token))
+    with threads_started_here() as started:
+        cut.watchdog.resend_releases()
+        (thread,) = started
+        thread.join(0.5)  # it sleeps many times
+
+        cut.notice()
+
+        until(lambda: cut.is_free, SOON)
+        thread.join(SOON)
+        assert not thread.is_alive()
+
+
+def test_thread_looks_soon_for_the_reply_to_a_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If it is late, the thread does not sleep as long as it does otherwise."""
+    cut = Cut(monkeypatch, longest_sleep=60.0)
+    cut.watchdog.start()
+    cut.redlock.release(cut.lease)
+    cut.watchdog.resend_releases()
+
+    cut.notice()
+
+    until(lambda: cut.is_free, SOON)
+    cut.watchdog.stop()
 
 
 class Broken(FakeNodes):
