@@ -118,14 +118,15 @@ class ExistingJob:
         )
 
     def __str__(self) -> str:
-        holder = self.holder
+        holder, name = self.holder, str(self.holder)
         votes, nodes = self.ballot.top_taker[1], len(self.ballot.labels)
-        place = "" if self.phase in _PHASES else f" on {holder.host} (pid {holder.pid})"
         what = f"The same call {shown(self.key)} {_PHASES.get(self.phase, 'runs')} as"
-        if self.held_key != self.key:  # by another call
-            what = f"The key {self.held_key!r} is held by"
+        if self.phase in _PHASES:
+            name = f"{holder.task}[{holder.task_id}]"
+        elif self.held_key != self.key or not holder.task_id:  # no run of this call
+            what = f"The key {shown(self.held_key)} is held by"
         return (
-            f"{what} {holder.task}[{holder.task_id}]{place}. {votes} of {nodes} "
+            f"{what} {name}. {votes} of {nodes} "
             f"nodes say so, for {self.left:.1f} s more at most."
         )
 

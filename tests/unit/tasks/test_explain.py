@@ -66,6 +66,15 @@ def test_free_call_would_be_published_and_run(worker: Worker) -> None:
     )
 
 
+def test_lock_of_code_outside_of_a_task_is_no_call(worker: Worker) -> None:
+    """`Task.lock` takes the lock of a call, and has no id."""
+    worker.rival.acquire(KEY, holder=Holder("", task="unit.work", host="web", pid=7))
+
+    reason = explain(worker).execute.reason
+
+    assert reason.startswith("The key 'work:1' is held by unit.work on web (pid 7).")
+
+
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
