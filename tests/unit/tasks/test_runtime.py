@@ -6,7 +6,7 @@ import logging
 import pickle
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from celery import Celery, signals
@@ -19,12 +19,10 @@ from celery_redlock import ConfigurationError, singleton_task
 from celery_redlock.app.masking import MaskedNodes, mask
 from celery_redlock.app.runtime import SignalDispatcher, runtime_of
 from celery_redlock.signals import lock_renewed
+from celery_redlock.testing import FakeNodes
 from tests.harness.threads import threads_started_here
 from tests.nodes.support import run_threads
 from tests.unit.tasks.support import LONG
-
-if TYPE_CHECKING:
-    from celery_redlock.testing import FakeNodes
 
 
 class Starting:
@@ -130,6 +128,24 @@ def test_worker_that_is_ready_says_what_it_waits_for(
     assert said[0][1] == "All nodes vote: 3 (quorum: 2)."
     assert "node-1" in said[1][1]
     assert "redlock init" in said[2][1]
+
+
+def test_worker_with_a_single_node_names_no_majority(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A store is one node, too: tasks wait until it votes."""
+    nodes = FakeNodes(1)
+    app = locking_app(redlock_nodes=nodes.urls)
+    runtime_of(app).use(nodes.redlock())
+    nodes.partition(0)
+
+    with caplog.at_level(logging.ERROR, "celery_redlock.app.worker_hooks"):
+        signals.worker_ready.send(sender=Starting(app))
+
+    said = caplog.messages[0]
+    assert said.startswith("The only node does not vote: ")
+    assert "Tasks that need a lock do not run until it votes." in said
+    runtime_of(app).stop()
 
 
 def test_dispatcher_calls_receivers_in_another_thread() -> None:
