@@ -173,6 +173,34 @@ except LockLost:
     assert run(program) == ["lost 1"]
 
 
+def test_sockets_that_are_ready_together_end_one_wait(run: Run) -> None:
+    """The next wait of the greenlet lasts until what it waits for has come."""
+    program = """
+import selectors, socket
+from celery_redlock.core.selector import new_selector
+pairs = [socket.socketpair() for _ in range(3)]
+selector, later = new_selector(), new_selector()
+for ours, _ in pairs[:2]:
+    selector.register(ours, selectors.EVENT_READ)
+later.register(pairs[2][0], selectors.EVENT_READ)
+
+def send(*numbers):
+    for number in numbers:
+        pairs[number][1].send(b".")
+
+def send_later():
+    until(lambda: ticks > seen + 5)
+    send(2)
+
+spawn(send, 0, 1)
+print(selector.select(20.0) != [])
+seen = ticks
+spawn(send_later)
+print([key.fileobj is pairs[2][0] for key, _ in later.select(20.0)])
+"""
+    assert run(program) == ["True", "[True]"]
+
+
 def test_idle_process_does_nothing(run: Run) -> None:
     """Replies that no greenlet waits for do not keep the loop turning.
 

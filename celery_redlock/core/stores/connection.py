@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from celery_redlock.core.resp import ErrorReply, new_reader
+from celery_redlock.core.selector import new_selector
 from celery_redlock.core.stores.commands import encoded
 from celery_redlock.errors import ConfigurationError
 
@@ -150,10 +151,9 @@ def as_url(spec: str) -> str:
 def readable(*files: Any, timeout: float | None = None) -> set[Any]:
     """Wait until one of these can be read, at most so many seconds; return those.
 
-    Not by `select.select`, which knows no file of a number above 1,023. And not by a
-    selector that is kept: gevent's remembers what could be read before.
+    Not by `select.select`, which knows no file of a number above 1,023.
     """
-    with selectors.DefaultSelector() as selector:
+    with new_selector() as selector:
         for file in files:
             selector.register(file, selectors.EVENT_READ)
         return {key.fileobj for key, _ in selector.select(timeout)}

@@ -55,6 +55,7 @@ import secrets
 import socket
 from contextlib import suppress
 from functools import lru_cache
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
@@ -68,7 +69,7 @@ from kazoo.exceptions import (
     NoNodeError,
     NotEmptyError,
 )
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
@@ -76,6 +77,7 @@ from kazoo.security import make_digest_acl
 from celery_redlock.core.backoff import jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply
+from celery_redlock.core.selector import new_selector
 from celery_redlock.core.stores.compare_and_swap import (
     CompareAndSwapStore,
     Remembered,
@@ -672,6 +674,7 @@ def _started(url: str, timeout: float) -> KazooClient:
     login = _login(url)
     client = KazooClient(
         hosts=",".join(f"{host}:{port}" for host, port in _servers(url)),
+        handler=_Handler(),
         timeout=_SESSION,
         connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
         default_acl=[make_digest_acl(*login, all=True)] if login else None,
@@ -687,6 +690,29 @@ def _started(url: str, timeout: float) -> KazooClient:
         problem = _unreachable(error)
     _end(client)
     raise StoreError(problem)
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """A handler whose threads wait by our selector, which also works under eventlet."""
+
+    def select(
+        self,
+        to_read: Sequence[Any],
+        to_write: Sequence[Any],
+        _: Sequence[Any],
+        timeout: float | None = None,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return what can be read, and what can be written."""
+        with new_selector() as selector:
+            for files, event in (to_read, EVENT_READ), (to_write, EVENT_WRITE):
+                for file in files:
+                    selector.register(file, event)
+            ready = {key.fileobj for key, _ in selector.select(timeout)}
+        return (
+            [file for file in to_read if file in ready],
+            [file for file in to_write if file in ready],
+            [],
+        )
 
 
 def _end(client: KazooClient) -> None:

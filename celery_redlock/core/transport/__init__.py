@@ -4,7 +4,6 @@ Read in this order:
 
 1.  ``requests``: one script call to every node, and the ballot of the replies.
 2.  ``broadcast``: the requests of all callers; stops at a verdict or the deadline.
-    ``selector``: waits for all connections, in a thread or a greenlet.
 3.  ``node``: one node's ordered conversation. ``node_log``: its lines in the log.
     ``pending_releases``: the releases that it gets when it reconnects.
 4.  ``connector``: makes connections in the background. ``connection``: one open

@@ -50,7 +50,7 @@ from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.quorum import quorum_of
-from celery_redlock.core.transport.selector import Waker, new_selector
+from celery_redlock.core.selector import Waker, new_selector
 
 if TYPE_CHECKING:
     import selectors

@@ -30,9 +30,9 @@ from weakref import WeakSet, WeakValueDictionary
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.resp import ErrorReply, pack
+from celery_redlock.core.selector import new_selector
 from celery_redlock.core.transport.connection import Connection, would_block
 from celery_redlock.core.transport.connector import Connector
-from celery_redlock.core.transport.selector import new_selector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -120,7 +120,7 @@ def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
 
 
 class Cut:
-    """A lock on one node, and a connection that has broken, which nobody has noticed.
+    """A lock on one node, and a connection that has broken, which is not noticed yet.
 
     Args:
         longest_sleep: Seconds for which the watchdog's thread sleeps.

@@ -3,6 +3,11 @@
 gevent's own selector goes on watching when ``select`` has returned. A reply that comes
 after its verdict is then readable until the next use, and gevent's loop turns at full
 speed. Here a socket is watched from the start of ``select`` to its end.
+
+eventlet's own selector switches to the caller once for each socket that is ready. If
+two are ready at the same moment, the second switch ends the caller's next wait: a
+sleep, or another ``select``, which then returns nothing, as if its time were over. Here
+the caller waits for an event, which is set once.
 """
 
 from __future__ import annotations
@@ -23,18 +28,24 @@ __all__ = ["Waker", "new_selector"]
 
 _READ_SIZE = 4096
 _POLLIN, _POLLOUT = 1, 4  # in every system; gevent removes the names it replaces
+_EVENTLET_KINDS = {selectors.EVENT_READ: "read", selectors.EVENT_WRITE: "write"}
 
 
 def new_selector() -> selectors.BaseSelector:
     """Return a selector that lets other threads or greenlets run while it waits."""
     if sys.platform == "win32":
         return _WindowsSelector()
-    # Looked up late: gevent and eventlet replace it when they patch.
-    made = selectors.DefaultSelector()
-    if type(made).__module__.partition(".")[0] != "gevent":
-        return made
-    made.close()
-    return _GeventSelector()
+    if _is_patched("eventlet.patcher", "is_monkey_patched"):
+        return _EventletSelector()
+    if _is_patched("gevent.monkey", "is_module_patched"):
+        return _GeventSelector()
+    return selectors.DefaultSelector()
+
+
+def _is_patched(module: str, function: str) -> bool:
+    """Tell whether this library has replaced ``select`` in this process."""
+    library = sys.modules.get(module)
+    return library is not None and bool(getattr(library, function)("select"))
 
 
 class Waker:
@@ -90,17 +101,12 @@ class _WindowsSelector(selectors.SelectSelector):
         return []
 
 
-class _GeventSelector(selectors.BaseSelector):
-    """A selector for greenlets, whose watchers are active during ``select`` only."""
+class _GreenSelector(selectors.BaseSelector):
+    """A selector for greenlets, which asks the system what is ready."""
 
-    def __init__(self) -> None:
-        from gevent import event, get_hub, monkey  # noqa: PLC0415  (an extra)
-
-        self._new_event: Callable[[], Any] = event.Event
-        self._loop: Any = get_hub().loop
-        self._poll: Any = monkey.get_original("select", "poll")()
+    def __init__(self, poll: Any) -> None:
+        self._poll = poll
         self._keys: dict[int, selectors.SelectorKey] = {}
-        self._watchers: dict[int, Any] = {}
 
     def register(
         self, fileobj: Any, events: int, data: Any = None
@@ -109,10 +115,8 @@ class _GeventSelector(selectors.BaseSelector):
         fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
         if fd in self._keys:
             raise KeyError(f"{fileobj!r} is registered already")
-        key = selectors.SelectorKey(fileobj, fd, events, data)
-        self._watchers[fd] = self._loop.io(fd, events)  # 1 and 2 in both libraries
         self._poll.register(fd, _poll_mask(events))
-        self._keys[fd] = key
+        self._keys[fd] = key = selectors.SelectorKey(fileobj, fd, events, data)
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
@@ -121,9 +125,6 @@ class _GeventSelector(selectors.BaseSelector):
             if key.fileobj is fileobj:
                 with contextlib.suppress(KeyError):
                     self._poll.unregister(fd)
-                watcher = self._watchers.pop(fd)
-                watcher.stop()
-                watcher.close()
                 return self._keys.pop(fd)
         raise KeyError(f"{fileobj!r} is not registered")
 
@@ -134,15 +135,12 @@ class _GeventSelector(selectors.BaseSelector):
         ready = self._ready()
         if ready or (timeout is not None and timeout <= 0):
             return ready
-        event, started = self._new_event(), list(self._watchers.values())
-        try:
-            for watcher in started:
-                watcher.start(event.set)
-            event.wait(timeout)
-        finally:
-            for watcher in started:
-                watcher.stop()
+        self._wait(timeout)
         return self._ready()
+
+    def _wait(self, timeout: float | None) -> None:
+        """Let other greenlets run until something is ready."""
+        raise NotImplementedError
 
     def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
         found = []
@@ -161,11 +159,82 @@ class _GeventSelector(selectors.BaseSelector):
 
     def close(self) -> None:
         """Watch no socket any more."""
+        self._keys.clear()
+
+
+class _GeventSelector(_GreenSelector):
+    """A selector for gevent, whose watchers are active during ``select`` only."""
+
+    def __init__(self) -> None:
+        from gevent import event, get_hub, monkey  # noqa: PLC0415  (an extra)
+
+        super().__init__(monkey.get_original("select", "poll")())
+        self._new_event: Callable[[], Any] = event.Event
+        self._loop: Any = get_hub().loop
+        self._watchers: dict[int, Any] = {}
+
+    def register(
+        self, fileobj: Any, events: int, data: Any = None
+    ) -> selectors.SelectorKey:
+        """Watch a socket that is not watched yet."""
+        key = super().register(fileobj, events, data)
+        self._watchers[key.fd] = self._loop.io(key.fd, events)  # 1 and 2 in both
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Watch a socket no more; it may be closed already."""
+        key = super().unregister(fileobj)
+        watcher = self._watchers.pop(key.fd)
+        watcher.stop()
+        watcher.close()
+        return key
+
+    def _wait(self, timeout: float | None) -> None:
+        event, started = self._new_event(), list(self._watchers.values())
+        try:
+            for watcher in started:
+                watcher.start(event.set)
+            event.wait(timeout)
+        finally:
+            for watcher in started:
+                watcher.stop()
+
+    def close(self) -> None:
+        """Watch no socket any more."""
+        super().close()
         for watcher in self._watchers.values():
             watcher.stop()
             watcher.close()
         self._watchers.clear()
-        self._keys.clear()
+
+
+class _EventletSelector(_GreenSelector):
+    """A selector for eventlet, which wakes the caller once."""
+
+    def __init__(self) -> None:
+        from eventlet import event, hubs, patcher  # noqa: PLC0415  (an extra)
+
+        super().__init__(patcher.original("select").poll())
+        self._new_event: Callable[[], Any] = event.Event
+        self._hubs: Any = hubs
+
+    def _wait(self, timeout: float | None) -> None:
+        event, hub, listeners = self._new_event(), self._hubs.get_hub(), []
+
+        def wake(*_: object) -> None:
+            if not event.ready():
+                event.send()
+
+        try:
+            for key in list(self._keys.values()):
+                for kind, name in _EVENTLET_KINDS.items():
+                    if key.events & kind:
+                        added = hub.add(name, key.fd, wake, wake, wake)
+                        listeners.append(added)
+            event.wait(timeout)
+        finally:
+            for listener in listeners:
+                hub.remove(listener)
 
 
 def _poll_mask(events: int) -> int:
