@@ -234,7 +234,8 @@ class Execution(TaskLock):
                 return self._run(body)
         finally:
             self._has_ended = True
-            if not self.is_admitted:
+            # An outage has a line of its own.
+            if not self.is_admitted and not self._runtime.outage_log.is_on:
                 self._runtime.refusal_log.refused(self.call, self.call.waited)
             _running.reset(before)
 

@@ -191,3 +191,18 @@ def test_refusals_and_runs_of_a_worker_are_noted(worker: Worker) -> None:
     worker.run(task)
     (record,) = log.records()
     assert record.in_a_row == 0
+
+
+def test_calls_of_an_outage_are_not_noted(worker: Worker) -> None:
+    """They are no duplicates, and the log has a line about the outage."""
+    task, log = worker.leased_job(), runtime_of(worker.app).refusal_log
+    worker.nodes.partition()
+
+    worker.run(task)
+    assert list(log.records()) == []
+    worker.nodes.heal()
+    with worker.held():
+        worker.run(task)
+
+    (record,) = log.records()
+    assert record.in_a_row == 1
