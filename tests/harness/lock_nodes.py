@@ -175,16 +175,21 @@ class LockNodes:
         name = f"redlock:order:{key}:{task}"
         return min(client.zcount(name, 1e12, "+inf") for client in self._clients)
 
+    @property
+    def _majority(self) -> int:
+        """The smallest majority of the servers. A store of several is one node."""
+        return len(self.dev.nodes) // 2 + 1
+
     @contextmanager
     def majority_paused(self) -> Iterator[None]:
-        """Stop so many nodes that the rest is no quorum, while the block runs."""
-        with self._paused(self.quorum):
+        """Stop so many servers that the rest is no majority, while the block runs."""
+        with self._paused(self._majority):
             yield
 
     @contextmanager
     def majority_killed(self) -> Iterator[None]:
-        """Kill so many nodes that the rest is no quorum; restart them at the end."""
-        nodes = self.dev.nodes[: self.quorum]
+        """Kill so many servers that the rest is no majority; restart them then."""
+        nodes = self.dev.nodes[: self._majority]
         for node in nodes:
             node.kill()
         try:
@@ -195,8 +200,8 @@ class LockNodes:
 
     @contextmanager
     def minority_paused(self) -> Iterator[None]:
-        """Stop as many nodes as a quorum does not need, while the block runs."""
-        with self._paused(len(self.urls) - self.quorum):
+        """Stop as many servers as a majority does not need, while the block runs."""
+        with self._paused(len(self.dev.nodes) - self._majority):
             yield
 
     @contextmanager
@@ -219,14 +224,16 @@ class LockNodes:
 
 
 @contextmanager
-def lock_nodes(count: int = 5, **options: Any) -> Iterator[LockNodes]:
-    """Start lock nodes, and stop them after the block; options as for `DevNodes`.
+def lock_nodes(
+    count: int = 5, *, store: str = STORE, members: int = 1, **options: Any
+) -> Iterator[LockNodes]:
+    """Start lock nodes, or a store of so many members; stop them after the block.
 
-    A store has one member here, so that a node that is away is an outage.
+    Other options as for `DevNodes`.
     """
     started: Any = None
-    if STORE:
+    if store:
         options.pop("binary", None)
-        started = StoreNodes(members=1, **options)
+        started = StoreNodes(store, members=members, **options)
     with started or DevNodes(count, **options) as dev, closing(LockNodes(dev)) as nodes:
         yield nodes

@@ -282,7 +282,7 @@ def test_job_is_published_if_no_node_answers(here: Deployment, key: str) -> None
 def test_killed_job_keeps_no_other_call_out(prefork: Deployment, key: str) -> None:
     """No claim outlives a killed job: once its lock is free, the next call runs."""
     first = prefork.begin("one-at-all", key)
-    assert waiting(prefork, key) is None
+    until_unclaimed(prefork, key)
     prefork.kill_child(key)
 
     prefork.nodes.until_free(key)

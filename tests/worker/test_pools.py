@@ -29,7 +29,7 @@ def test_pool_runs_equal_calls_once(any_pool: Deployment, key: str) -> None:
     """Of equal calls at the same time one runs; the others end and name it."""
     results = [any_pool.send("job", key) for _ in range(4)]
     until(lambda: sum(result.ready() for result in results) == 3, 20)
-    (run,) = any_pool.stage.runs(key)
+    (run,) = until(lambda: any_pool.stage.runs(key))
 
     any_pool.stage.open(key)
 
