@@ -107,6 +107,20 @@ def test_only_views_of_one_epoch_are_merged(guard: RestartGuard, view: View) -> 
     assert guard.view == grown
 
 
+def test_newcomers_of_which_different_nodes_know_are_merged(
+    guard: RestartGuard, view: View
+) -> None:
+    """Two servers took a place at once. A node of another epoch has no say in it."""
+    first, second, *_ = view.configuration.labels
+    one, another = view.with_newcomer(first, NEW), view.with_newcomer(second, "07")
+    other = replace(view, epoch=4, members=tuple(Member(9, "0e") for _ in range(5)))
+    looks = [look_of(one, 2), look_of(another, 3), look_of(other, 4, votes=False)]
+
+    current = guard._current(looks)  # noqa: SLF001
+
+    assert current == one.with_newcomer(second, "07")
+
+
 @pytest.mark.parametrize(("votes", "epoch"), [(False, 5), (True, 4)])
 def test_later_view_of_our_own_gives_way_to_a_vote(
     guard: RestartGuard, view: View, *, votes: bool, epoch: int
@@ -224,6 +238,13 @@ def test_nodes_that_were_left_behind_start_anew(
     assert found is is_forgotten
     forgotten = [args[1] for args in args_of(nodes, "join")]
     assert forgotten == ([str(theirs)] if is_forgotten else [])
+
+
+def test_look_waits_for_all_nodes(nodes: FakeNodes, guard: RestartGuard) -> None:
+    """A majority is not enough: a node that is slow is not silent."""
+    nodes.latency(0.04, 4)
+
+    assert None not in guard.look()
 
 
 def test_node_is_gone_that_was_silent_for_more_than_a_max_ttl(
