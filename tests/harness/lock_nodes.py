@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LockNodes", "lock_nodes"]
 
 PREFIX = "redlock:lock:"
+CLAIM = "redlock:claim:"
 CALLS = "redlock:call:"  # the locks that copies of one call share
 NO_SUCH_KEY = -2  # the reply of PTTL
 A_RENEWAL_ADDS = 0.2  # seconds to the end of a lock, at least
@@ -67,6 +68,13 @@ class LockNodes:
     def tokens(self, key: str) -> set[str]:
         """Return the tokens that hold this lock: one, if all nodes agree."""
         return {value.partition("\n")[0] for value in self.holders(key)}
+
+    def claimant(self, key: str) -> str | None:
+        """Return the id of the job that has the claim on a majority; None: no job."""
+        values = [client.get(CLAIM + key) for client in self._alive()]
+        ids = [value.split("\n")[3] for value in values if value is not None]
+        first = max(ids, key=ids.count, default=None)
+        return first if ids.count(first) >= self.quorum else None
 
     def locks(self, text: str = "") -> list[str]:
         """Return the locks on each node whose key contains this text."""

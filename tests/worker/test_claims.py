@@ -12,7 +12,6 @@ from celery import group, states
 
 from celery_redlock import DuplicateTask
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.records.claims import Claims
 from celery_redlock.devnodes.processes import free_port
 from celery_redlock.operations.doctor import Case, deploys
 from tests.harness.waiting import until
@@ -31,18 +30,12 @@ if TYPE_CHECKING:
 SOON = 10.0  # seconds
 
 
-def waiting(deployment: Deployment, key: str) -> str | None:
-    """Return the id of the job that has the claim."""
-    found = Claims(runtime_of(deployment.app).redlock).queued(key)
-    return found.holder.task_id if found else None
-
-
 def until_unclaimed(deployment: Deployment, key: str) -> None:
     """Wait until no job has the claim.
 
     A worker does not wait until the nodes have released it, and begins.
     """
-    until(lambda: waiting(deployment, key) is None, what=f"no claim on {key}")
+    until(lambda: deployment.nodes.claimant(key) is None, what=f"no claim on {key}")
 
 
 # -- options and policies --------------------------------------------------------
@@ -211,7 +204,7 @@ def test_revoked_job_releases_its_claim(here: Deployment, key: str) -> None:
     """The next call is published: it does not wait for a job that will never run."""
     first = here.send("one-at-all", key, countdown=3)
     here.until_received(first.id, 1)
-    assert waiting(here, key) == first.id
+    assert here.nodes.claimant(key) == first.id
 
     first.revoke()
 
@@ -224,7 +217,7 @@ def test_revoked_job_releases_its_claim(here: Deployment, key: str) -> None:
 def test_expired_job_releases_its_claim(here: Deployment, key: str) -> None:
     """The claim of an expired job is withdrawn, and the next call is published."""
     first = here.send("one-at-all", key, countdown=2.2, expires=2)
-    assert waiting(here, key) == first.id
+    assert here.nodes.claimant(key) == first.id
 
     until_unclaimed(here, key)
 
