@@ -511,6 +511,31 @@ BUGS = (
     ),
     # -- locks that are lost ---------------------------------------------------------
     Bug(
+        name="eventlet-ends-the-next-wait",
+        effect=Effect.LOST,
+        text="Under eventlet, two sockets that were ready together ended the next wait "
+        "of the same greenlet. A worker lost its connection to ZooKeeper again and "
+        "again; with Redis nodes, a wait of the body could end early.",
+        found_by=Finder.TESTS,
+        fixed_in="40a57bc",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/selector.py",
+                    'if _is_patched("eventlet.patcher", "is_monkey_patched"):',
+                    "if False:",
+                ),
+            ),
+            (
+                (
+                    "tests/nodes/test_green.py::"
+                    "test_sockets_that_are_ready_together_end_one_wait"
+                ),
+            ),
+        ),
+        note="Few tests of workers ran on ZooKeeper.",
+    ),
+    Bug(
         name="busy-process",
         effect=Effect.LOST,
         text="With 200 threads in a loop, a renewal was judged before its replies "
@@ -722,6 +747,49 @@ BUGS = (
         note="Task ids of tests are random.",
     ),
     # -- locks that are left ---------------------------------------------------------
+    Bug(
+        name="late-refusal-of-a-release",
+        effect=Effect.LEFT,
+        text="A store that stalls refuses a release when its own timeout is over. The "
+        "thread that sends it again slept for up to four seconds before it read that, "
+        "and could end before.",
+        found_by=Finder.TESTS,
+        fixed_in="8b8451b",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/transport/node.py",
+                    "bool(self._backlog) or self.suspect\n",
+                    "bool(self._backlog)\n",
+                ),
+                Edit(
+                    "celery_redlock/testing/network.py",
+                    "any(each.pending or each.is_suspect for each in",
+                    "any(each.pending for each in",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/core/test_watchdog.py::"
+                    "test_step_looks_soon_for_a_late_reply"
+                ),
+            ),
+        ),
+        note="The simulator has no stores, which answer late in this way.",
+    ),
+    Bug(
+        name="release-of-many-in-etcd",
+        effect=Effect.LEFT,
+        text="In etcd, a release of 100 keys for which calls wait needed more "
+        "comparisons than a transaction takes. It released none of them.",
+        found_by=Finder.REVIEW,
+        fixed_in="c223c3a",
+        way=Kept(
+            "tests/stores/test_features.py::"
+            "test_release_of_as_many_keys_as_may_be_that_are_waited_for",
+            is_long=True,
+        ),
+    ),
     Bug(
         name="interrupted-end",
         effect=Effect.LEFT,
@@ -969,6 +1037,42 @@ BUGS = (
         "again](../how-to/operating-nodes.md#let-a-refused-node-join).",
     ),
     # -- wrong statements ------------------------------------------------------------
+    Bug(
+        name="outage-taken-for-duplicates",
+        effect=Effect.STATEMENT,
+        text="During an outage, a worker warned after five seconds that duplicates "
+        "keep it busy, and how to keep them out of the queue.",
+        found_by=Finder.TESTS,
+        fixed_in="cfe637c",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/task/execution.py",
+                    "if not self.is_admitted and not self._runtime.outage_log.is_on:",
+                    "if not self.is_admitted:",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/tasks/test_refusal_log.py::"
+                    "test_calls_of_an_outage_are_not_noted"
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        name="pooler-in-transaction-mode",
+        effect=Effect.LATE,
+        text="A pooler of PostgreSQL in transaction mode was used in silence, where it "
+        "kept prepared statements apart. A release then woke no waiter.",
+        found_by=Finder.REVIEW,
+        fixed_in="5bfb100",
+        way=Kept(
+            "tests/stores/test_poolers.py::"
+            "test_transactions_on_several_connections_are_refused",
+            is_long=True,
+        ),
+    ),
     Bug(
         name="jump-of-one-clock",
         effect=Effect.STATEMENT,
