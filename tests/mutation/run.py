@@ -2,19 +2,22 @@
 
 mutmut runs in ``build/mutation/<module>/``, on a copy of the project. The mutants that
 survive the fast tests, and are not in the list, are then judged by the slow ones. A
-later run keeps what was killed or took too long, if the module is as it was: delete the
-folder to begin anew.
+later run keeps what was killed, if its function is as it was: delete the folder to
+begin anew. What took too long is judged again, since the machine may have been busy.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +30,11 @@ if TYPE_CHECKING:
 
     from tests.mutation.modules import Module
 
-__all__ = ["FIGURES", "fingerprint", "function_of", "judge", "main"]
+__all__ = ["FIGURES", "code_of", "fingerprint", "function_of", "judge", "main"]
 
 FIGURES = Path(__file__).with_name("figures.json")
 _FAST = "--fast"
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _SURVIVED, _NO_TESTS = 0, 33  # exit codes of pytest, as mutmut records them
 _TIMEOUTS = (24, 36, 152, 255, -24)
 _HISTORIES = "150"  # of the simulator: a mutant pays for all of them
@@ -43,7 +47,7 @@ pytest_add_cli_args = [
     "--hypothesis-seed=0",
 ]
 pytest_add_cli_args_test_selection = {tests}
-timeout_constant = 2.0
+timeout_constant = 15.0
 timeout_multiplier = 8.0
 track_dependencies = false
 use_git_change_detection = false
@@ -51,8 +55,24 @@ use_git_change_detection = false
 
 
 def fingerprint(module: Module) -> str:
-    """Return what tells whether the file is still the one that was judged."""
-    return hashlib.sha256(module.source.encode()).hexdigest()[:16]
+    """Return what tells whether the code is still the one that was judged."""
+    code = "\n".join(code_of(module.source))
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def code_of(source: str) -> list[str]:
+    """Return the lines of a module without comments, docstrings and empty lines."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+            text = node.body[0]
+            for row in range(text.lineno, (text.end_lineno or text.lineno) + 1):
+                lines[row - 1] = ""
+    return [line.rstrip() for line in lines if line.strip()]
 
 
 def main(words: list[str]) -> int:
@@ -138,17 +158,18 @@ def _mutmut(
     if meta.exists():
         known = json.loads(meta.read_text("utf-8"))
         codes = known["exit_code_by_key"]
-        undecided = {_SURVIVED, _NO_TESTS}
+        undecided = {_SURVIVED, _NO_TESTS, *_TIMEOUTS}
         for key, code in codes.items():
             if code in undecided and (not only or key in only):
                 codes[key] = None
         meta.write_text(json.dumps(known), "utf-8")
     environment = {**os.environ, "REDLOCK_HISTORIES": _HISTORIES}
     environment.pop("PYTHONPATH", None)
+    at_once = os.cpu_count() or 1
     if with_servers:
-        environment[WITH_SERVERS] = "1"
+        environment[WITH_SERVERS], at_once = "1", 1
     subprocess.run(  # noqa: S603  (all words are ours)
-        [sys.executable, "-m", "mutmut", "run", "--max-children", "1", *only],
+        [sys.executable, "-m", "mutmut", "run", "--max-children", str(at_once), *only],
         cwd=folder,
         env=environment,
         check=False,
