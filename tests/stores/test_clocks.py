@@ -25,7 +25,7 @@ import sys, time
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockHeld
 url, held, free = sys.argv[1:]
-redlock = Redlock([url], node_timeout=8.0)
+redlock = Redlock([url], node_timeout=8.0, connect_timeout=8.0)
 try:
     redlock.acquire(held)
     print("taken")
@@ -35,6 +35,7 @@ redlock.acquire(free, ttl=60.0)
 print(round(time.time()))
 """
 HOUR = 3600
+LATE = 2  # seconds, which a lock in etcd may last longer
 
 
 @pytest.fixture
@@ -63,7 +64,8 @@ def run_at(store_url: str) -> Callable[..., list[str]]:
 @pytest.fixture
 def redlock(store_url: str) -> Iterator[Redlock]:
     """Give a service with the right time."""
-    with closing(Redlock([store_url], node_timeout=8.0)) as redlock:
+    redlock = Redlock([store_url], node_timeout=8.0, connect_timeout=8.0)
+    with closing(redlock):
         yield redlock
 
 
@@ -81,7 +83,7 @@ def test_wrong_clock_of_a_client_ends_no_lock(
     with pytest.raises(LockHeld) as caught:
         redlock.acquire(free)
     assert caught.value.retry_after is not None
-    assert 0 < caught.value.retry_after <= 60
+    assert 0 < caught.value.retry_after <= 60 + LATE
 
 
 @pytest.mark.parametrize("off", [HOUR, -HOUR])

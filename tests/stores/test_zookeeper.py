@@ -499,7 +499,8 @@ def test_session_remembers_nothing_across_a_break(
     until(lambda: store._client.connected)  # noqa: SLF001
     act = lambda: store.run([release(lock, b"ours")])  # noqa: E731
     sent = requests_of(monkeypatch, store, act)
-    assert sent == ["Sync", "GetData", "GetData", "Transaction"]
+    run_id, time = "GetData", "SetData"
+    assert sent == [run_id, "Sync", "GetData", "GetData", time, "Transaction"]
 
 
 def test_session_remembers_a_limited_number_of_keys(
@@ -599,6 +600,14 @@ def test_zookeeper_has_a_run_id(zookeeper_store: str) -> None:
         assert one.run([[b"INFO"]]) == two.run([[b"INFO"]])
 
 
+def set_ahead(store: ZooKeeper, seconds: float) -> None:
+    """Let a client have read the time before the leader's clock was set."""
+    store.run([[b"GET", b"ahead"]])
+    now = SYSTEM_CLOCK.monotonic()
+    ahead = store._clock.read(now).latest_us / 1e6 + seconds  # noqa: SLF001
+    store._clock.observe(now, now, ahead, ahead)  # noqa: SLF001
+
+
 def test_end_that_rests_on_an_old_time_is_written_again(
     connect: Callable[[], ZooKeeper],
 ) -> None:
@@ -607,13 +616,39 @@ def test_end_that_rests_on_an_old_time_is_written_again(
     So it may be after a virtual machine was paused, or when another server leads.
     """
     late, others = connect(), connect()
-    lock = b"old:lock"
-    late.run([[b"GET", lock]])  # it knows the time from now on
-    now = SYSTEM_CLOCK.monotonic()
-    old = late._clock.read(now).earliest_us / 1e6 - 60.0  # noqa: SLF001  (as if)
-    late._clock.observe(now, now, old, old)  # noqa: SLF001
-    late.run([[b"SET", lock, b"ours\n1\n", b"PX", b"20000"]])
-    assert others.run([[b"GET", lock]]) == [b"ours\n1\n"]
+    lock, meta = b"old:lock", b"old:meta"
+    vote(others, meta)
+    set_ahead(late, -90.0)
+    ((status, _),) = late.run([acquire(lock, meta, b"ours", b"3")])
+    assert status == GRANTED
     (left,) = others.run([[b"PTTL", lock]])
-    assert 15_000 < left <= 20_000
-    assert late.run([[b"PTTL", lock]])[0] <= 20_000
+    assert 50_000 < left <= 60_000
+
+
+def test_lock_is_not_taken_by_a_time_before_the_clock_was_set_back(
+    connect: Callable[[], ZooKeeper],
+) -> None:
+    """A client that finds an ended lock asks for the time before it takes the lock."""
+    holder, late = connect(), connect()
+    lock, meta = b"back:lock", b"back:meta"
+    vote(holder, meta)
+    set_ahead(late, 90.0)
+    assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
+    ((status, *_),) = late.run([acquire(lock, meta, b"theirs", b"3")])
+    assert status == TAKEN
+    assert holder.run([release(lock, b"ours")]) == [1]
+
+
+def test_sweep_asks_for_the_time_before_it_deletes(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that a client takes for ended, by an old time, is left alone."""
+    holder, late = connect(), connect()
+    lock = b"back:swept"
+    holder.run([[b"SET", lock, b"ours", b"PX", b"60000"]])
+    monkeypatch.setattr(zookeeper, "_SWEEP_EVERY", 0.0)
+    monkeypatch.setattr(zookeeper, "_SWEPT", 10_000)
+    for _ in range(zookeeper._SHARDS):  # noqa: SLF001
+        set_ahead(late, 600.0)
+        late._sweep()  # noqa: SLF001  (as after a commit)
+    assert holder.run([[b"GET", lock]]) == [b"ours"]

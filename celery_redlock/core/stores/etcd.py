@@ -264,7 +264,9 @@ class Etcd(CompareAndSwapStore):
             if "lease not found" in str(error):  # a listener has ended
                 return False
             raise
-        self._sweep()
+        # An error of the sweep must not hide what the commit has done.
+        with contextlib.suppress(StoreError):
+            self._sweep()
         return is_done
 
     def _comparisons(self, changes: Changes, needs: Needs) -> list[dict[str, Any]]:

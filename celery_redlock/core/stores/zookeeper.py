@@ -140,7 +140,7 @@ class ZooKeeper(CompareAndSwapStore):
         self._listeners: dict[bytes, tuple[bytes, int]] = {}
         self._clock = ServerClock()
         self._memory: dict[bytes, tuple[int, _Head]] = {}  # with the version
-        self._remembered_until = 0  # in breaks
+        self._remembered_until = self._identified_until = 0  # in breaks
         self._seen: set[bytes] = set()  # rare keys that were there when last read
         try:
             self._run_id = self._identity()
@@ -242,11 +242,15 @@ class ZooKeeper(CompareAndSwapStore):
     # -- a transaction ---------------------------------------------------------------
 
     def _snapshot(self, needs: Needs) -> StoreKeyspace:
+        breaks = self._breaks
+        if self._identified_until != breaks:
+            # kazoo has a new session by itself; the ensemble may be another one.
+            self._run_id, self._clock = self._identity(), ServerClock()
+            self._identified_until = breaks
         self._begin()
         # Else a server that is behind would tell of a lock that was released. The reads
         # wait for it: a session's requests are carried out in order. But if the
         # connection breaks, kazoo sends the reads to another server.
-        breaks = self._breaks
         synced = self._client.sync_async(_ROOT)
         parts = {
             name: [HEAD, *(b"." + one for one in fields if one.isdigit())]
@@ -260,7 +264,11 @@ class ZooKeeper(CompareAndSwapStore):
         self._reply_to(synced)
         if self._breaks != breaks:
             raise ConnectionLoss
-        keys = StoreKeyspace(self, run_id=self._run_id, time=self._time())
+        time = self._time()
+        if _has_ended(cells, time):
+            # By a clock that was set back meanwhile, it may not have.
+            time = self._time(is_asked=True)
+        keys = StoreKeyspace(self, run_id=self._run_id, time=time)
         keys.enter([*needs.names, *parts], cells)
         if len(self._seen) > _REMEMBERED:
             self._seen.clear()
@@ -270,13 +278,14 @@ class ZooKeeper(CompareAndSwapStore):
             self._memory[name] = self._versions[name, HEAD], self._heads[name]
         return keys
 
-    def _time(self) -> ServerTime:
-        """Return the time of the leader; write a znode if no write has told it lately.
+    def _time(self, *, is_asked: bool = False) -> ServerTime:
+        """Return the time of the leader.
 
-        Nothing depends on this znode.
+        Write a znode on which nothing depends if no write has told the time lately, or
+        if the leader is to be asked.
         """
         now, observed_at = SYSTEM_CLOCK.monotonic(), self._clock.observed_at
-        if observed_at is None or now - observed_at > _TIME_KEPT:
+        if is_asked or observed_at is None or now - observed_at > _TIME_KEPT:
             stat = self._client.set_async(_KEYS, b"").get(timeout=self._timeout)
             self._observe(now, stat)
         return self._clock.read(SYSTEM_CLOCK.monotonic())
@@ -314,7 +323,10 @@ class ZooKeeper(CompareAndSwapStore):
                 self._versions[name, HEAD], self._heads[name] = found
                 cells += self._heads[name].cells()
         self._versions |= {(name, HEAD): _MISSING for name in needs.rare}
-        keys = StoreKeyspace(Remembered(), run_id=self._run_id, time=self._time())
+        time = self._time()
+        if _has_ended(cells, time):
+            return None
+        keys = StoreKeyspace(Remembered(), run_id=self._run_id, time=time)
         keys.enter([*needs.names, *needs.fields], cells)
         return keys
 
@@ -398,10 +410,13 @@ class ZooKeeper(CompareAndSwapStore):
         for name in heads.keys() - self._heads.keys():
             transaction.create(_birth(name, heads[name].birth))
         self._add_messages(transaction, changes.messages)
-        # The reply tells the time. If that lies outside of the bounds, an end that was
-        # written may be too early. Then the scripts run again, which is harmless for
-        # all that ends, as after a lost reply.
-        has_end = any(one.expires_at_ms is not None for one in changes.written.values())
+        # The reply tells the time. If that lies outside of the bounds, the end of a
+        # lock may have been written too early. Then the scripts run again, which is
+        # harmless for a holder, as after a lost reply.
+        has_end = any(
+            one.expires_at_ms is not None and one.name in needs.own
+            for one in changes.written.values()
+        )
         if has_end:
             transaction.set_data(_KEYS, b"")
         is_done, is_time_right = self._committed(transaction)
@@ -411,7 +426,9 @@ class ZooKeeper(CompareAndSwapStore):
         else:
             for name, _ in before:
                 self._memory.pop(name, None)
-        self._sweep()
+        # An error of the sweep must not hide what the commit has done.
+        with suppress(KazooException, KazooTimeoutError):
+            self._sweep()
         return is_done and (is_time_right or not has_end)
 
     def _check(
@@ -598,8 +615,11 @@ class ZooKeeper(CompareAndSwapStore):
         names = self._names([self._sweeps])
         if len(names) > _SWEPT:
             names = _RANDOM.sample(names, _SWEPT)
-        ended_ms = self._time().earliest_us // 1000 - _ENDED_MS
-        for cell in self._read([(name, HEAD) for name in names]):
+        cells = self._read([(name, HEAD) for name in names])
+        if not _has_ended(cells, self._time()):
+            return
+        ended_ms = self._time(is_asked=True).earliest_us // 1000 - _ENDED_MS
+        for cell in cells:
             if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms:
                 self._read_members([cell.name])
                 transaction = self._client.transaction()
@@ -659,6 +679,14 @@ class ZooKeeper(CompareAndSwapStore):
     def close(self) -> None:
         """End the session."""
         _end(self._client)
+
+
+def _has_ended(cells: Iterable[Cell], time: ServerTime) -> bool:
+    """Tell whether one of these heads has ended by this time."""
+    return any(
+        cell.expires_at_ms is not None and cell.expires_at_ms * 1000 < time.earliest_us
+        for cell in cells
+    )
 
 
 def _heads_first(place: tuple[bytes, bytes]) -> bool:
