@@ -185,7 +185,7 @@ def test_list_names_nodes_that_did_not_answer(site: Site) -> None:
 
     page = text_of(site.log_in().get(LIST))
 
-    assert "to tell which locks are held: 1 of 3 can tell, 2 are needed." in page
+    assert "to tell which locks are held: 1 of 3 nodes can tell, 2 are needed." in page
     assert page.count("Node 127.0.0.1") == 2
     assert "It cannot be told whether a lock is held." in page
     assert "No lock is held" not in page
