@@ -364,6 +364,31 @@ BUGS = (
         note="Nodes of the simulator have no replicas.",
     ),
     Bug(
+        name="time-before-a-clock-was-set-back",
+        effect=Effect.HOLDERS,
+        text="A session on ZooKeeper kept the time of the leader for ten seconds. "
+        "If the leader's clock was set back meanwhile, it took a lock that was held.",
+        found_by=Finder.REVIEW,
+        fixed_in="3c8e0d3",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/stores/zookeeper.py",
+                    "            time = self._time(is_asked=True)\n",
+                    "            time = self._time()\n",
+                ),
+            ),
+            (
+                (
+                    "tests/stores/test_zookeeper.py::"
+                    "test_lock_is_not_taken_by_a_time_before_the_clock_was_set_back"
+                ),
+            ),
+            is_long=True,
+        ),
+        note="Young when it was found. No tool sets the clock of a ZooKeeper.",
+    ),
+    Bug(
         name="clock-of-a-client",
         effect=Effect.HOLDERS,
         text="In etcd and ZooKeeper a lock ended by the wall clock of the client that "
