@@ -64,6 +64,7 @@ def postgresql() -> Iterator[str]:
             server.execute("CREATE ROLE poor LOGIN")
             server.execute(f"CREATE ROLE secured LOGIN PASSWORD '{SECRET} right'")
             server.execute("CREATE DATABASE empty")
+            server.execute("CREATE DATABASE prepared")
             server.execute("CREATE DATABASE calm")
             PostgreSQL.prepare(url.replace("/postgres", "/calm"), 5.0)
             server.execute(
@@ -139,8 +140,8 @@ def test_refusal_of_postgresql_is_told_with_its_remedy(
 
 def test_user_who_may_not_make_the_table_can_use_it(postgresql: str) -> None:
     """Once it is made, ``init`` needs no more rights than a worker."""
-    owner = postgresql.format("redlock@", "empty")
-    poor = postgresql.format("poor@", "empty")
+    owner = postgresql.format("redlock@", "prepared")
+    poor = postgresql.format("poor@", "prepared")
     with closing(Redlock([poor], **PATIENT)) as redlock:
         with pytest.raises(RedlockError, match="redlock init` as a user who may") as it:
             redlock.initialize()
