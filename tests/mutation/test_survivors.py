@@ -84,7 +84,7 @@ def of(module: str) -> list[Survivor]:
 
 
 def test_fingerprint_is_of_the_code_alone() -> None:
-    """Not of what is said about it."""
+    """A change of comments or docstrings alone does not change it."""
     source = '''"""A module."""
 x = "# no comment"  # a comment
 

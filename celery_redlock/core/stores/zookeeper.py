@@ -10,8 +10,8 @@
 
 A transaction checks the version of each znode that decides: those of all exclusive
 keys, and of the fields that were read in part, with the head of their key. The fields
-of a hash are data of its head, so one version stands for all of them: what decides
-whether the node votes is one read and one check. A fence counter is a field whose name
+of a hash are data of its head, and a change of any field changes the version of the
+head. So one read and one check tell whether the node votes. A fence counter is a field whose name
 is a number. It is a znode of its own, so two locks with counters in different stripes
 do not conflict. The version of a head also changes when a member comes or goes, and
 with each change of a sorted set. A znode that must not exist is created and deleted
@@ -25,7 +25,7 @@ An acquire reads three znodes, and commits. A session remembers how it left the 
 that it took, so to extend or release one is a commit alone: see ``compare_and_swap``.
 That a release finds no wait queue is an assumption as well, and checked as the others.
 A session forgets everything when its connection breaks: the ensemble may be another
-one, from a backup, in which the same version stands for other data.
+one, from a backup, in which the same version may belong to other data.
 
 A znode has 1 MB at most, and so have the fields of a hash together. The largest one is
 the slots of beat's schedule: some 10,000 entries.
