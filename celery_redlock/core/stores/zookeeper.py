@@ -11,9 +11,9 @@
 A transaction checks the version of each znode that decides: those of all exclusive
 keys, and of the fields that were read in part, with the head of their key. The fields
 of a hash are data of its head, and a change of any field changes the version of the
-head. So one read and one check tell whether the node votes. A fence counter is a field whose name
-is a number. It is a znode of its own, so two locks with counters in different stripes
-do not conflict. The version of a head also changes when a member comes or goes, and
+head. So one read and one check tell whether the node votes. A fence counter is a field
+whose name is a number. It is a znode of its own, so two locks with counters in
+different stripes do not conflict. The version of a head also changes when a member comes or goes, and
 with each change of a sorted set. A znode that must not exist is created and deleted
 again: that fails if it exists.
 
