@@ -13,9 +13,9 @@ keys, and of the fields that were read in part, with the head of their key. The 
 of a hash are data of its head, and a change of any field changes the version of the
 head. So one read and one check tell whether the node votes. A fence counter is a field
 whose name is a number. It is a znode of its own, so two locks with counters in
-different stripes do not conflict. The version of a head also changes when a member comes or goes, and
-with each change of a sorted set. A znode that must not exist is created and deleted
-again: that fails if it exists.
+different stripes do not conflict. The version of a head also changes when a member
+comes or goes, and with each change of a sorted set. A znode that must not exist is
+created and deleted again: that fails if it exists.
 
 A znode that is deleted and made again has version 0 again. So a version alone does not
 tell the lock that was read from the next one of that name. Its head holds the name of
