@@ -8,6 +8,8 @@
 
     least − received_at   ≤   its time − our monotonic clock   ≤   most − sent_at
 
+The right-hand side was so at `sent_at`, which is some time ago when the reply comes.
+
 Each reply that tells a time of the server gives such bounds. Later ones narrow earlier
 ones, which widen meanwhile by 1 % of the time that has passed: so much may two clocks
 run apart (assumption A3 of docs/explanation/safety.md). If they contradict each other,
@@ -70,7 +72,8 @@ class ServerClock:
             most: The server's time was this or earlier.
         """
         widened = self._widened_by(received_at)
-        lowest, highest = least - received_at, most - sent_at
+        lowest = least - received_at
+        highest = most - sent_at + _DRIFT * (received_at - sent_at)
         self._least = max(lowest, self._least - widened)
         self._most = min(highest, self._most + widened)
         self.observed_at = received_at

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_redlock.core.stores.server_clock import ServerClock
@@ -15,7 +16,16 @@ def test_first_reply_bounds_the_time() -> None:
     """The server read its clock between the request and the reply."""
     clock = ServerClock()
     assert clock.observe(sent_at=10.0, received_at=10.25, least=5000.0, most=5001.0)
-    assert clock.read(10.25) == (5000 * US, 5001.25 * US)
+    earliest, latest = clock.read(10.25)
+    assert earliest == 5000 * US
+    assert latest == pytest.approx((5001.25 + 0.25 * DRIFT) * US)
+
+
+def test_server_may_run_ahead_while_a_reply_is_on_its_way() -> None:
+    """It read its clock at once, and has gained a hundredth of the time since."""
+    clock = ServerClock()
+    clock.observe(sent_at=0.0, received_at=3.0, least=5000.0, most=5000.0)
+    assert clock.read(3.0).latest_us >= (5000 + 3 * (1 + DRIFT)) * US
 
 
 def test_later_replies_narrow_the_bounds() -> None:
@@ -52,6 +62,7 @@ def test_clock_that_was_set_is_believed() -> None:
     ),
     later=st.floats(0, 1000),
 )
+@example(ahead=0.0, rate=1 + DRIFT, requests=[(0.0, 3.0, 0.0)], later=0.0)
 def test_time_of_the_server_is_within_the_bounds(
     ahead: float, rate: float, requests: list[tuple[float, float, float]], later: float
 ) -> None:
