@@ -43,14 +43,19 @@ def test_acquire_takes_a_free_lock(subject: Subject) -> None:
     assert subject.acquire() == [GRANTED, 42]
     assert subject.get(subject.lock) == value(42)
     assert subject.counter() == b"42"
-    assert TTL - 2000 < subject.pttl(subject.lock) <= TTL
+    assert TTL - 2000 < subject.pttl(subject.lock) <= subject.longest(TTL)
 
 
 def test_acquire_by_another_token_returns_the_holder(subject: Subject) -> None:
     """It replies with the value and the ttl that is left, and changes nothing."""
     subject.acquire()
 
-    assert is_taken(subject.acquire(OTHER), value(1), at_least=TTL - 2000, at_most=TTL)
+    assert is_taken(
+        subject.acquire(OTHER),
+        value(1),
+        at_least=TTL - 2000,
+        at_most=subject.longest(TTL),
+    )
     assert subject.get(subject.lock) == value(1)
     assert subject.counter() == b"1"
 
@@ -221,8 +226,8 @@ def test_extend_leaves_a_successor_alone(subject: Subject) -> None:
 
     reply = subject.extend(TOKEN, ttl_ms=2 * TTL)
 
-    assert is_taken(reply, value(1, OTHER), at_most=TTL)
-    assert subject.pttl(subject.lock) <= TTL
+    assert is_taken(reply, value(1, OTHER), at_most=subject.longest(TTL))
+    assert subject.pttl(subject.lock) <= subject.longest(TTL)
 
 
 def test_extend_gives_a_ttl_to_a_lock_without_one(subject: Subject) -> None:
@@ -230,7 +235,7 @@ def test_extend_gives_a_ttl_to_a_lock_without_one(subject: Subject) -> None:
     subject.set(subject.lock, value(3))
 
     assert subject.extend() == [GRANTED, 0]
-    assert 0 < subject.pttl(subject.lock) <= TTL
+    assert 0 < subject.pttl(subject.lock) <= subject.longest(TTL)
 
 
 def test_extend_can_shorten(subject: Subject) -> None:
@@ -239,7 +244,7 @@ def test_extend_can_shorten(subject: Subject) -> None:
 
     subject.extend(ttl_ms=SHORT)
 
-    assert subject.pttl(subject.lock) <= SHORT
+    assert subject.pttl(subject.lock) <= subject.longest(SHORT)
 
 
 # -- FORCE_RELEASE -------------------------------------------------------------
@@ -259,7 +264,7 @@ def test_force_release_deletes_the_lock_and_records_it(subject: Subject) -> None
     assert subject.force_release(record="alice\nweb-1") == [GRANTED, 0]
     assert subject.get(subject.lock) is None
     assert recorded(subject) == {TOKEN: (b"1", b"alice\nweb-1")}
-    assert 0 < subject.pttl(subject.releases) <= TTL
+    assert 0 < subject.pttl(subject.releases) <= subject.longest(TTL)
 
 
 def test_force_release_leaves_a_successor_alone(subject: Subject) -> None:
@@ -339,7 +344,7 @@ def test_restore_writes_the_lock_and_raises_the_counter(subject: Subject) -> Non
     assert subject.restore(fence=100) == [GRANTED, 0]
     assert subject.get(subject.lock) == value(100)
     assert subject.counter() == b"100"
-    assert 0 < subject.pttl(subject.lock) <= TTL
+    assert 0 < subject.pttl(subject.lock) <= subject.longest(TTL)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +377,7 @@ def test_restore_leaves_a_successor_alone(subject: Subject) -> None:
 
     reply = subject.restore(TOKEN, fence=100)
 
-    assert is_taken(reply, value(1, OTHER), at_most=TTL)
+    assert is_taken(reply, value(1, OTHER), at_most=subject.longest(TTL))
     assert subject.get(subject.lock) == value(1, OTHER)
     assert subject.counter() == b"1"
 
@@ -390,7 +395,7 @@ def test_raise_fence_raises_counter_and_value(subject: Subject) -> None:
     assert subject.raise_fence(fence=100) == [GRANTED, 100]
     assert subject.counter() == b"100"
     assert subject.get(subject.lock) == value(100)
-    assert 0 < subject.pttl(subject.lock) <= SHORT * 100
+    assert 0 < subject.pttl(subject.lock) <= subject.longest(SHORT * 100)
 
 
 def test_raise_fence_adds_no_ttl(subject: Subject) -> None:
@@ -485,7 +490,7 @@ def test_release_with_keep_expires_later(subject: Subject) -> None:
     subject.acquire()
 
     assert subject.release(keep_ms=SHORT * 100) == 1
-    assert 0 < subject.pttl(subject.lock) <= SHORT * 100
+    assert 0 < subject.pttl(subject.lock) <= subject.longest(SHORT * 100)
     assert subject.acquire(OTHER)[0] == TAKEN
 
     subject.release(keep_ms=SHORT)
@@ -498,7 +503,9 @@ def test_inspect_returns_the_holder(subject: Subject) -> None:
 
     subject.acquire()
 
-    assert is_taken(subject.inspect(), value(1), at_least=TTL - 2000, at_most=TTL)
+    assert is_taken(
+        subject.inspect(), value(1), at_least=TTL - 2000, at_most=subject.longest(TTL)
+    )
 
 
 # -- REQUEST_CANCEL ------------------------------------------------------------
@@ -524,7 +531,7 @@ def test_cancel_request_keeps_the_value_and_the_ttl(subject: Subject) -> None:
     subject.request_cancel(who=WHO)
 
     assert subject.get(subject.lock) == before + b"\ncancelled " + WHO.encode()
-    assert 0 < subject.pttl(subject.lock) <= left
+    assert 0 < subject.pttl(subject.lock) <= subject.longest(left)
 
 
 def test_cancel_request_is_for_that_holder_alone(subject: Subject) -> None:
@@ -532,7 +539,9 @@ def test_cancel_request_is_for_that_holder_alone(subject: Subject) -> None:
     assert subject.request_cancel() == [FREE]
     subject.acquire()
 
-    assert is_taken(subject.request_cancel(OTHER), value(1), at_most=TTL)
+    assert is_taken(
+        subject.request_cancel(OTHER), value(1), at_most=subject.longest(TTL)
+    )
     assert subject.extend() == [GRANTED, 0]
 
 
