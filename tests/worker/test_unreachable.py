@@ -193,6 +193,6 @@ def test_worker_starts_without_its_nodes(
     """A worker without its lock nodes starts and warns; jobs run when nodes are up."""
     with frail_nodes.majority_paused():
         here = deploy(frail_nodes, concurrency=1)
-        assert "do not run until more nodes vote" in here.logs_of_the_package()
+        assert "Tasks that need a lock do not run until " in here.logs_of_the_package()
 
     assert here.send("quick", key).get(timeout=40)
