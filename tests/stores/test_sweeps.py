@@ -7,10 +7,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 
 from celery_redlock.core.stores import etcd, zookeeper
 from celery_redlock.core.stores import postgresql as pg
+from celery_redlock.core.stores.connection import StoreError
 from celery_redlock.core.stores.needs import Needs
+from celery_redlock.core.stores.zookeeper import ZooKeeper
 from tests.conftest import missing
 from tests.harness.servers import Etcd
 from tests.harness.store_nodes import store_servers
@@ -48,6 +51,55 @@ def test_postgresql_is_swept(
     names = {name for (name,) in rows}
     assert not {name for name in names if name.startswith(b"redlock:short")}
     assert {b"redlock:long%d" % n for n in range(12)} <= names
+
+
+def test_error_of_a_sweep_hides_no_commit_of_postgresql(
+    own_postgresql: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock was granted, and then the database does not let the sweep delete."""
+    url = f"postgresql://redlock@127.0.0.1:{own_postgresql}/postgres"
+    pg.PostgreSQL.prepare(url, 5.0)
+    monkeypatch.setattr(pg, "_SWEEP_EVERY", 0.0)
+    with closing(pg.PostgreSQL(url, 5.0)) as store:
+        _fill(store)
+        store._connection.execute("""
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+            AS $$ BEGIN RAISE 'not today'; END $$;
+            CREATE TRIGGER refuse BEFORE DELETE ON redlock_keys
+            FOR EACH ROW WHEN (OLD.expires_at IS NOT NULL)
+            EXECUTE FUNCTION refuse()
+        """)  # noqa: SLF001
+        store.run([[b"SET", b"redlock:short", b"x", b"PX", b"1"]])
+        for _ in range(2):
+            assert store.run([[b"SET", b"redlock:lock", b"ours"]]) == ["OK"]
+        assert store.run([[b"GET", b"redlock:lock"]]) == [b"ours"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "error"), [("etcd", StoreError("lost")), ("zookeeper", ConnectionLoss())]
+)
+def test_error_of_a_sweep_hides_no_commit(
+    name: str,
+    error: Exception,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lock was granted, and the connection breaks while the sweep asks."""
+    url = request.getfixturevalue(f"{name}_store")
+    module, make = (etcd, etcd.Etcd) if name == "etcd" else (zookeeper, ZooKeeper)
+    monkeypatch.setattr(module, "_SWEEP_EVERY", 0.0)
+    with closing(make(url, 5.0)) as store:
+        sweeps = []
+
+        def breaks() -> None:
+            sweeps.append(store)
+            raise error
+
+        monkeypatch.setattr(store, "_sweep", breaks)
+        assert store.run([[b"SET", b"sweep:lock", b"ours"]]) == ["OK"]
+        assert store.run([[b"GET", b"sweep:lock"]]) == [b"ours"]
+        assert sweeps
 
 
 @pytest.mark.long

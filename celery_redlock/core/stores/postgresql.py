@@ -244,7 +244,9 @@ class PostgreSQL:
         elif not self._is_durable:
             steps.insert(0, Step("commit on disk"))
         self._statements.carry_out([*steps, Step("commit")])
-        self._sweep()
+        # An error of the sweep must not hide what the commit has done.
+        with contextlib.suppress(psycopg.Error):
+            self._sweep()
         return replies
 
     def _begin(self, needs: Needs, *, is_read: bool, sees_ended: bool) -> StoreKeyspace:
