@@ -328,17 +328,26 @@ class Etcd(CompareAndSwapStore):
         if now - self._swept_at < _SWEEP_EVERY:
             return
         self._swept_at = now
-        part = {**_prefix(_CELLS), "key": _text(self._sweeps_from), "limit": _SWEPT}
-        cells = self._begin([part])
+        swept = {**_prefix(_CELLS), "key": _text(self._sweeps_from), "limit": _SWEPT}
+        cells = self._begin([swept])
         is_last = len(cells) < _SWEPT
         last = _CELLS if is_last else _key(cells[-1].name, cells[-1].field) + b"\0"
         self._sweeps_from = last
         ended_ms = self._time().earliest_us // 1000 - _ENDED_MS
-        for cell in cells:
-            if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms:
-                compare = [self._is_unchanged(cell.name, HEAD)]
-                ops = [{"request_delete_range": _range_of(cell.name)}]
-                self._call("/kv/txn", {"compare": compare, "success": ops})
+        # Each in a transaction of its own, which leaves a key alone that has changed.
+        deletions = [
+            {
+                "request_txn": {
+                    "compare": [self._is_unchanged(cell.name, HEAD)],
+                    "success": [{"request_delete_range": _range_of(cell.name)}],
+                }
+            }
+            for cell in cells
+            if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms
+        ]
+        # Many to a request: the client's request, which a sweep delays, waits for few.
+        for part in _chunks(deletions, _MOST_READ):
+            self._call("/kv/txn", {"success": part})
 
     # -- for the keyspace and the commands -------------------------------------------
 

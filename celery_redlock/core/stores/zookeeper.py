@@ -624,13 +624,17 @@ class ZooKeeper(CompareAndSwapStore):
         if not _has_ended(cells, self._time()):
             return
         ended_ms = self._time(is_asked=True).earliest_us // 1000 - _ENDED_MS
-        for cell in cells:
-            if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms:
-                self._read_members([cell.name])
-                transaction = self._client.transaction()
-                gone = [place for place in self._versions if place[0] == cell.name]
-                self._delete(transaction, gone)
-                self._committed(transaction)  # or another process used the key
+        ended = {
+            cell.name: self._client.transaction()
+            for cell in cells
+            if cell.expires_at_ms is not None and cell.expires_at_ms < ended_ms
+        }
+        self._read_members(ended)
+        for name, transaction in ended.items():
+            self._delete(transaction, [one for one in self._versions if one[0] == name])
+        # All at once, as in `clear`. One fails if another process has used its key.
+        for asked in [transaction.commit_async() for transaction in ended.values()]:
+            asked.get(timeout=self._timeout)
 
     # -- listening -------------------------------------------------------------------
 
