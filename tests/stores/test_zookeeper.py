@@ -503,6 +503,25 @@ def test_session_remembers_nothing_across_a_break(
     assert sent == [run_id, "Sync", "GetData", "GetData", time, "Transaction"]
 
 
+def test_session_reads_the_run_id_again_after_a_break(
+    connect: Callable[[], ZooKeeper],
+) -> None:
+    """It may be connected to an ensemble that was made anew, and has forgotten."""
+    store, other = connect(), connect()
+    meta = b"anew:meta"
+    vote(store, meta)
+    run_id = other._client.get(zookeeper._ID)[0]  # noqa: SLF001
+    other._client.set(zookeeper._ID, b"made-anew")  # noqa: SLF001
+    try:
+        assert store.run([acquire(b"anew:1", meta, b"a", b"3")])[0][0] == GRANTED
+        store._client._connection._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
+        until(lambda: store._breaks and store._client.connected)  # noqa: SLF001
+        reply = store.run([acquire(b"anew:2", meta, b"b", b"3")])[0]
+    finally:
+        other._client.set(zookeeper._ID, run_id)  # noqa: SLF001
+    assert reply[0] == UNSYNCED
+
+
 def test_session_remembers_a_limited_number_of_keys(
     connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
