@@ -417,6 +417,25 @@ BUGS = (
         "different clocks on a store.",
     ),
     Bug(
+        name="drift-on-the-way",
+        effect=Effect.HOLDERS,
+        text="In etcd and ZooKeeper a lock could end up to 30 ms before its ttl: if a "
+        "reply had taken three seconds, and the server's clock ran fast meanwhile.",
+        found_by=Finder.TESTS,
+        fixed_in="7b37ae6",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/stores/server_clock.py",
+                    " + _DRIFT * (received_at - sent_at)",
+                    "",
+                ),
+            ),
+            ("tests/unit/core/test_server_clock.py",),
+        ),
+        note="Hypothesis found it when it searched longer, a day after it was written.",
+    ),
+    Bug(
         name="body-without-its-lock",
         effect=Effect.HOLDERS,
         text="The body of a task with `exactly_once_in` began, although the lock was "
@@ -772,6 +791,26 @@ BUGS = (
         note="Task ids of tests are random.",
     ),
     # -- locks that are left ---------------------------------------------------------
+    Bug(
+        name="sweep-hides-a-commit",
+        effect=Effect.LEFT,
+        text="A store granted a lock, and then could not delete keys that had ended. "
+        "The client was told of that error, and not of its lock.",
+        found_by=Finder.REVIEW,
+        fixed_in="9af2185",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/stores/postgresql.py",
+                    "        with contextlib.suppress(psycopg.Error):\n"
+                    "            self._sweep()",
+                    "        self._sweep()",
+                ),
+            ),
+            ("tests/stores/test_sweeps.py",),
+        ),
+        note="No tool makes the deletion of a database fail.",
+    ),
     Bug(
         name="late-refusal-of-a-release",
         effect=Effect.LEFT,
