@@ -433,7 +433,7 @@ BUGS = (
             ),
             ("tests/unit/core/test_server_clock.py",),
         ),
-        note="Hypothesis found it when it searched longer, a day after it was written.",
+        note="Hypothesis found it, in a later run than its first.",
     ),
     Bug(
         name="body-without-its-lock",
