@@ -90,12 +90,18 @@ def singleton_task(
     Raises:
         ConfigurationError: A lock option does not exist, cannot be used, or names
             an argument that the function does not have.
+        TypeError: The function is a task, or no function.
     """
     if function is None:
         decorate = functools.partial(singleton_task, app=app, base=base, **options)
         return cast("_Task", decorate)
     if isinstance(function, (Proxy, Task)):
         raise TypeError("@singleton_task was applied to a task; apply it once, alone.")
+    if not callable(function):
+        raise TypeError(
+            f"@singleton_task was given a {type(function).__name__} in place of a "
+            "function. Name what you give: @singleton_task(app=app, key=...)."
+        )
     ours, celerys = LockOptions.split(options, foreign=dir(Task))
     ours = {**celerys.pop("redlock", {}), **ours}
     signature = signature_of(function, bound=celerys.get("bind", False))

@@ -137,6 +137,15 @@ def test_second_application_is_refused(app: Celery) -> None:
         singleton_task(job)
 
 
+@pytest.mark.parametrize(
+    "given", [Celery("shop", set_as_current=False), "invoice:{invoice_id}"]
+)
+def test_option_without_its_name_is_refused(given: Any) -> None:
+    """The error tells the way to write it."""
+    with pytest.raises(TypeError, match=r"@singleton_task\(app=app, key="):
+        singleton_task(given)
+
+
 def test_celerys_own_decorator_does_the_same(app: Celery) -> None:
     """``base=SingletonTask`` and ``redlock={...}`` are all it takes."""
 
