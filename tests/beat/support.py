@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -15,6 +17,7 @@ from celery_redlock.beat.due_entries import as_us
 from celery_redlock.core.records.beat_slots import SlotRecord
 from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.core.redlock import Redlock
+from tests.beat.project import DATABASE
 from tests.harness.processes import LocalBeat, LocalWorker
 from tests.harness.waiting import until
 
@@ -223,20 +226,38 @@ class Beats:
     def freeze_between_slots(self, beat: LocalBeat) -> None:
         """Stop a beat (SIGSTOP) when the nodes have recorded all that it has sent.
 
-        At any other moment the next leader must send a slot again.
+        At any other moment the next leader must send a slot again. If it holds the
+        scheduler's database, the next leader waits for that, and sends nothing.
         """
+
+        def is_between_slots() -> bool:
+            record = SlotRecord(self._redlock, KEY)
+            record.load()
+            return all(
+                (record.upto(sent.entry) or 0) >= as_us(sent.due)
+                for sent in self.sent_by(beat)
+            )
 
         def is_frozen_there() -> bool:
             beat.pause()
-            record = SlotRecord(self._redlock, KEY)
-            record.load()
-            for sent in self.sent_by(beat):
-                if (record.upto(sent.entry) or 0) < as_us(sent.due):
-                    beat.resume()
-                    return False
-            return True
+            if is_between_slots() and self._is_database_free():
+                return True
+            beat.resume()
+            return False
 
         until(is_frozen_there, 20, what=f"{beat.name}: a moment between two slots")
+
+    def _is_database_free(self) -> bool:
+        """Tell whether no process reads or writes the scheduler's SQLite database."""
+        path = self._environment.get(DATABASE)
+        if path is None:
+            return True
+        with closing(sqlite3.connect(path, timeout=0)) as connection:
+            try:
+                connection.execute("BEGIN EXCLUSIVE")
+            except sqlite3.OperationalError:
+                return False
+        return True
 
     def kill_between_slots(self, beat: LocalBeat) -> datetime:
         """Kill a beat (SIGKILL) when its messages are recorded; return the time."""
