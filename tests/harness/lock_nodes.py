@@ -94,6 +94,14 @@ class LockNodes:
         wanted = len(self.urls) if everywhere else self.quorum
         until(lambda: len(self.holders(key)) >= wanted, what=f"a lock on {key}")
 
+    def until_all_see_the_end(self) -> None:
+        """Wait until each client sees the end of a key that this process sees.
+
+        etcd tells its time in whole seconds, so another client may see it later.
+        """
+        if STORE == "etcd":
+            time.sleep(2.0)
+
     def until_free(self, text: str = "", seconds: float = 6.0) -> None:
         """Wait until no node has a lock whose key contains this text."""
         left: list[str] = []

@@ -220,6 +220,7 @@ def test_expired_job_releases_its_claim(here: Deployment, key: str) -> None:
     assert here.nodes.claimant(key) == first.id
 
     until_unclaimed(here, key)
+    here.nodes.until_all_see_the_end()
 
     second = here.send("one-at-all", key)
     here.finish(key, second)

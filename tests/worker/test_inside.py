@@ -114,6 +114,7 @@ def test_hold_at_least_keeps_the_lock(prefork: Deployment, key: str) -> None:
     until(lambda: len(prefork.nodes.holders(key)) < prefork.nodes.quorum)
     assert prefork.stage.now() >= ends
     prefork.nodes.until_free(key)
+    prefork.nodes.until_all_see_the_end()
     prefork.finish(key, prefork.send("keeping", key))
     prefork.nodes.until_free(key)
 
