@@ -21,6 +21,7 @@ __all__ = ["LockNodes", "lock_nodes"]
 
 PREFIX = "redlock:lock:"
 CLAIM = "redlock:claim:"
+COOLDOWN = "redlock:cooldown:"
 CALLS = "redlock:call:"  # the locks that copies of one call share
 NO_SUCH_KEY = -2  # the reply of PTTL
 A_RENEWAL_ADDS = 0.2  # seconds to the end of a lock, at least
@@ -75,6 +76,10 @@ class LockNodes:
         ids = [value.split("\n")[3] for value in values if value is not None]
         first = max(ids, key=ids.count, default=None)
         return first if ids.count(first) >= self.quorum else None
+
+    def cools_down(self, key: str) -> bool:
+        """Tell whether a node has noted that the call has just succeeded."""
+        return any(client.exists(COOLDOWN + key) for client in self._alive())
 
     def locks(self, text: str = "") -> list[str]:
         """Return the locks on each node whose key contains this text."""
