@@ -11,7 +11,6 @@ import pytest
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.scripts import (
-    ALL_SCRIPTS,
     FREE,
     GRANTED,
     MISCONFIGURED,
@@ -26,13 +25,20 @@ from celery_redlock.devnodes.processes import free_port
 from celery_redlock.errors import ConfigurationError
 from tests.harness.waiting import until
 from tests.nodes.support import run_python
+from tests.stores.commands import (
+    acquire,
+    extend,
+    once_before,
+    release,
+    script,
+    vote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TIMEOUT = 8.0  # seconds
 pytestmark = pytest.mark.long
-SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
 
 
 @pytest.fixture
@@ -47,28 +53,6 @@ def connect(zookeeper_store: str) -> Iterator[Callable[[], ZooKeeper]]:
     yield connect
     for store in stores:
         store.close()
-
-
-def script(name: str, keys: list[bytes], *args: bytes) -> list[bytes]:
-    """Return the command that runs a script."""
-    return [b"EVALSHA", SHA[name], b"%d" % len(keys), *keys, *args]
-
-
-def once_before(
-    monkeypatch: pytest.MonkeyPatch,
-    store: ZooKeeper,
-    method: str,
-    act: Callable[[], Any],
-) -> None:
-    """Let another client act once, just before a method of this store runs."""
-    real = getattr(store, method)
-
-    def later(*args: Any) -> Any:
-        monkeypatch.setattr(store, method, real)
-        act()
-        return real(*args)
-
-    monkeypatch.setattr(store, method, later)
 
 
 @pytest.mark.long
@@ -194,34 +178,6 @@ def test_first_field_of_a_hash_that_is_read_in_part(
 
 
 # -- the state of the node, in one znode -----------------------------------------------
-
-VIEW = b"format 3, restart guard on"
-
-
-def vote(store: ZooKeeper, meta: bytes) -> None:
-    """Have the store vote in `VIEW`, with a counter in the stripes 3 and 4."""
-    (info,) = store.run([[b"INFO"]])
-    run_id = info.partition(b"run_id:")[2].split()[0]
-    fields = [b"config", VIEW, b"run_id", run_id, b"votes", b"1"]
-    fields += [b"identity", b"me", b"floor", b"5", b"3", b"7", b"4", b"7"]
-    store.run([[b"HSET", meta, *fields]])
-
-
-def acquire(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes]:
-    """Return the command that takes a lock for a minute."""
-    args = [token, b"me", b"60000", b"0", b"0", VIEW, stripe]
-    return script("acquire", [lock, meta], *args)
-
-
-def extend(lock: bytes, meta: bytes, token: bytes) -> list[bytes]:
-    """Return the command that extends a lock by a minute."""
-    keys = [lock, meta, meta + b":releases"]
-    return script("extend", keys, VIEW, token, b"60000")
-
-
-def release(lock: bytes, token: bytes) -> list[bytes]:
-    """Return the command that releases a lock."""
-    return script("release", [lock, lock + b":queue"], token, b"0")
 
 
 def requests_of(

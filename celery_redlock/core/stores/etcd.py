@@ -368,9 +368,10 @@ class Etcd(CompareAndSwapStore):
     def scan(self, head: bytes, now_ms: int) -> list[bytes]:
         """Return the names of the keys that begin so and have not ended by then."""
         start = _CELLS + head.replace(b"\0", b"\0\xff")
+        # At the revision of the snapshot: other commands of the batch rest on it.
         return [
             cell.name
-            for cell in self._begin([_prefix(start)])
+            for cell in self._read([_prefix(start)])
             if cell.field == HEAD
             and (cell.expires_at_ms is None or cell.expires_at_ms >= now_ms)
         ]

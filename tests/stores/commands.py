@@ -1,0 +1,65 @@
+"""Commands on a store: the scripts with their keys, and a client that comes between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.core.scripts import ALL_SCRIPTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+__all__ = ["VIEW", "acquire", "extend", "once_before", "release", "script", "vote"]
+
+VIEW = b"format 3, restart guard on"
+SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
+
+
+def script(name: str, keys: list[bytes], *args: bytes) -> list[bytes]:
+    """Return the command that runs a script."""
+    return [b"EVALSHA", SHA[name], b"%d" % len(keys), *keys, *args]
+
+
+def once_before(
+    monkeypatch: pytest.MonkeyPatch,
+    store: Any,
+    method: str,
+    act: Callable[[], Any],
+) -> None:
+    """Let another client act once, just before a method of this store runs."""
+    real = getattr(store, method)
+
+    def later(*args: Any) -> Any:
+        monkeypatch.setattr(store, method, real)
+        act()
+        return real(*args)
+
+    monkeypatch.setattr(store, method, later)
+
+
+def vote(store: Any, meta: bytes) -> None:
+    """Have the store vote in `VIEW`, with a counter in the stripes 3 and 4."""
+    (info,) = store.run([[b"INFO"]])
+    run_id = info.partition(b"run_id:")[2].split()[0]
+    fields = [b"config", VIEW, b"run_id", run_id, b"votes", b"1"]
+    fields += [b"identity", b"me", b"floor", b"5", b"3", b"7", b"4", b"7"]
+    store.run([[b"HSET", meta, *fields]])
+
+
+def acquire(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes]:
+    """Return the command that takes a lock for a minute."""
+    args = [token, b"me", b"60000", b"0", b"0", VIEW, stripe]
+    return script("acquire", [lock, meta], *args)
+
+
+def extend(lock: bytes, meta: bytes, token: bytes) -> list[bytes]:
+    """Return the command that extends a lock by a minute."""
+    keys = [lock, meta, meta + b":releases"]
+    return script("extend", keys, VIEW, token, b"60000")
+
+
+def release(lock: bytes, token: bytes) -> list[bytes]:
+    """Return the command that releases a lock."""
+    return script("release", [lock, lock + b":queue"], token, b"0")
