@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from celery_redlock.core.stores.connection import Server, store_of
+from celery_redlock.core.stores.connection import Server, StoreError, store_of
 from celery_redlock.devnodes import DevStore, StoreNode
 from celery_redlock.errors import RedlockError
 from tests.conftest import missing
@@ -51,7 +51,12 @@ class Front:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
-                Server(store_of(self._store_url)(self._store_url, 5.0), sock)
+                try:
+                    store = store_of(self._store_url)(self._store_url, 5.0)
+                except StoreError:  # it is down: the client may come again
+                    sock.close()
+                else:
+                    Server(store, sock)
 
     def close(self) -> None:
         """Accept no more connections."""
