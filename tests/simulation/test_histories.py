@@ -64,7 +64,7 @@ def test_some_histories_break_no_rule() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seeds", batches(), ids=str)
 def test_histories_break_no_rule(seeds: range) -> None:
     """No history has a finding; each fault, vote, verdict and recovery occurs."""

@@ -83,7 +83,7 @@ def test_histories_are_accepted() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_many_histories_of_all_faults_are_accepted(first: int) -> None:
     """Spin accepts them, and each kind of fault occurred."""
