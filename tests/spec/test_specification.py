@@ -8,6 +8,7 @@ from spec.catalogue import RULES, Rule, Run
 from spec.check import FOLDER, check_rule, check_run, missing
 from spec.page import is_stale, runs_of
 
+pytestmark = pytest.mark.timeout(1200)  # a slow machine takes minutes for the largest
 needs_spin = pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing")
 SHORT = {"MAJORITY", "QUARANTINE", "TOKEN"}
 
