@@ -83,8 +83,7 @@ test-all: $(VENV)/.with-test
 # The tests that need no worker. In a forked child, a thread that is gone may hold a lock
 # of the measurement. A floor is what was measured, in percent, less one: lines and
 # branches. Raise it with the tests.
-# The tests of etcd and ZooKeeper are long ones. What a redis-server does is no Python.
-LEFT_OUT := not fork and not [6. and not [7. and not [8.
+# The tests of etcd and ZooKeeper are long ones.
 COVERED := tests/contract tests/stores tests/contrib/test_exactly_once.py tests/contrib/test_outbox.py \
   $(addprefix tests/unit/,core locking options policies tasks testing)
 FLOORS := core/90 task/90 options/97
@@ -92,7 +91,7 @@ FLOORS := core/90 task/90 options/97
 coverage: $(VENV)/.with-test
 	@echo "About 2 minutes on two cores."
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal -m "not long" -k "$(LEFT_OUT)" \
+	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal -m "not long" -k "not fork" \
 	  $(COVERED) $(ARGS) || echo "The verdict on the tests is that of make test."
 	@$(BIN)/coverage combine --quiet
 	@failed=; for floor in $(FLOORS); do \
