@@ -137,12 +137,21 @@ class Successor:
             raise self._superseded(reply.by, held)
 
     def _asked(self, ask: Callable[[], RegisterReply]) -> RegisterReply:
-        """Return the reply of the nodes; withdraw named calls that never run."""
-        call = self._call
-        for _ in range(_MOST_ENDED):
+        """Return the reply of the nodes; withdraw named calls that never run.
+
+        A call notes its start before it runs. So the nodes are asked once more when
+        the end is known: the first reply may be of the time before the start.
+        """
+        call, ended = self._call, None
+        for _ in range(2 * _MOST_ENDED):
             reply = ask()
-            if reply.by is None or not reply.waits or not call.has_ended(reply.by):
+            if reply.by is None or not reply.waits:
                 return reply
+            if reply.by != ended:
+                if not call.has_ended(reply.by):
+                    return reply
+                ended = reply.by
+                continue
             log.info("%s has ended before it ran; %s asks again.", reply.by, call)
             withdraw(call.runtime.redlock, call.key, call.task.name, reply.by)
         return RegisterReply(by=None, entered=False)

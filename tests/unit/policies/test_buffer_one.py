@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from celery import states
 
 from celery_redlock import DuplicateTask
 from celery_redlock.policies import BufferOne, Conflict, Skip
+from celery_redlock.task.call import Call
 from celery_redlock.testing import SignalRecorder
 from tests.unit.tasks.support import KEY
 
@@ -106,6 +108,32 @@ def test_call_with_a_final_result_supersedes_no_other(worker: Worker) -> None:
         older = worker.run(task, 1, redlock=published(1))
 
     assert older.stored == states.RETRY
+
+
+def test_call_that_ran_while_the_nodes_replied_has_superseded_the_older_one(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes said that it waits; then it ran and ended. No older call runs now."""
+    task = worker.buffered()
+    older, newer = refused(worker, task, 1, 2)
+    look = Call.has_ended
+    ran: list[str] = []
+
+    def has_ended(call: Call, task_id: str) -> bool:
+        if not ran:
+            ran.append(task_id)
+            holding.close()
+            assert come_back(worker, task, newer, 2).stored == states.SUCCESS
+        return look(call, task_id)
+
+    monkeypatch.setattr(Call, "has_ended", has_ended)
+    with contextlib.ExitStack() as holding:
+        holding.enter_context(worker.held(newer.id))  # it notes its start next
+        again = come_back(worker, task, older, 1)
+
+    assert ran == [newer.id]
+    assert again.stored == states.REVOKED
+    assert f"{newer.id} runs instead" in str(again.result)
 
 
 def test_call_without_a_result_backend_is_superseded_as_well(worker: Worker) -> None:
