@@ -731,6 +731,31 @@ BUGS = (
     ),
     # -- jobs that run twice ---------------------------------------------------------
     Bug(
+        name="older-call-runs-after-the-newest",
+        effect=Effect.JOB_TWICE,
+        text="With `buffer_one`, the newest call ran and ended while an older one "
+        "waited for the reply of the nodes, which still named it. The older one took "
+        "it for a call that had ended before it ran, and ran as well.",
+        found_by=Finder.TESTS,
+        fixed_in="3ab3171",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/policies/successor.py",
+                    "                ended = reply.by\n                continue\n",
+                    "                ended = reply.by\n",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/policies/test_buffer_one.py::"
+                    "test_call_that_ran_while_the_nodes_replied_has_superseded_the_older_one"
+                ),
+            ),
+        ),
+        note="The simulator has no successors of calls.",
+    ),
+    Bug(
         name="copy-of-an-ended-call",
         effect=Effect.JOB_TWICE,
         text="A process that was killed after it republished a call left two "

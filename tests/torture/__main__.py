@@ -36,13 +36,15 @@ def main() -> int:
     option("--store", choices=TORTURED, default="", help="in place of Redis")
     option("--plant", choices=["split", "own permits"], default="", help="a bug")
     option("--json", type=Path, help="a file for the report")
-    option("--keep", type=Path, help="a new folder for journal and logs")
+    option("--keep", type=Path, help="an empty folder for journal and logs")
     parser.set_defaults(seed=secrets.randbelow(10**6))
     chosen = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in background
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if chosen.keep:
-        chosen.keep.mkdir(parents=True)
+        chosen.keep.mkdir(parents=True, exist_ok=True)
+        if any(chosen.keep.iterdir()):
+            parser.error(f"--keep needs an empty folder; {chosen.keep} has files in it")
     start = time.monotonic()
 
     def say(text: str) -> None:
