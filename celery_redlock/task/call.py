@@ -30,7 +30,7 @@ from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import SuccessorRegister
-from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.errors import QuorumUnreachable, RedlockError
 from celery_redlock.options.broker import (
     accepted_countdown,
     broker_errors,
@@ -42,7 +42,6 @@ from celery_redlock.task.results import can_be_read, has_ended, stored_result
 
 if TYPE_CHECKING:
     from celery_redlock.core.limits import Limits
-    from celery_redlock.errors import RedlockError
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.interrupt import Interrupter
 
@@ -192,18 +191,26 @@ class Call:
 
         return Skipped(str(error), facts)
 
-    def drop_if_finished(self) -> None:
-        """End this copy if another copy with the same id has finished."""
-        if self._has_finished():
-            extra = self.log_fields("copy-dropped")
-            text = "%s has finished already; this copy of it is dropped."
-            log.info(text, self, extra=extra)
-            self._count_in_chord()
-            raise Ignore(f"{self} has finished already")
+    def drop_if_finished(self, interrupter: Interrupter) -> None:
+        """End this copy if another copy with the same id has finished.
 
-    def drop_if_outdated(self) -> None:
+        While another process sends the body of its chord, the copy comes back later: if
+        that process was killed, the copy sends it.
+        """
+        if not self._has_finished():
+            return
+        while left := self._count_in_chord():
+            reason = RedlockError("another process may send the body of its chord")
+            self.republish(reason, left, interrupter, redelivered=True)
+        extra = self.log_fields("copy-dropped")
+        log.info(
+            "%s has finished already; this copy of it is dropped.", self, extra=extra
+        )
+        raise Ignore(f"{self} has finished already")
+
+    def drop_if_outdated(self, interrupter: Interrupter) -> None:
         """End a copy that has nothing left to do: no other copy runs, says the lock."""
-        self.drop_if_finished()
+        self.drop_if_finished(interrupter)
         expires = self._expires()
         if expires and datetime.now(timezone.utc).timestamp() > expires:
             log.info("%s has expired.", self, extra=self.log_fields("expired"))
@@ -265,7 +272,7 @@ class Call:
     def _stores_errors(self) -> bool:
         return self.keeps_result() or self.task.store_errors_even_if_ignored
 
-    def _count_in_chord(self) -> None:
+    def _count_in_chord(self) -> float:
         """Count a call that has ended in its chord, in case that was not done.
 
         Celery stores a result first and counts it afterwards. A process can be killed
@@ -273,13 +280,24 @@ class Call:
         the worker that discards the call to count it: a worker that was started since
         discards nothing. Then the chord would wait for ever. The Redis backend counts
         a call only once. Other backends do not: there the chord is left alone.
+
+        Returns:
+            Seconds for which another process alone may send the body of the chord; 0 if
+            none may, or the body was sent.
         """
-        backend = self.task.backend
-        if not self.request.chord or not getattr(backend, "_chord_zset", False):
-            return
+        backend, group = self.task.backend, self.request.group
+        is_member = bool(self.request.chord and group)
+        if not is_member or not getattr(backend, "_chord_zset", False):
+            return 0.0
         meta = backend.get_task_meta(self.id, cache=False)
-        if meta["status"] in states.READY_STATES:
-            backend.on_chord_part_return(self.request, meta["status"], meta["result"])
+        if meta["status"] not in states.READY_STATES:
+            return 0.0
+        backend.on_chord_part_return(self.request, meta["status"], meta["result"])
+        # Since Celery 5.7: the token of that process, and "done" afterwards.
+        claim = backend.get_key_for_group(group, ".c")
+        if backend.client.get(claim) in (None, b"done"):
+            return 0.0
+        return float(max(1, backend.client.ttl(claim) + 1))
 
     def _expires(self) -> float:
         """Return when the call expires, in seconds since 1970; 0 for never."""
@@ -327,7 +345,7 @@ class Call:
         fresh = self.header._replace(base=None, refused=self.refused, **fields)
         if not fresh.redelivered:
             if self.header.deferred:
-                self.drop_if_finished()
+                self.drop_if_finished(interrupter)
             self._note_retry(reason)
         app = self.task.app
         countdown = accepted_countdown(app, countdown)

@@ -37,6 +37,7 @@ from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import withdraw
 from celery_redlock.task.header import claim_in, mint
 from celery_redlock.task.publishing import release_claim
+from celery_redlock.task.results import has_ended
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -87,6 +88,14 @@ class RedlockRequest(Request):
             self.send_event("task-revoked", **{**usual, **error.facts})
         elif isinstance(error, _DIED):
             self._release_lock()
+            if self._may_have_left_its_chord(error):
+                log.warning(
+                    "%s had ended when its process was lost. Its message goes back "
+                    "to its queue: the next copy counts it in its chord.",
+                    self.humaninfo(),
+                    extra=log_fields("chord-left", task=self.name, task_id=self.id),
+                )
+                exc_info.exception = Reject(error, requeue=True)
         elif self._has_lost_result(exc_info, error, **kwargs):
             log.warning(
                 "The result of %s could not be stored (%s: %s). Its message goes back "
@@ -114,6 +123,22 @@ class RedlockRequest(Request):
             and not isinstance(error, (Ignore, Reject, Retry, MemoryError))
             and self.task.acks_late
             and options.exactly_once_in is not None
+        )
+
+    def _may_have_left_its_chord(self, error: BaseException) -> bool:
+        """Tell whether the child stored a result, and may not have counted it.
+
+        Celery 5.7 acknowledges such a message (see ``Request._success_was_stored``),
+        and the chord would wait for ever.
+        """
+        task, is_over = self.task, self._already_cancelled or self._already_revoked
+        return bool(
+            not isinstance(error, Terminated)
+            and not is_over
+            and self._context.chord
+            and task.acks_late
+            and task.reject_on_worker_lost
+            and has_ended(task, self.id)
         )
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  (Celery's)

@@ -11,7 +11,9 @@ from celery_redlock import DuplicateTask
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-__all__ = ["FREED_WITHIN", "assert_refused", "pools", "redelivery"]
+    from tests.harness.deployment import Site
+
+__all__ = ["FREED_WITHIN", "assert_refused", "pools", "redelivery", "stored_by"]
 
 FREED_WITHIN = 6.0  # seconds, with a ttl of 30: the longest that a kill may go unseen
 
@@ -39,3 +41,9 @@ def redelivery(after: float = 2) -> dict[str, Any]:
             "unacked_restore_throttle": 1,
         },
     }
+
+
+def stored_by(site: Site, backend: str) -> dict[str, str]:
+    """Return the settings of a worker with a result backend of the project."""
+    url = f"redis://127.0.0.1:{site.backend.port}/0"
+    return {"result_backend": f"tests.worker.project.late.{backend}+{url}"}

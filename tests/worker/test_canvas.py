@@ -9,12 +9,12 @@ from celery import chain, chord, group, states
 from celery.exceptions import ChordError
 
 from tests.harness.waiting import until
-from tests.worker.support import assert_refused
+from tests.worker.support import assert_refused, stored_by
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
 
-    from tests.harness.deployment import Deployment
+    from tests.harness.deployment import Deploy, Deployment, Site
 
 
 def sig(deployment: Deployment, name: str, *args: object) -> Signature:
@@ -120,6 +120,29 @@ def test_member_that_was_revoked_elsewhere_ends_a_chord(
     assert first.get(timeout=10) == first.id
     assert len(prefork.stage.runs(key)) == 1
     assert prefork.stage.runs(f"{key}-tail") == []
+
+
+def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord(
+    deploy: Deploy, site: Site, key: str
+) -> None:
+    """Celery lets no other process send the body for some seconds.
+
+    The message of the member comes back at once. Its copy must not be the last one that
+    looks at the chord.
+    """
+    backend = stored_by(site, "KilledInChords")
+    soon = {"result_chord_join_timeout": 2, "broker_connection_timeout": 0.5}
+    worker = deploy(settings=backend | soon)
+    header = [sig(worker, "late", key), sig(worker, "quick", f"{key}-other")]
+
+    result = chord(header)(worker.task("tail").s(key))
+    result.parent[1].get(timeout=10)
+    worker.stage.open(key)
+
+    assert result.get(timeout=40) == [result.parent[0].id, result.parent[1].id]
+    assert worker.stage.notes(key, "killed-in-chord")
+    assert len(worker.stage.runs(key)) == 1
+    assert len(worker.stage.runs(f"{key}-tail")) == 1
 
 
 @pytest.mark.parametrize("name", ["job-retry", "job-wait"])

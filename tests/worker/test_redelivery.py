@@ -9,7 +9,7 @@ from celery import states, uuid
 
 from tests.harness.processes import RedisServer
 from tests.harness.waiting import until
-from tests.worker.support import pools, redelivery
+from tests.worker.support import pools, redelivery, stored_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,12 +45,6 @@ def test_retries_without_delay_all_run(any_pool: Deployment, key: str) -> None:
     for name in names:
         assert len(any_pool.stage.runs(name)) == 4
         assert any_pool.stage.overlaps(name) == []
-
-
-def stored_by(site: Site, backend: str) -> dict[str, str]:
-    """Return the settings of a worker with a result backend of the project."""
-    url = f"redis://127.0.0.1:{site.backend.port}/0"
-    return {"result_backend": f"tests.worker.project.late.{backend}+{url}"}
 
 
 @pytest.fixture

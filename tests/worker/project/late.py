@@ -1,17 +1,20 @@
-"""Result backends that store what they are given later than usual, where possible."""
+"""Result backends that store what they are given later than usual, or are killed."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from typing import Any
 
 from celery import current_task, states
 from celery.backends.redis import RedisBackend
+from celery.signals import before_task_publish
 
 from tests.worker.project.body import stage
 
-__all__ = ["LateResults", "LateRetries"]
+__all__ = ["KilledInChords", "LateResults", "LateRetries"]
 
 _LONGEST = 3.0  # seconds; a retry that may run has run by then
 _COPY_COMES_WITHIN = 30.0  # seconds
@@ -46,3 +49,25 @@ class LateResults(RedisBackend):
                 break
             threading.Event().wait(0.01)
         return super()._set_with_state(key, value, state)
+
+
+class KilledInChords(RedisBackend):
+    """Kills its process where it would send the body of a chord, once for each key.
+
+    The key is the first argument of the call that ends the header of the chord.
+    """
+
+    def on_chord_part_return(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count the call in its chord, and send the body if it is the last one."""
+        key = current_task.request.args[0]
+
+        def kill(**_: Any) -> None:
+            if not stage().notes(key, "killed-in-chord"):
+                stage().note(key, "killed-in-chord")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        before_task_publish.connect(kill)
+        try:
+            return super().on_chord_part_return(request, *args, **kwargs)
+        finally:
+            before_task_publish.disconnect(kill)
