@@ -203,7 +203,7 @@ class Execution(TaskLock):
         self.call = call
         self.lease: Lease | None = None
         self.is_admitted = False
-        self._interrupter = interrupter()
+        self._interrupter = interrupter(within_task=bool(call.request.is_eager))
         self._deciding = threading.Lock()
         self._decision: LossDecision | None = None
         self._is_lost = False

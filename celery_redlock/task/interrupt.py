@@ -20,7 +20,8 @@ that catches the error and goes on has to be interrupted again.
 
 In a pool's process Celery's soft time limit uses the same signal. It reaches the
 interruptible call as always, and a wait that is given to ``time_limited``. A limit that
-arrives while the lock is acquired or released takes effect after that.
+arrives while the lock is acquired or released takes effect after that. When a task has
+ended in an error, or was republished, no limit has an effect until the next one begins.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from billiard.process import current_process
+from celery.signals import task_prerun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,15 +97,19 @@ def _between(
         after()  # an interrupt may have cut the first one short
 
 
-def interrupter() -> Interrupter:
-    """Return the interrupter that fits the calling thread or greenlet."""
+def interrupter(*, within_task: bool = False) -> Interrupter:
+    """Return the interrupter that fits the calling thread or greenlet.
+
+    Args:
+        within_task: Whether the call is a part of another task, which runs on after it.
+    """
     throw_soon = _hub_callback()
     if throw_soon:
         return _InGreenlet(throw_soon)
     is_pool_child = getattr(current_process(), "_parent_pid", None) is not None
     is_main = threading.get_ident() == threading.main_thread().ident
     if _SIGNAL and is_pool_child and is_main:
-        return _BySignal()
+        return _BySignal(ends_task=not within_task)
     return _ByAsyncException()
 
 
@@ -120,6 +126,7 @@ class _SignalHandler:
     def __init__(self) -> None:
         self.is_blocked = False
         self.has_pending = False  # a signal that arrived while they were blocked
+        self.is_over = False  # the task has its result; billiard has not sent it yet
         self._previous: Any = None  # billiard's handler
         self._interrupt: tuple[_BySignal, LockLost] | None = None
 
@@ -136,6 +143,7 @@ class _SignalHandler:
             self._interrupt = None
         if signal.getsignal(_SIGNAL) != self._handle:  # type: ignore[arg-type]
             self._previous = signal.signal(_SIGNAL, self._handle)  # type: ignore[arg-type]
+            task_prerun.connect(self.begin, dispatch_uid="redlock-limits")
 
     def send(self, target: _BySignal, error: LockLost) -> None:
         """Have the error raised in the target's call. Thread-safe."""
@@ -155,7 +163,13 @@ class _SignalHandler:
             self.has_pending = False
             self._handle(_SIGNAL or 0, None)
 
+    def begin(self, **_: Any) -> None:
+        """Let the signals of the next task through."""
+        self.is_over = False
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.is_over:
+            return
         if self.is_blocked:
             self.has_pending = True
             return
@@ -175,6 +189,9 @@ class _BySignal(Interrupter):
 
     is_entered = False
 
+    def __init__(self, *, ends_task: bool) -> None:
+        self._ends_task = ends_task
+
     def __enter__(self) -> None:
         _signal_handler.install()
         self.is_entered = True
@@ -188,6 +205,8 @@ class _BySignal(Interrupter):
             return
         if error[0]:  # the task has ended in an error of its own, which is its result
             _signal_handler.has_pending = False
+            # While billiard sends it, a limit would make a `MaybeEncodingError` of it.
+            _signal_handler.is_over = self._ends_task
         else:
             _signal_handler.unblock()
 

@@ -231,6 +231,7 @@ def test_child_gets_its_soft_limit_after_an_interrupt_that_came_too_late() -> No
     """An interrupt for an earlier task does not swallow the limit of the next one."""
     said = say_in_child(
         """
+        from celery.signals import task_prerun
         from celery_redlock.task.interrupt import _signal_handler
         try:
             with guard:
@@ -238,6 +239,7 @@ def test_child_gets_its_soft_limit_after_an_interrupt_that_came_too_late() -> No
                 {}["missing"]
         except KeyError as error:
             print(error)
+        task_prerun.send(sender=None)
         try:
             next_guard = interrupter()
             with next_guard:
@@ -300,6 +302,57 @@ def test_child_that_has_failed_keeps_its_own_error() -> None:
     )
 
     assert said == ["'missing'"]
+
+
+def test_child_that_has_failed_gets_no_soft_limit_until_its_next_task() -> None:
+    """A limit during the work of Celery and billiard would replace the result."""
+    said = say_in_child(
+        """
+        from celery.signals import task_prerun
+        try:
+            with guard:
+                {}["missing"]
+        except KeyError as error:
+            print(error)
+        limit()
+        with guard:
+            print("released")
+        limit()
+        task_prerun.send(sender=None)
+        try:
+            limit()
+        except SoftLimit:
+            print("limit")
+        """
+    )
+
+    assert said == ["'missing'", "released", "limit"]
+
+
+def test_task_that_calls_another_one_eagerly_keeps_its_soft_limit() -> None:
+    """The end of the inner task, also in an error, is not the end of the outer one."""
+    said = say_in_child(
+        """
+        def inner():
+            try:
+                with interrupter(within_task=True):
+                    {}["missing"]
+            except KeyError as error:
+                print(error)
+            limit()
+        try:
+            inner()
+        except SoftLimit:
+            print("limit")
+        try:
+            with guard:
+                guard.interruptible(inner)
+        except SoftLimit:
+            print("limit")
+        """
+    )
+
+    assert said == ["'missing'", "limit"] * 2
 
 
 def test_child_drops_an_interrupt_that_came_too_late() -> None:
