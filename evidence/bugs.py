@@ -649,11 +649,60 @@ BUGS = (
             (
                 Edit(
                     "celery_redlock/task/call.py",
-                    'if meta["status"] in states.READY_STATES:',
-                    'if meta["status"] == states.SUCCESS:',
+                    'if meta["status"] not in states.READY_STATES:',
+                    'if meta["status"] != states.SUCCESS:',
                 ),
             ),
             (f"{_CANVAS}::test_member_that_was_revoked_elsewhere_ends_a_chord",),
+        ),
+    ),
+    Bug(
+        name="killed-while-it-sends-a-chord",
+        effect=Effect.JOB_LOST,
+        text="Celery 5.7 lets one process alone send the body of a chord for some "
+        "seconds. If it was killed, the copy of its call came back meanwhile and was "
+        "dropped, or did not come back, and the chord waited for ever.",
+        found_by=Finder.TORTURE,
+        fixed_in="f9a1aea",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/task/call.py",
+                    "        while left := self._count_in_chord():\n",
+                    "        while (left := self._count_in_chord()) < 0:\n",
+                ),
+            ),
+            (
+                (
+                    f"{_CANVAS}::test_member_that_is_killed_while_it_sends_the_body_of_"
+                    "a_chord_loses_no_chord"
+                ),
+            ),
+            is_long=True,
+        ),
+    ),
+    Bug(
+        name="soft-limit-replaces-a-retry",
+        effect=Effect.JOB_LOST,
+        text="A soft time limit came while billiard sent the end of a call that was "
+        "republished. The call had FAILURE as its result then, and its next copy was "
+        "dropped, as one of a call that had ended.",
+        found_by=Finder.TORTURE,
+        fixed_in="2fe6dcd",
+        way=Undone(
+            (
+                Edit(
+                    "celery_redlock/task/interrupt.py",
+                    "            _signal_handler.is_over = self._ends_task\n",
+                    "",
+                ),
+            ),
+            (
+                (
+                    "tests/unit/tasks/test_interrupt.py::"
+                    "test_child_that_has_failed_gets_no_soft_limit_until_its_next_task"
+                ),
+            ),
         ),
     ),
     Bug(
