@@ -21,9 +21,8 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 _SHOWN = 6000  # characters of the output of a failed command
 # Tests that take seconds and need no extra.
 FAST = (
-    *("tests/contract", "tests/unit/core", "tests/unit/tasks"),
+    *("tests/unit/core", "tests/unit/tasks", "tests/unit/policies"),
     *("tests/unit/options", "tests/unit/locking", "tests/unit/testing"),
-    "tests/unit/policies",
 )
 # These need an extra; the last one needs hiredis only.
 WITH_HIREDIS = ("core/test_resp.py",)
