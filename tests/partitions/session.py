@@ -80,6 +80,7 @@ def partitions(
     verdicts.found("processes that did not end", late)
     return Outcome(
         broker="",
+        store="",
         seed=seed,
         seconds=seconds,
         finished_after=took,

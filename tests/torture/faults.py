@@ -43,7 +43,7 @@ class Faults:
     """Disturbs a site for a while.
 
     Attributes:
-        counts: The number of faults of each kind.
+        counts: The number of faults of each kind; 0 of one that never was.
         ended: The number of workers that ended by themselves.
     """
 
@@ -90,6 +90,7 @@ class Faults:
             self._kinds["standby promoted"] = (10, self._promote_standby)
         if site.database:
             self._kinds["database killed"] = (12, self._kill_database)
+        self.counts.update(dict.fromkeys(self._kinds, 0))
 
     def run(self, seconds: float, jobs: int = 0) -> float:
         """Disturb for this number of seconds, then undo the faults that are left.

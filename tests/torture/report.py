@@ -16,6 +16,7 @@ class Report:
     """The outcome of one torture."""
 
     broker: str
+    store: str  # "" for Redis nodes
     seed: int
     seconds: float  # of faults
     finished_after: float  # seconds from the last fault until all jobs had ended
@@ -45,7 +46,9 @@ class Report:
         }
         when = f"all jobs ended {self.finished_after:.0f} s later"
         faults = f"{self.seconds:g} s of faults"
-        lines = [f"torture: {self.broker}, seed {self.seed}, {faults}, {when}"]
+        locks = f"locks in {self.store}" if self.store else "locks on Redis nodes"
+        title = f"torture: broker {self.broker}, {locks}, seed {self.seed}"
+        lines = [f"{title}, {faults}, {when}"]
         for name, counts in sections.items():
             lines += ["", name]
             lines += [f"  {what:<50}{number:>6}" for what, number in counts.items()]

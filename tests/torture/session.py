@@ -105,6 +105,7 @@ def torture(  # noqa: PLR0913  (each of them is a choice)
         verdicts.apart["workers that did not end by SIGTERM"] = stubborn
         return Report(
             broker=broker,
+            store=store,
             seed=seed,
             seconds=seconds,
             finished_after=took,

@@ -267,7 +267,8 @@ class Site:
     def votes(self, number: int) -> bool:
         """Tell whether a node has the right to vote, by the keys on it."""
         node = self.nodes.nodes[number]
-        run_id = node.command("INFO", "server")["run_id"]
+        # redis-py makes a number of it where it looks like one, as that of etcd does.
+        run_id = str(node.command("INFO", "server")["run_id"])
         meta = node.command("HGETALL", f"{_PREFIX}:meta")
         return meta.get("run_id") == run_id and "votes" in meta
 

@@ -36,7 +36,7 @@ def test_torture(redis_server: str, tmp_path: Path, broker: str) -> None:
 
     report.show()
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
-    assert report.faults
+    assert any(report.faults.values())
     assert report.is_clean, f"only {report.jobs} were sent"
 
 
@@ -47,7 +47,7 @@ def test_torture_of_permits(redis_server: str, tmp_path: Path) -> None:
 
     report.show()
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
-    assert report.faults
+    assert any(report.faults.values())
     assert report.is_clean, f"only {report.jobs} were sent"
 
 
@@ -61,7 +61,7 @@ def test_torture_of_promotions(redis_server: str, tmp_path: Path) -> None:
 
     report.show()
     assert report.zero == dict.fromkeys(report.zero, 0), report.proofs()
-    assert report.faults
+    assert any(report.faults.values())
     assert report.is_clean, f"only {report.jobs} were sent"
 
 
