@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,41 @@ def test_wrong_nodes_are_refused_with_the_remedy(nodes: list[str], said: str) ->
     with pytest.raises(ConfigurationError, match=said) as caught:
         Redlock(nodes)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "password"),
+    [
+        *itertools.product(
+            ["postgresql", "etcd", "zookeeper"], ["12/secret", "12#secret", "a@secret"]
+        ),
+        *(("etcd", "1?secret"), ("zookeeper", "1?secret")),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_password_that_is_not_quoted_is_refused(
+    scheme: str, password: str, name: str
+) -> None:
+    """Its end would be a part of the host, and so of the name that everybody sees."""
+    url = f"{scheme}://me:{password}@host:1"
+    with pytest.raises(ConfigurationError) as caught:
+        Redlock([{"url": url, "name": name} if name else url])
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://me:a%40b%2Fc@db/app", "db:5432/app"),
+        ("postgresql://me:1?b@db/app", "db:5432/app"),
+        ("postgresql://db/app?user=me@corp&password=a@b", "db:5432/app"),
+        ("etcd://me:a%40b%2Fc@a,b", "a:2379+b:2379"),
+        ("zookeeper://me:a%40b%2Fc@a,b/root", "a:2181+b:2181/root"),
+    ],
+)
+def test_password_that_is_quoted_is_in_no_name(url: str, name: str) -> None:
+    """Nor is one that libpq can read as it is, or takes as an option."""
+    assert parse_node(url).name == name
 
 
 @pytest.mark.parametrize(

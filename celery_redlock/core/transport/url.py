@@ -119,7 +119,8 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
             or ``{"url": …, "name": …}`` to give the node a name. A store that decides
             alone is ``"postgresql://user@host/database"``, the same in libpq's
             ``"host=… dbname=…"``, ``"django://default"`` (a connection of the project),
-            or ``"etcd://a:2379,b:2379"`` (``etcds://`` for TLS).
+            ``"etcd://a:2379,b:2379"`` (``etcds://`` for TLS), or
+            ``"zookeeper://a:2181,b:2181/chroot"``.
 
     Raises:
         ConfigurationError: It cannot be read. The message masks the password.
@@ -148,6 +149,8 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
             "in place of Redis nodes is postgresql://user@host/database, "
             "django://default, etcd://host:2379 or zookeeper://host:2181."
         )
+    if is_store(url):
+        _refuse_unquoted(url)
     if re.search(r"[\s,]", name):
         raise ConfigurationError(
             f"The name of the node {mask_url(url)} must be text without spaces "
@@ -206,6 +209,24 @@ def parse_nodes(
 def usual_node_timeout(addresses: Sequence[NodeAddress]) -> float:
     """Return the default of ``redlock_node_timeout``: a store waits for its disk."""
     return _STORE_TIMEOUT if any(one.is_store for one in addresses) else _NODE_TIMEOUT
+
+
+def _refuse_unquoted(url: str) -> None:
+    """Refuse the URL of a store whose password may hold a character that ends it.
+
+    Its rest would be taken for a part of the host, which is in the name of the node.
+
+    Raises:
+        ConfigurationError: There is such a character.
+    """
+    place, _, options = url.partition("://")[2].partition("?")
+    login, _, _ = place.rpartition("@")
+    # libpq takes user and password as options, too.
+    is_unclear = "@" in options and not url.startswith("postgres")
+    if is_unclear or "#" in url or set("@/") & set(login):
+        raise ConfigurationError(
+            f"The node URL {mask_url(url)} is malformed: {_QUOTE}."
+        )
 
 
 def _name_of(url: str) -> str:
