@@ -23,7 +23,13 @@ from kombu.exceptions import OperationalError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["accepted_countdown", "broker_errors", "visibility_timeout", "way_back"]
+__all__ = [
+    "accepted_countdown",
+    "broker_errors",
+    "marks_redeliveries",
+    "visibility_timeout",
+    "way_back",
+]
 
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
 # Seconds after which these brokers redeliver a message that is not acknowledged.
@@ -83,6 +89,14 @@ def broker_errors(app: Any) -> tuple[type[BaseException], ...]:
         *broker.connection_errors,
         *broker.channel_errors,
     )
+
+
+def marks_redeliveries(app: Any) -> bool:
+    """Tell whether a message that comes again says so, in its ``delivery_info``.
+
+    kombu's other transports, SQS for one, deliver it as it was.
+    """
+    return _connection(app).transport.driver_type in ("redis", "amqp")
 
 
 def _delays_calls(app: Any) -> bool:

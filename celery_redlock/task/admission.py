@@ -118,7 +118,7 @@ class Admission:
         """
         call = self.call
         if call.is_redelivered:
-            call.drop_if_finished(self._interrupter)
+            call.drop_if_finished()
         if call.header.slot:
             self._drop_if_sent_twice(call.header.slot)
         wait: float | None = 0.0
@@ -189,11 +189,11 @@ class Admission:
         if call.is_redelivered:
             if call.header.met_copy:
                 self._wait(call.wait_for_result)
-            call.drop_if_outdated(self._interrupter)
+            call.drop_if_outdated()
         elif call.header.deferred:
             # The process that published this copy may have been killed right then:
             # its own message came back, and may have run before this one.
-            call.drop_if_finished(self._interrupter)
+            call.drop_if_finished()
         if self._successor is not None:
             self._successor.start()
         else:

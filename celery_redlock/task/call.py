@@ -37,13 +37,13 @@ from celery_redlock.options.broker import (
     way_back,
 )
 from celery_redlock.task.header import TaskHeader, extract
+from celery_redlock.task.interrupt import Interrupter
 from celery_redlock.task.publishing import release_claim
 from celery_redlock.task.results import can_be_read, has_ended, stored_result
 
 if TYPE_CHECKING:
     from celery_redlock.core.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
-    from celery_redlock.task.interrupt import Interrupter
 
 __all__ = ["Call", "Republished"]
 
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
 _STORED_WITHIN, _LOOK_EVERY = 5.0, 0.05  # seconds after the release of the lock
+_COUNT_AGAIN = 5.0  # seconds
 
 
 class Republished(Retry):  # type: ignore[misc]
@@ -191,26 +192,27 @@ class Call:
 
         return Skipped(str(error), facts)
 
-    def drop_if_finished(self, interrupter: Interrupter) -> None:
+    def drop_if_finished(self) -> None:
         """End this copy if another copy with the same id has finished.
 
-        While another process sends the body of its chord, the copy comes back later: if
-        that process was killed, the copy sends it.
+        While another process may send the body of its chord, the copy comes back later:
+        if that process was killed, the copy sends it. Such a copy never runs.
         """
-        if not self._has_finished():
+        if not (self.header.ended or self._has_finished()):
             return
-        while left := self._count_in_chord():
-            reason = RedlockError("another process may send the body of its chord")
-            self.republish(reason, left, interrupter, redelivered=True)
+        while left := self._counted_within():
+            reason = RedlockError("it has ended, and its chord may not know it yet")
+            header = {"redelivered": True, "ended": True}
+            self.republish(reason, left, Interrupter(), **header)
         extra = self.log_fields("copy-dropped")
         log.info(
             "%s has finished already; this copy of it is dropped.", self, extra=extra
         )
         raise Ignore(f"{self} has finished already")
 
-    def drop_if_outdated(self, interrupter: Interrupter) -> None:
+    def drop_if_outdated(self) -> None:
         """End a copy that has nothing left to do: no other copy runs, says the lock."""
-        self.drop_if_finished(interrupter)
+        self.drop_if_finished()
         expires = self._expires()
         if expires and datetime.now(timezone.utc).timestamp() > expires:
             log.info("%s has expired.", self, extra=self.log_fields("expired"))
@@ -272,6 +274,20 @@ class Call:
     def _stores_errors(self) -> bool:
         return self.keeps_result() or self.task.store_errors_even_if_ignored
 
+    def _counted_within(self) -> float:
+        """Count a call that has ended in its chord; after an error, in some seconds.
+
+        Returns:
+            Seconds until it is to be counted once more; 0 if it is counted for good.
+        """
+        try:
+            return self._count_in_chord()
+        except Exception:
+            # Each backend has errors of its own, and none may be the result of a call
+            # that has one already.
+            log.exception("%s could not be counted in its chord.", self)
+            return _COUNT_AGAIN
+
     def _count_in_chord(self) -> float:
         """Count a call that has ended in its chord, in case that was not done.
 
@@ -295,7 +311,7 @@ class Call:
         backend.on_chord_part_return(self.request, meta["status"], meta["result"])
         # Since Celery 5.7: the token of that process, and "done" afterwards.
         claim = backend.get_key_for_group(group, ".c")
-        if backend.client.get(claim) in (None, b"done"):
+        if backend.client.get(claim) in (None, b"done", "done"):
             return 0.0
         return float(max(1, backend.client.ttl(claim) + 1))
 
@@ -345,7 +361,7 @@ class Call:
         fresh = self.header._replace(base=None, refused=self.refused, **fields)
         if not fresh.redelivered:
             if self.header.deferred:
-                self.drop_if_finished(interrupter)
+                self.drop_if_finished()
             self._note_retry(reason)
         app = self.task.app
         countdown = accepted_countdown(app, countdown)

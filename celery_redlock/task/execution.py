@@ -417,10 +417,6 @@ class Execution(TaskLock):
         """Publish the call again; see ``Call.republish``."""
         self.call.republish(reason, countdown, self._interrupter)
 
-    def drop_if_finished(self) -> None:
-        """End this copy if another one has finished; see ``Call.drop_if_finished``."""
-        self.call.drop_if_finished(self._interrupter)
-
     def release_kept(self) -> None:
         """Release the lock that was kept until RETRY is stored. Twice is harmless."""
         with self._interrupter:

@@ -13,6 +13,8 @@ field            meaning                                            written by
                  run
 ``met_copy``     another copy with this task id had the lock when   the task
                  this one was published
+``ended``        the call has ended, and is only to be counted in   the task
+                 its chord
 ``slot``         the tick of a beat schedule that the call is for   beat
 ``published``    µs since 1970 when the call was published first,   publisher or
                  or else when it arrived                            main process
@@ -56,7 +58,7 @@ HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
 _CARRIED = frozenset(
     (
-        *("deferred", "outages", "redelivered", "met_copy"),
+        *("deferred", "outages", "redelivered", "met_copy", "ended"),
         *("slot", "refused", "next", "claim"),
     )
 )
@@ -75,6 +77,7 @@ class TaskHeader(NamedTuple):
     outages: int = 0
     redelivered: bool = False
     met_copy: bool = False
+    ended: bool = False
     slot: str = ""
     published: int = 0
     refused: int = 0
@@ -86,7 +89,7 @@ class TaskHeader(NamedTuple):
         """Return the headers of the next copy: all but what is of this execution."""
         fields, always = self._asdict(), ("deferred", "outages", "redelivered")
         carried = {name: fields[name] for name in always}
-        others = ("met_copy", "slot", "published", "refused", "next", "claim")
+        others = ("met_copy", "ended", "slot", "published", "refused", "next", "claim")
         return {HEADER: carried | {n: fields[n] for n in others if fields[n]}}
 
 
@@ -148,6 +151,7 @@ def extract(request: Any) -> TaskHeader:
         outages=_count(fields, "outages"),
         redelivered=fields.get("redelivered") is True,
         met_copy=fields.get("met_copy") is True,
+        ended=fields.get("ended") is True,
         slot=str(fields.get("slot") or ""),
         refused=_count(fields, "refused"),
         next=str(fields.get("next") or ""),

@@ -163,9 +163,11 @@ class _SignalHandler:
             self.has_pending = False
             self._handle(_SIGNAL or 0, None)
 
-    def begin(self, **_: Any) -> None:
-        """Let the signals of the next task through."""
-        self.is_over = False
+    def begin(self, task: Any = None, **_: Any) -> None:
+        """Let the signals of the next task through, and none of the one before."""
+        if task is None or not task.request.is_eager:
+            self.is_over = self.has_pending = False
+            self._interrupt = None
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.is_over:
@@ -203,10 +205,11 @@ class _BySignal(Interrupter):
         _signal_handler.is_blocked = self._was_blocked
         if _signal_handler.is_blocked:
             return
-        if error[0]:  # the task has ended in an error of its own, which is its result
+        if error[0] and self._ends_task:
+            # The error is the result of the task. While billiard sends that, a limit
+            # would make a `MaybeEncodingError` of it.
             _signal_handler.has_pending = False
-            # While billiard sends it, a limit would make a `MaybeEncodingError` of it.
-            _signal_handler.is_over = self._ends_task
+            _signal_handler.is_over = True
         else:
             _signal_handler.unblock()
 

@@ -35,9 +35,9 @@ from celery_redlock.core.keys import shown
 from celery_redlock.core.limits import with_copies
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import withdraw
+from celery_redlock.options.broker import marks_redeliveries
 from celery_redlock.task.header import claim_in, mint
 from celery_redlock.task.publishing import release_claim
-from celery_redlock.task.results import has_ended
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -88,13 +88,9 @@ class RedlockRequest(Request):
             self.send_event("task-revoked", **{**usual, **error.facts})
         elif isinstance(error, _DIED):
             self._release_lock()
-            if self._may_have_left_its_chord(error):
-                log.warning(
-                    "%s had ended when its process was lost. Its message goes back "
-                    "to its queue: the next copy counts it in its chord.",
-                    self.humaninfo(),
-                    extra=log_fields("chord-left", task=self.name, task_id=self.id),
-                )
+            is_over = self._already_cancelled or self._already_revoked
+            is_lost = not is_over and not isinstance(error, Terminated)
+            if is_lost and self._may_have_left_its_chord():
                 exc_info.exception = Reject(error, requeue=True)
         elif self._has_lost_result(exc_info, error, **kwargs):
             log.warning(
@@ -125,24 +121,35 @@ class RedlockRequest(Request):
             and options.exactly_once_in is not None
         )
 
-    def _may_have_left_its_chord(self, error: BaseException) -> bool:
-        """Tell whether the child stored a result, and may not have counted it.
+    def _may_have_left_its_chord(self) -> bool:
+        """Tell whether a lost child stored a success, and may not have counted it.
 
-        Celery 5.7 acknowledges such a message (see ``Request._success_was_stored``),
-        and the chord would wait for ever.
+        Celery 5.7 acknowledges such a message, and the chord would wait for ever.
+        Earlier versions do not look at the result, and requeue the message.
         """
-        task, is_over = self.task, self._already_cancelled or self._already_revoked
-        return bool(
-            not isinstance(error, Terminated)
-            and not is_over
+        task, is_stored = self.task, getattr(self, "_success_was_stored", None)
+        may = bool(
+            is_stored
             and self._context.chord
+            and getattr(task.backend, "_chord_zset", False)
             and task.acks_late
             and task.reject_on_worker_lost
-            and has_ended(task, self.id)
+            and marks_redeliveries(self.app)
+            and is_stored()
         )
+        if may:
+            log.warning(
+                "%s had succeeded when its process was lost. Its message goes back to "
+                "its queue: the next copy counts it in its chord.",
+                self.humaninfo(),
+                extra=log_fields("chord-left", task=self.name, task_id=self.id),
+            )
+        return may
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  (Celery's)
         """Release the lock after a hard time limit, when the child has ended."""
+        if not soft and self._may_have_left_its_chord():
+            self.reject(requeue=True)  # what Celery does next changes nothing of this
         super().on_timeout(soft, timeout)
         if not soft:
             self._release_lock()

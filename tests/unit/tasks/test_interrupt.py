@@ -355,6 +355,45 @@ def test_task_that_calls_another_one_eagerly_keeps_its_soft_limit() -> None:
     assert said == ["'missing'", "limit"] * 2
 
 
+def test_task_gets_a_limit_that_came_while_another_one_failed_within_it() -> None:
+    """It came while the inner task had to be left alone, and is for the outer one."""
+    said = say_in_child(
+        """
+        def inner():
+            with interrupter(within_task=True):
+                limit()
+                {}["missing"]
+        try:
+            with guard:
+                guard.interruptible(inner)
+        except SoftLimit:
+            print("limit")
+        """
+    )
+
+    assert said == ["limit"]
+
+
+def test_eager_task_after_the_end_lets_no_limit_through() -> None:
+    """A receiver of a signal may call one, while Celery stores the result."""
+    said = say_in_child(
+        """
+        from types import SimpleNamespace
+        from celery.signals import task_prerun
+        eager = SimpleNamespace(request=SimpleNamespace(is_eager=True))
+        try:
+            with guard:
+                {}["missing"]
+        except KeyError:
+            task_prerun.send(sender=None, task=eager)
+        limit()
+        print("alive")
+        """
+    )
+
+    assert said == ["alive"]
+
+
 def test_child_drops_an_interrupt_that_came_too_late() -> None:
     """A late interrupt is dropped, and is not raised as a soft limit either."""
     said = say_in_child(

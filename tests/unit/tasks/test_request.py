@@ -15,7 +15,7 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
 from celery.exceptions import Terminated, WorkerLostError
-from celery.worker.request import create_request_cls
+from celery.worker.request import Request, create_request_cls
 from kombu.message import Message
 from kombu.serialization import dumps
 
@@ -28,8 +28,9 @@ from tests.harness.waiting import until
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from celery_redlock.devnodes import DevNodes
     from tests.unit.tasks.support import Worker
 
 # -- the header --------------------------------------------------------------------
@@ -129,12 +130,18 @@ class Eventer:
 
 
 def receive(
-    worker: Worker, redlock: dict[str, Any] | None = None, **delivery: Any
+    worker: Worker,
+    redlock: dict[str, Any] | None = None,
+    chord: Any = None,
+    received: Any = None,
+    **delivery: Any,
 ) -> RedlockRequest:
-    """Receive a message as a worker's main process does."""
+    """Receive a message as a worker's main process does, with these callbacks."""
     app = worker.app
     task, eventer = app.tasks.get("job") or worker.leased_job(), Eventer()
-    sent = app.amqp.task_protocols[2](worker.call_id, "job", (), {}, expires=60)
+    sent = app.amqp.task_protocols[2](
+        worker.call_id, "job", (), {}, expires=60, chord=chord
+    )
     sent.headers["redlock"] = redlock
     content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
     message = Message(  # type: ignore[no-untyped-call]
@@ -146,7 +153,7 @@ def receive(
         delivery_info={"exchange": "", "routing_key": "q", **delivery},
     )
     made = create_request_cls(RedlockRequest, task, Pool(), "here", eventer)
-    request = made(message, app=app, task=task, eventer=eventer)
+    request = made(message, app=app, task=task, eventer=eventer, **(received or {}))
     assert isinstance(request, RedlockRequest)
     return request
 
@@ -302,6 +309,40 @@ def test_killed_child_releases_the_claim_of_a_job_that_does_not_come_back(
     request.on_failure(failure(WorkerLostError("gone")))
 
     assert list(worker.claims("k")) == [worker.call_id] * late
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # in Celery
+@pytest.mark.skipif(
+    not hasattr(Request, "_success_was_stored"), reason="requeues it in any case"
+)
+@pytest.mark.parametrize("ends", ["killed", "over its limit"])
+@pytest.mark.parametrize(
+    ("broker", "outcome"), [("redis://localhost", "requeued"), ("memory://", "acked")]
+)
+def test_call_that_succeeded_comes_back_to_be_counted_in_its_chord(
+    worker: Worker,
+    start_nodes: Callable[..., DevNodes],
+    broker: str,
+    outcome: str,
+    ends: str,
+) -> None:
+    """Celery acknowledges it. Where no copy is known as such, it would run again."""
+    app, outcomes = worker.app, list[str]()
+    app.conf.update(broker_url=broker, result_backend=start_nodes(1).urls[0])
+    worker.leased_job(acks_late=True, reject_on_worker_lost=True)
+    callbacks = {
+        "on_ack": lambda *_: outcomes.append("acked"),
+        "on_reject": lambda *rejected: outcomes.append("requeued" * rejected[-1]),
+    }
+    request = receive(worker, chord=app.signature("body"), received=callbacks)
+    app.backend.mark_as_done(request.id, result=True)
+
+    if ends == "killed":
+        request.on_failure(failure(WorkerLostError("gone")))
+    else:
+        request.on_timeout(soft=False, timeout=1)
+
+    assert outcomes == [outcome]
 
 
 def test_redelivered_message_does_not_expire_here(worker: Worker) -> None:

@@ -14,7 +14,7 @@ from celery.signals import before_task_publish
 
 from tests.worker.project.body import stage
 
-__all__ = ["KilledInChords", "LateResults", "LateRetries"]
+__all__ = ["KilledAndCutOffInChords", "KilledInChords", "LateResults", "LateRetries"]
 
 _LONGEST = 3.0  # seconds; a retry that may run has run by then
 _COPY_COMES_WITHIN = 30.0  # seconds
@@ -71,3 +71,15 @@ class KilledInChords(RedisBackend):
             return super().on_chord_part_return(request, *args, **kwargs)
         finally:
             before_task_publish.disconnect(kill)
+
+
+class KilledAndCutOffInChords(KilledInChords):
+    """The same; and the first attempt to count the call after that fails."""
+
+    def on_chord_part_return(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raise once; then do the same."""
+        key = current_task.request.args[0]
+        if stage().notes(key, "killed-in-chord") and not stage().notes(key, "cut-off"):
+            stage().note(key, "cut-off")
+            raise ConnectionError("the result backend is away")
+        return super().on_chord_part_return(request, *args, **kwargs)
