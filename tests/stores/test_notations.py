@@ -125,7 +125,7 @@ def test_wrong_nodes_are_refused_with_the_remedy(nodes: list[str], said: str) ->
 def test_password_that_is_not_quoted_is_refused(
     scheme: str, password: str, name: str
 ) -> None:
-    """Its end would be a part of the host, and so of the name that everybody sees."""
+    """Its end would be a part of the host, and so of the name, which logs show."""
     url = f"{scheme}://me:{password}@host:1"
     with pytest.raises(ConfigurationError) as caught:
         Redlock([{"url": url, "name": name} if name else url])

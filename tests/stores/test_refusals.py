@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from kazoo.security import READ_ACL_UNSAFE, make_digest_acl
+from celery import Celery, signals
+from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_digest_acl
 from psycopg import sql
 
+from celery_redlock import runtime_of, singleton_task
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.stores.etcd import Etcd
 from celery_redlock.core.stores.postgresql import PostgreSQL
@@ -17,6 +20,7 @@ from celery_redlock.core.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 from celery_redlock.operations.doctor import diagnose
 from tests.harness.store_nodes import store_servers
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,6 +142,107 @@ def test_refusal_of_postgresql_is_told_with_its_remedy(
     )
 
 
+class Starting:
+    """The sender of the signals of a worker that starts."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+
+def test_worker_that_starts_says_why_the_store_does_not_vote(
+    postgresql: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line names the reason and the remedy; its tasks wait."""
+    app = Celery("stores", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = [postgresql.format(f"secured:{SECRET}@", "postgres")]
+
+    @singleton_task(app=app, shared=False, name="job")
+    def job() -> None: ...
+
+    with caplog.at_level(logging.ERROR, "celery_redlock.app.worker_hooks"):
+        signals.worker_ready.send(sender=Starting(app))
+    runtime_of(app).stop()
+    app.close()
+
+    (said,) = caplog.messages
+    assert said.startswith("The store does not vote: ")
+    assert "rejected the credentials" in said
+    assert "Tasks that need a lock do not run until it votes." in said
+    assert SECRET not in said
+
+
+def refusal(redlock: Redlock) -> str:
+    """Return why the store refuses a lock now; ``""`` if it grants the lock."""
+    try:
+        redlock.release(redlock.acquire("k"))
+    except QuorumUnreachable as refused:
+        return str(refused)
+    return ""
+
+
+TABLE = "redlock_keys"
+ENDS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'used'"
+CALM = "ALTER DATABASE used SET default_transaction_read_only TO"
+
+
+@pytest.mark.parametrize(
+    ("broken", "told", "repaired"),
+    [
+        (
+            [f"ALTER TABLE {TABLE} RENAME TO away"],
+            f'relation "{TABLE}" does not exist',
+            [f"ALTER TABLE away RENAME TO {TABLE}"],
+        ),
+        (
+            [f"ALTER TABLE {TABLE} RENAME TO away", ENDS],
+            f"has no table {TABLE}; run `celery -A proj redlock init`",
+            [f"ALTER TABLE away RENAME TO {TABLE}"],
+        ),
+        (
+            [f"REVOKE ALL ON {TABLE} FROM used"],
+            f"permission denied for table {TABLE}",
+            [f"GRANT ALL ON {TABLE} TO used"],
+        ),
+        (
+            [f"{CALM} on", ENDS],
+            "read-only",
+            [f"{CALM} off", ENDS],
+        ),
+        (
+            ["ALTER ROLE used NOLOGIN", ENDS],
+            'role "used" is not permitted to log in',
+            ["ALTER ROLE used LOGIN"],
+        ),
+    ],
+    ids=["no table", "no table on a new connection", "no right", "read-only", "login"],
+)
+def test_postgresql_that_refuses_later_is_told_and_used_again(
+    postgresql: str, broken: list[str], told: str, repaired: list[str]
+) -> None:
+    """An operator may change the server while workers use it."""
+
+    def execute(*texts: str) -> None:
+        for text in texts:
+            database = "used" if TABLE in text else "postgres"
+            url = postgresql.format("redlock@", database)
+            with psycopg.connect(url, autocommit=True) as operator:
+                operator.execute(text)
+
+    execute("CREATE DATABASE used", "CREATE ROLE used LOGIN")
+    try:
+        PostgreSQL.prepare(postgresql.format("redlock@", "used"), 5.0)
+        execute(f"GRANT ALL ON {TABLE} TO used")
+        with closing(Redlock([postgresql.format("used@", "used")], **PATIENT)) as ours:
+            ours.initialize()
+            assert refusal(ours) == ""
+            execute(*broken)
+            until(lambda: told in refusal(ours))  # at first, that its connection ended
+            execute(*repaired)
+            until(lambda: refusal(ours) == "")
+    finally:
+        execute("DROP DATABASE used WITH (FORCE)", "DROP ROLE used")
+
+
 def test_user_who_may_not_make_the_table_can_use_it(postgresql: str) -> None:
     """Once it is made, ``init`` needs no more rights than a worker."""
     owner = postgresql.format("redlock@", "prepared")
@@ -156,31 +261,83 @@ def test_user_who_may_not_make_the_table_can_use_it(postgresql: str) -> None:
 # -- etcd ------------------------------------------------------------------------------
 
 
+def with_users(url: str) -> str:
+    """Give an etcd users, of whom some lack a right; return ``etcd://{}host:port,…``."""
+    with closing(Etcd(url, 5.0)) as store:
+        call = store._call  # noqa: SLF001  (an operator's request)
+        for name, roles in {
+            "root": ("root",),
+            "poor": (),
+            "reader": ("reader",),
+            "redlock": ("redlock",),
+        }.items():
+            user = {"name": name, "password": f"{SECRET} right"}
+            call("/auth/user/add", user)
+            for role in roles:
+                call("/auth/role/add", {"name": role})
+                call("/auth/user/grant", {"user": name, "role": role})
+        for role, kind in (("reader", "READ"), ("redlock", "READWRITE")):
+            span = {"key": "cmVkbG9jay8=", "range_end": "cmVkbG9jazA="}  # redlock/
+            permission = {"permType": kind, **span}
+            grant = {"name": role, "perm": permission}
+            call("/auth/role/grant", grant)
+        call("/auth/enable", {})
+    return url.replace("://", "://{}")
+
+
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[str]:
     """Give ``etcd://{}host:port,…`` of a cluster with users who lack something."""
     with store_servers("etcd") as cluster:
-        (url,) = cluster.urls
-        with closing(Etcd(url, 5.0)) as store:
-            call = store._call  # noqa: SLF001  (an operator's request)
-            for name, roles in {
-                "root": ("root",),
-                "poor": (),
-                "reader": ("reader",),
-                "redlock": ("redlock",),
-            }.items():
-                user = {"name": name, "password": f"{SECRET} right"}
-                call("/auth/user/add", user)
-                for role in roles:
-                    call("/auth/role/add", {"name": role})
-                    call("/auth/user/grant", {"user": name, "role": role})
-            for role, kind in (("reader", "READ"), ("redlock", "READWRITE")):
-                span = {"key": "cmVkbG9jay8=", "range_end": "cmVkbG9jazA="}  # redlock/
-                permission = {"permType": kind, **span}
-                grant = {"name": role, "perm": permission}
-                call("/auth/role/grant", grant)
-            call("/auth/enable", {})
-        yield url.replace("://", "://{}")
+        yield with_users(cluster.urls[0])
+
+
+@pytest.mark.long
+def test_etcd_that_forgets_our_token_costs_no_acquire() -> None:
+    """It does when it restarts, and five minutes after the last use."""
+    with store_servers("etcd", members=1) as cluster:
+        url = with_users(cluster.urls[0]).format(f"redlock:{SECRET}%20right@")
+        with closing(Redlock([url], **PATIENT)) as redlock:
+            redlock.initialize()
+            (member,) = cluster.nodes
+            for _ in range(3):
+                member.kill()
+                member.restart()
+                redlock.release(redlock.acquire("k"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("broken", "told", "repaired"),
+    [
+        (
+            ("/auth/user/changepw", {"name": "redlock", "password": "another"}),
+            "rejected the credentials",
+            ("/auth/user/changepw", {"name": "redlock", "password": f"{SECRET} right"}),
+        ),
+        (
+            ("/auth/user/revoke", {"name": "redlock", "role": "redlock"}),
+            "our user may not read and write below redlock/",
+            ("/auth/user/grant", {"user": "redlock", "role": "redlock"}),
+        ),
+    ],
+    ids=["password", "no right"],
+)
+def test_etcd_that_refuses_later_is_told_and_used_again(
+    etcd: str, broken: tuple[str, Any], told: str, repaired: tuple[str, Any]
+) -> None:
+    """An operator may change its users while workers use it."""
+    url = etcd.format(f"redlock:{SECRET}%20right@")
+    operator = Etcd(etcd.format(f"root:{SECRET}%20right@"), 5.0)
+    with closing(operator), closing(Redlock([url], **PATIENT)) as redlock:
+        redlock.initialize()
+        assert refusal(redlock) == ""
+        operator._call(*broken)  # noqa: SLF001  (an operator's request)
+        try:
+            until(lambda: told in refusal(redlock))
+        finally:
+            operator._call(*repaired)  # noqa: SLF001  (the same)
+        until(lambda: refusal(redlock) == "")
 
 
 @pytest.mark.long
@@ -319,6 +476,37 @@ def test_user_of_zookeeper_with_the_printed_rights_has_all_it_needs(
         client = store._client  # noqa: SLF001  (to look at it)
         assert client.get_children("/redlock/wake") == []
         assert "~" not in client.get_children("/redlock/keys/0")
+
+
+@pytest.mark.long
+def test_zookeeper_that_refuses_later_is_told_and_used_again(zookeeper: str) -> None:
+    """An operator may take rights, or delete the chroot, while workers use it."""
+    url = zookeeper.format("")
+    theirs = make_digest_acl("redlock", SECRET, all=True)
+    with closing(ZooKeeper(url, 5.0)) as store:
+        client = store._client  # noqa: SLF001  (an operator's requests)
+        client.add_auth("digest", f"redlock:{SECRET}")
+        client.create("/later", b"")
+        with closing(Redlock([f"{url}/later"], **PATIENT)) as redlock:
+            redlock.initialize()
+            assert refusal(redlock) == ""
+            shards = [
+                f"/later/redlock/keys/{shard}"
+                for shard in client.get_children("/later/redlock/keys")
+            ]
+            for path in shards:
+                client.set_acls(path, [theirs])
+            until(lambda: "may not read and write below /redl" in refusal(redlock))
+            for path in shards:
+                client.set_acls(path, OPEN_ACL_UNSAFE)
+            until(lambda: refusal(redlock) == "")
+
+            client.delete("/later", recursive=True)  # with all that it remembers
+            until(lambda: "/later has restarted" in refusal(redlock))
+            assert any("has no node /later" in it for it in examined(f"{url}/later"))
+            client.create("/later", b"")
+            redlock.initialize()
+            until(lambda: refusal(redlock) == "")
 
 
 @pytest.mark.long

@@ -95,6 +95,8 @@ _REFUSALS = {
     "user from redlock_nodes, or run `etcdctl auth enable`",
     _NO_PERMISSION: f"does not let our user read below redlock/; {GRANT}",
 }
+# "invalid auth token", and "revision of auth store is old".
+_FORGOTTEN = ("auth token", "auth store is old")
 _SWEEP_EVERY, _SWEPT, _ENDED_MS = 60.0, 1000, 60_000
 
 
@@ -125,14 +127,11 @@ class Etcd(CompareAndSwapStore):
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps_from = _CELLS
         self._leases: dict[bytes, str] = {}
-        credentials = parts.netloc.rpartition("@")[0]
+        name, _, password = parts.netloc.rpartition("@")[0].partition(":")
+        self._user = {"name": unquote(name), "password": unquote(password)}
         try:
-            if credentials:
-                name, _, password = credentials.partition(":")
-                user = {"name": unquote(name), "password": unquote(password)}
-                token = self._call("/auth/authenticate", user)["token"]
-                for member in self._members:
-                    member.session.headers["Authorization"] = token
+            if name:
+                self._log_in()
             self._begin([])
         except StoreError as error:
             self.close()
@@ -426,7 +425,32 @@ class Etcd(CompareAndSwapStore):
 
     # -- members ---------------------------------------------------------------------
 
+    def _log_in(self) -> None:
+        """Ask for a token of our user, which all requests then carry.
+
+        With one that etcd has forgotten, it would refuse this request, too.
+        """
+        for member in self._members:
+            member.session.headers.pop("Authorization", None)
+        token = self._ask("/auth/authenticate", self._user)["token"]
+        for member in self._members:
+            member.session.headers["Authorization"] = token
+
     def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask for something; once more if etcd has forgotten our token.
+
+        It does five minutes after the last use, when a member restarts, and when an
+        operator has changed users or roles. The request was not carried out then.
+        """
+        try:
+            return self._ask(path, body)
+        except StoreError as refusal:
+            if not (self._user["name"] and _has_forgotten(str(refusal))):
+                raise
+        self._log_in()
+        return self._ask(path, body)
+
+    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask the member that answered last, or else the next one that answers.
 
         While they elect a leader, members answer that they have none. So they are asked
@@ -565,10 +589,14 @@ def _is_refusal(reason: str) -> bool:
     return any(
         word in reason
         for word in (
-            *("authentic", "auth token", "user name", "permission", "lease not"),
-            *("too many", "too large"),
+            *("authentic", "user name", "permission", "lease not"),
+            *("too many", "too large", *_FORGOTTEN),
         )
     )
+
+
+def _has_forgotten(reason: str) -> bool:
+    return any(word in reason for word in _FORGOTTEN)
 
 
 def _reason(error: Exception) -> str:

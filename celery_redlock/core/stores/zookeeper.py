@@ -107,6 +107,7 @@ _ROOT, _ID, _KEYS, _WAKE = (
     *("/redlock", "/redlock/id"),
     *("/redlock/keys", "/redlock/wake"),
 )
+_NOT_MADE = f"has no {_ROOT}; run `celery -A proj redlock init`"
 _PORT = 2181
 _SHARDS = 16  # the names of 100,000 keys fit into their replies, of 1 MB at most
 _SESSION = 10.0  # seconds, after which a process that died listens no more
@@ -218,7 +219,7 @@ class ZooKeeper(CompareAndSwapStore):
     def _identity(self) -> bytes:
         (found,) = self._each("get", [_ID])
         if found is None:
-            raise StoreError(f"has no {_ROOT}; run `celery -A proj redlock init`")
+            raise StoreError(_NOT_MADE)
         identity: bytes = found[0]
         return identity
 
@@ -859,6 +860,8 @@ def _told(error: Exception) -> str:
             f"does not let our user read and write below {_ROOT}; correct its user and "
             f"password in redlock_nodes, or {GRANT}"
         )
+    if isinstance(error, NoNodeError):  # it was deleted while we used it
+        return _NOT_MADE
     return f"lost its connection: {_reason(error)}"
 
 
