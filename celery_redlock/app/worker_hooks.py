@@ -77,11 +77,11 @@ def _check_nodes(sender: Any, **_: Any) -> None:
             "It can grant a lock to a second holder, with an old fence.",
             extra=log_fields("guard-off"),
         )
-    _log_report(redlock.check())
+    _log_report(redlock.check(), is_store=redlock.addresses[0].is_store)
     log_diagnosis(redlock, sender.app)
 
 
-def _log_report(report: NodesReport) -> None:
+def _log_report(report: NodesReport, *, is_store: bool) -> None:
     ballot, problems = report.ballot, "; ".join(report.problems)
     nodes, quorum = len(ballot.labels), ballot.quorum
     fields = log_fields("votes", votes=ballot.granted, nodes=nodes, quorum=quorum)
@@ -94,7 +94,8 @@ def _log_report(report: NodesReport) -> None:
         left = report.retry_after
         votes, when = f"Only {votes}", "until more nodes vote"
         if nodes == 1:
-            votes, when = "The only node does not vote", "until it votes"
+            node = "store" if is_store else "only node"
+            votes, when = f"The {node} does not vote", "until it votes"
         if left is not None:
             when = f"for {left:.0f} s more"
         log.error(
