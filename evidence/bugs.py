@@ -668,14 +668,14 @@ BUGS = (
             (
                 Edit(
                     "celery_redlock/task/call.py",
-                    "        while left := self._count_in_chord():\n",
-                    "        while (left := self._count_in_chord()) < 0:\n",
+                    "        while left := self._counted_within():\n",
+                    "        while (left := self._counted_within()) < 0:\n",
                 ),
             ),
             (
                 (
                     f"{_CANVAS}::test_member_that_is_killed_while_it_sends_the_body_of_"
-                    "a_chord_loses_no_chord"
+                    "a_chord_loses_no_chord[KilledInChords]"
                 ),
             ),
             is_long=True,
@@ -693,7 +693,7 @@ BUGS = (
             (
                 Edit(
                     "celery_redlock/task/interrupt.py",
-                    "            _signal_handler.is_over = self._ends_task\n",
+                    "            _signal_handler.is_over = True\n",
                     "",
                 ),
             ),
