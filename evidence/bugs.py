@@ -965,6 +965,29 @@ BUGS = (
     ),
     # -- too long --------------------------------------------------------------------
     Bug(
+        name="forgotten-token",
+        effect=Effect.LATE,
+        text="etcd forgets the token of a user five minutes after its last use, and "
+        "when a member restarts. The next call took that for an outage, and waited.",
+        found_by=Finder.REVIEW,
+        fixed_in="265a58c",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/stores/etcd.py",
+                    'if not (self._user["name"] and _has_forgotten(str(refusal))):',
+                    "if True:",
+                ),
+            ),
+            (
+                (
+                    "tests/stores/test_refusals.py::"
+                    "test_etcd_that_forgets_our_token_costs_no_acquire"
+                ),
+            ),
+        ),
+    ),
+    Bug(
         name="kept-lock-passes-nothing-on",
         effect=Effect.LATE,
         text="With `hold_at_least`, a waiter that timed out did not pass on when the "
@@ -1175,6 +1198,29 @@ BUGS = (
         "again](../how-to/operating-nodes.md#let-a-refused-node-join).",
     ),
     # -- wrong statements ------------------------------------------------------------
+    Bug(
+        name="password-in-a-name",
+        effect=Effect.STATEMENT,
+        text="A password of a store with an `@` or a `/` that was not quoted was taken "
+        "for the host in part, and so for the name of the node, which logs show.",
+        found_by=Finder.REVIEW,
+        fixed_in="186e686",
+        way=Undone(
+            (
+                Edit(
+                    f"{_CORE}/transport/url.py",
+                    "    if is_store(url):\n        _refuse_unquoted(url)\n",
+                    "",
+                ),
+            ),
+            (
+                (
+                    "tests/stores/test_notations.py::"
+                    "test_password_that_is_not_quoted_is_refused"
+                ),
+            ),
+        ),
+    ),
     Bug(
         name="outage-taken-for-duplicates",
         effect=Effect.STATEMENT,
