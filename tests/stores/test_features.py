@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.core import keys, wait_queue
-from celery_redlock.core.lease import new_base
+from celery_redlock.core.lease import Holder, new_base
 from celery_redlock.core.limits import wanted
+from celery_redlock.core.records.beat_slots import SlotRecord, mark_slot
+from celery_redlock.core.records.cancel_requests import ask_to_end
+from celery_redlock.core.records.claims import Claims
+from celery_redlock.core.records.successors import SuccessorRegister, withdraw
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.transport.url import parse_node
 from celery_redlock.election import Elector
@@ -210,6 +214,73 @@ def test_one_of_three_candidates_leads(start: Callable[[], Redlock], key: str) -
     numbers.append(leader.term.number)  # type: ignore[union-attr]
     assert numbers == sorted(set(numbers))
     leader.resign()
+
+
+def test_slot_of_beat_is_run_once(ours: Redlock, theirs: Redlock, key: str) -> None:
+    """Of two messages for it the second is named the first; both beats learn it."""
+    assert mark_slot(ours, f"{key}@noon", "first") is None
+    assert mark_slot(theirs, f"{key}@noon", "second") == "first"
+    assert mark_slot(theirs, f"{key}@noon", "first") is None
+    record, others = SlotRecord(ours, key), SlotRecord(theirs, key)
+    record.note({"report": 1_000_000})
+    assert not record.is_behind
+    others.load()
+    assert others.upto("report") == 1_000_000
+
+
+def test_call_is_claimed_by_one_publisher(
+    ours: Redlock, theirs: Redlock, key: str
+) -> None:
+    """The other one is given that job, until it is released or has succeeded."""
+    claims, others = Claims(ours), Claims(theirs)
+    first, second = (Holder.here(task="job", task_id=name) for name in ("a", "b"))
+    where = {"at_lock": True, "at_cooldown": True}
+    assert claims.take(key, first, **where) is None
+    claims.keep(key, "a", 60.0)
+    found = others.take(key, second, **where)
+    assert found is not None
+    assert (found.holder.task_id, found.phase) == ("a", "queued")
+    claims.release(key, "a")
+    lease = ours.acquire(key, holder=first)
+    found = others.take(key, second, **where)
+    assert found is not None
+    assert (found.holder.task_id, found.phase) == ("a", "running")
+    claims.cool_down(key, first, 60.0)
+    ours.release(lease)
+    found = others.take(key, second, **where)
+    assert found is not None
+    assert (found.holder.task_id, found.phase) == ("a", "succeeded")
+
+
+def test_newest_call_that_waits_supersedes_the_others(
+    ours: Redlock, theirs: Redlock, key: str
+) -> None:
+    """So ``buffer_one`` keeps one of them, also when it has started."""
+    same: dict[str, Any] = {"key": key, "task": "job", "expires": 0.0, "keep": "latest"}
+    older = SuccessorRegister(redlock=ours, task_id="a", published=1, **same)
+    newer = SuccessorRegister(redlock=theirs, task_id="b", published=2, **same)
+    assert older.enter(ttl=60.0).entered
+    assert newer.enter(ttl=60.0).entered
+    told = older.enter(ttl=60.0, entered=True)
+    assert (told.by, told.waits) == ("b", True)
+    assert newer.start(ttl=60.0, entered=True).by is None
+    told = older.enter(ttl=60.0, entered=True)
+    assert (told.by, told.waits) == ("b", False)
+    withdraw(theirs, key, "job", "b")
+
+
+def test_holder_is_asked_to_end(ours: Redlock, theirs: Redlock, key: str) -> None:
+    """It learns that with its next renewal, and keeps the lock until it has ended."""
+    lease = ours.acquire(key, holder=Holder.here(task="job", task_id="a"))
+    holder = theirs.inspect(key).holder
+    assert holder is not None
+    assert ask_to_end(theirs, key, holder, by="a newer call") == 1
+    renewal = ours.extension(lease)
+    assert renewal.carry_through(SOON)
+    assert renewal.cancelled_by == "a newer call"
+    with pytest.raises(LockHeld):
+        theirs.acquire(key)
+    ours.release(lease)
 
 
 def test_many_threads_contend(start: Callable[[], Redlock], key: str) -> None:
