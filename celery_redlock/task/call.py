@@ -308,12 +308,15 @@ class Call:
         meta = backend.get_task_meta(self.id, cache=False)
         if meta["status"] not in states.READY_STATES:
             return 0.0
+        # Since Celery 5.7: the token of that process, and "done" afterwards. It may end
+        # between the two looks, and then no process has looked at the chord since.
+        claim, done = backend.get_key_for_group(group, ".c"), (b"done", "done")
+        before = backend.client.get(claim)
         backend.on_chord_part_return(self.request, meta["status"], meta["result"])
-        # Since Celery 5.7: the token of that process, and "done" afterwards.
-        claim = backend.get_key_for_group(group, ".c")
-        if backend.client.get(claim) in (None, b"done", "done"):
+        after = backend.client.get(claim)
+        if after in done or (after is None and before in (None, *done)):
             return 0.0
-        return float(max(1, backend.client.ttl(claim) + 1))
+        return float(max(0, backend.client.ttl(claim)) + 1)
 
     def _expires(self) -> float:
         """Return when the call expires, in seconds since 1970; 0 for never."""

@@ -122,7 +122,9 @@ def test_member_that_was_revoked_elsewhere_ends_a_chord(
     assert prefork.stage.runs(f"{key}-tail") == []
 
 
-@pytest.mark.parametrize("how", ["KilledInChords", "KilledAndCutOffInChords"])
+@pytest.mark.parametrize(
+    "how", ["KilledInChords", "KilledAndCutOffInChords", "KilledAndLateInChords"]
+)
 def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord(
     deploy: Deploy, site: Site, key: str, how: str
 ) -> None:

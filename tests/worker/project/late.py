@@ -14,7 +14,13 @@ from celery.signals import before_task_publish
 
 from tests.worker.project.body import stage
 
-__all__ = ["KilledAndCutOffInChords", "KilledInChords", "LateResults", "LateRetries"]
+__all__ = [
+    "KilledAndCutOffInChords",
+    "KilledAndLateInChords",
+    "KilledInChords",
+    "LateResults",
+    "LateRetries",
+]
 
 _LONGEST = 3.0  # seconds; a retry that may run has run by then
 _COPY_COMES_WITHIN = 30.0  # seconds
@@ -83,3 +89,22 @@ class KilledAndCutOffInChords(KilledInChords):
             stage().note(key, "cut-off")
             raise ConnectionError("the result backend is away")
         return super().on_chord_part_return(request, *args, **kwargs)
+
+
+class KilledAndLateInChords(KilledInChords):
+    """The same; and the first attempt to count the call lasts until it could send.
+
+    Celery's claim of the killed process is the key of the group with ``.c``.
+    """
+
+    def on_chord_part_return(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Count the call; once, return when the claim of another process has ended."""
+        key = current_task.request.args[0]
+        claim = self.get_key_for_group(request.group, ".c")
+        was_killed = stage().notes(key, "killed-in-chord")
+        returned = super().on_chord_part_return(request, *args, **kwargs)
+        if was_killed and not stage().notes(key, "late"):
+            stage().note(key, "late")
+            while self.client.get(claim) not in (None, b"done"):
+                threading.Event().wait(0.05)
+        return returned
