@@ -274,7 +274,7 @@ def test_command_takes_the_lock_of_the_task(live: Browser, site: Site) -> None:
 def test_invoice_gets_a_number_and_a_late_writer_is_refused(browser: Browser) -> None:
     """A worker assigns the number, and an older fence cannot change the series."""
     browser.open("/invoices/")
-    browser.click("main form:nth-of-type(1) button")
+    make_invoice(browser, "main form:nth-of-type(1) button")
     browser.wait(lambda: reloaded(browser, "/invoices/", "-0001"), "a number")
 
     browser.click("main form:nth-of-type(3) button")
@@ -289,15 +289,21 @@ def test_number_of_a_worker_that_is_killed_after_the_commit_is_used_once(
     browser.open("/invoices/")
     before = numbers(browser)
 
-    browser.click("main form:nth-of-type(2) button")
+    make_invoice(browser, "main form:nth-of-type(2) button")
     done = "killed after its commit; the next copy was given this number"
     browser.wait(lambda: reloaded(browser, "/invoices/", done), "the second copy")
-    browser.click("main form:nth-of-type(1) button")
+    make_invoice(browser, "main form:nth-of-type(1) button")
     browser.wait(lambda: len(numbers(browser)) == len(before) + 2, "the next invoice")
 
     found = numbers(browser)
     assert found == list(range(1, len(found) + 1))
     assert browser.text("main section:nth-of-type(2) tbody td") == str(len(found))
+
+
+def make_invoice(browser: Browser, button: str) -> None:
+    """Click on a button, and wait for the reply: to open a page would cancel it."""
+    browser.click(button)
+    browser.sees("was made.")
 
 
 def numbers(browser: Browser) -> list[int]:
