@@ -43,9 +43,12 @@ def new_selector() -> selectors.BaseSelector:
 
 
 def _is_patched(module: str, function: str) -> bool:
-    """Tell whether this library has replaced ``select`` in this process."""
-    library = sys.modules.get(module)
-    return library is not None and bool(getattr(library, function)("select"))
+    """Tell whether this library has replaced ``select`` in this process.
+
+    A module that another thread is just importing has no such function yet.
+    """
+    tells = getattr(sys.modules.get(module), function, None)
+    return tells is not None and bool(tells("select"))
 
 
 class Waker:
