@@ -11,6 +11,8 @@ from spec.page import is_stale, runs_of
 pytestmark = pytest.mark.timeout(1200)  # a slow machine takes minutes for the largest
 needs_spin = pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing")
 SHORT = {"MAJORITY", "QUARANTINE", "TOKEN"}
+# Their counterexamples take minutes. `make evidence` searches for them, too.
+LONGEST = {"PLANNED_IDENTITY", "CLOSE_COMPARES", "MARKS_STAY"}
 
 
 def test_page_is_up_to_date() -> None:
@@ -33,6 +35,14 @@ def test_catalogue_has_every_rule_of_the_models() -> None:
     assert {name for _, name in in_models} == {rule.name for rule in RULES}
 
 
+def marks_of(rule: Rule) -> list[pytest.MarkDecorator]:
+    """Return whether the search for the counterexample of a rule takes long."""
+    if rule.name in SHORT:
+        return []
+    longest = [pytest.mark.exhaustive] if rule.name in LONGEST else []
+    return [pytest.mark.long, *longest]
+
+
 @needs_spin
 @pytest.mark.parametrize(
     "rule",
@@ -40,7 +50,7 @@ def test_catalogue_has_every_rule_of_the_models() -> None:
         pytest.param(
             rule,
             id=f"{rule.model}-{rule.name}",
-            marks=[] if rule.name in SHORT else [pytest.mark.long],
+            marks=marks_of(rule),
         )
         for rule in RULES
     ],
