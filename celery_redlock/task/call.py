@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
 _STORED_WITHIN, _LOOK_EVERY = 5.0, 0.05  # seconds after the release of the lock
-_COUNT_AGAIN = 5.0  # seconds
+_COUNT_AGAIN, _LONGEST_COUNT = 5.0, 300.0  # seconds
 
 
 class Republished(Retry):  # type: ignore[misc]
@@ -196,14 +196,16 @@ class Call:
         """End this copy if another copy with the same id has finished.
 
         While another process may send the body of its chord, the copy comes back later:
-        if that process was killed, the copy sends it. Such a copy never runs.
+        if that process was killed, the copy sends it. A copy that comes back does not
+        run.
         """
         if not (self.header.ended or self._has_finished()):
             return
         while left := self._counted_within():
             reason = RedlockError("it has ended, and its chord may not know it yet")
             header = {"redelivered": True, "ended": True}
-            self.republish(reason, left, Interrupter(), **header)
+            deferred = self.header.deferred + 1
+            self.republish(reason, left, Interrupter(), deferred=deferred, **header)
         extra = self.log_fields("copy-dropped")
         log.info(
             "%s has finished already; this copy of it is dropped.", self, extra=extra
@@ -275,7 +277,7 @@ class Call:
         return self.keeps_result() or self.task.store_errors_even_if_ignored
 
     def _counted_within(self) -> float:
-        """Count a call that has ended in its chord; after an error, in some seconds.
+        """Count a call that has ended in its chord; after an error, some time later.
 
         Returns:
             Seconds until it is to be counted once more; 0 if it is counted for good.
@@ -286,7 +288,7 @@ class Call:
             # Each backend has errors of its own, and none may be the result of a call
             # that has one already.
             log.exception("%s could not be counted in its chord.", self)
-            return _COUNT_AGAIN
+            return jittered(doubled(_COUNT_AGAIN, self.header.deferred, _LONGEST_COUNT))
 
     def _count_in_chord(self) -> float:
         """Count a call that has ended in its chord, in case that was not done.

@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
-from celery.exceptions import Ignore, Reject, Retry, Terminated, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.worker.request import Request
 
 from celery_redlock.app.runtime import runtime_of
@@ -92,6 +99,8 @@ class RedlockRequest(Request):
             is_lost = not is_over and not isinstance(error, Terminated)
             if is_lost and self._may_have_left_its_chord():
                 exc_info.exception = Reject(error, requeue=True)
+        elif isinstance(error, TimeLimitExceeded) and self._may_have_left_its_chord():
+            exc_info.exception = Reject(error, requeue=True)
         elif self._has_lost_result(exc_info, error, **kwargs):
             log.warning(
                 "The result of %s could not be stored (%s: %s). Its message goes back "
@@ -122,7 +131,7 @@ class RedlockRequest(Request):
         )
 
     def _may_have_left_its_chord(self) -> bool:
-        """Tell whether a lost child stored a success, and may not have counted it.
+        """Tell whether a child stored a success, and was ended before it counted that.
 
         Celery 5.7 acknowledges such a message, and the chord would wait for ever.
         Earlier versions do not look at the result, and requeue the message.
@@ -139,7 +148,7 @@ class RedlockRequest(Request):
         )
         if may:
             log.warning(
-                "%s had succeeded when its process was lost. Its message goes back to "
+                "%s had succeeded when its process was ended. Its message goes back to "
                 "its queue: the next copy counts it in its chord.",
                 self.humaninfo(),
                 extra=log_fields("chord-left", task=self.name, task_id=self.id),
@@ -148,8 +157,6 @@ class RedlockRequest(Request):
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  (Celery's)
         """Release the lock after a hard time limit, when the child has ended."""
-        if not soft and self._may_have_left_its_chord():
-            self.reject(requeue=True)  # what Celery does next changes nothing of this
         super().on_timeout(soft, timeout)
         if not soft:
             self._release_lock()

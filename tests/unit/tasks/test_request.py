@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
-from celery.exceptions import Terminated, WorkerLostError
+from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.request import Request, create_request_cls
 from kombu.message import Message
 from kombu.serialization import dumps
@@ -339,7 +339,8 @@ def test_call_that_succeeded_comes_back_to_be_counted_in_its_chord(
 
     if ends == "killed":
         request.on_failure(failure(WorkerLostError("gone")))
-    else:
+    else:  # billiard calls both, in this order
+        request.on_failure(failure(TimeLimitExceeded(1)))
         request.on_timeout(soft=False, timeout=1)
 
     assert outcomes == [outcome]
