@@ -140,10 +140,11 @@ def test_password_that_is_not_quoted_is_refused(
         ("postgresql://db/app?user=me@corp&password=a@b", "db:5432/app"),
         ("etcd://me:a%40b%2Fc@a,b", "a:2379+b:2379"),
         ("zookeeper://me:a%40b%2Fc@a,b/root", "a:2181+b:2181/root"),
+        ("zookeeper://a,b/ro%40t", "a:2181+b:2181/ro@t"),
     ],
 )
 def test_password_that_is_quoted_is_in_no_name(url: str, name: str) -> None:
-    """Nor is one that libpq can read as it is, or takes as an option."""
+    """The driver reads some passwords as they are, and takes options for them."""
     assert parse_node(url).name == name
 
 

@@ -596,7 +596,8 @@ def _is_refusal(reason: str) -> bool:
 
 
 def _has_forgotten(reason: str) -> bool:
-    return any(word in reason for word in _FORGOTTEN)
+    """Tell whether a request had no token, or one that etcd does not know."""
+    return any(word in reason for word in (*_FORGOTTEN, "user name is empty"))
 
 
 def _reason(error: Exception) -> str:

@@ -777,7 +777,7 @@ def _servers(url: str) -> list[tuple[str, int]]:
 
 
 def _chroot(url: str) -> str:
-    return urlsplit(url).path.rstrip("/")
+    return unquote(urlsplit(url).path.rstrip("/"))
 
 
 def _login(url: str) -> tuple[str, str] | None:

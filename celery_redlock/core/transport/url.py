@@ -214,7 +214,8 @@ def usual_node_timeout(addresses: Sequence[NodeAddress]) -> float:
 def _refuse_unquoted(url: str) -> None:
     """Refuse the URL of a store whose password may hold a character that ends it.
 
-    Its rest would be taken for a part of the host, which is in the name of the node.
+    The rest of the password would be taken for a part of the host, which is in the name
+    of the node.
 
     Raises:
         ConfigurationError: There is such a character.
