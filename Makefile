@@ -91,7 +91,7 @@ FLOORS := core/90 task/90 options/97
 coverage: $(VENV)/.with-test
 	@echo "About 2 minutes on two cores."
 	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal -m "not long" -k "not fork" \
+	@$(BIN)/coverage run -m pytest -q -n 4 --dist worksteal -m "not long" -k "not fork and not [6." \
 	  $(COVERED) $(ARGS) || echo "The verdict on the tests is that of make test."
 	@$(BIN)/coverage combine --quiet
 	@failed=; for floor in $(FLOORS); do \

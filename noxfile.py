@@ -144,6 +144,8 @@ def django(session: nox.Session, django: str) -> None:
         "-q",
         "-p",
         "no:cacheprovider",
+        "-n",
+        "4",
         *DJANGO,
         *session.posargs,
     )

@@ -654,7 +654,9 @@ def test_call_is_published_if_the_nodes_do_not_answer(
 
     assert worker.messages() == [first.id, second.id]
     assert (first.conflict, second.conflict) == (None, None)
-    (line,) = caplog.messages
+    # kombu says once in each process that the broker in memory has no host.
+    ours = [one for one in caplog.records if one.name.startswith("celery_redlock")]
+    (line,) = (one.getMessage() for one in ours)
     assert "will be published without a claim. Only 1 of 3 nodes" in line
     worker.nodes.heal()
     assert worker.claims() == {}
