@@ -668,8 +668,8 @@ BUGS = (
             (
                 Edit(
                     "celery_redlock/task/call.py",
-                    "        while left := self._counted_within():\n",
-                    "        while (left := self._counted_within()) < 0:\n",
+                    "        while left := self._try_to_count():\n",
+                    "        while (left := self._try_to_count()) < 0:\n",
                 ),
             ),
             (

@@ -201,7 +201,7 @@ class Call:
         """
         if not (self.header.ended or self._has_finished()):
             return
-        while left := self._counted_within():
+        while left := self._try_to_count():
             reason = RedlockError("it has ended, and its chord may not know it yet")
             header = {"redelivered": True, "ended": True}
             deferred = self.header.deferred + 1
@@ -276,11 +276,11 @@ class Call:
     def _stores_errors(self) -> bool:
         return self.keeps_result() or self.task.store_errors_even_if_ignored
 
-    def _counted_within(self) -> float:
-        """Count a call that has ended in its chord; after an error, some time later.
+    def _try_to_count(self) -> float:
+        """Count a call that has ended in its chord.
 
         Returns:
-            Seconds until it is to be counted once more; 0 if it is counted for good.
+            Seconds after which it must be counted once more; 0 if that is not needed.
         """
         try:
             return self._count_in_chord()

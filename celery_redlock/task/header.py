@@ -51,6 +51,7 @@ __all__ = [
     "claim_in",
     "clean",
     "extract",
+    "has_ended_before",
     "mint",
 ]
 
@@ -129,6 +130,11 @@ def attach_claim(headers: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
 def claim_in(headers: Mapping[str, Any] | None) -> str:
     """Return the key that was claimed for the call, as its headers say, or ``""``."""
     return str(_fields(headers or {}).get("claim") or "")
+
+
+def has_ended_before(headers: Mapping[str, Any] | None) -> bool:
+    """Tell whether the call has ended, and is only to be counted in its chord."""
+    return _fields(headers or {}).get("ended") is True
 
 
 def extract(request: Any) -> TaskHeader:

@@ -48,7 +48,7 @@ from celery_redlock.core.records.claims import Claims, ExistingJob
 from celery_redlock.errors import DuplicateTask, LockUnavailable, QuorumUnreachable
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.signals import publish_claimed, publish_deduplicated
-from celery_redlock.task.header import attach_claim, claim_in
+from celery_redlock.task.header import attach_claim, claim_in, has_ended_before
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _with_claim_retaken(
 ) -> Mapping[str, Any]:
     """Return the options of a message; take its claim again if its call runs here."""
     task_id, headers = options.get("task_id"), options.get("headers")
-    if not task_id or task_id != task.request.id:
+    if not task_id or task_id != task.request.id or has_ended_before(headers):
         return options
     claimed = claim_in(headers) or key
     claims.retake(claimed, _job(task, task_id), seconds)

@@ -343,6 +343,29 @@ def test_finished_member_that_was_not_counted_is_counted_by_its_copy(
     assert backend.client.zcard(counted) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery's backend
+def test_finished_member_comes_back_while_another_process_may_send_the_body(
+    worker: Worker, three_nodes: DevNodes
+) -> None:
+    """It claims nothing for its way back, and does not run, also without its result."""
+    worker.app.conf.result_backend = three_nodes.urls[0]
+    backend, task = worker.app.backend, worker.unique_job()
+    backend.store_result("the-id", 0, states.SUCCESS)
+    backend.client.set(backend.get_key_for_group("the-group", ".c"), "a token", ex=60)
+    body = worker.app.signature("tail").set(task_id="the-tail", chord_size=2)
+    member: Any = {"group": "the-group", "group_index": 0, "chord": body}
+
+    run = worker.redeliver(task, id="the-id", **member)
+
+    assert run.state == states.IGNORED
+    ((headers, _),) = worker.published
+    assert headers["redlock"]["ended"] is True
+    assert worker.claims() == {}
+    backend.forget("the-id")
+    again = worker.run(task, id="the-id", redlock=headers["redlock"], **member)
+    assert (again.state, again.stored) == (states.IGNORED, states.PENDING)
+
+
 # -- a slot that beat has sent twice -------------------------------------------------
 
 
