@@ -46,4 +46,4 @@ def redelivery(after: float = 2) -> dict[str, Any]:
 def stored_by(site: Site, backend: str) -> dict[str, str]:
     """Return the settings of a worker with a result backend of the project."""
     url = f"redis://127.0.0.1:{site.backend.port}/0"
-    return {"result_backend": f"tests.worker.project.late.{backend}+{url}"}
+    return {"result_backend": f"tests.worker.project.backends.{backend}+{url}"}

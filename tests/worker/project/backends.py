@@ -1,4 +1,4 @@
-"""Result backends that store what they are given later than usual, or are killed."""
+"""Result backends that store later than usual, and ones that kill their process."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class KilledInChords(RedisBackend):
 
 
 class KilledAndCutOffInChords(KilledInChords):
-    """The same; and the first attempt to count the call after that fails."""
+    """The same; and the first attempt to count the call after the kill fails."""
 
     def on_chord_part_return(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Raise once; then do the same."""
@@ -92,9 +92,9 @@ class KilledAndCutOffInChords(KilledInChords):
 
 
 class KilledAndLateInChords(KilledInChords):
-    """The same; and the first attempt to count the call lasts until it could send.
+    """The same; and the first attempt to count the call ends after that claim.
 
-    Celery's claim of the killed process is the key of the group with ``.c``.
+    The claim is the right of the killed process to send the body, alone.
     """
 
     def on_chord_part_return(self, request: Any, *args: Any, **kwargs: Any) -> Any:
