@@ -71,7 +71,7 @@ __all__ = ["run_once"]
 log = logging.getLogger(__name__)
 
 _NOT_DONE = (Ignore, Reject, Retry, LeaseError, ConfigurationError, StaleFence)
-_LOOKS, _FIRST_PAUSE, _LONGEST_PAUSE = 6, 0.1, 2.0  # seconds; about 5 in all
+_PAUSES, _FIRST_PAUSE, _LONGEST_PAUSE = 6, 0.1, 2.0  # seconds; about 5 in all
 
 
 def run_once(execution: Any, once: ExactlyOnce, body: Callable[[], Any]) -> Any:
@@ -228,7 +228,9 @@ class _OnceRun:
         Raises:
             Exception: That error, if the database does not answer.
         """
-        for tries in range(_LOOKS):
+        for pauses in range(_PAUSES + 1):
+            if pauses:
+                SYSTEM_CLOCK.sleep(doubled(_FIRST_PAUSE, pauses - 1, _LONGEST_PAUSE))
             try:
                 return self._look()
             except Exception as unanswered:  # noqa: BLE001  (each driver has its own)
@@ -239,7 +241,6 @@ class _OnceRun:
                     unanswered,
                     extra=self._call.log_fields("commit-unknown", fence=self._fence),
                 )
-            SYSTEM_CLOCK.sleep(doubled(_FIRST_PAUSE, tries, _LONGEST_PAUSE))
         raise error
 
     # -- done by another run ---------------------------------------------------------

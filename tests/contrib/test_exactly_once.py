@@ -6,6 +6,7 @@ import contextlib
 import threading
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.contrib.sqlalchemy import current_session
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.policies import Abort, Warn
+from celery_redlock.task import exactly_once
 from celery_redlock.task.call import Call
 from celery_redlock.task.call_records import PruneTask
 from celery_redlock.testing import FakeNodes
@@ -628,8 +630,11 @@ def test_error_outside_of_the_body_is_retried_as_one_inside(  # noqa: PLR0913, P
     store = runtime_of(worker.app).options("job", add.lock_options).exactly_once.records  # type: ignore[union-attr]
     transaction = store.transaction
 
+    steps: list[float | str] = []
+
     @contextlib.contextmanager
     def away(*args: Any, **options: Any) -> Iterator[Any]:
+        steps.append("look")
         if moment == "begin":
             raise OSError(name)
         with transaction(*args, **options) as found:
@@ -639,10 +644,14 @@ def test_error_outside_of_the_body_is_retried_as_one_inside(  # noqa: PLR0913, P
 
     with monkeypatch.context() as broken:
         broken.setattr(store, "transaction", away)
+        broken.setattr(
+            exactly_once, "SYSTEM_CLOCK", SimpleNamespace(sleep=steps.append)
+        )
         first = worker.run(add, name)
         last = worker.run(add, name, id=first.id, retries=1)
     assert (first.stored, last.stored) == (states.RETRY, states.FAILURE)
     assert isinstance(last.result, OSError)
+    assert steps[-1] == "look"  # no pause after the last one
     assert ledger.count(name) == 0
 
     again = worker.run(add, name, retries=1)
