@@ -70,7 +70,7 @@ def test_soft_limit_frees_the_lock(
     prefork: Deployment, key: str, how: str, outcome: str
 ) -> None:
     """A soft time limit frees the lock, whether the body catches it or not."""
-    result = prefork.begin("ending", key, how, soft_time_limit=1)
+    result = prefork.begin("ending", key, how, soft_time_limit=2)
     prefork.nodes.until_held(key)
 
     until(result.ready)
@@ -84,7 +84,7 @@ def test_hard_limit_frees_the_lock_once_the_child_is_gone(
     prefork: Deployment, key: str, how: str
 ) -> None:
     """A hard limit kills a child, also one that ignores SIGTERM, and frees its lock."""
-    result = prefork.begin("ending", key, how, time_limit=1)
+    result = prefork.begin("ending", key, how, time_limit=2)
 
     prefork.nodes.until_free(key, FREED_WITHIN + 1)
 
@@ -118,17 +118,19 @@ def test_soft_limit_that_lands_in_the_release_leaves_no_lock(
 ) -> None:
     """Of many runs that end at the moment of their soft limit, none keeps a lock.
 
-    The limit may also interrupt Celery while it stores a result. That result is lost,
-    so the test waits for runs and locks, and not for results.
+    The limit may also interrupt Celery while it stores a result: that result is lost.
+    And on a slow machine it may come before the body begins: that call has no run.
     """
     here = deploy()
     limit, spread = 0.4, 0.03
-    keys = [f"{key}-{number}" for number in range(60)]
-    for number, each in enumerate(keys):
+    results = {}
+    for number in range(60):
         seconds = limit - spread + 2 * spread * number / 60
-        here.send("sleeper", each, seconds, soft_time_limit=limit)
+        each = f"{key}-{number}"
+        results[each] = here.send("sleeper", each, seconds, soft_time_limit=limit)
 
-    until(lambda: all(here.stage.runs(each) for each in keys), 60)
+    for each, result in results.items():
+        until(lambda: here.stage.runs(each) or result.failed(), 60, what=each)  # noqa: B023
 
     here.nodes.until_free(key, FREED_WITHIN)
     here.send("sleeper", f"{key}-after", 0.0)

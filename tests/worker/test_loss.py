@@ -96,7 +96,7 @@ def test_callable_is_called_once(prefork: Deployment, key: str) -> None:
 
 def test_soft_limit_reaches_a_body_under_a_lock(prefork: Deployment, key: str) -> None:
     """The code that interrupts on loss passes soft limits on; the run does not end."""
-    result = prefork.begin("lost-stubborn", key, soft_time_limit=0.5)
+    result = prefork.begin("lost-stubborn", key, soft_time_limit=2)
 
     until(lambda: prefork.stage.notes(key, "caught"))
     prefork.stage.open(key)
