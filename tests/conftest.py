@@ -33,7 +33,7 @@ from celery_redlock.errors import RedlockError
 from tests.harness.signals import handle_ignored_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 # No test here is about time, so a busy machine must not fail one.
 hypothesis.settings.register_profile("desk", deadline=None)
@@ -56,10 +56,23 @@ def missing(what: str) -> NoReturn:
 _LONG = ("docker", "example", "torture/test_torture.py")  # in this folder
 
 
-def with_long(values: Iterable[Any], *names: str) -> list[Any]:
-    """Return parameters, of which those with these names make a test long."""
-    marks = {True: (pytest.mark.long,), False: ()}
-    return [pytest.param(x, marks=marks[str(x) in names], id=str(x)) for x in values]
+def with_long(
+    values: Iterable[Any], *names: str, exhaustive: Collection[str] = ()
+) -> list[Any]:
+    """Return parameters, of which those with these names make a test long.
+
+    Args:
+        values: The parameters.
+        names: Those that make it long.
+        exhaustive: Those of them that CI leaves out.
+    """
+    found = []
+    for value in values:
+        name = str(value)
+        marks = [pytest.mark.long] if name in names else []
+        marks += [pytest.mark.exhaustive] if name in exhaustive else []
+        found.append(pytest.param(value, marks=marks, id=name))
+    return found
 
 
 # Until 3.12, ssl.SSLSocket._create makes its socket without a `try` that closes it. If

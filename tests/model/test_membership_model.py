@@ -523,7 +523,10 @@ def without_abort(machine: Membership, state: State) -> str:
 
 
 @pytest.mark.parametrize("marks", [True, False])
-@pytest.mark.parametrize("name", with_long(MOVES, *MOVES[:2], *MOVES[3:]))
+@pytest.mark.parametrize(
+    "name",
+    with_long(MOVES, *MOVES[:2], *MOVES[3:], exhaustive=["two operators"]),
+)
 def test_majority_comes_back_only_by_an_abort(name: str, *, marks: bool) -> None:
     """So clients may let a member forget a plan in which it opened.
 

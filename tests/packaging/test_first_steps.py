@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = 240.0  # seconds for pip
+BETWEEN = ("3.11", "3.12")  # an older and a newer one show the same
 BROKER = "redis://localhost:6379"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -81,7 +82,14 @@ def test_tutorial_can_be_typed_in_an_empty_folder(reader: Reader) -> None:
     assert is_outside(reader)
 
 
-@pytest.mark.parametrize("python", PYTHONS, indirect=True)
+@pytest.mark.parametrize(
+    "python",
+    [
+        *(pytest.param(version) for version in PYTHONS if version not in BETWEEN),
+        *(pytest.param(version, marks=pytest.mark.exhaustive) for version in BETWEEN),
+    ],
+    indirect=True,
+)
 def test_readme_can_be_typed_in_an_empty_folder(
     reader: Reader, start_nodes: Callable[..., DevNodes]
 ) -> None:

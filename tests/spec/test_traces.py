@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing")
 
 SOME, MANY = 40, 250  # histories
-FIRST_SEEDS = (0, 10_000, 20_000, 30_000)  # of many: a thousand together
+FIRST_SEEDS = (  # of many: a thousand together
+    *(0, 10_000),
+    *(pytest.param(first, marks=pytest.mark.exhaustive) for first in (20_000, 30_000)),
+)
 JOBS = 2  # Spins at once
 # The faults that many histories must have had. Nodes lose their membership (DEL
 # of `meta`) only in histories with several configurations, which are left out.
