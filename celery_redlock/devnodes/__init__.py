@@ -17,18 +17,18 @@ also kills them when this process is killed, if its main thread started them.
 Elsewhere they survive its SIGKILL.
 
 Read ``processes`` first (a child process), then ``node`` (one server, and its
-configuration); `DevNodes` below is a list of nodes. ``store`` is a PostgreSQL, etcd or
-ZooKeeper in place of them, and ``stores`` has the servers of each.
+configuration) and ``deployment`` (they vote at once); `DevNodes` below is a list of
+nodes. ``store`` is a PostgreSQL, etcd or ZooKeeper in place of them, and ``stores`` has
+the servers of each.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from contextlib import closing
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.devnodes.deployment import initialize
 from celery_redlock.devnodes.node import (
     DevNode,
     ServerOptions,
@@ -114,9 +114,7 @@ class DevNodes:
             for node in self.nodes:
                 node.start()
             if self._initialize:
-                ttl = min(30.0, self._max_ttl)
-                with closing(Redlock(self.urls, ttl=ttl, max_ttl=self._max_ttl)) as it:
-                    it.initialize()
+                initialize(self.urls, self._max_ttl)
         except BaseException:
             self.stop()
             raise

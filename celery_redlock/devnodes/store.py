@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import closing
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.stores.connection import store_of
+from celery_redlock.devnodes.deployment import initialize
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.postgresql import installed_postgresql
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
@@ -211,9 +210,7 @@ class DevStore:
         try:
             self._servers.start()
             if self._initialize:
-                ttl = min(30.0, self._max_ttl)
-                with closing(Redlock(self.urls, ttl=ttl, max_ttl=self._max_ttl)) as it:
-                    it.initialize()
+                initialize(self.urls, self._max_ttl)
         except BaseException:
             self.stop()
             raise

@@ -54,6 +54,25 @@ def test_nodes_are_independent_servers(start_nodes: StartNodes) -> None:
     assert {info["role"] for info in about} == {"master"}
 
 
+def test_node_that_is_slow_at_first_is_waited_for(
+    redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a server that is ready may not answer for seconds."""
+    servers = DevNodes(1, binary=redis_server)
+    node = servers.nodes[0]
+    start = node.start
+
+    def start_slowly() -> None:
+        start()
+        node.pause()
+        threading.Timer(2.0, node.resume).start()
+
+    monkeypatch.setattr(node, "start", start_slowly)
+
+    with servers, client(servers) as redlock:
+        assert redlock.check().problems == []
+
+
 def test_nodes_started_twice_are_the_same(start_nodes: StartNodes) -> None:
     """A second start of running nodes changes nothing."""
     servers = start_nodes(2, initialize=False)
