@@ -10,13 +10,18 @@ from tests.beat.support import KEY, Beats, MakeBeats, often
 from tests.harness.deployment import Site
 from tests.harness.lock_nodes import lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
+from tests.harness.store_nodes import pytest_collection_modifyitems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.harness.lock_nodes import LockNodes
 
-__all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
+__all__ = [  # pytest finds them here
+    "log_marks",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_makereport",
+]
 
 
 @pytest.fixture(scope="session")

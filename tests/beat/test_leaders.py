@@ -9,25 +9,31 @@ import json
 import os
 import socket
 import time
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from celery_redlock.devnodes.processes import free_port
 from tests.beat.support import KEY, LONG_TTL, often, until
 from tests.harness.metrics import PORT, Scraped
+from tests.harness.store_nodes import STORE
 from tests.harness.tcp import proxies
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.beat.support import Beats, MakeBeats
 
 IMPORTS = ["tests.beat.project.metered"]
 NO_LEADER, UNKNOWN = 1, 3  # exit codes of `redlock leader`
 
 
-def assert_no_slot_was_sent_twice(beats: Beats) -> None:
-    """Assert that the names of all messages differ."""
-    slots = [sent.slot for sent in beats.sent()]
-    assert sorted(set(slots)) == sorted(slots)
+def assert_no_slot_was_sent_twice(beats: Beats, *, but: Collection[str] = ()) -> None:
+    """Assert that the names of all messages differ, but for those of these slots."""
+    counts = Counter(sent.slot for sent in beats.sent())
+    assert {slot for slot, count in counts.items() if count > 1} <= set(but)
 
 
 def test_one_of_three_beats_sends(beats: Beats) -> None:
@@ -89,6 +95,7 @@ def test_frozen_leader_sends_nothing_when_it_continues(beats: Beats) -> None:
     assert_no_slot_was_sent_twice(beats)
 
 
+@pytest.mark.several_nodes
 def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
     """It reaches two of five nodes. When it reaches all again, it stands by."""
     with proxies(beats.nodes.dev) as lines:
@@ -114,6 +121,7 @@ def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
         first.teardown()
 
 
+@pytest.mark.several_nodes
 def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
     """The leader keeps its term, and a standby can be elected."""
     first = beats.start(redlock_beat_ttl=LONG_TTL)
@@ -145,7 +153,10 @@ def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
 
     beats.until_sent(2)
     assert said == [1] * 3
-    assert_no_slot_was_sent_twice(beats)
+    # The leader may have sent one slot more than it could note. Redis nodes that were
+    # frozen read the note from their sockets; a transaction of a store ends without it,
+    # and another leader sends that slot again.
+    assert_no_slot_was_sent_twice(beats, but=[before[-1].slot] if STORE else [])
 
 
 def test_beat_that_is_stopped_leaves_no_lock(
@@ -185,14 +196,14 @@ def test_leader_command_shows_the_leader_and_the_standbys(beats: Beats) -> None:
     shown = beats.command("redlock", "leader")
     facts = leader_facts(beats)
 
-    host = socket.gethostname()
+    host, nodes = socket.gethostname(), len(beats.nodes.urls)
     assert shown.returncode == 0
     assert f"led by celery beat on {host} (pid {first.pid})" in shown.stdout
     assert f"Standing by: celery beat on {host} (pid {second.pid})" in shown.stdout
-    assert "5 of 5 nodes" in shown.stdout
+    assert f"{nodes} of {nodes} node" in shown.stdout
     assert facts["key"] == "beat:project"
     assert (facts["leader"]["host"], facts["leader"]["pid"]) == (host, first.pid)
-    assert (facts["leader"]["votes"], facts["unseen"]) == (5, {})
+    assert (facts["leader"]["votes"], facts["unseen"]) == (nodes, {})
     assert [standby["pid"] for standby in facts["standbys"]] == [second.pid]
     assert before < facts["leader"]["started"] < facts["standbys"][0]["started"]
     assert 0 < facts["leader"]["ends_in"] <= LONG_TTL

@@ -14,6 +14,7 @@ import threading
 from contextlib import closing
 from typing import Any
 
+import pytest
 import redis
 
 from celery_redlock.core.stores.connection import Server, StoreError, store_of
@@ -21,9 +22,23 @@ from celery_redlock.devnodes import DevStore, StoreNode
 from celery_redlock.errors import RedlockError
 from tests.conftest import missing
 
-__all__ = ["STORE", "Front", "StoreNodes", "store_servers"]
+__all__ = [
+    "STORE",
+    "Front",
+    "StoreNodes",
+    "pytest_collection_modifyitems",
+    "store_servers",
+]
 
 STORE = os.environ.get("REDLOCK_TEST_STORE", "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is about several nodes, where one store takes their place."""
+    skip = pytest.mark.skip("it is about several Redis nodes")
+    for item in items if STORE else ():
+        if item.get_closest_marker("several_nodes"):
+            item.add_marker(skip)
 
 
 def store_servers(kind: str, **options: Any) -> DevStore:

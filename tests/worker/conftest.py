@@ -12,7 +12,7 @@ import pytest
 from tests.harness.deployment import Site
 from tests.harness.lock_nodes import lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
-from tests.harness.store_nodes import STORE
+from tests.harness.store_nodes import pytest_collection_modifyitems
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
@@ -22,15 +22,11 @@ if TYPE_CHECKING:
     from tests.harness.lock_nodes import LockNodes
     from tests.harness.stage import Stage
 
-__all__ = ["log_marks", "pytest_runtest_makereport"]  # pytest finds them here
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is about several nodes, where one store takes their place."""
-    skip = pytest.mark.skip("it is about several Redis nodes")
-    for item in items if STORE else ():
-        if item.get_closest_marker("several_nodes"):
-            item.add_marker(skip)
+__all__ = [  # pytest finds them here
+    "log_marks",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_makereport",
+]
 
 
 # -- Servers -------------------------------------------------------------------
