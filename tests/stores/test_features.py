@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NEVER = 600.0  # seconds: longer than any test
 SOON = 30.0
-PATIENT = 8.0  # seconds, which a busy machine may take for 100 keys
+PATIENT = 8.0  # seconds, which a busy machine may take for 100 keys, or to connect
 
 # Takes the lock again and again, and adds one to a number in a file under it.
 WORKER = """
@@ -58,8 +58,10 @@ def start(store_url: str) -> Iterator[Callable[..., Redlock]]:
     """Give a function that makes a service on the store, with its own connection."""
     with ExitStack() as stack:
 
-        def start(node_timeout: float = 1.0) -> Redlock:
-            redlock = Redlock([store_url], node_timeout=node_timeout)
+        def start(node_timeout: float = 3.0) -> Redlock:
+            redlock = Redlock(
+                [store_url], node_timeout=node_timeout, connect_timeout=PATIENT
+            )
             return stack.enter_context(closing(redlock))
 
         yield start
@@ -120,7 +122,7 @@ def test_lease_is_renewed_released_and_ends(
     ours: Redlock, theirs: Redlock, key: str
 ) -> None:
     """A lock that is not renewed ends with its ttl, and cannot be renewed any more."""
-    lease = ours.acquire(key, ttl=4.0)
+    lease = ours.acquire(key, ttl=10.0)
     assert ours.extend(lease)
     with pytest.raises(LockHeld) as refused:
         theirs.acquire(key)
@@ -204,7 +206,7 @@ def test_forced_release_is_noticed(ours: Redlock, theirs: Redlock, key: str) -> 
 
 def test_one_of_three_candidates_leads(start: Callable[[], Redlock], key: str) -> None:
     """When it resigns another one leads, with a greater number."""
-    electors = [Elector(start(), key, ttl=5.0) for _ in range(3)]
+    electors = [Elector(start(), key, ttl=30.0) for _ in range(3)]
     terms = [elector.campaign() for elector in electors]
     assert [bool(term) for term in terms] == [True, False, False]
     numbers = [terms[0].number]  # type: ignore[union-attr]
