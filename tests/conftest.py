@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import logging
 import os
 import re
@@ -33,7 +34,7 @@ from celery_redlock.errors import RedlockError
 from tests.harness.signals import handle_ignored_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 # No test here is about time, so a busy machine must not fail one.
 hypothesis.settings.register_profile("desk", deadline=None)
@@ -54,6 +55,7 @@ def missing(what: str) -> NoReturn:
 
 # `make test` leaves these out, with the tests that are marked `long` one by one.
 _LONG = ("docker", "example", "torture/test_torture.py")  # in this folder
+_TIMEOUT = 300.0  # seconds; the usual one: see pyproject.toml
 
 
 def with_long(
@@ -90,12 +92,42 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore:{_LEFT_OPEN}:{warning}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of whole folders as long."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Mark the tests of whole folders as long, and begin with the longest tests."""
     folders = [Path(__file__).parent / name for name in _LONG]
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker("long")
+    yield  # those that are not to run are taken out
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = longest_first(items, workers)
+
+
+def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests so that each process of pytest-xdist begins with its longest.
+
+    Otherwise all wait in the end for one test that began late. Each process gets one
+    piece of the list at first (``--dist worksteal``), and a test that takes minutes has
+    a `timeout` of more than the usual 300 s.
+    """
+    patience = {item: _timeout_of(item) for item in items}
+    long = sorted(
+        (item for item in items if patience[item] > _TIMEOUT),
+        key=lambda item: -patience[item],
+    )
+    others = iter([item for item in items if patience[item] <= _TIMEOUT])
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        piece = long[worker::workers]
+        dealt += piece
+        dealt += itertools.islice(others, max(0, len(items) // workers - len(piece)))
+    return [*dealt, *others]
+
+
+def _timeout_of(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark else 0.0
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.conftest import longest_first
 from tests.harness.tcp import proxies
 
 PROGRAM = """
@@ -52,6 +53,31 @@ def test_proxy_closes_what_it_has_just_accepted() -> None:
                     client.settimeout(0)
                     client.connect_ex(("127.0.0.1", port))
     gc.collect()
+
+
+class Item:
+    """A test with this `timeout`."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+
+    def get_closest_marker(self, _name: str) -> Any:
+        """Return its mark; None without one."""
+        return self.seconds and SimpleNamespace(args=[self.seconds])
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_each_process_begins_with_its_longest_tests(workers: int) -> None:
+    """All tests are dealt to the processes, and each has its share of the longest."""
+    seconds = [None, 120, None, 900, 300, 2400, None, 600, None, 1200, 60, None, None]
+    items: list[Any] = [Item(each) for each in seconds]
+
+    dealt: list[Any] = longest_first(items, workers)
+
+    size = len(items) // workers
+    first = [dealt[size * worker].seconds for worker in range(workers)]
+    assert first == [2400, 1200, 900, 600][:workers]
+    assert sorted(map(id, dealt)) == sorted(map(id, items))
 
 
 STEPS = Path(__file__).parents[1] / ".ci" / "steps.sh"
