@@ -108,10 +108,11 @@ def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Return the tests so that each process of pytest-xdist begins with its longest.
 
     Otherwise all wait in the end for one test that began late. Each process gets one
-    piece of the list at first (``--dist worksteal``), and a test that takes minutes has
-    a `timeout` of more than the usual 300 s.
+    piece of the list at first (``--dist worksteal``). A long test that takes minutes
+    has a `timeout` of more than the usual 300 s. The others stay mixed: those that need
+    a processor run beside those that wait.
     """
-    patience = {item: _timeout_of(item) for item in items}
+    patience = {item: _patience_with(item) for item in items}
     long = sorted(
         (item for item in items if patience[item] > _TIMEOUT),
         key=lambda item: -patience[item],
@@ -125,9 +126,9 @@ def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return [*dealt, *others]
 
 
-def _timeout_of(item: pytest.Item) -> float:
+def _patience_with(item: pytest.Item) -> float:
     mark = item.get_closest_marker("timeout")
-    return float(mark.args[0]) if mark else 0.0
+    return float(mark.args[0]) if mark and item.get_closest_marker("long") else 0.0
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -56,13 +56,13 @@ def test_proxy_closes_what_it_has_just_accepted() -> None:
 
 
 class Item:
-    """A test with this `timeout`."""
+    """A long test with this `timeout`; a short one without."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
 
     def get_closest_marker(self, _name: str) -> Any:
-        """Return its mark; None without one."""
+        """Return the mark for both; None without one."""
         return self.seconds and SimpleNamespace(args=[self.seconds])
 
 
