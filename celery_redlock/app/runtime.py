@@ -126,10 +126,19 @@ class Runtime:
         self._service[_MADE] = redlock
 
     def stop(self) -> None:
-        """End the threads. The next use starts them again."""
+        """End the threads. The next use starts them again.
+
+        A process of a pool calls no function of `atexit` when it ends.
+        """
         for redlock in self._service.values():
             watchdog_of(redlock).stop()
         self.dispatcher.stop()
+        if self._service:
+            from celery_redlock.core.stores.connection import (  # noqa: PLC0415
+                finish_requests,
+            )
+
+            finish_requests()
 
 
 class SignalDispatcher:

@@ -17,6 +17,7 @@ from celery_redlock.core.limits import wanted
 from celery_redlock.core.records.beat_slots import SlotRecord, mark_slot
 from celery_redlock.core.records.cancel_requests import ask_to_end
 from celery_redlock.core.records.claims import Claims
+from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.core.records.successors import SuccessorRegister, withdraw
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.transport.url import parse_node
@@ -216,6 +217,28 @@ def test_one_of_three_candidates_leads(start: Callable[[], Redlock], key: str) -
     numbers.append(leader.term.number)  # type: ignore[union-attr]
     assert numbers == sorted(set(numbers))
     leader.resign()
+
+
+STANDBY = """
+import sys
+from celery_redlock.core.redlock import Redlock
+from celery_redlock.election import Elector
+elector = Elector(Redlock([sys.argv[1]], connect_timeout=8.0), sys.argv[2], ttl=30.0)
+assert elector.campaign() is None
+elector.resign()
+"""
+
+
+def test_standby_that_ends_is_listed_no_longer(
+    store_url: str, ours: Redlock, theirs: Redlock, key: str
+) -> None:
+    """The last request of a process is carried out, also if it waits for no reply."""
+    ours.acquire(key)
+
+    command = [sys.executable, "-c", STANDBY, store_url, key]
+    subprocess.run(command, check=True)  # noqa: S603  (our own command)
+
+    assert leadership_of(theirs, key).standbys == ()
 
 
 def test_slot_of_beat_is_run_once(ours: Redlock, theirs: Redlock, key: str) -> None:

@@ -11,6 +11,7 @@ together runs in one transaction. The thread ends when either side closes.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -21,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply, new_reader
 from celery_redlock.core.selector import new_selector
 from celery_redlock.core.stores.commands import encoded
@@ -41,6 +43,7 @@ __all__ = [
     "StoreError",
     "as_url",
     "connection_to",
+    "finish_requests",
     "is_store",
     "readable",
     "store_of",
@@ -58,6 +61,7 @@ STORES = {
 # "django://default", and "host=db dbname=app", both of PostgreSQL alone.
 _OTHER_NOTATION = re.compile(r"django://|\s*\w+\s*=")
 _READ_SIZE = 1 << 16
+_LAST_REQUESTS, _POLL_EVERY = 1.0, 0.002  # seconds
 
 
 # Ends the reason of a `StoreError` where our user lacks a permission.
@@ -231,6 +235,23 @@ def connection_to(url: str, timeout: float) -> AbstractConnection:
     return StoreConnection()
 
 
+def finish_requests() -> None:
+    """Wait until the stores have carried out what was sent, for a second at most.
+
+    A process that ends takes its threads with it. A Redis node reads what was sent to
+    it before; a store would never see the last requests, which wait for no reply: a
+    claim that is released, a beat that stands by no longer.
+    """
+    give_up_at = SYSTEM_CLOCK.monotonic() + _LAST_REQUESTS
+    for server in list(_servers):
+        while server.has_requests() and SYSTEM_CLOCK.monotonic() < give_up_at:
+            SYSTEM_CLOCK.sleep(_POLL_EVERY)
+
+
+_servers: set[Server] = set()
+atexit.register(finish_requests)
+
+
 class Server:
     """The thread that serves one connection.
 
@@ -242,11 +263,23 @@ class Server:
     def __init__(self, store: Store, sock: socket.socket) -> None:
         self._store = store
         self._sock = sock
+        self._pid = os.getpid()
+        self._is_busy = False
+        _servers.add(self)
         threading.Thread(target=self._run, name="redlock-store", daemon=True).start()
 
     def stop(self) -> None:
         """Have the thread end soon, also if the store does not answer."""
         self._store.interrupt()
+
+    def has_requests(self) -> bool:
+        """Tell whether this process has sent what the thread has not carried out."""
+        if self._pid != os.getpid():  # the thread is in the parent
+            return False
+        try:
+            return bool(readable(self._sock, timeout=0)) or self._is_busy
+        except (OSError, ValueError):  # it is closed
+            return False
 
     def _run(self) -> None:
         try:
@@ -254,6 +287,8 @@ class Server:
         except (StoreError, OSError):
             pass  # the other end sees that its connection is closed
         finally:
+            _servers.discard(self)
+            self._is_busy = False
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             self._sock.close()
@@ -261,7 +296,7 @@ class Server:
 
     def _serve(self) -> None:
         reader = new_reader()
-        while self._is_asked() and (data := self._sock.recv(_READ_SIZE)):
+        while self._is_asked() and (data := self._receive()):
             reader.feed(data)
             commands: list[Command] = []
             while (command := reader.gets()) is not False:
@@ -271,6 +306,7 @@ class Server:
                 channel = commands.pop()[1]
             if commands:
                 self._answer(commands)
+            self._is_busy = False
             if channel:
                 self._subscribe(channel)
                 return
@@ -283,6 +319,10 @@ class Server:
         server = self._store.server_socket
         watched = [self._sock] if server is None else [self._sock, server]
         return server not in readable(*watched)
+
+    def _receive(self) -> bytes:
+        self._is_busy = True  # before there is nothing to read any more
+        return self._sock.recv(_READ_SIZE)
 
     def _answer(self, commands: Sequence[Command]) -> None:
         try:
