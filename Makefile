@@ -56,7 +56,7 @@ test: WORKERS := 6
 test-all: WORKERS := 4
 
 test: $(VENV)/.with-test
-	@echo "About 8 minutes on two cores. The long tests are left out: make test-all."
+	@echo "8 to 15 minutes on two cores. The long tests are left out: make test-all."
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(ARGS)
 
 # The scenarios that say most about a store. All of tests/worker runs there, too.
@@ -71,7 +71,7 @@ test-all: $(VENV)/.with-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docker \
 	  $(ARGS) || failed="$$failed tests"; \
 	REDLOCK_TEST_STORE=postgresql $(BIN)/python -m pytest -n $(WORKERS) \
-	  --dist worksteal tests/worker -m "not long" || failed="$$failed postgresql"; \
+	  --dist worksteal tests/worker tests/beat -m "not long" || failed="$$failed postgresql"; \
 	for store in etcd zookeeper; do \
 	  REDLOCK_TEST_STORE=$$store $(BIN)/python -m pytest -n $(WORKERS) \
 	    --dist worksteal $(ON_OTHER_STORES) -m "not long" || failed="$$failed $$store"; \
