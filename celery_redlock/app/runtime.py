@@ -126,10 +126,7 @@ class Runtime:
         self._service[_MADE] = redlock
 
     def stop(self) -> None:
-        """End the threads. The next use starts them again.
-
-        A process of a pool calls no function of `atexit` when it ends.
-        """
+        """End the threads. The next use starts them again."""
         for redlock in self._service.values():
             watchdog_of(redlock).stop()
         self.dispatcher.stop()
@@ -138,7 +135,7 @@ class Runtime:
                 finish_requests,
             )
 
-            finish_requests()
+            finish_requests()  # `atexit` does so, too, but not in a process of a pool
 
 
 class SignalDispatcher:
