@@ -219,23 +219,34 @@ def test_one_of_three_candidates_leads(start: Callable[[], Redlock], key: str) -
     leader.resign()
 
 
+# Its last request reaches a store that is slow.
 STANDBY = """
-import sys
-from celery_redlock.core.redlock import Redlock
+import os, sys, time
+from celery import Celery
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.stores.connection import Server
 from celery_redlock.election import Elector
-elector = Elector(Redlock([sys.argv[1]], connect_timeout=8.0), sys.argv[2], ttl=30.0)
+app = Celery(broker="memory://")
+app.conf.update(redlock_nodes=[sys.argv[1]], redlock_connect_timeout=8.0)
+runtime = runtime_of(app)
+elector = Elector(runtime.redlock, sys.argv[2], ttl=30.0)
 assert elector.campaign() is None
+runtime.redlock.inspect(sys.argv[2])  # after the entry, which waits for no reply
+answer = Server._answer
+Server._answer = lambda *request: (time.sleep(0.3), answer(*request))
 elector.resign()
 """
+ENDS = {"program": "", "process of a pool": "runtime.stop(); os._exit(0)"}
 
 
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_standby_that_ends_is_listed_no_longer(
-    store_url: str, ours: Redlock, theirs: Redlock, key: str
+    store_url: str, ours: Redlock, theirs: Redlock, key: str, end: str
 ) -> None:
     """The last request of a process is carried out, also if it waits for no reply."""
     ours.acquire(key)
 
-    command = [sys.executable, "-c", STANDBY, store_url, key]
+    command = [sys.executable, "-c", STANDBY + end, store_url, key]
     subprocess.run(command, check=True)  # noqa: S603  (our own command)
 
     assert leadership_of(theirs, key).standbys == ()
