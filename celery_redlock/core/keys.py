@@ -67,7 +67,7 @@ __all__ = [
 
 STRIPES = 4096
 MOST = 100  # keys that are taken together
-MOST_BYTES = 8192  # of them all: each of their locks names each of them
+MOST_BYTES = 8192  # of one key, or of them all: each of their locks names each
 _MOST_SHOWN = 4
 
 
@@ -77,15 +77,16 @@ def key_of(keys: str | Iterable[str]) -> str:
     It is the text of the lock wherever that is named, and of one key the key itself.
 
     Raises:
-        ConfigurationError: There is no key, one that is not one line of text, more than
-            `MOST`, or several of more than `MOST_BYTES`.
+        ConfigurationError: There is no key, one that is not one line of text or has no
+            UTF-8, more than `MOST`, or more than `MOST_BYTES` in all.
     """
-    if isinstance(keys, str) and keys and "\n" not in keys:
-        return keys
+    is_plain = type(keys) is str and 0 < len(keys) <= MOST_BYTES and keys.isascii()
+    if is_plain and "\n" not in keys:
+        return keys  # type: ignore[return-value]
     parts: list[Any] = [keys] if isinstance(keys, str) else list(keys)
     for key in parts or [""]:
         if not isinstance(key, str) or not key or "\n" in key:
-            raise ConfigurationError(f"The key {key!r} must be one line of text.")
+            raise ConfigurationError(f"The key {key!r:.200} must be one line of text.")
     text = text_of(parts)
     several = keys_of(text)
     if len(several) > MOST:
@@ -93,12 +94,24 @@ def key_of(keys: str | Iterable[str]) -> str:
             f"{len(several)} keys are too many to take together: at most {MOST}. Use a "
             "key that covers several of them."
         )
-    size = len(text.encode(errors="replace"))
-    if several[1:] and size > MOST_BYTES:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"The key {shown(text):.200} cannot be used: the character "
+            f"{text[error.start]!r} has no UTF-8. Make the key of text that can be "
+            "encoded."
+        ) from None
+    if size > MOST_BYTES and several[1:]:
         raise ConfigurationError(
             f"{len(several)} keys of {size:,} bytes are too long to take together: at "
             f"most {MOST_BYTES:,} bytes. (The lock of each key names all of them.) Use "
             "shorter keys, or a key that covers several of them."
+        )
+    if size > MOST_BYTES:
+        raise ConfigurationError(
+            f"A key of {size:,} bytes is too long: at most {MOST_BYTES:,} bytes. Use a "
+            "shorter key, such as a hash of the text."
         )
     return text
 

@@ -598,7 +598,7 @@ class Redlock:
 
         Where it names no majority holder, no key has one.
         """
-        key = key if isinstance(key, str) else key_of(key)
+        key = key if isinstance(key, str) and "\n" in key else key_of(key)
         ballot = self.nodes.ask(
             INSPECT, self.keys.locks(key), done_when=all_answered
         ).ballot

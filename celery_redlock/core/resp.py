@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
+from celery_redlock.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "DOES_NOT_KNOW",
@@ -138,11 +140,48 @@ class PythonReader:
         return items, stop
 
 
-def python_pack(parts: tuple[Any, ...]) -> bytes:
-    """Return the bytes of one command."""
-    chunks = [b"*%d\r\n" % len(parts)]
-    for part in parts:
-        data = part if isinstance(part, bytes) else str(part).encode()
+def pack(parts: Iterable[Any]) -> bytes:
+    """Return the bytes of one command.
+
+    hiredis gets text and bytes only: it calls ``repr`` of a number unchecked, so a
+    signal handler that raises there would end the process.
+
+    Raises:
+        ConfigurationError: A part is neither text, bytes nor a number, or it is text
+            that has no UTF-8. Nothing was sent.
+    """
+    words = tuple([one if type(one) is str else _word_of(one) for one in parts])
+    try:
+        return _packed(words)
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"The text {error.object!r:.200} cannot be sent to a node: the character "
+            f"{error.object[error.start]!r} has no UTF-8. Nothing was sent; use text "
+            "that can be encoded."
+        ) from None
+
+
+def _word_of(part: Any) -> str | bytes:
+    if type(part) is int or type(part) is float:
+        try:
+            return str(part)
+        except ValueError:  # more digits than Python writes
+            part = "a number of too many digits"
+    elif isinstance(part, bytes):
+        return part
+    elif isinstance(part, str):
+        return str.__str__(part)
+    raise ConfigurationError(
+        f"A node cannot be sent {part!r:.200}: it is neither text, bytes nor a number. "
+        "Nothing was sent."
+    )
+
+
+def python_pack(words: tuple[str | bytes, ...]) -> bytes:
+    """Return the bytes of one command, as hiredis does."""
+    chunks = [b"*%d\r\n" % len(words)]
+    for word in words:
+        data = word if isinstance(word, bytes) else word.encode()
         chunks.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(chunks)
 
@@ -150,14 +189,14 @@ def python_pack(parts: tuple[Any, ...]) -> bytes:
 try:
     import hiredis
 except ImportError:
-    pack: Callable[[tuple[Any, ...]], bytes] = python_pack
+    _packed: Callable[[Any], bytes] = python_pack
 
     def new_reader() -> ReplyReader:
         """Return a reader for one connection."""
         return PythonReader()
 
 else:
-    pack = hiredis.pack_command  # bound as it is: called for every request
+    _packed = hiredis.pack_command
 
     def new_reader() -> ReplyReader:
         """Return a reader for one connection."""

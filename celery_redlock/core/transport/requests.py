@@ -1,8 +1,9 @@
 """Script requests: one script call to every node, and the ballot of the replies.
 
-A request is packed once, sent to all nodes, and filled in as replies arrive, in any
-order. A reply always finds the request that it belongs to, however late it is. It can
-never be taken for the reply to a later request.
+A request is packed when it is built. So one that cannot be packed fails alone, before
+it is queued with others. It is sent to all nodes, and filled in as replies arrive, in
+any order. A reply always finds the request that it belongs to, however late it is. It
+can never be taken for the reply to a later request.
 
 ``Nodes`` builds all requests of a deployment; a ``Transport`` sends them.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery_redlock.core import scripts
 from celery_redlock.core.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
 from celery_redlock.core.resp import ErrorReply, pack, refusal_of
+from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,6 +74,7 @@ def all_answered(ballot: Ballot) -> bool:
 
 # -- from replies to votes -----------------------------------------------------
 
+_MOST_BYTES = 1 << 21  # of a request: half of what a node may leave unread
 _ONE_TAKEN = 4  # items of a reply: status, value, ttl, and a record
 _NO_KEY = -2  # the ttl of a key that has no other holder
 _YES, _NO = Vote(VoteKind.GRANTED), Vote(VoteKind.FREE)
@@ -184,6 +187,10 @@ class ScriptRequest:
             dropped.
         resend_since: Instant. Nodes that were away ever since are left out.
         resends: How many times it was sent before.
+
+    Raises:
+        ConfigurationError: It cannot be packed, or is longer than nodes take. Nothing
+            was sent.
     """
 
     __slots__ = (
@@ -219,8 +226,13 @@ class ScriptRequest:
         self._keys = keys
         self._args = args
         self._done_when = done_when
-        self._evalsha: bytes | None = None
+        self._evalsha = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
         self._eval: bytes | None = None
+        if len(self._evalsha) > _MOST_BYTES:
+            raise ConfigurationError(
+                f"A request of {len(self._evalsha):,} bytes is too long for a node: at "
+                f"most {_MOST_BYTES:,}. Nothing was sent; use shorter keys and texts."
+            )
         self.ballot = Ballot(labels, done_when)
         self.replies: list[Any] = [None] * len(labels)
         self.resend_since = resend_since
@@ -237,10 +249,6 @@ class ScriptRequest:
 
     def packed(self) -> bytes:
         """Return the command, with the SHA of the script."""
-        if self._evalsha is None:
-            count = len(self._keys)
-            words = ("EVALSHA", self.script.sha, count, *self._keys, *self._args)
-            self._evalsha = pack(words)
         return self._evalsha
 
     def packed_source(self) -> bytes:
@@ -284,7 +292,7 @@ class ScriptRequest:
             resend_since=self.resend_since,
             resend_until=self.resend_until,
         )
-        copy._evalsha, copy._eval = self._evalsha, self._eval
+        copy._eval = self._eval
         copy.resends = self.resends + 1
         return copy
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import enum
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -19,6 +22,7 @@ from celery_redlock.core.resp import (
     refusal_of,
     unknown_command,
 )
+from celery_redlock.errors import ConfigurationError
 from tests.unit.core.sockets import encoded
 
 if TYPE_CHECKING:
@@ -174,14 +178,81 @@ words = st.lists(
 @given(words)
 def test_packing_needs_no_hiredis(parts: list[Any]) -> None:
     """Both ways give the same bytes: text as UTF-8, numbers in digits."""
-    packed = python_pack(tuple(parts))
+    expected = [p if isinstance(p, bytes) else str(p).encode() for p in parts]
 
-    assert pack(tuple(parts)) == packed
+    packed = pack(parts)
+
+    assert python_pack(tuple(expected)) == packed
+    assert python_pack(tuple(p if isinstance(p, bytes) else str(p) for p in parts)) == (
+        packed
+    )
     reader = PythonReader()
     reader.feed(packed)
-    assert reader.gets() == [
-        part if isinstance(part, bytes) else str(part).encode() for part in parts
-    ]
+    assert reader.gets() == expected
+
+
+class Colour(str, enum.Enum):
+    """A text of a class of its own."""
+
+    RED = "red"
+
+
+def test_text_of_another_class_is_packed_as_it_is() -> None:
+    """The characters count, and not what its class makes of them."""
+    assert pack(["GET", Colour.RED]) == python_pack(("GET", "red"))
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ("file-\udcff.txt", r"the character '\\udcff' has no UTF-8"),
+        ("\ud800" * 1000, r"the character '\\ud800' has no UTF-8"),
+        (True, "True: it is neither text, bytes nor a number"),
+        (None, "None: it is neither text, bytes nor a number"),
+        ({"a": 1}, "neither text, bytes nor a number"),
+        (10**5000, "a number of too many digits"),
+    ],
+    ids=["surrogate", "long", "bool", "none", "dict", "digits"],
+)
+def test_part_that_cannot_be_packed_is_refused(part: Any, fault: str) -> None:
+    """The error is one of ours, and names the part in a short text."""
+    with pytest.raises(ConfigurationError, match=fault) as refused:
+        pack(["SET", "key", part])
+
+    assert len(str(refused.value)) < 400
+    str(refused.value).encode()  # it can be printed
+
+
+STORM = """
+import random
+import signal
+from celery_redlock.core.resp import pack
+
+class Interrupt(BaseException):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+interrupts = 0
+while interrupts < 300:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 10 ** random.uniform(-5.3, -4))
+        for _ in range(200):
+            pack(("EVALSHA", "a" * 40, *[1234567] * 20))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupt:
+        interrupts += 1
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGALRM")
+def test_signal_handler_that_raises_while_numbers_are_packed_does_not_crash() -> None:
+    """Only text and bytes reach hiredis, which calls ``repr`` of numbers unchecked."""
+    done = subprocess.run([sys.executable, "-c", STORM], check=False, timeout=60)  # noqa: S603
+
+    assert done.returncode == 0
 
 
 def test_hiredis_is_used_where_it_is_installed() -> None:

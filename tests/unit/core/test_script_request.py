@@ -19,6 +19,7 @@ from celery_redlock.core.transport.requests import (
     verdict_is_certain,
     vote_of,
 )
+from celery_redlock.errors import ConfigurationError
 
 LABELS = ["a", "b", "c"]
 VOTES = {
@@ -173,6 +174,26 @@ def test_request_is_packed_once_for_all_nodes() -> None:
         b"\x00",
     ]
     assert asked.packed() is asked.packed()
+
+
+@pytest.mark.parametrize(
+    ("word", "fault"),
+    [
+        ("\ud800", "has no UTF-8"),
+        (True, "neither text, bytes nor a number"),
+        ("x" * (1 << 21), "too long for a node: at most 2,097,152"),
+    ],
+    ids=["text", "bool", "size"],
+)
+@pytest.mark.parametrize("place", ["keys", "args"])
+def test_request_that_no_node_can_get_is_not_built(
+    word: Any, fault: str, place: str
+) -> None:
+    """So it is never queued, where all other requests would wait behind it."""
+    words: dict[str, Any] = {"keys": ["key"], "args": ["token"], place: [word]}
+
+    with pytest.raises(ConfigurationError, match=fault):
+        ScriptRequest(INSPECT, **words, labels=LABELS, done_when=all_answered)
 
 
 def test_request_can_bring_its_source() -> None:

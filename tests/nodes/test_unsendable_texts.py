@@ -1,0 +1,97 @@
+"""Text that no node can be sent is refused alone: other callers go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.limits import wanted
+from celery_redlock.core.records.claims import Claims
+from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.locking import alock, lock
+from tests.nodes.support import client, until_nothing_is_left, use
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+UNSENDABLE = "file-\udcff.txt"  # as `os.fsdecode` returns it
+LONG = "m" * 5_000_000
+
+
+def a_lock(redlock: Redlock, key: Any, **options: Any) -> None:
+    """Enter a block."""
+    with lock(redlock, key, **options):
+        pass
+
+
+def a_coroutine(redlock: Redlock, key: str) -> None:
+    """Enter a block of a coroutine."""
+
+    async def main() -> None:
+        async with alock(redlock, key):
+            pass
+
+    asyncio.run(main())
+
+
+def a_claim(redlock: Redlock, task_id: str) -> None:
+    """Claim a key for a call."""
+    job = Holder.here(task="task", task_id=task_id, started=1.0)
+    Claims(redlock).take("k", job, at_lock=True, at_cooldown=False)
+
+
+CALLS: dict[str, Callable[[Redlock, str], object]] = {
+    "lock": a_lock,
+    "coroutine": a_coroutine,
+    "limit": lambda redlock, text: a_lock(redlock, text, limit=3),
+    "rate": lambda redlock, text: a_lock(redlock, text, rate="3/m"),
+    "keys": lambda redlock, text: a_lock(redlock, ["a", text]),
+    "base": lambda redlock, text: redlock.acquire("k", base=text),
+    "holder": lambda redlock, text: redlock.acquire(
+        "k", holder=Holder.here(task=text, started=1.0)
+    ),
+    "inspect": lambda redlock, text: redlock.inspect(text),
+    "release": lambda redlock, text: redlock.release_base("k", text),
+    "permits": lambda redlock, text: redlock.permits_in_use(wanted(text, 3)[1]),
+    "claim": a_claim,
+}
+
+
+@pytest.mark.parametrize("text", [UNSENDABLE, LONG], ids=["unsendable", "long"])
+@pytest.mark.parametrize("name", CALLS)
+def test_call_with_such_a_text_fails_alone(
+    redlock: Redlock, shared_nodes: DevNodes, name: str, text: str
+) -> None:
+    """The error is ours, nothing is sent, and each other call and renewal goes on."""
+    watchdog = Watchdog(redlock)
+    lease = redlock.acquire(f"held-{name}")
+    watchdog.watch(lease)
+
+    with pytest.raises(ConfigurationError):
+        CALLS[name](redlock, text)
+
+    assert redlock.extend(lease)
+    use(redlock, f"other-{name}")
+    assert watchdog.forget(lease)
+    redlock.release(lease)
+    watchdog.stop()
+    until_nothing_is_left(shared_nodes, name)
+    until_nothing_is_left(shared_nodes, text[:4])
+
+
+def test_service_can_be_used_after_a_thread_met_such_a_text(
+    shared_nodes: DevNodes,
+) -> None:
+    """Also where the text is the very first request of the process."""
+    with client(shared_nodes) as redlock:
+        with pytest.raises(ConfigurationError, match="has no UTF-8"):
+            redlock.acquire(UNSENDABLE)
+
+        use(redlock, "first")
