@@ -36,7 +36,7 @@ help:
 	@echo "make mutation ARGS=fence  do tests notice changes of a module of the core?"
 	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
 	@echo "make spec    the specification, checked by Spin; ARGS=--write for its page"
-	@echo "make evidence  each bug that was found comes back; ARGS=NAME for one of them"
+	@echo "make evidence  each rule is taken away, and tools find it; ARGS=NAME for one"
 	@echo "make release VERSION=1.2.3  build, check and tag it; ARGS=--dry-run: no tag"
 	@echo "make clean   remove what was made here"
 

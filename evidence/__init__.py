@@ -7,9 +7,9 @@
     counts ────┘                                                          │
                         docs/explanation/record.md  ◄── page ◄────────────┘
 
-``bugs``     the bugs, with the command that brings each of them back
+``bugs``     the bugs, with what brings each of them back, or its regression test
 ``rules``    the rules of the protocol, and which tools notice that a rule is gone
-``ways``     the ways in which a bug comes back: planted, undone, or in a model
+``ways``     the ways in which a bug comes back: planted, or in a model
 ``counts``   figures about all tools: states searched, histories played
 ``figures``  the results of the last run, in ``figures.json``
 ``page``     the page ``docs/explanation/record.md``

@@ -5,17 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from evidence.ways import (
-    Edit,
-    InModel,
-    Kept,
-    Planted,
-    Scenario,
-    Seed,
-    Undone,
-    Way,
-    WithoutRule,
-)
+from evidence.ways import Guard, InModel, Planted, Scenario, Way, WithoutRule
 
 __all__ = ["BUGS", "Bug", "Effect", "Finder"]
 
@@ -51,13 +41,13 @@ class Bug:
     """One bug.
 
     Attributes:
-        name: Its name on the command line.
+        name: Its name on the page, and on the command line if it comes back.
         effect: The worst that it did.
         text: What it did, in one or two sentences.
         found_by: What found it at first.
         fixed_in: The commit with the fix. "draft" if it was never part of a commit, and
             "" if it cannot be fixed.
-        way: How it comes back, and which tool finds it then.
+        way: How it comes back, and which tool finds it then; or its regression test.
         note: Why no tool had found it, and other notes; "" if there are none.
     """
 
@@ -66,35 +56,17 @@ class Bug:
     text: str
     found_by: Finder
     fixed_in: str
-    way: Way
+    way: Way | Guard
     note: str = ""
 
 
-_CORE = "celery_redlock/core"
-_SCRIPTS = f"{_CORE}/scripts"
-_OPERATIONS = f"{_SCRIPTS}/operations.py"
 _SCENARIO = "tests/simulation/test_scenarios.py"
 _MEMBERS = "tests/model/test_membership_model.py"
 _FENCES = "tests/model/test_fence_model.py"
 _CANVAS = "tests/worker/test_canvas.py"
 _ONCE = "tests/contrib/test_exactly_once.py"
-_RECONFIGURE = "celery_redlock/operations/reconfigure.py"
 _NO_CELERY = "The simulator, the models and the specification have no Celery."
 _NO_FORKS = "The simulator has no forks."
-
-# Undoes b22ec42: the floor does not come from the clock of the node.
-_TIME_IGNORED = (
-    Edit(
-        f"{_SCRIPTS}/shared/raise_counters.lua",
-        "if field == 'time' then field, number = 'floor', now_us() + number end",
-        "if field == 'time' then field, number = 'floor', 0 end",
-    ),
-    Edit(
-        _OPERATIONS,
-        '_raise_counter(store, meta, b"floor", store.now_us() + number)',
-        "pass",
-    ),
-)
 
 BUGS = (
     # -- two holders -----------------------------------------------------------------
@@ -105,7 +77,7 @@ BUGS = (
         "nodes that restarted back into the old view, and had a majority there.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::"
             "test_old_settings_do_not_take_a_node_back_after_a_reconfiguration"
         ),
@@ -118,7 +90,7 @@ BUGS = (
         "that had been left, while the next move was under way.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::"
             "test_finished_reconfiguration_is_not_aborted_during_the_next_one"
         ),
@@ -132,20 +104,9 @@ BUGS = (
         "nodes had voted, and had lost their memory of it.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Undone(
-            (
-                Edit(
-                    _RECONFIGURE,
-                    "if len(new.labels) - len(done) >= new.quorum:",
-                    "if False:",
-                ),
-            ),
-            (
-                (
-                    "tests/nodes/test_reconfiguration.py::"
-                    "test_abort_outlasts_locks_of_members_that_have_forgotten"
-                ),
-            ),
+        way=Guard(
+            "tests/nodes/test_reconfiguration.py::"
+            "test_abort_outlasts_locks_of_members_that_have_forgotten"
         ),
     ),
     Bug(
@@ -242,17 +203,8 @@ BUGS = (
         "deleted voted at once.",
         found_by=Finder.UNKNOWN,
         fixed_in="cc3e39f",
-        way=Undone(
-            (
-                Edit(
-                    f"{_SCRIPTS}/shared/state.lua",
-                    "if not run_id or not identity then return true end",
-                    "if not run_id or not identity then return false end",
-                ),
-            ),
-            (
-                "tests/contract/test_membership_scripts.py::test_part_of_a_memory_is_none",
-            ),
+        way=Guard(
+            "tests/contract/test_membership_scripts.py::test_part_of_a_memory_is_none"
         ),
         note="No fault of the simulator deleted a part of what a node knows. Now one "
         "does (*forget meta*).",
@@ -264,20 +216,9 @@ BUGS = (
         "vote that had forgotten others.",
         found_by=Finder.UNKNOWN,
         fixed_in="cedf804",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/deployment.py",
-                    'pattern = escaped(guard.keys.lock("")) + "*"',
-                    'pattern = guard.keys.lock("") + "*"',
-                ),
-            ),
-            (
-                (
-                    "tests/nodes/test_init.py::"
-                    "test_init_sees_locks_under_a_prefix_with_wildcards"
-                ),
-            ),
+        way=Guard(
+            "tests/nodes/test_init.py::"
+            "test_init_sees_locks_under_a_prefix_with_wildcards"
         ),
         note="The simulator has one prefix.",
     ),
@@ -288,20 +229,9 @@ BUGS = (
         "holder. Two coroutines of one thread were in one lock.",
         found_by=Finder.UNKNOWN,
         fixed_in="6c5c346",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/locking.py",
-                    "threading.get_ident(), _asyncio_task()",
-                    "threading.get_ident(), None",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/locking/test_reentrance.py::"
-                    "test_tasks_in_a_block_of_their_thread_exclude_each_other"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/locking/test_reentrance.py::"
+            "test_tasks_in_a_block_of_their_thread_exclude_each_other"
         ),
         note="The simulator has no asyncio, and its clients do not enter a lock twice.",
     ),
@@ -312,20 +242,9 @@ BUGS = (
         "released it.",
         found_by=Finder.UNKNOWN,
         fixed_in="5a5d739",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/lease.py",
-                    "            and self.pid == os.getpid()\n",
-                    "",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/locking/test_reentrance.py::"
-                    "test_forked_child_does_not_trust_the_lease"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/locking/test_reentrance.py::"
+            "test_forked_child_does_not_trust_the_lease"
         ),
         note=_NO_FORKS,
     ),
@@ -346,20 +265,9 @@ BUGS = (
         "quarantine, although its master overwrites its locks.",
         found_by=Finder.UNKNOWN,
         fixed_in="cedf804",
-        way=Undone(
-            (
-                Edit(
-                    f"{_SCRIPTS}/join.lua",
-                    "if string.find(redis.call('INFO', 'replication'),",
-                    "if false and string.find(redis.call('INFO', 'replication'),",
-                ),
-            ),
-            (
-                (
-                    "tests/nodes/test_misfits.py::"
-                    "test_writable_replica_loses_its_vote_with_its_memory"
-                ),
-            ),
+        way=Guard(
+            "tests/nodes/test_misfits.py::"
+            "test_writable_replica_loses_its_vote_with_its_memory"
         ),
         note="Nodes of the simulator have no replicas.",
     ),
@@ -370,21 +278,9 @@ BUGS = (
         "If the leader's clock was set back meanwhile, it took a lock that was held.",
         found_by=Finder.REVIEW,
         fixed_in="3c8e0d3",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/stores/zookeeper.py",
-                    "            time = self._time(is_asked=True)\n",
-                    "            time = self._time()\n",
-                ),
-            ),
-            (
-                (
-                    "tests/stores/test_zookeeper.py::"
-                    "test_lock_is_not_taken_by_a_time_before_the_clock_was_set_back"
-                ),
-            ),
-            is_long=True,
+        way=Guard(
+            "tests/stores/test_zookeeper.py::"
+            "test_lock_is_not_taken_by_a_time_before_the_clock_was_set_back"
         ),
         note="Young when it was found. No tool sets the clock of a ZooKeeper.",
     ),
@@ -395,23 +291,8 @@ BUGS = (
         "asked for it. A client whose clock was ahead by a ttl took every lock.",
         found_by=Finder.REVIEW,
         fixed_in="b8d6a01",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/stores/server_clock.py",
-                    "        widened = self._widened_by(now)\n        return",
-                    "        wall_us = round(SYSTEM_CLOCK.wall() * _US)\n"
-                    "        return ServerTime(wall_us, wall_us)\n        return",
-                ),
-                Edit(
-                    f"{_CORE}/stores/server_clock.py",
-                    "from typing import NamedTuple\n",
-                    "from typing import NamedTuple\n\n"
-                    "from celery_redlock.core.clock import SYSTEM_CLOCK\n",
-                ),
-            ),
-            ("tests/stores/test_clocks.py",),
-            is_long=True,
+        way=Guard(
+            "tests/stores/test_clocks.py::test_wrong_clock_of_a_client_ends_no_lock"
         ),
         note="The page about stores named it as a limit. No tool ran clients with "
         "different clocks on a store.",
@@ -423,15 +304,8 @@ BUGS = (
         "reply had taken three seconds, and the server's clock ran fast meanwhile.",
         found_by=Finder.TESTS,
         fixed_in="7b37ae6",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/stores/server_clock.py",
-                    " + _DRIFT * (received_at - sent_at)",
-                    "",
-                ),
-            ),
-            ("tests/unit/core/test_server_clock.py",),
+        way=Guard(
+            "tests/unit/core/test_server_clock.py::test_server_may_run_ahead_while_a_reply_is_on_its_way"
         ),
         note="Hypothesis found it, in a later run than its first.",
     ),
@@ -442,16 +316,7 @@ BUGS = (
         "lost while the database began the transaction.",
         found_by=Finder.TORTURE,
         fixed_in="5a9b6c1",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/task/exactly_once.py",
-                    "self._execution.check_or_go_on()  # a database may take long",
-                    "pass",
-                ),
-            ),
-            (f"{_ONCE}::test_body_does_not_begin_after_the_lock_was_lost",),
-        ),
+        way=Guard(f"{_ONCE}::test_body_does_not_begin_after_the_lock_was_lost"),
     ),
     # -- fences ----------------------------------------------------------------------
     Bug(
@@ -498,21 +363,9 @@ BUGS = (
         "raise, although its number was not part of the greatest one.",
         found_by=Finder.UNKNOWN,
         fixed_in="73c289b",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/fence.py",
-                    "fence, counted = max(numbers.values()), set(numbers)",
-                    "fence = max(numbers.values())\n"
-                    "    counted = set(won.indexes(VoteKind.GRANTED))",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/core/test_fence.py::"
-                    "test_vote_that_comes_during_the_count_is_left_out_of_it"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/core/test_fence.py::"
+            "test_vote_that_comes_during_the_count_is_left_out_of_it"
         ),
         note="In the simulator, no other thread runs between the two looks.",
     ),
@@ -523,7 +376,7 @@ BUGS = (
         "voted on, with counters that began anew.",
         found_by=Finder.UNKNOWN,
         fixed_in="cc3e39f",
-        way=Kept(
+        way=Guard(
             "tests/contract/test_membership_scripts.py::test_part_of_a_memory_is_none"
         ),
         note="No fault of the simulator deleted a part of what a node knows.",
@@ -535,9 +388,10 @@ BUGS = (
         "A clock that was a day behind made them give a fence for the second time.",
         found_by=Finder.SIMULATOR,
         fixed_in="b22ec42",
-        way=Seed(_TIME_IGNORED, 711088, "duplicate fence"),
-        note="Since then the contract suite finds it as well: "
-        "`test_counters_are_raised_above_the_time_of_the_node`.",
+        way=Guard(
+            "tests/contract/test_reconfiguration_scripts.py::test_counters_are_raised_above_the_time_of_the_node"
+        ),
+        note="Found at seed 711088.",
     ),
     Bug(
         name="last-node-forgets",
@@ -546,7 +400,7 @@ BUGS = (
         "the replacement, with its own old counters.",
         found_by=Finder.SIMULATOR,
         fixed_in="",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::test_fences_rest_on_a_node_that_knows_of_a_replacement"
         ),
         note="Found at seed 21022427. It is a limit, not fixed: "
@@ -562,20 +416,9 @@ BUGS = (
         "again; with Redis nodes, a wait of the body could end early.",
         found_by=Finder.TESTS,
         fixed_in="40a57bc",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/selector.py",
-                    'if _is_patched("eventlet.patcher", "is_monkey_patched"):',
-                    "if False:",
-                ),
-            ),
-            (
-                (
-                    "tests/nodes/test_green.py::"
-                    "test_sockets_that_are_ready_together_end_one_wait"
-                ),
-            ),
+        way=Guard(
+            "tests/nodes/test_green.py::"
+            "test_sockets_that_are_ready_together_end_one_wait"
         ),
         note="Few tests of workers ran on ZooKeeper.",
     ),
@@ -586,7 +429,7 @@ BUGS = (
         "were read. Leases on healthy nodes were lost.",
         found_by=Finder.UNKNOWN,
         fixed_in="65d939f",
-        way=Kept(
+        way=Guard(
             "tests/nodes/test_many_threads.py::test_threads_without_pause_cost_no_lease"
         ),
         note="The simulator has few threads in a process.",
@@ -598,7 +441,7 @@ BUGS = (
         "that renews locks did not get one.",
         found_by=Finder.UNKNOWN,
         fixed_in="156ecec",
-        way=Kept(
+        way=Guard(
             "tests/nodes/test_renewal.py::test_busy_threads_do_not_starve_renewals"
         ),
         note="The simulator passes a lock between threads in order.",
@@ -610,20 +453,9 @@ BUGS = (
         "the requests of other threads.",
         found_by=Finder.SIMULATOR,
         fixed_in="611189b",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/renewal/watchdog.py",
-                    "transport.send(restore, until=self._give_up_at())",
-                    "transport.send(restore)",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/core/test_watchdog.py::"
-                    "test_restore_waits_for_a_busy_transport_until_the_next_loss"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/core/test_watchdog.py::"
+            "test_restore_waits_for_a_busy_transport_until_the_next_loss"
         ),
     ),
     Bug(
@@ -645,16 +477,7 @@ BUGS = (
         "ever.",
         found_by=Finder.TORTURE,
         fixed_in="caa61e8",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/task/call.py",
-                    'if meta["status"] not in states.READY_STATES:',
-                    'if meta["status"] != states.SUCCESS:',
-                ),
-            ),
-            (f"{_CANVAS}::test_member_that_was_revoked_elsewhere_ends_a_chord",),
-        ),
+        way=Guard(f"{_CANVAS}::test_member_that_was_revoked_elsewhere_ends_a_chord"),
     ),
     Bug(
         name="killed-while-it-sends-a-chord",
@@ -664,21 +487,9 @@ BUGS = (
         "dropped, or did not come back, and the chord waited for ever.",
         found_by=Finder.TORTURE,
         fixed_in="f9a1aea",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/task/call.py",
-                    "        while left := self._try_to_count():\n",
-                    "        while (left := self._try_to_count()) < 0:\n",
-                ),
-            ),
-            (
-                (
-                    f"{_CANVAS}::test_member_that_is_killed_while_it_sends_the_body_of_"
-                    "a_chord_loses_no_chord[KilledInChords]"
-                ),
-            ),
-            is_long=True,
+        way=Guard(
+            f"{_CANVAS}::test_member_that_is_killed_while_it_sends_the_body_of_"
+            "a_chord_loses_no_chord[KilledInChords]"
         ),
     ),
     Bug(
@@ -689,20 +500,9 @@ BUGS = (
         "dropped, as one of a call that had ended.",
         found_by=Finder.TORTURE,
         fixed_in="2fe6dcd",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/task/interrupt.py",
-                    "            _signal_handler.is_over = True\n",
-                    "",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/tasks/test_interrupt.py::"
-                    "test_child_that_has_failed_gets_no_soft_limit_until_its_next_task"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/tasks/test_interrupt.py::"
+            "test_child_that_has_failed_gets_no_soft_limit_until_its_next_task"
         ),
     ),
     Bug(
@@ -712,16 +512,7 @@ BUGS = (
         "of what the body had raised. Seven of 10,000 jobs did not come again.",
         found_by=Finder.TORTURE,
         fixed_in="5a9b6c1",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/contrib/sqlalchemy/records.py",
-                    "        except BaseException:\n            _roll_back(session)\n",
-                    "        except BaseException:\n            session.rollback()\n",
-                ),
-            ),
-            (f"{_ONCE}::test_error_of_the_body_is_told_where_the_rollback_fails",),
-        ),
+        way=Guard(f"{_ONCE}::test_error_of_the_body_is_told_where_the_rollback_fails"),
     ),
     Bug(
         name="no-retry-of-begin-and-commit",
@@ -730,16 +521,7 @@ BUGS = (
         "failed, against `autoretry_for`.",
         found_by=Finder.UNKNOWN,
         fixed_in="9b5881e",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/task/exactly_once.py",
-                    "            retry_as_configured(self._call.task, error)\n",
-                    "",
-                ),
-            ),
-            (f"{_ONCE}::test_error_outside_of_the_body_is_retried_as_one_inside",),
-        ),
+        way=Guard(f"{_ONCE}::test_error_outside_of_the_body_is_retried_as_one_inside"),
         note=_NO_CELERY,
     ),
     Bug(
@@ -749,20 +531,9 @@ BUGS = (
         "word of its publisher. Later calls ended for it.",
         found_by=Finder.UNKNOWN,
         fixed_in="cedf804",
-        way=Undone(
-            (
-                Edit(
-                    _OPERATIONS,
-                    'if call_id in noted or b"ended " + call_id in noted:',
-                    "if call_id in noted:",
-                ),
-            ),
-            (
-                (
-                    "tests/contract/test_record_scripts.py::"
-                    "test_old_call_that_has_given_way_is_not_noted_any_more"
-                ),
-            ),
+        way=Guard(
+            "tests/contract/test_record_scripts.py::"
+            "test_old_call_that_has_given_way_is_not_noted_any_more"
         ),
         note="The simulator has no successors of calls.",
     ),
@@ -773,7 +544,7 @@ BUGS = (
         "worker of another version ran the job.",
         found_by=Finder.UNKNOWN,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             "tests/worker/test_claims.py::test_worker_of_another_version_releases_the_claim"
         ),
         note=_NO_CELERY,
@@ -787,20 +558,9 @@ BUGS = (
         "it for a call that had ended before it ran, and ran as well.",
         found_by=Finder.TESTS,
         fixed_in="3ab3171",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/policies/successor.py",
-                    "                ended = reply.by\n                continue\n",
-                    "                ended = reply.by\n",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/policies/test_buffer_one.py::"
-                    "test_call_that_ran_while_the_nodes_replied_has_superseded_the_older_one"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/policies/test_buffer_one.py::"
+            "test_call_that_ran_while_the_nodes_replied_has_superseded_the_older_one"
         ),
         note="The simulator has no successors of calls.",
     ),
@@ -811,20 +571,9 @@ BUGS = (
         "messages. The second one ran the body again, and left RETRY as the result.",
         found_by=Finder.TORTURE,
         fixed_in="cabf091",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/task/admission.py",
-                    "        elif call.header.deferred:\n",
-                    "        elif False:\n",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/tasks/test_admission.py::"
-                    "test_republished_call_that_has_ended_is_dropped"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/tasks/test_admission.py::"
+            "test_republished_call_that_has_ended_is_dropped"
         ),
     ),
     Bug(
@@ -834,7 +583,7 @@ BUGS = (
         "The copy got another permit, and ran beside it.",
         found_by=Finder.TORTURE,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             "tests/unit/core/test_permits.py::test_copies_of_a_call_have_one_permit"
         ),
         note="One seed made nine pairs of copies.",
@@ -846,21 +595,9 @@ BUGS = (
         "began with `key `.",
         found_by=Finder.UNKNOWN,
         fixed_in="cedf804",
-        way=Undone(
-            (
-                Edit(
-                    _OPERATIONS,
-                    'found = _TOGETHER.search(b"\\n" + lines[-1]) '
-                    "if len(lines) > _HOLDER_LINES else None",
-                    'found = _TOGETHER.search(b"\\n" + value)',
-                ),
-            ),
-            (
-                (
-                    "tests/contract/test_record_scripts.py::"
-                    "test_claim_takes_no_name_of_a_job_for_a_key"
-                ),
-            ),
+        way=Guard(
+            "tests/contract/test_record_scripts.py::"
+            "test_claim_takes_no_name_of_a_job_for_a_key"
         ),
         note="Task ids of tests are random.",
     ),
@@ -872,16 +609,8 @@ BUGS = (
         "The client was told of that error, and not of its lock.",
         found_by=Finder.REVIEW,
         fixed_in="9af2185",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/stores/postgresql.py",
-                    "        with contextlib.suppress(psycopg.Error):\n"
-                    "            self._sweep()",
-                    "        self._sweep()",
-                ),
-            ),
-            ("tests/stores/test_sweeps.py",),
+        way=Guard(
+            "tests/stores/test_sweeps.py::test_error_of_a_sweep_hides_no_commit_of_postgresql"
         ),
         note="No tool makes the deletion of a database fail.",
     ),
@@ -893,25 +622,8 @@ BUGS = (
         "and could end before.",
         found_by=Finder.TESTS,
         fixed_in="8b8451b",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/transport/node.py",
-                    "bool(self._backlog) or self.suspect\n",
-                    "bool(self._backlog)\n",
-                ),
-                Edit(
-                    "celery_redlock/testing/network.py",
-                    "any(each.pending or each.is_suspect for each in",
-                    "any(each.pending for each in",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/core/test_watchdog.py::"
-                    "test_step_looks_soon_for_a_late_reply"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/core/test_watchdog.py::test_step_looks_soon_for_a_late_reply"
         ),
         note="The simulator has no stores, which answer late in this way.",
     ),
@@ -922,10 +634,9 @@ BUGS = (
         "comparisons than a transaction takes. It released none of them.",
         found_by=Finder.REVIEW,
         fixed_in="c223c3a",
-        way=Kept(
+        way=Guard(
             "tests/stores/test_features.py::"
-            "test_release_of_as_many_keys_as_may_be_that_are_waited_for",
-            is_long=True,
+            "test_release_of_as_many_keys_as_may_be_that_are_waited_for"
         ),
     ),
     Bug(
@@ -935,7 +646,7 @@ BUGS = (
         "nodes left the lock until its ttl ended.",
         found_by=Finder.SIMULATOR,
         fixed_in="e69fe86",
-        way=Kept(
+        way=Guard(
             "tests/unit/locking/test_block.py::test_end_that_is_interrupted_anywhere_releases"
         ),
     ),
@@ -946,20 +657,9 @@ BUGS = (
         "`-READONLY`) kept the lock for the rest of its ttl.",
         found_by=Finder.UNKNOWN,
         fixed_in="85b2b9c",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/transport/node.py",
-                    "        self._pending_releases.add_refused(request, index, now)\n",
-                    "        del now\n",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/core/test_pending_releases.py::"
-                    "test_release_that_a_node_refuses_is_sent_again"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/core/test_pending_releases.py::"
+            "test_release_that_a_node_refuses_is_sent_again"
         ),
         note="Nodes of the simulator do not reply with such errors.",
     ),
@@ -971,20 +671,9 @@ BUGS = (
         "when a member restarts. The next call took that for an outage, and waited.",
         found_by=Finder.REVIEW,
         fixed_in="265a58c",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/stores/etcd.py",
-                    'if not (self._user["name"] and _has_forgotten(str(refusal))):',
-                    "if True:",
-                ),
-            ),
-            (
-                (
-                    "tests/stores/test_refusals.py::"
-                    "test_etcd_that_forgets_our_token_costs_no_acquire"
-                ),
-            ),
+        way=Guard(
+            "tests/stores/test_refusals.py::"
+            "test_etcd_that_forgets_our_token_costs_no_acquire"
         ),
     ),
     Bug(
@@ -994,7 +683,7 @@ BUGS = (
         "lock would be free.",
         found_by=Finder.SIMULATOR,
         fixed_in="611189b",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::test_waiter_that_times_out_passes_on_when_a_kept_lock_expires"
         ),
     ),
@@ -1005,7 +694,7 @@ BUGS = (
         "view of then, was refused for good.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::"
             "test_server_that_was_replaced_before_a_reconfiguration_joins_the_new_view"
         ),
@@ -1018,7 +707,7 @@ BUGS = (
         "lost its memory from each other.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::test_node_that_forgot_a_view_joins_the_one_for_which_it_did"
         ),
         note="Found at seeds 119 and 2593.",
@@ -1030,7 +719,7 @@ BUGS = (
         "and stayed in the old view.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::"
             "test_member_without_a_vote_at_a_reconfiguration_joins_the_new_view"
         ),
@@ -1043,7 +732,7 @@ BUGS = (
         "them.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::"
             "test_reconfiguration_is_refused_if_too_few_future_nodes_would_open"
         ),
@@ -1056,7 +745,7 @@ BUGS = (
         "opened. Nodes that it had marked never open.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::"
             "test_abort_that_was_interrupted_can_be_run_again_after_a_node_has_opened"
         ),
@@ -1069,7 +758,7 @@ BUGS = (
         "not be run again.",
         found_by=Finder.SIMULATOR,
         fixed_in="cedf804",
-        way=Kept(f"{_SCENARIO}::test_last_node_is_opened_by_a_second_run"),
+        way=Guard(f"{_SCENARIO}::test_last_node_is_opened_by_a_second_run"),
         note="Found at seed 15593.",
     ),
     Bug(
@@ -1079,21 +768,9 @@ BUGS = (
         "connected to waited for the rest of the node time-out.",
         found_by=Finder.TESTS,
         fixed_in="3010ff2",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/transport/broadcast.py",
-                    "            if self._inbox:  # a connection failed",
-                    "            if False:  # a connection failed",
-                ),
-            ),
-            (
-                (
-                    "tests/nodes/test_outages.py::"
-                    "test_call_ends_when_the_last_connection_has_failed"
-                ),
-            ),
-            timeout=20,
+        way=Guard(
+            "tests/nodes/test_outages.py::"
+            "test_call_ends_when_the_last_connection_has_failed"
         ),
         note="A test with a time-out of an hour hung once. The simulator accepts a "
         "call that takes as long as the node time-out.",
@@ -1105,7 +782,7 @@ BUGS = (
         "for more than 8 s.",
         found_by=Finder.UNKNOWN,
         fixed_in="b79baa8",
-        way=Kept(
+        way=Guard(
             "tests/unit/core/test_broadcast.py::"
             "test_callers_wait_for_hung_nodes_at_the_same_time"
         ),
@@ -1117,20 +794,9 @@ BUGS = (
         "by the message that settles the fence.",
         found_by=Finder.UNKNOWN,
         fixed_in="cedf804",
-        way=Undone(
-            (
-                Edit(
-                    f"{_SCRIPTS}/raise_fence.lua",
-                    "holder_info .. asked",
-                    "holder_info",
-                ),
-            ),
-            (
-                (
-                    "tests/contract/test_lock_scripts.py::"
-                    "test_cancel_request_outlasts_a_later_fence"
-                ),
-            ),
+        way=Guard(
+            "tests/contract/test_lock_scripts.py::"
+            "test_cancel_request_outlasts_a_later_fence"
         ),
         note="The simulator has no cancel requests.",
     ),
@@ -1141,20 +807,9 @@ BUGS = (
         "countdown below a second kept its worker process for ever.",
         found_by=Finder.UNKNOWN,
         fixed_in="cedf804",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/options/broker.py",
-                    "return float(math.ceil(countdown))",
-                    "return countdown",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/options/test_broker.py::"
-                    "test_countdown_is_in_whole_seconds_on_quorum_queues"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/options/test_broker.py::"
+            "test_countdown_is_in_whole_seconds_on_quorum_queues"
         ),
         note=_NO_CELERY,
     ),
@@ -1165,7 +820,7 @@ BUGS = (
         "ends, and its waiter looked again much later.",
         found_by=Finder.UNKNOWN,
         fixed_in="5d792af",
-        way=Kept(
+        way=Guard(
             "tests/unit/core/test_wait_queue.py::"
             "test_lock_that_expires_in_this_millisecond_is_looked_at_soon"
         ),
@@ -1177,7 +832,7 @@ BUGS = (
         "went.",
         found_by=Finder.UNKNOWN,
         fixed_in="d715dff",
-        way=Kept(
+        way=Guard(
             "tests/unit/core/test_wakeup_listener.py::"
             "test_waiters_come_and_go_while_all_are_asked_to_look"
         ),
@@ -1190,7 +845,7 @@ BUGS = (
         "moved. Its node was refused from then on.",
         found_by=Finder.SIMULATOR,
         fixed_in="",
-        way=Kept(
+        way=Guard(
             f"{_SCENARIO}::"
             "test_node_of_a_deployment_without_other_nodes_has_its_membership_deleted"
         ),
@@ -1205,20 +860,9 @@ BUGS = (
         "for the host in part, and so for the name of the node, which logs show.",
         found_by=Finder.REVIEW,
         fixed_in="186e686",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/transport/url.py",
-                    "    if is_store(url):\n        _refuse_unquoted(url)\n",
-                    "",
-                ),
-            ),
-            (
-                (
-                    "tests/stores/test_notations.py::"
-                    "test_password_that_is_not_quoted_is_refused"
-                ),
-            ),
+        way=Guard(
+            "tests/stores/test_notations.py::"
+            "test_password_that_is_not_quoted_is_refused"
         ),
     ),
     Bug(
@@ -1228,20 +872,9 @@ BUGS = (
         "keep it busy, and how to keep them out of the queue.",
         found_by=Finder.TESTS,
         fixed_in="cfe637c",
-        way=Undone(
-            (
-                Edit(
-                    "celery_redlock/task/execution.py",
-                    "if not self.is_admitted and not self._runtime.outage_log.is_on:",
-                    "if not self.is_admitted:",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/tasks/test_refusal_log.py::"
-                    "test_calls_of_an_outage_are_not_noted"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/tasks/test_refusal_log.py::"
+            "test_calls_of_an_outage_are_not_noted"
         ),
     ),
     Bug(
@@ -1251,10 +884,9 @@ BUGS = (
         "kept prepared statements apart. A release then woke no waiter.",
         found_by=Finder.REVIEW,
         fixed_in="5bfb100",
-        way=Kept(
+        way=Guard(
             "tests/stores/test_poolers.py::"
-            "test_transactions_on_several_connections_are_refused",
-            is_long=True,
+            "test_transactions_on_several_connections_are_refused"
         ),
     ),
     Bug(
@@ -1274,7 +906,7 @@ BUGS = (
         "that is given again, and no restart with data.",
         found_by=Finder.TRACES,
         fixed_in="3dc8ec0",
-        way=Kept("tests/spec/test_traces.py::test_histories_are_accepted"),
+        way=Guard("tests/spec/test_traces.py::test_histories_are_accepted"),
         note="Spin refused histories of the code that are right.",
     ),
     Bug(
@@ -1284,7 +916,7 @@ BUGS = (
         "over the result of the copy.",
         found_by=Finder.TORTURE,
         fixed_in="f90ca8b",
-        way=Kept(
+        way=Guard(
             "tests/worker/test_redelivery.py::"
             "test_duplicate_that_was_republished_has_its_own_result_in_the_end"
         ),
@@ -1296,20 +928,8 @@ BUGS = (
         "one node had not yet released its claim.",
         found_by=Finder.UNKNOWN,
         fixed_in="6ea1524",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/records/claims.py",
-                    "latest = max(map(_phase_in, named), key=_IN_TURN.index)",
-                    "latest = _phase_in(named[0])",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/core/test_claims.py::"
-                    "test_call_runs_as_soon_as_one_node_says_so"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/core/test_claims.py::test_call_runs_as_soon_as_one_node_says_so"
         ),
         note="The simulator has no claims.",
     ),
@@ -1319,20 +939,9 @@ BUGS = (
         text="An error called a node silent that was not waited for.",
         found_by=Finder.UNKNOWN,
         fixed_in="1fc404b",
-        way=Undone(
-            (
-                Edit(
-                    f"{_CORE}/transport/requests.py",
-                    "return not ballot.pending or ballot.astray >= ballot.quorum",
-                    "return True",
-                ),
-            ),
-            (
-                (
-                    "tests/unit/core/test_script_request.py::"
-                    "test_verdict_is_certain_when_no_vote_can_change_it"
-                ),
-            ),
+        way=Guard(
+            "tests/unit/core/test_script_request.py::"
+            "test_verdict_is_certain_when_no_vote_can_change_it"
         ),
     ),
 )

@@ -36,8 +36,8 @@ class Figures:
 
     def write(self, known: set[str]) -> None:
         """Write the file, without results of ways that are not there any more."""
-        shown = {name: one for name, one in self._shown.items() if name in known}
-        text = {"counts": self.counts, "shown": shown}
+        self._shown = {name: one for name, one in self._shown.items() if name in known}
+        text = {"counts": self.counts, "shown": self._shown}
         FILE.write_text(
             json.dumps(text, indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )

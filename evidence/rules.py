@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from evidence.ways import Edit, InModel, Planted, Scenario, Undone, Way, WithoutRule
+from evidence.ways import Guard, InModel, Planted, Scenario, Way, WithoutRule
 
 __all__ = ["RULES", "TOOLS", "Rule"]
 
@@ -29,8 +29,8 @@ class Rule:
         specification: The model of the specification without the rule.
         model: The test of the model in Python without the rule.
         simulator: The planted bug that takes the rule away.
-        contract: The scripts without the rule, for the contract suite.
-        unit: The client without the rule, for tests of one module.
+        contract: The test of the contract suite that fails without the rule.
+        unit: The test of one module that fails without the rule.
         torture: The planted bug of the torture that takes the rule away.
         why_not: Column -> why the tool finds nothing, or has no part in the rule.
     """
@@ -40,21 +40,17 @@ class Rule:
     specification: Way | None = None
     model: Way | None = None
     simulator: Way | None = None
-    contract: Way | None = None
-    unit: Way | None = None
+    contract: Guard | None = None
+    unit: Guard | InModel | None = None
     torture: Way | None = None
     why_not: dict[str, str] = field(default_factory=dict)
 
-    def ways(self) -> dict[str, Way]:
-        """Return the ways in which the rule is taken away, by column."""
+    def ways(self) -> dict[str, Way | Guard]:
+        """Return how the rule is taken away, or which test states it, by column."""
         found = {tool: getattr(self, name) for tool, name in TOOLS.items()}
         return {tool: way for tool, way in found.items() if way is not None}
 
 
-_CORE = "celery_redlock/core"
-_SCRIPTS = f"{_CORE}/scripts"
-_SHARED = f"{_SCRIPTS}/shared"
-_OPERATIONS = f"{_SCRIPTS}/operations.py"
 _LOCKS = "tests/contract/test_lock_scripts.py"
 _SETS = "tests/contract/test_several_keys.py"
 _VIEWS = "tests/contract/test_membership_scripts.py"
@@ -65,40 +61,13 @@ _MEMBERS = "tests/model/test_membership_model.py"
 _TORTURE = "tests/torture/test_torture.py"
 
 
-def _contract(test: str, *edits: Edit) -> Undone:
-    return Undone(edits, (test,))
-
-
-def _unit(test: str, file: str, now: str, then: str) -> Undone:
-    return Undone((Edit(f"{_CORE}/{file}", now, then),), (f"{_UNIT}/{test}",))
-
-
-def _lua(file: str, now: str, then: str) -> Edit:
-    return Edit(f"{_SCRIPTS}/{file}", now, then)
-
-
-def _python(now: str, then: str) -> Edit:
-    return Edit(_OPERATIONS, now, then)
-
-
-_TAKEN = (
-    "    ours, taken = _held(store, locks, token)\n"
-    "    if taken:\n        return taken\n    ttls"
-)
-_RESTORED = (
-    "    ours, taken = _held(store, locks, token)\n"
-    "    if taken:\n        return taken\n    value"
-)
-
 RULES = (
     Rule(
         name="majority",
         text="A client has the lock when a majority of the nodes has granted it.",
         specification=WithoutRule("lock", "MAJORITY"),
         simulator=Planted("half is a quorum"),
-        unit=_unit(
-            "test_quorum.py", "quorum.py", "return nodes // 2 + 1", "return nodes // 2"
-        ),
+        unit=Guard(f"{_UNIT}/test_quorum.py::test_quorum_is_more_than_half"),
         torture=InModel(f"{_TORTURE}::test_torture_finds_a_planted_bug", is_long=True),
     ),
     Rule(
@@ -106,11 +75,7 @@ RULES = (
         text="A node grants the lock only while it has no key of it.",
         specification=WithoutRule("lock", "FREE_CHECK"),
         simulator=Planted("grant of a taken lock"),
-        contract=_contract(
-            f"{_LOCKS}::test_acquire_by_another_token_returns_the_holder",
-            _lua("acquire.lua", "if taken then return taken end\n", ""),
-            _python(_TAKEN, "    ours, taken = _held(store, locks, token)\n    ttls"),
-        ),
+        contract=Guard(f"{_LOCKS}::test_acquire_by_another_token_returns_the_holder"),
     ),
     Rule(
         name="drift",
@@ -118,12 +83,7 @@ RULES = (
         "drift.",
         specification=WithoutRule("lock", "DRIFT"),
         simulator=Planted("no drift"),
-        unit=_unit(
-            "test_redlock.py",
-            "lease.py",
-            "return started_at + ttl - drift_of(ttl)",
-            "return started_at + ttl",
-        ),
+        unit=Guard(f"{_UNIT}/test_redlock.py::test_validity_is_the_ttl_less_the_drift"),
     ),
     Rule(
         name="first-send",
@@ -131,11 +91,8 @@ RULES = (
         "answer.",
         specification=WithoutRule("lock", "COUNT_FROM_FIRST_SEND"),
         simulator=Planted("validity from the reply"),
-        unit=_unit(
-            "test_redlock.py",
-            "redlock.py",
-            "until = end_of_validity(started_at, ttl)",
-            "until = end_of_validity(self.clock.monotonic(), ttl)",
+        unit=Guard(
+            f"{_UNIT}/test_redlock.py::test_acquire_never_returns_a_lease_that_has_ended"
         ),
     ),
     Rule(
@@ -143,11 +100,8 @@ RULES = (
         text="A renewal counts only while the lease is still valid.",
         specification=WithoutRule("lock", "RENEWAL_IN_TIME"),
         simulator=Planted("extension re-creates", is_long=True),
-        unit=_unit(
-            "test_extension.py",
-            "extension.py",
-            "self.result = lease.is_valid()",
-            "self.result = True",
+        unit=Guard(
+            f"{_UNIT}/test_extension.py::test_extension_confirmed_too_late_does_not_count"
         ),
     ),
     Rule(
@@ -155,30 +109,13 @@ RULES = (
         text="A release acts only on a key with the token of its own attempt.",
         specification=WithoutRule("lock", "TOKEN"),
         simulator=Planted("release by DEL"),
-        contract=_contract(
-            f"{_LOCKS}::test_release_leaves_a_successor_alone",
-            _lua(
-                "release.lua",
-                "if owned(redis.call('GET', KEYS[i]), token) then",
-                "if redis.call('GET', KEYS[i]) then",
-            ),
-            _python(
-                "value.startswith(token):\n            store.pexpire(lock, int(keep",
-                "True:\n            store.pexpire(lock, int(keep",
-            ),
-        ),
+        contract=Guard(f"{_LOCKS}::test_release_leaves_a_successor_alone"),
     ),
     Rule(
         name="restore-only-free",
         text="A restore never overwrites the key of another client.",
         specification=WithoutRule("lock", "RESTORE_ONLY_FREE"),
-        contract=_contract(
-            f"{_LOCKS}::test_restore_leaves_a_successor_alone",
-            _lua("restore.lua", "if taken then return taken end\n", ""),
-            _python(
-                _RESTORED, "    ours, taken = _held(store, locks, token)\n    value"
-            ),
-        ),
+        contract=Guard(f"{_LOCKS}::test_restore_leaves_a_successor_alone"),
         why_not={
             "simulator": "not found in 3,700 histories of four styles, with the "
             "planted bug *restore over another holder*: it needs an attempt that "
@@ -193,11 +130,7 @@ RULES = (
             f"{_MEMBERS}::test_restore_by_a_newcomer_lets_a_second_holder_in"
         ),
         simulator=Scenario("renewal without a vote"),
-        contract=_contract(
-            f"{_VIEWS}::test_node_that_does_not_vote_takes_part_in_nothing",
-            _lua("extend.lua", "if refused then return refused end\n", ""),
-            _lua("restore.lua", "if refused then return refused end\n", ""),
-        ),
+        contract=Guard(f"{_VIEWS}::test_node_that_does_not_vote_takes_part_in_nothing"),
     ),
     Rule(
         name="quarantine",
@@ -207,29 +140,15 @@ RULES = (
             f"{_FENCES}::test_node_that_votes_at_once_lets_a_second_holder_in"
         ),
         simulator=Planted("no restart guard", is_long=True),
-        contract=_contract(
-            f"{_VIEWS}::test_restart_ends_the_vote",
-            _lua(
-                "shared/state.lua",
-                "return not string.find(server, 'run_id:'",
-                "return nil and string.find(server, 'run_id:'",
-            ),
-        ),
+        contract=Guard(f"{_VIEWS}::test_restart_ends_the_vote"),
     ),
     Rule(
         name="long-quarantine",
         text="It does not vote for longer than any lock lives.",
         specification=WithoutRule("lock", "LONG_QUARANTINE"),
         simulator=Planted("short quarantine"),
-        unit=Undone(
-            (
-                Edit(
-                    f"{_CORE}/restart_guard.py",
-                    "round(timing.quarantine * _MS) if enabled",
-                    "round(timing.quarantine * _MS) // 100 if enabled",
-                ),
-            ),
-            (f"{_UNIT}/test_restart_guard.py",),
+        unit=Guard(
+            f"{_UNIT}/test_restart_guard.py::test_restarted_node_does_not_vote_for_a_quarantine"
         ),
     ),
     Rule(
@@ -250,29 +169,15 @@ RULES = (
         text="Every key on a node ends by itself.",
         specification=WithoutRule("lock", "TTL"),
         simulator=Planted("locks without an end"),
-        contract=_contract(
-            f"{_LOCKS}::test_lock_lives_to_the_end_of_its_ttl",
-            _lua(
-                "shared/grant.lua",
-                "redis.call('SET', KEYS[i], value, 'PX', ttl_ms)",
-                "redis.call('SET', KEYS[i], value)",
-            ),
-            _python(
-                "store.set(lock, value + kept, px=int(its_ttl))",
-                "store.set(lock, value + kept, px=100_000_000)",
-            ),
-        ),
+        contract=Guard(f"{_LOCKS}::test_lock_lives_to_the_end_of_its_ttl"),
     ),
     Rule(
         name="release-of-a-failed-attempt",
         text="An attempt that fails releases what it got.",
         specification=WithoutRule("lock", "RELEASE_OF_A_FAILED_ATTEMPT"),
         simulator=Planted("failed attempt stays"),
-        unit=_unit(
-            "test_refusals.py",
-            "redlock.py",
-            "if ballot.granted or ballot.answered < len(self.labels):",
-            "if False:",
+        unit=Guard(
+            f"{_UNIT}/test_refusals.py::test_lock_held_by_a_majority_releases_what_was_granted"
         ),
     ),
     Rule(
@@ -281,29 +186,15 @@ RULES = (
         specification=WithoutRule("fence", "RAISE_NEEDS_KEY"),
         model=InModel(f"{_FENCES}::test_raise_without_the_key_repeats_a_fence"),
         simulator=Planted("raise without the lock", is_long=True),
-        contract=_contract(
-            f"{_LOCKS}::test_raise_fence_without_the_lock_changes_nothing",
-            _lua(
-                "raise_fence.lua",
-                "if ours < locks then return {FREE} end",
-                "if ours < locks then mine = '' end",
-            ),
-            _python(
-                "    if len(ours) < len(locks):\n        return [FREE]\n    is_raised",
-                "    is_raised",
-            ),
-        ),
+        contract=Guard(f"{_LOCKS}::test_raise_fence_without_the_lock_changes_nothing"),
     ),
     Rule(
         name="raise-needs-number",
         text="A raise counts only on a node whose number was part of the greatest one.",
         specification=WithoutRule("fence", "RAISE_NEEDS_NUMBER"),
         model=InModel(f"{_FENCES}::test_raise_without_the_number_repeats_a_fence"),
-        unit=_unit(
-            "test_fence.py",
-            "fence.py",
-            "(set(ballot.indexes(VoteKind.GRANTED)) & counted)",
-            "set(ballot.indexes(VoteKind.GRANTED))",
+        unit=Guard(
+            f"{_UNIT}/test_fence.py::test_raise_counts_only_on_nodes_whose_number_was_counted"
         ),
         why_not={
             "simulator": "only together with the rule above: *raise without the lock* "
@@ -315,11 +206,8 @@ RULES = (
         text="A fence is final when a majority has it, or was raised to it.",
         specification=WithoutRule("fence", "SETTLEMENT"),
         simulator=Planted("fence without a second round"),
-        unit=_unit(
-            "test_fence.py",
-            "fence.py",
-            "return fence if len(raised(request.ballot)) >= won.quorum else None",
-            "return fence",
+        unit=Guard(
+            f"{_UNIT}/test_fence.py::test_raise_that_is_not_confirmed_in_time_is_no_grant"
         ),
     ),
     Rule(
@@ -327,14 +215,7 @@ RULES = (
         text="Each grant adds one to the counter of the node.",
         specification=WithoutRule("fence", "COUNTING_UP"),
         simulator=Planted("grant with the same number"),
-        contract=_contract(
-            f"{_LOCKS}::test_acquire_counts_on",
-            _lua("shared/grant.lua", "number = number + 1\n", ""),
-            _python(
-                'for field in (b"floor", *stripes)) + 1',
-                'for field in (b"floor", *stripes))',
-            ),
-        ),
+        contract=Guard(f"{_LOCKS}::test_acquire_counts_on"),
     ),
     Rule(
         name="counters-after-a-loss",
@@ -350,14 +231,7 @@ RULES = (
         specification=WithoutRule("fence", "COUNTERS_TAKEN_OVER"),
         model=InModel(f"{_FENCES}::test_lost_counters_repeat_a_fence"),
         simulator=Planted("counters are not taken over", is_long=True),
-        contract=_contract(
-            f"{_VIEWS}::test_sync_lets_a_node_vote_above_these_fences",
-            _lua("sync.lua", "raise_counters(meta, 5)\n", ""),
-            _python(
-                "    _raise_counters(store, meta, pairs)\n    if set_floor",
-                "    if set_floor",
-            ),
-        ),
+        contract=Guard(f"{_VIEWS}::test_sync_lets_a_node_vote_above_these_fences"),
     ),
     Rule(
         name="counters-at-the-end",
@@ -371,15 +245,7 @@ RULES = (
         text="A node grants all keys of an attempt or none.",
         specification=WithoutRule("keys", "ALL_OR_NONE"),
         simulator=Planted("part of the keys is enough"),
-        contract=_contract(
-            f"{_SETS}::test_acquire_takes_none_if_one_is_held",
-            _lua(
-                "acquire.lua",
-                "if taken then return taken end",
-                "if taken and #KEYS == 2 then return taken end",
-            ),
-            _python(_TAKEN, _TAKEN.replace("if taken:", "if taken and not locks[1:]:")),
-        ),
+        contract=Guard(f"{_SETS}::test_acquire_takes_none_if_one_is_held"),
     ),
     Rule(
         name="restore-of-every-key",
@@ -389,20 +255,7 @@ RULES = (
             f"{_FENCES}::test_restore_that_forgets_a_key_lets_a_second_holder_in"
         ),
         simulator=Planted("restore that forgets a key"),
-        contract=_contract(
-            f"{_SETS}::test_restore_writes_every_lock",
-            _lua(
-                "restore.lua",
-                "for i = 1, locks do\n  raise_counter",
-                "for i = 1, 1 do\n  raise_counter",
-            ),
-            _python(
-                "    for lock, stripe in zip(locks, stripes, strict=True):\n"
-                "        _raise_counter(store, meta, stripe, _number(number))",
-                "    for lock, stripe in [*zip(locks, stripes, strict=True)][:1]:\n"
-                "        _raise_counter(store, meta, stripe, _number(number))",
-            ),
-        ),
+        contract=Guard(f"{_SETS}::test_restore_writes_every_lock"),
     ),
     Rule(
         name="release-of-every-key",
@@ -412,15 +265,7 @@ RULES = (
             f"{_FENCES}::test_release_of_one_key_of_two_leaves_the_other_locked"
         ),
         simulator=Planted("release of one key of two"),
-        contract=_contract(
-            f"{_SETS}::test_release_ends_every_lock",
-            _lua("release.lua", "for i = 1, locks do", "for i = 1, 1 do"),
-            _python(
-                "    released = 0\n    for lock, wait_queue in _with_queues(keys):",
-                "    released = 0\n    for lock, wait_queue in [*_with_queues(keys)]"
-                "[:1]:",
-            ),
-        ),
+        contract=Guard(f"{_SETS}::test_release_ends_every_lock"),
     ),
     Rule(
         name="names",
@@ -439,18 +284,8 @@ RULES = (
         specification=WithoutRule("reconfiguration", "EPOCHS"),
         model=InModel(f"{_MEMBERS}::test_votes_of_two_views_let_a_second_holder_in"),
         simulator=Scenario("members are not checked"),
-        contract=_contract(
-            f"{_VIEWS}::test_client_with_another_view_gets_the_view_of_the_node",
-            _lua(
-                "shared/state.lua",
-                "if config ~= view then return {MISCONFIGURED, config} end\n",
-                "",
-            ),
-            _python(
-                '    if state[b"config"] != view:\n'
-                '        return [MISCONFIGURED, state[b"config"]]\n',
-                "",
-            ),
+        contract=Guard(
+            f"{_VIEWS}::test_client_with_another_view_gets_the_view_of_the_node"
         ),
     ),
     Rule(
@@ -467,15 +302,8 @@ RULES = (
         text="A server votes when r others confirm it.",
         model=InModel(f"{_MEMBERS}::test_one_confirmation_is_not_enough"),
         simulator=Scenario("one member confirms"),
-        unit=Undone(
-            (
-                Edit(
-                    f"{_CORE}/restart_guard.py",
-                    "return len(self._nodes.labels) - self._nodes.quorum + 1",
-                    "return 1",
-                ),
-            ),
-            (f"{_UNIT}/test_restart_guard.py",),
+        unit=Guard(
+            f"{_UNIT}/test_restart_guard.py::test_newcomer_needs_more_than_a_minority_of_others"
         ),
         why_not={"specification": "its models do not count confirmations"},
     ),
@@ -497,17 +325,8 @@ RULES = (
             f"{_MEMBERS}::test_open_without_identity_lifts_the_wait_of_an_empty_node"
         ),
         simulator=Scenario("open lifts a quarantine"),
-        contract=_contract(
-            f"{_MOVES}::test_open_of_a_server_that_is_not_planned_is_refused",
-            _lua(
-                "open.lua",
-                "is_aborted(state[6], closed) or not own_member(new, identity) then",
-                "is_aborted(state[6], closed) then",
-            ),
-            _python(
-                "is_planned = _own_member(new, state) is not None",
-                "is_planned = True",
-            ),
+        contract=Guard(
+            f"{_MOVES}::test_open_of_a_server_that_is_not_planned_is_refused"
         ),
     ),
     Rule(
@@ -515,16 +334,7 @@ RULES = (
         text="New nodes open when the old ones have been closed for a whole "
         "quarantine.",
         specification=WithoutRule("reconfiguration", "WAIT_WHEN_CLOSED"),
-        contract=_contract(
-            f"{_MOVES}::test_open_of_a_node_that_still_waits_is_refused",
-            _lua("open.lua", "if left > 0 then return {QUARANTINED, left} end\n", ""),
-            _python(
-                "    if left := _quarantine_left(store, state):\n"
-                "        return [QUARANTINED, left]\n"
-                "    _raise_counters(store, meta, pairs)\n    _store_view",
-                "    _raise_counters(store, meta, pairs)\n    _store_view",
-            ),
-        ),
+        contract=Guard(f"{_MOVES}::test_open_of_a_node_that_still_waits_is_refused"),
     ),
     Rule(
         name="closed-renews-nothing",
@@ -537,55 +347,31 @@ RULES = (
         text="A node is closed only if its view is the one that the plan was made "
         "from.",
         specification=WithoutRule("reconfiguration", "CLOSE_COMPARES"),
-        contract=_contract(
-            f"{_MOVES}::test_close_acts_only_on_the_view_that_is_left",
-            _lua("close.lua", "  if config == old then", "  if config then"),
-            _python("    if config == old:\n", "    if config:\n"),
-        ),
+        contract=Guard(f"{_MOVES}::test_close_acts_only_on_the_view_that_is_left"),
     ),
     Rule(
         name="majority-closed",
         text="New nodes open when a majority of the old ones is closed.",
         specification=WithoutRule("reconfiguration", "MAJORITY_CLOSED"),
-        unit=Undone(
-            (
-                Edit(
-                    "celery_redlock/operations/reconfigure.py",
-                    "if len(closed | self._gone) >= old.quorum:",
-                    "if closed | self._gone:",
-                ),
-            ),
-            (
-                (
-                    "tests/nodes/test_reconfiguration.py::"
-                    "test_closed_nodes_that_fall_silent_are_waited_for"
-                ),
-            ),
+        unit=Guard(
+            "tests/nodes/test_reconfiguration.py::"
+            "test_closed_nodes_that_fall_silent_are_waited_for"
         ),
     ),
     Rule(
         name="fences-taken-over",
         text="New nodes open with the counters of the old ones.",
         specification=WithoutRule("reconfiguration", "FENCES_TAKEN_OVER"),
-        contract=_contract(
-            f"{_MOVES}::test_open_lets_a_closed_node_vote_above_these_fences",
-            _lua("open.lua", "raise_counters(meta, 3)\n", ""),
-            _python(
-                "    _raise_counters(store, meta, pairs)\n    _store_view",
-                "    _store_view",
-            ),
+        contract=Guard(
+            f"{_MOVES}::test_open_lets_a_closed_node_vote_above_these_fences"
         ),
     ),
     Rule(
         name="first-members",
         text="`init` lets only the first servers of a deployment vote at once.",
         specification=WithoutRule("reconfiguration", "FIRST_MEMBERS"),
-        contract=_contract(
-            f"{_VIEWS}::test_initialize_admits_no_server_that_has_replaced_a_member",
-            _lua(
-                "initialize.lua", "not member or member[1] ~= 0 then", "not member then"
-            ),
-            _python("not member or member.number:", "not member:"),
+        contract=Guard(
+            f"{_VIEWS}::test_initialize_admits_no_server_that_has_replaced_a_member"
         ),
     ),
     Rule(
@@ -593,35 +379,14 @@ RULES = (
         text="Old nodes vote again when a majority of the new ones is marked.",
         specification=WithoutRule("reconfiguration", "MARKS"),
         model=InModel(f"{_MEMBERS}::test_abort_marks_a_majority_of_the_new_members"),
-        contract=_contract(
-            f"{_MOVES}::test_abort_marks_a_planned_member",
-            _lua(
-                "abort.lua",
-                "mark_aborted(meta, state[6], closed)\nreturn {GRANTED, 0}",
-                "return {GRANTED, 0}",
-            ),
-            _python(
-                "    _mark_aborted(store, meta, state, closed)\n    return",
-                "    return",
-            ),
-        ),
+        contract=Guard(f"{_MOVES}::test_abort_marks_a_planned_member"),
     ),
     Rule(
         name="marks-stay",
         text="A node that votes again keeps the mark.",
         specification=WithoutRule("reconfiguration", "MARKS_STAY"),
-        contract=_contract(
-            f"{_MOVES}::test_reopen_lets_a_closed_member_vote_in_its_old_view",
-            _lua(
-                "reopen.lua",
-                "mark_aborted(meta, state[7], closed)\n",
-                "",
-            ),
-            _python(
-                "    _mark_aborted(store, meta, state, closed)\n"
-                "    _raise_counters(store, meta, pairs)",
-                "    _raise_counters(store, meta, pairs)",
-            ),
+        contract=Guard(
+            f"{_MOVES}::test_reopen_lets_a_closed_member_vote_in_its_old_view"
         ),
     ),
 )

@@ -1,19 +1,18 @@
-"""The ways in which a bug comes back, and how a tool shows that it finds the bug."""
+"""The ways in which a bug comes back, and how a tool shows that it finds the bug.
+
+A bug that no tool brings back has its regression test: a guard.
+"""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from spec.catalogue import RULES
 from spec.check import check_rule, missing
@@ -22,31 +21,20 @@ from tests.simulation.patches import simulated_core
 from tests.simulation.planner import plan_of
 from tests.simulation.planted_bugs import MEMBERSHIP_BUGS, PLANTED_BUGS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = [
     "ROOT",
-    "Edit",
+    "Guard",
     "InModel",
-    "Kept",
     "Planted",
     "Scenario",
-    "Seed",
     "Shown",
-    "Undone",
     "Way",
     "WithoutRule",
     "shown_by",
 ]
 
 ROOT = Path(__file__).parents[1]
-_LEFT_OUT = (
-    *(".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
-    *("__pycache__", "site", "build", "dist"),
-)
-_FAILED, _PASSED = 1, 0  # exit codes of pytest
-_SIMULATOR = "tests/simulation/test_simulator.py"
+_PASSED = 0  # exit code of pytest
 _SCENARIOS = "tests/simulation/test_scenarios.py"
 _SUMMARY = re.compile(r"(\d+ (?:failed|passed)\S*)")
 
@@ -81,7 +69,7 @@ class Way(Protocol):
         """Return how the bug comes back, as a cell of a table."""
 
     def problems(self) -> list[str]:
-        """Return what the way names and does not exist, or exists more than once."""
+        """Return what the way names and does not exist."""
 
     def show(self) -> Shown:
         """Bring the bug back, and let the tool look for it."""
@@ -156,7 +144,7 @@ class Scenario:
 
     def show(self) -> Shown:
         """Play the plans with the bug."""
-        done = _pytest(ROOT, f"{_SCENARIOS}::test_membership_bug_is_found[{self.bug}]")
+        done = _pytest(f"{_SCENARIOS}::test_membership_bug_is_found[{self.bug}]")
         kinds = " or ".join(MEMBERSHIP_BUGS[self.bug].findings)
         is_found = done.returncode == _PASSED
         return Shown(is_found, f"{kinds}, in a plan" if is_found else _summary(done))
@@ -224,118 +212,29 @@ class InModel:
 
     def show(self) -> Shown:
         """Run the test, which passes if the tool finds the bug."""
-        done = _pytest(ROOT, self.test)
+        done = _pytest(self.test)
         return Shown(done.returncode == _PASSED, _summary(done))
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """The undoing of a part of a fix.
+class Guard:
+    """The regression test of a bug. `make test` or `make test-all` runs it.
 
-    Attributes:
-        file: The file, below the root of the project.
-        now: A text that occurs exactly once in it.
-        then: The text that takes its place.
-    """
-
-    file: str
-    now: str
-    then: str
-
-
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """A fix that is undone in a copy of the project, where tests must fail then.
-
-    Attributes:
-        edits: They undo the fix.
-        tests: The tests, as pytest names them. One of them fails without the fix.
-        is_long: Whether it takes more than half a minute.
-        timeout: Seconds after which a test that hangs has failed.
-    """
-
-    edits: tuple[Edit, ...]
-    tests: tuple[str, ...]
-    is_long: bool = False
-    timeout: int = 120
-
-    def text(self) -> str:
-        """Return how the bug comes back, as a cell of a table."""
-        names = ", ".join(f"`{_name_of(test)}`" for test in self.tests)
-        return f"the fix is undone; {names} fails"
-
-    def problems(self) -> list[str]:
-        """Return what the way names and does not exist, or exists more than once."""
-        found = [problem for test in self.tests for problem in _missing_test(test)]
-        return found + _unclear(self.edits)
-
-    def show(self) -> Shown:
-        """Run the tests in a copy of the project, without the fix."""
-        with _copy(self.edits) as copy:
-            done = _pytest(copy, *self.tests, f"--timeout={self.timeout}")
-        if done.returncode == _PASSED and " passed" not in done.stdout:
-            return Shown(None, "a program is missing: the tests were skipped")
-        return Shown(done.returncode == _FAILED, _summary(done))
-
-
-@dataclass(frozen=True, slots=True)
-class Seed:
-    """A fix that is undone in a copy, where the simulator plays the seed that found it.
-
-    Attributes:
-        edits: They undo the fix.
-        seed: The seed.
-        finding: The kind of the finding.
-    """
-
-    edits: tuple[Edit, ...]
-    seed: int
-    finding: str
-    is_long: bool = False
-
-    def text(self) -> str:
-        """Return how the bug comes back, as a cell of a table."""
-        return f"the fix is undone; the simulator plays seed {self.seed}"
-
-    def problems(self) -> list[str]:
-        """Return what the way names and does not exist, or exists more than once."""
-        return _unclear(self.edits)
-
-    def show(self) -> Shown:
-        """Play the history in a copy of the project, without the fix."""
-        program = ["-m", "tests.simulation.soak", "--seed", str(self.seed)]
-        with _copy(self.edits) as copy:
-            done = _python(copy, *program)
-        is_found = self.finding.upper() in done.stdout
-        detail = f"{self.finding}, seed {self.seed}" if is_found else "nothing"
-        return Shown(is_found, detail)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A test that failed before the fix. The bug itself does not come back.
+    It is no way back: the test failed before the fix, and passes now.
 
     Attributes:
         test: The test, as pytest names it.
-        is_long: Whether it takes more than half a minute.
     """
 
     test: str
-    is_long: bool = False
 
     def text(self) -> str:
-        """Return how the bug comes back, as a cell of a table."""
-        return f"not planted; `{_name_of(self.test)}` failed before the fix"
+        """Return the name of the test, as a cell of a table."""
+        return f"`{_name_of(self.test)}`"
 
     def problems(self) -> list[str]:
-        """Return what the way names and does not exist."""
+        """Return what it names and does not exist."""
         return _missing_test(self.test)
-
-    def show(self) -> Shown:
-        """Run the test, which passes with the fix."""
-        done = _pytest(ROOT, self.test)
-        is_good = done.returncode == _PASSED
-        return Shown(None if is_good else False, f"the fix holds: {_summary(done)}")
 
 
 # -- What they share -----------------------------------------------------------------
@@ -356,40 +255,11 @@ def _missing_test(test: str) -> list[str]:
     return [f"no test {name} in {path}"] if name and name not in names else []
 
 
-def _unclear(edits: tuple[Edit, ...]) -> list[str]:
-    """Return the edits whose text does not occur exactly once."""
-    found = []
-    for edit in edits:
-        count = (ROOT / edit.file).read_text("utf-8").count(edit.now)
-        if count != 1:
-            found.append(f"{edit.file} has {edit.now!r} {count} times")
-    return found
-
-
-@contextmanager
-def _copy(edits: tuple[Edit, ...]) -> Iterator[Path]:
-    """Give a copy of the project, in which these edits are made."""
-    with tempfile.TemporaryDirectory(prefix="redlock-evidence-") as name:
-        copy = Path(name) / "project"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*_LEFT_OUT))
-        for edit in edits:
-            file = copy / edit.file
-            text = file.read_text("utf-8")
-            file.write_text(text.replace(edit.now, edit.then), encoding="utf-8")
-        yield copy
-
-
-def _pytest(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+def _pytest(*tests: str) -> subprocess.CompletedProcess[str]:
     options = ("-p", "no:cacheprovider", "-q", "-x", "--no-header", "--tb=no")
-    return _python(folder, "-m", "pytest", *options, *tests)
-
-
-def _python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, whose packages go before all others."""
-    return subprocess.run(  # noqa: S603  (our own programs)
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+    return subprocess.run(  # noqa: S603  (our own tests)
+        [sys.executable, "-m", "pytest", *options, *tests],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""The record of bugs in ``evidence/``: its commands, and the page about it."""
+"""The record of bugs in ``evidence/``: its tests, its commands, and its page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from evidence.bugs import BUGS
 from evidence.figures import Figures
 from evidence.page import all_ways, is_stale
 from evidence.rules import RULES
-from evidence.ways import Edit, Planted, Scenario, Undone, WithoutRule, shown_by
+from evidence.ways import Guard, Planted, Scenario, WithoutRule, shown_by
 from spec.catalogue import RULES as SPEC_RULES
 from tests.simulation.planted_bugs import MEMBERSHIP_BUGS
 
@@ -27,10 +25,15 @@ def test_page_is_up_to_date() -> None:
     assert not is_stale(Figures()), "python -m evidence --write"
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_way_names_what_exists(name: str) -> None:
-    """Each command names a test, a rule or a planted bug, and lines of the code."""
-    assert WAYS[name].problems() == []
+def test_record_names_what_exists() -> None:
+    """Each bug and each rule names a test, a rule or a planted bug that is there."""
+    guards = [bug.way for bug in BUGS if isinstance(bug.way, Guard)]
+    for rule in RULES:
+        guards += [way for way in rule.ways().values() if isinstance(way, Guard)]
+
+    assert guards
+    assert [fault for way in WAYS.values() for fault in way.problems()] == []
+    assert [fault for guard in guards for fault in guard.problems()] == []
 
 
 def test_names_are_unique() -> None:
@@ -79,32 +82,6 @@ def test_planted_bug_is_found() -> None:
 
     assert shown.is_found
     assert "two holders, in history" in shown.detail
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("is_bug", [True, False])
-def test_undone_fix_is_found_by_its_test(is_bug: bool) -> None:
-    """The test fails in a copy of the project without the line, and not with it."""
-    line = "return started_at + ttl - drift_of(ttl)"
-    edit = Edit(
-        "celery_redlock/core/lease.py",
-        line,
-        line.partition(" - ")[0] if is_bug else line,
-    )
-    test = "tests/unit/core/test_redlock.py::test_validity_is_the_ttl_less_the_drift"
-
-    assert shown_by(Undone((edit,), (test,))).is_found is is_bug
-
-
-def test_edit_that_is_not_in_the_file_is_a_problem() -> None:
-    """An edit whose text is gone, or is there twice, would undo nothing."""
-    file = "celery_redlock/core/lease.py"
-
-    [gone] = Undone((Edit(file, "no such line", ""),), ()).problems()
-    [twice] = Undone((Edit(file, "return", ""),), ()).problems()
-
-    assert "0 times" in gone
-    assert file in twice
 
 
 def test_unknown_name_is_refused() -> None:
