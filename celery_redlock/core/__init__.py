@@ -20,7 +20,8 @@ Read in this order:
 9.  ``records``: what nodes remember besides locks.
 10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
     durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields``,
-    ``log_limit`` and ``spelling``: small helpers.
+    ``log_limit`` and ``spelling``: small helpers. ``text``: what is checked of a text
+    that comes from outside.
 """
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "spelling",
     "steps",
     "stores",
+    "text",
     "timing",
     "transport",
     "view",

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.keys import keys_of, shown, text_of
 from celery_redlock.core.limits import Limit
+from celery_redlock.core.text import MOST_ID, line_of
 from celery_redlock.errors import LockCancelled, LockLost
 
 if TYPE_CHECKING:
@@ -210,8 +211,9 @@ class Holder:
             key: The name of the lock, which names the keys if there are several.
             limits: The limits of the permits that it is of.
         """
-        names = self.task, self.task_id, self.host
-        task, task_id, host = [name.replace("\n", " ") for name in names]
+        names = task, task_id, host = self.task, self.task_id, self.host
+        if not "".join(names).isprintable():  # most are
+            task, task_id, host = (line_of(name, MOST_ID) for name in names)
         published = f"\n{self.published}" if self.published else ""
         together = f"\n{together_lines(key)}" if "\n" in key else ""
         permits = "".join(map(_limit_line, limits)) if limits else ""

@@ -30,6 +30,7 @@ from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import SuccessorRegister
+from celery_redlock.core.text import check_id
 from celery_redlock.errors import QuorumUnreachable, RedlockError
 from celery_redlock.options.broker import (
     accepted_countdown,
@@ -99,8 +100,12 @@ class Call:
         Raises:
             ConfigurationError: A setting or an option is wrong.
             FingerprintError: The arguments cannot be reduced to a key.
+            ValueError: Nodes cannot store its task id. A worker rejects such a
+                message before this.
         """
         runtime, header = runtime_of(task.app), extract(request)
+        if request.is_eager and request.id:
+            check_id(request.id)
         delivery = request.delivery_info or {}
         try:
             key, limits = task.key_rule.wanted_by(args, kwargs)

@@ -30,18 +30,27 @@ removed before user code runs: a base belongs to one execution. A child process
 recognizes its own main process by 16 random bytes drawn before the fork and not by
 a pid, because pids repeat in containers. (A child that was spawned has other bytes. It
 mints a base of its own; if it is killed, its lock lasts for a ttl.)
+
+Every client of the broker can write any header. `TaskHeader.read` checks each field
+once: its type, its bounds, and that UTF-8 can carry its text. A header with one field
+that fails is none: the call is then like one without a header. Fields with other names
+are left out, and never sent on.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.keys import MOST_BYTES
 from celery_redlock.core.lease import new_base
+from celery_redlock.core.records.beat_slots import MOST_SLOT
+from celery_redlock.core.text import is_encodable, is_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Callable, Mapping, MutableMapping
 
 __all__ = [
     "HEADER",
@@ -51,18 +60,59 @@ __all__ = [
     "claim_in",
     "clean",
     "extract",
+    "fault_of",
     "has_ended_before",
     "mint",
 ]
 
 HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
-_CARRIED = frozenset(
-    (
-        *("deferred", "outages", "redelivered", "met_copy", "ended"),
-        *("slot", "refused", "next", "claim"),
-    )
-)
+_BASE = re.compile("[0-9a-f]{32}")
+_MOST_COUNT = 2**31 - 1
+_MOST_US = 2**53  # µs since 1970: the year 2255, and the largest whole number of Lua
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_COUNT
+
+
+def _is_instant(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_US
+
+
+def _is_bool(value: object) -> bool:
+    return type(value) is bool
+
+
+def _is_slot(value: object) -> bool:
+    return is_line(value, MOST_SLOT)
+
+
+def _is_order(value: object) -> bool:
+    return type(value) is str and value in ("", "latest", "first")
+
+
+def _is_key(value: object) -> bool:
+    """Tell whether it can be the text of one key or of several, one a line."""
+    if type(value) is not str or len(value) > MOST_BYTES or not is_encodable(value):
+        return False
+    return len(value.encode()) <= MOST_BYTES
+
+
+# What the messages of others may say, and how each field is checked.
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    "deferred": _is_count,
+    "outages": _is_count,
+    "redelivered": _is_bool,
+    "met_copy": _is_bool,
+    "ended": _is_bool,
+    "slot": _is_slot,
+    "published": _is_instant,
+    "refused": _is_instant,
+    "next": _is_order,
+    "events": _is_bool,
+    "claim": _is_key,
+}
 
 
 class TaskHeader(NamedTuple):
@@ -86,6 +136,23 @@ class TaskHeader(NamedTuple):
     events: bool = False
     claim: str = ""
 
+    @classmethod
+    def read(cls, headers: Mapping[str, Any] | None) -> TaskHeader:
+        """Read the header among those of a message, which any client may have written.
+
+        Returns:
+            An empty header, if there is none or one of its fields fails its check.
+        """
+        fields = _fields(headers)
+        if not fields or _first_fault(fields):
+            return _NONE
+        header = cls(**{name: fields[name] for name in _CHECKS if name in fields})
+        if fields.get("boot") != _BOOT:
+            return header
+        base = fields.get("base")
+        is_base = type(base) is str and _BASE.fullmatch(base)
+        return header._replace(base=base if is_base else None)
+
     def for_next_copy(self) -> dict[str, dict[str, Any]]:
         """Return the headers of the next copy: all but what is of this execution."""
         fields, always = self._asdict(), ("deferred", "outages", "redelivered")
@@ -94,17 +161,32 @@ class TaskHeader(NamedTuple):
         return {HEADER: carried | {n: fields[n] for n in others if fields[n]}}
 
 
+_NONE = TaskHeader()
+
+
+def fault_of(headers: Mapping[str, Any] | None) -> str:
+    """Return why the header of a message counts as none, in a clause, or ``""``."""
+    fields = (headers or {}).get(HEADER)
+    if fields is None:
+        return ""
+    if not isinstance(fields, dict):
+        return f"it is {type(fields).__name__} and not a dictionary"
+    name = _first_fault(fields)
+    return f"its field {name!r} has another type, or is out of bounds" if name else ""
+
+
 def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:
     """Mint the base of an execution, in the main process, and note it in the headers.
 
     ``events`` says whether this worker sends events about tasks.
     """
-    base, fields = new_base(), _fields(request)
+    base, header = new_base(), TaskHeader.read(request)
+    published = header.published or round(SYSTEM_CLOCK.wall() * 1e6)
     request[HEADER] = {
-        **fields,
+        **{name: value for name, value in header._asdict().items() if value},
         "base": base,
         "boot": _BOOT,
-        "published": _count(fields, "published") or round(SYSTEM_CLOCK.wall() * 1e6),
+        "published": published,
         "events": events,
     }
     return base
@@ -129,12 +211,12 @@ def attach_claim(headers: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
 
 def claim_in(headers: Mapping[str, Any] | None) -> str:
     """Return the key that was claimed for the call, as its headers say, or ``""``."""
-    return str(_fields(headers or {}).get("claim") or "")
+    return TaskHeader.read(headers).claim
 
 
 def has_ended_before(headers: Mapping[str, Any] | None) -> bool:
     """Tell whether the call has ended, and is only to be counted in its chord."""
-    return _fields(headers or {}).get("ended") is True
+    return TaskHeader.read(headers).ended
 
 
 def extract(request: Any) -> TaskHeader:
@@ -143,26 +225,7 @@ def extract(request: Any) -> TaskHeader:
     headers = request.headers
     if headers and HEADER in headers:
         request.headers = clean(headers)
-    if not isinstance(fields, dict):
-        return TaskHeader()
-    minted = TaskHeader(
-        base=fields.get("base") if fields.get("boot") == _BOOT else None,
-        published=_count(fields, "published"),
-        events=fields.get("events") is True,
-    )
-    if _CARRIED.isdisjoint(fields):
-        return minted
-    return minted._replace(
-        deferred=_count(fields, "deferred"),
-        outages=_count(fields, "outages"),
-        redelivered=fields.get("redelivered") is True,
-        met_copy=fields.get("met_copy") is True,
-        ended=fields.get("ended") is True,
-        slot=str(fields.get("slot") or ""),
-        refused=_count(fields, "refused"),
-        next=str(fields.get("next") or ""),
-        claim=str(fields.get("claim") or ""),
-    )
+    return TaskHeader.read({HEADER: fields})
 
 
 def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,11 +235,16 @@ def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
     return others
 
 
-def _fields(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    fields = request.get(HEADER)
+def _fields(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    fields = (headers or {}).get(HEADER)
     return fields if isinstance(fields, dict) else {}
 
 
-def _count(fields: Mapping[str, Any], name: str) -> int:
-    count = fields.get(name)
-    return count if isinstance(count, int) and count > 0 else 0
+def _first_fault(fields: Mapping[str, Any]) -> str:
+    """Return the name of the first field that fails its check, or ``""``."""
+    checked = (
+        name
+        for name, is_right in _CHECKS.items()
+        if name in fields and not is_right(fields[name])
+    )
+    return next(checked, "")

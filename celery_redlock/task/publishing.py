@@ -45,6 +45,7 @@ from celery_redlock.core.keys import shown
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.claims import Claims, ExistingJob
+from celery_redlock.core.text import is_id
 from celery_redlock.errors import DuplicateTask, LockUnavailable, QuorumUnreachable
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.signals import publish_claimed, publish_deduplicated
@@ -357,8 +358,9 @@ def _release_claim(call: Any) -> None:
 def _release_claim_of_message(sender: Any, message: Any, **_: Any) -> None:
     """Release the claim of a message that no task takes: its call will never begin."""
     headers = message.headers or {}
-    if key := claim_in(headers):
-        release_claim(runtime_of(sender.app), key, str(headers.get("id")))
+    key, task_id = claim_in(headers), str(headers.get("id"))
+    if key and is_id(task_id):
+        release_claim(runtime_of(sender.app), key, task_id)
 
 
 def cooling(call: Any) -> ExistingJob | None:

@@ -28,6 +28,7 @@ from typing import Any
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import (
     Ignore,
+    InvalidTaskError,
     Reject,
     Retry,
     Terminated,
@@ -42,8 +43,9 @@ from celery_redlock.core.keys import shown
 from celery_redlock.core.limits import with_copies
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import withdraw
+from celery_redlock.core.text import check_id
 from celery_redlock.options.broker import marks_redeliveries
-from celery_redlock.task.header import claim_in, mint
+from celery_redlock.task.header import claim_in, fault_of, mint
 from celery_redlock.task.publishing import release_claim
 
 __all__ = ["RedlockRequest", "Skipped"]
@@ -73,7 +75,29 @@ class RedlockRequest(Request):
     """A request with a base for its execution, by which its lock can be released."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Read a message.
+
+        Raises:
+            celery.exceptions.InvalidTaskError: Its task id cannot be written to the
+                nodes. Celery logs that, rejects the message, and goes on.
+        """
         super().__init__(*args, **kwargs)
+        try:
+            check_id(self.id)
+        except ValueError as error:
+            text = f"{error} The message is rejected, and the call does not run."
+            raise InvalidTaskError(text) from None
+        if fault := fault_of(self.request_dict):
+            name, task_id = self.task.name, self.id
+            extra = log_fields("header-ignored", task=name, task_id=task_id)
+            log.warning(
+                "The header 'redlock' of %s[%s] is ignored: %s. No version of this "
+                "package writes that. The call runs as one without this header.",
+                name,
+                task_id,
+                fault,
+                extra=extra,
+            )
         self._redlock_base = mint(self.request_dict, events=self._sends_events())
         self._redlock_claim = claim_in(self.request_dict)
 

@@ -32,6 +32,7 @@ from celery_redlock.app import worker_hooks
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.records.claims import Claims
+from celery_redlock.core.text import check_id
 from celery_redlock.errors import (
     ConfigurationError,
     DuplicateTask,
@@ -296,9 +297,13 @@ class SingletonTask(Task):
                 reduced to a key. Nothing was sent.
             DuplicateTask: There is another job of the call, and ``on_conflict`` is
                 ``raise``. Nothing was sent.
+            ValueError: Nodes cannot store the ``task_id``. Nothing was sent.
         """
         if self.lock_options is None:
             return super().apply_async(args, kwargs, *more, **options)
+        named = dict(zip(_MORE, more, strict=False))
+        if task_id := named.get("task_id", options.get("task_id")):
+            check_id(task_id)
         try:
             key = self.lock_key(*(args or ()), **(kwargs or {}))
         except FingerprintError:
@@ -309,7 +314,6 @@ class SingletonTask(Task):
         if self.lock_options.registers_successors:
             options["headers"] = attach(options.get("headers"))
             send = functools.partial(send_announced, self, key, send)
-        named = dict(zip(_MORE, more, strict=False))
         can_raise = not options.pop(_AFTER_COMMIT, False)
         if not self.lock_options.is_unique_before_it_runs:
             return send(**named, **options)

@@ -24,12 +24,14 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta, timezone
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.failure import unreachable
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.restart_guard import greatest
 from celery_redlock.core.scripts import MARK_SLOT, READ_SLOTS, RECORD_SLOTS
+from celery_redlock.core.text import is_line, line_of
 from celery_redlock.core.transport.requests import all_answered, majority_answered
 
 if TYPE_CHECKING:
@@ -37,10 +39,14 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.redlock import Redlock
 
-__all__ = ["SlotRecord", "mark_slot", "slot_name"]
+__all__ = ["MOST_SLOT", "SlotRecord", "mark_slot", "slot_name"]
 
 log = logging.getLogger(__name__)
 
+MOST_SLOT = 1024
+"""The bytes of the longest name of a slot: nodes keep it for an hour."""
+
+_MOST_ENTRY = 900  # bytes of the name of a schedule entry in it
 _MS, _US = 1000, 1_000_000
 _KEPT = 90 * 24 * 3600  # seconds without a note after which nodes forget all of them
 _MOST = 10_000  # entries; above that, the tenth with the oldest notes is forgotten
@@ -50,8 +56,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def slot_name(entry: str, due_us: int) -> str:
-    """Return the name of a slot: the same in every beat."""
+    """Return the name of a slot: the same in every beat.
+
+    It is one line of at most ``MOST_SLOT`` bytes. A longer name of an entry is cut, and
+    ends with a digest of the whole.
+    """
     due = _EPOCH + timedelta(microseconds=due_us)
+    if not is_line(entry, _MOST_ENTRY):
+        digest = blake2b(entry.encode(errors="backslashreplace"), digest_size=8)
+        entry = f"{line_of(entry, _MOST_ENTRY)}~{digest.hexdigest()}"
     return f"{entry}@{due.isoformat()}"
 
 

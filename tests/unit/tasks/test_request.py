@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
-from celery.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    InvalidTaskError,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.worker.request import Request, create_request_cls
 from kombu.message import Message
 from kombu.serialization import dumps
@@ -22,7 +27,14 @@ from kombu.serialization import dumps
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.limits import Limit
 from celery_redlock.core.records.claims import Claims
-from celery_redlock.task.header import TaskHeader, clean, extract, mint
+from celery_redlock.task.header import (
+    TaskHeader,
+    claim_in,
+    clean,
+    extract,
+    fault_of,
+    mint,
+)
 from celery_redlock.task.request import RedlockRequest, Skipped
 from tests.harness.waiting import until
 from tests.unit.tasks.support import KEY
@@ -89,12 +101,50 @@ def test_header_is_taken_off_the_request() -> None:
     assert "redlock" not in (Context(**vars(context)).headers or {})
 
 
-@pytest.mark.parametrize(
-    "junk", [None, 7, "text", [], {"deferred": "2"}, {"redelivered": 1}]
-)
-def test_junk_in_the_header_is_nothing(junk: object) -> None:
-    """A malformed header is ignored and raises no error."""
-    assert extract(Context({"redlock": junk})) == TaskHeader()
+def shortened(value: object) -> str:
+    """Return a short name of a parameter, in ASCII."""
+    return ascii(value)[:30]
+
+
+def each(field: str, values: list[Any]) -> list[Any]:
+    """Return a header for each of these values of a field."""
+    return [{field: value} for value in values]
+
+
+JUNK: list[Any] = [
+    *(7, "text", [], {"redelivered": 1}, {"events": 1}, {"ended": "yes"}),
+    *each("deferred", ["2", True, -1, 2.0, 2**31, 10**400]),
+    *each("published", [True, 1.5, -1, 2**53 + 1, [1], None]),
+    *each("slot", ["s\ud800", "a\nb", "s" * 1025, "ü" * 600, {}, 7]),
+    *each("claim", ["c\udfff", "c" * 8193, "ü" * 5000, ["k"], 0]),
+    *each("next", ["zzz", "first\ud800", 7, True]),
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=shortened)
+def test_header_with_one_wrong_field_counts_as_none(junk: object) -> None:
+    """A header that this package does not write is ignored whole, by both processes."""
+    good = {"slot": "s", "claim": "k", "deferred": 1}
+    forged = good | junk if isinstance(junk, dict) else junk
+    request: dict[str, Any] = {"id": "x", "redlock": forged}
+
+    assert extract(Context(request)) == TaskHeader()
+    assert claim_in(request) == ""
+    assert fault_of(request)
+
+    mint(request)
+    seen = extract(Context(request))
+    assert (seen.slot, seen.claim, seen.next, seen.deferred) == ("", "", "", 0)
+
+
+def test_header_carries_no_foreign_field_on() -> None:
+    """A field that another program adds to the header is not sent to the child."""
+    request: dict[str, Any] = {"id": "x", "redlock": {"deferred": 2, "x": "y" * 10**6}}
+
+    mint(request)
+
+    assert "x" not in request["redlock"]
+    assert extract(Context(request)).deferred == 2
 
 
 def test_request_without_headers_is_left_as_it_is() -> None:
@@ -193,6 +243,32 @@ def failure(error: BaseException) -> ExceptionInfo:
         raise error
     except type(error):
         return ExceptionInfo()
+
+
+@pytest.mark.parametrize(
+    "task_id", ["s\ud800", "a\nb", "s" * 1025, "", 7, ["x"], {"a": 1}, True, None]
+)
+def test_message_with_an_id_that_nodes_cannot_store_is_invalid(
+    worker: Worker, task_id: Any
+) -> None:
+    """Celery rejects such a message with a line in its log, and goes on."""
+    worker.call_id = task_id
+
+    with pytest.raises(InvalidTaskError, match="must be one line of text"):
+        receive(worker)
+
+
+def test_wrong_header_is_told_in_one_short_line(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line names the field, and not its value."""
+    request = receive(worker, {"slot": "s\ud800" * 10**6})
+
+    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "its field 'slot' has another type, or is out of bounds" in record.message
+    assert len(record.message) < 300
+    assert record.redlock_event == "header-ignored"  # type: ignore[attr-defined]
+    assert request.request_dict["redlock"]["base"]
 
 
 @pytest.mark.parametrize("error", [WorkerLostError("gone"), Terminated(9)])

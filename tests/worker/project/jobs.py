@@ -58,6 +58,9 @@ gated("job-unstored", ignore_result=True)
 gated("late", **LATE)  # must not be lost with its worker
 gated("late-short", ttl=2, **LATE)  # the ttl ends the lock of a killed worker
 quick("quick")
+quick("quick-buffered", on_conflict="buffer_one")
+quick("quick-limited", limit=3)
+quick("quick-unique", unique_while="queued_or_running")
 quick("keeping", hold_at_least=HOLD)
 timed("sleeper")
 timed("storm", **SOON_AGAIN, **LATE)

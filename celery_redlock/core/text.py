@@ -1,0 +1,62 @@
+"""Text from outside of this program: what nodes can store, and how long it may be.
+
+JSON can carry half of a character (U+D800), which no encoding can. Such a text is
+refused, or replaced, where it enters, so that no later step meets it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MOST_ID", "check_id", "is_encodable", "is_id", "is_line", "line_of"]
+
+MOST_ID = 1024
+"""The bytes of the longest task id. Celery's own ids have 36."""
+
+_SHOWN = 60  # letters of a wrong one
+
+
+def is_encodable(text: str) -> bool:
+    """Tell whether UTF-8 can carry this text."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_line(text: object, most: int) -> bool:
+    """Tell whether this is one line of text that UTF-8 can carry.
+
+    Args:
+        text: Anything.
+        most: How many bytes it may have.
+    """
+    if type(text) is not str or "\n" in text or len(text) > most:
+        return False
+    return text.isascii() or (is_encodable(text) and len(text.encode()) <= most)
+
+
+def is_id(text: object) -> bool:
+    """Tell whether nodes can store this as a task id."""
+    return bool(text) and is_line(text, MOST_ID)
+
+
+def check_id(task_id: object) -> None:
+    """Raise ValueError, unless nodes can store this as a task id."""
+    if not is_id(task_id):
+        raise ValueError(
+            f"The task id {ascii(task_id)[:_SHOWN]} must be one line of text that "
+            f"UTF-8 can carry, of at most {MOST_ID:,} bytes."
+        )
+
+
+def line_of(text: str, most: int) -> str:
+    """Return one line that UTF-8 can carry, with at most so many bytes of this text.
+
+    A line break becomes a space, and what cannot be encoded a question mark.
+    """
+    if is_line(text, most):  # most are, and cost no copy
+        return text
+    cut = text[:most].replace("\n", " ").encode(errors="replace")[:most]
+    return cut.decode(errors="ignore")
