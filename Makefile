@@ -109,9 +109,17 @@ lint: $(VENV)/.with-lint
 	  $(BIN)/mypy --platform {} --cache-dir .mypy_cache/{} \
 	    --no-warn-unreachable --no-error-summary celery_redlock
 
-docs: $(VENV)/.with-docs
+docs: $(VENV)/.with-docs $(VENV)/site/mermaid.min.js
 	@$(BIN)/python -m sphinx -W --keep-going -q -E -b html -d site/.doctrees docs site
 	@echo "The site is in site/index.html."
+
+# What draws the diagrams of the site. Without npm, readers see their text.
+$(VENV)/site/mermaid.min.js: $(VENV)/.made
+	@if command -v npm >/dev/null; then \
+	  mkdir -p $(@D) && packed=$$(cd $(@D) && npm pack --silent mermaid@11.12.0) && \
+	  tar -xzf "$(@D)/$$packed" -C $(@D) --strip-components 2 package/dist/$(@F) && \
+	  rm "$(@D)/$$packed" && touch $@; \
+	else echo "npm is not installed: the site shows the text of its diagrams."; fi
 
 check-package: $(VENV)/.with-nox
 	@$(BIN)/python -m nox --tags ci $(ARGS)

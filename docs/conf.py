@@ -2,13 +2,13 @@
 
 ``make docs`` builds it into ``site/``; a warning is an error.
 
-Pages are written for readers on a code host. Three things differ on the site:
+Pages are written for readers on a code host. Four things differ on the site:
 
-* The first page is the README, followed by ``index.md``. The menu is made from the
-  links of ``index.md``, section by section.
+* The menu is made from the lists of ``index.md``, section by section.
 * A link to a file outside of this folder becomes the name of that file.
-* A ``mermaid`` block becomes a drawing. The browser loads Mermaid for that; without it
-  the reader sees the text of the block.
+* A picture with a dark twin (``x.png``, ``x-dark.png``) follows the reader's theme.
+* A ``mermaid`` block becomes a drawing. ``make docs`` puts Mermaid beside the pages, so
+  a browser asks no other host. Without Mermaid, readers see the text of the block.
 """
 
 from __future__ import annotations
@@ -58,12 +58,20 @@ napoleon_use_ivar = True
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 README = ROOT / "README.md"
-LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
-MERMAID = "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.min.js"
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
+PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+)\.png\)$", re.MULTILINE)
+MERMAID = ROOT / ".venv" / "site" / "mermaid.min.js"  # from `make docs`
+html_static_path = ["site", *([str(MERMAID.parent)] if MERMAID.exists() else [])]
 DRAW = """
+mermaid.initialize({ startOnLoad: false });
 window.addEventListener("load", () => {
-  const dark = getComputedStyle(document.body).colorScheme.includes("dark");
-  mermaid.initialize({ theme: dark ? "dark" : "default" });
+  const theme = document.body.dataset.theme;
+  const system = matchMedia("(prefers-color-scheme: dark)").matches;
+  const dark = theme === "dark" || (theme !== "light" && system);
+  const bars = { doneTaskBkgColor: "#5b6470", activeTaskBkgColor: "#2f6fb0" };
+  mermaid.initialize(
+    dark ? { theme: "dark", themeVariables: bars } : { theme: "default" }
+  );
   mermaid.run();
 });
 """
@@ -101,32 +109,44 @@ def _for_the_site(text: str, source: Path, page: Path) -> str:
     return LINK.sub(adapt, text)
 
 
-def _index(text: str) -> str:
-    """Return the first page: the README, the list of pages, and the menu."""
+def _with_dark_twin(text: str, folder: Path) -> str:
+    """Show each picture, or its dark twin, as the reader's theme says."""
+
+    def twins(match: re.Match[str]) -> str:
+        words, name = match.groups()
+        if not (folder / f"{name}-dark.png").exists():
+            return match[0]
+        return "\n".join(
+            f"```{{image}} {name}{end}.png\n:alt: {words}\n:class: only-{theme}\n```"
+            for end, theme in (("", "light"), ("-dark", "dark"))
+        )
+
+    return PICTURE.sub(twins, text)
+
+
+def _with_menu(text: str) -> str:
+    """Add the menu to the first page: one caption for each section that lists pages."""
     menu = ""
     for section in text.split("\n## ")[1:]:
-        pages = re.findall(r"\]\(([\w/-]+)\.md\)", section)
+        pages = re.findall(r"^- .*?\]\(([\w/-]+)\.md\)", section, re.MULTILINE)
         caption = section.partition("\n")[0]
         menu += "\n```{toctree}\n:hidden:\n"
         menu += f":caption: {caption}\n\n" + "\n".join(pages) + "\n```\n"
-    readme = _for_the_site(README.read_text("utf-8"), ROOT, HERE)
-    readme = readme.partition("\n## Documentation\n")[0]
-    return readme + re.sub("^#", "\n##", text, flags=re.MULTILINE) + menu
+    return f"```{{rst-class}} landing\n```\n\n{text}{menu}"
 
 
-def _prepare(app: Any, name: str, content: list[str]) -> None:
+def _prepare(_app: Any, name: str, content: list[str]) -> None:
     """Adapt a page that was read to the site."""
-    if name == "index":
-        content[0] = _index(content[0])
-        app.env.note_dependency(str(README))
-    else:
-        folder = (HERE / name).parent
-        content[0] = _for_the_site(content[0], folder, folder)
+    folder = (HERE / name).parent
+    text = _with_dark_twin(_for_the_site(content[0], folder, folder), folder)
+    content[0] = _with_menu(text) if name == "index" else text
 
 
 def setup(app: Any) -> None:
     """Connect what this file defines."""
     app.add_directive("mermaid", Mermaid)
-    app.add_js_file(MERMAID)
-    app.add_js_file(None, body=DRAW)
+    app.add_css_file("site.css")
+    if MERMAID.exists():
+        app.add_js_file(MERMAID.name)
+        app.add_js_file(None, body=DRAW)
     app.connect("source-read", _prepare)

@@ -139,10 +139,24 @@ def test_docs_say_it_plainly(page: Path) -> None:
 def test_docs_are_all_in_the_index() -> None:
     """Each page can be found from the first one."""
     index = DOCS / "index.md"
-    listed = re.findall(r"\]\(([\w/-]+\.md)\)", text_of(index))
+    listed = re.findall(r"^- .*?\]\(([\w/-]+\.md)\)", text_of(index), re.MULTILINE)
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
 
     assert sorted(listed) == sorted(pages - {"index.md"})
+
+
+def test_docs_timelines_count_in_milliseconds() -> None:
+    """Mermaid takes the start of a bar for milliseconds, and its end for the unit."""
+    timelines = [
+        text
+        for page in PAGES
+        for text in re.findall(
+            r"^```mermaid\ngantt\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL
+        )
+    ]
+
+    assert timelines
+    assert all("dateFormat x\n" in text for text in timelines)
 
 
 def test_docs_are_up_to_date_with_the_code() -> None:

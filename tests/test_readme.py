@@ -1,80 +1,98 @@
-"""The commands of the README run."""
+"""The README, typed from top to bottom; what is printed is what it shows."""
 
 from __future__ import annotations
 
-import os
 import re
-import sqlite3
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
+
+from tests.docs.reader import blocks_of, until_said
+from tests.docs.test_tutorial import LASTING, PATIENT, REFUSED, reader, runs_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.devnodes import DevNodes
+    from tests.docs.reader import Reader
 
     Start = Callable[..., DevNodes]
 
+__all__ = ["reader"]  # a fixture
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+BLOCKS = blocks_of(README)
+INSTALL, *_ = (text for language, text in BLOCKS if language == "sh")
+SHOWN, *_ = (text for language, text in BLOCKS if language == "text")
+PROJ, TWICE, THREE_NODES = (text for language, text in BLOCKS if language == "python")
+TYPED = re.findall(r"(?<!`)`([^`]+)`(?!`)", README)
+INIT, WORKER, RUN_TWICE = (
+    next(word for word in TYPED if part in word)
+    for part in ("redlock init", "proj worker", "python twice.py")
+)
 
 
-def blocks(language: str) -> list[str]:
-    """Return the README's code blocks in this language."""
-    return [text for kind, text in BLOCKS if kind == language]
+def type_the_readme(reader: Reader, redis: str) -> None:
+    """Type its first example against a Redis that has just started.
+
+    Args:
+        reader: The reader, with the package installed.
+        redis: The URL of that Redis, for the broker, the results and the locks.
+    """
+    reader.replace = {"localhost:6379": urlsplit(redis).netloc}
+    reader.append("proj.py", PROJ + PATIENT + LASTING)
+    reader.append("twice.py", TWICE)
+    reader.run(INIT, typed="y\n")
+
+    with (
+        reader.terminal(f"{WORKER} -c 2 -l INFO", "worker") as worker,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        until_said(worker, "ready")
+        with runs_last(reader):
+            typed = pool.submit(reader.run, RUN_TWICE)
+            until_said(worker, REFUSED)
+        said = typed.result()
+
+    ran, refused = sorted(said.splitlines())
+    shown_ran, shown_refused = SHOWN.splitlines()
+    assert ran == shown_ran
+    assert re.match(pattern_of(shown_refused), refused), (shown_refused, refused)
 
 
-def here(code: str, nodes: DevNodes) -> str:
-    """Put servers that exist in the place of those of the README."""
-    for name, url in zip("abc", nodes.urls, strict=False):
-        code = code.replace(f"redis://redlock-{name}:6379/0", url)
-    code = code.replace("redis://localhost:6379/0", "memory://")
-    return code.replace("redis://localhost:6379/1", "cache+memory://")
+def pattern_of(shown: str) -> str:
+    """Return what a line of the page stands for: other ids, hosts and processes."""
+    pattern = re.escape(shown.rstrip("…")).replace("your\\-machine", r"\S+")
+    pattern = re.sub(r"\\\[[0-9a-f]+…\\\]", r"\\[[0-9a-f-]{36}\\]", pattern)
+    return re.sub(r"pid\\ \d+", r"pid\\ \\d+", pattern)
 
 
-def run(folder: Path, *command: str) -> str:
-    """Run a command in a folder and return what it printed."""
-    done = subprocess.run(  # noqa: S603  (our own commands)
-        [sys.executable, *command],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def test_readme_first_example_prints_what_it_shows(
+    reader: Reader, start_nodes: Start
+) -> None:
+    """One of two equal calls runs; the other one names it."""
+    (redis,) = start_nodes(1, initialize=False).urls
+
+    type_the_readme(reader, redis)
+
+
+def test_readme_three_nodes_vote(reader: Reader, three_nodes: DevNodes) -> None:
+    """The block with three nodes is a setting of the same project."""
+    reader.replace = {
+        f"redis://redlock-{name}:6379/0": url
+        for name, url in zip("abc", three_nodes.urls, strict=True)
+    }
+    reader.append("proj.py", PROJ + THREE_NODES + PATIENT)
+    reader.append("locked.py", "from proj import send_invoice\n")
+    reader.append(
+        "locked.py", "with send_invoice.lock(42) as lease: print(lease.votes)"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
-
-def test_readme_python_runs(three_nodes: DevNodes, tmp_path: Path) -> None:
-    """All Python of the README runs, from top to bottom, as one program."""
-    first, *rest = blocks("python")
-    setup = "from celery import Celery\nCelery('reader', broker='memory://')\n"
-    program = "\n".join([setup, first, *rest])
-
-    (tmp_path / "reader.py").write_text(here(program, three_nodes))
-
-    assert "print" in program
-    fence, remaining = run(tmp_path, "reader.py").split()
-    assert int(fence) > 0
-    assert 0 < float(remaining) <= 30
-
-
-def test_readme_first_command_runs(three_nodes: DevNodes, tmp_path: Path) -> None:
-    """``celery -A proj redlock init`` works with the settings above it."""
-    settings = next(text for text in blocks("python") if "redlock_nodes" in text)
-    (tmp_path / "proj.py").write_text(here(settings, three_nodes))
-    command = next(text for text in blocks("sh") if "redlock init" in text).split()
-
-    said = run(tmp_path, "-m", *command, "--yes")
-
-    assert all(label.split("/")[2] in said for label in three_nodes.urls)
+    assert int(reader.run("python locked.py")) >= 2
 
 
 def test_readme_names_make_targets_that_exist() -> None:
@@ -88,51 +106,14 @@ def test_readme_names_make_targets_that_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
-def test_readme_sql_refuses_the_late_writer() -> None:
-    """The SQL lets the holder write twice, and matches no row for an older fence."""
-    statement = re.sub(r"%\((\w+)\)s", r":\1", blocks("sql")[0])
-    database = sqlite3.connect(":memory:")
-    database.execute("CREATE TABLE invoice (id, number, fence)")
-    database.execute("INSERT INTO invoice VALUES (1, 'none', 0)")
-
-    matched = [
-        database.execute(statement, {"id": 1, "number": n, "fence": n}).rowcount
-        for n in (7, 7, 5)
-    ]
-
-    assert matched == [1, 1, 0]
-    database.close()
-
-
-def test_readme_single_redis_is_enough(start_nodes: Start, tmp_path: Path) -> None:
-    """The Redis of the broker is the only node, by the README's line of settings."""
-    (server,) = start_nodes(1, initialize=False).urls
-    setting = next(line for line in re.findall("`(app.conf[^`]+)`", README))
-    program = f"""
-from celery import Celery
-from celery_redlock import singleton_task
-
-app = Celery("proj", broker="redis://localhost:6379/0")
-{setting}
-
-@singleton_task(app=app)
-def job(): ...
-
-if __name__ == "__main__":
-    with job.lock() as lease:
-        print(lease.votes)
-"""
-    program = program.replace("redis://localhost:6379/", server.removesuffix("0"))
-    (tmp_path / "proj.py").write_text(program)
-
-    said = run(tmp_path, "-m", "celery", "-A", "proj", "redlock", "init", "--yes")
-
-    assert "/2" in said
-    assert run(tmp_path, "proj.py") == "1\n"
+def test_readme_is_short() -> None:
+    """It is read to its end: what is longer has a page."""
+    assert len(README.encode()) < 9_000
+    assert len((ROOT / "CHANGELOG.md").read_bytes()) < 9_000
 
 
 def test_readme_costs_are_those_of_the_page_about_performance() -> None:
-    """A figure of the first screen is the page's, rounded."""
+    """A figure of the README is the page's, rounded."""
     page = (ROOT / "docs/explanation/performance.md").read_text("utf-8")
     row = re.search(
         r"\*\*celery-redlock\*\* \| 5 \|[^|]*\|[^|]*\|([^|]*)\|([^|]*)", page

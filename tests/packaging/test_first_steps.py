@@ -1,24 +1,23 @@
 """The first steps of a reader: README and tutorial, typed in an empty environment.
 
 The package is installed from a wheel by the commands that the pages show, and nothing
-of this checkout is on the path. Only the addresses of the servers are replaced, and the
-time in which a node must answer.
+of this checkout is on the path. The addresses of the servers are replaced, the time in
+which a node must answer, and the length of a run.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.devnodes.processes import free_port
-from tests.docs.reader import Reader, blocks_of, until_said
-from tests.docs.test_tutorial import PATIENT, type_the_tutorial
+from tests.docs.reader import Reader
+from tests.docs.test_tutorial import type_the_tutorial
 from tests.packaging.check import ENVIRONMENT, PYTHONS, build, pythons
+from tests.test_readme import INSTALL, type_the_readme
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 INSTALLED = 240.0  # seconds for pip
 BETWEEN = ("3.11", "3.12")  # an older and a newer one show the same
-BROKER = "redis://localhost:6379"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -93,64 +91,12 @@ def test_tutorial_can_be_typed_in_an_empty_folder(reader: Reader) -> None:
 def test_readme_can_be_typed_in_an_empty_folder(
     reader: Reader, start_nodes: Callable[..., DevNodes]
 ) -> None:
-    """Its two minutes, a call and its duplicate, a beat, the commands to operate."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    intro, minutes, rest = re.split(
-        r"^## Two minutes$|^## What happens when", readme, flags=re.MULTILINE
-    )
-    nodes = start_nodes(3, initialize=False).urls
-    (broker,) = start_nodes(1, initialize=False).urls
-    reader.replace = {
-        f"{BROKER}/0": broker,
-        **{
-            f"redis://redlock-{x}:6379/0": url
-            for x, url in zip("abc", nodes, strict=True)
-        },
-    }
+    """Its installation and its first example."""
+    (redis,) = start_nodes(1, initialize=False).urls
     reader.run("python3 -m venv .venv")
     reader.activate()
+    reader.run(INSTALL)
 
-    for language, text in blocks_of(minutes):
-        if language == "sh":
-            reader.run(text, typed="y\n")
-        else:
-            reader.append("proj.py", text)
-            if "redlock_nodes = " in text:
-                reader.append("proj.py", PATIENT)
-            said = reader.run("python proj.py") if "lock(redlock" in text else ""
-    fence, remaining = said.split()
-    assert int(fence) > 0
-    assert float(remaining) > 0
+    type_the_readme(reader, redis)
 
-    task, calls = (text for language, text in blocks_of(intro) if language == "python")
-    reader.append("proj.py", task)
-    reader.append("proj.py", "app.conf.result_backend = app.conf.broker_url\n")
-    with reader.terminal("celery -A proj worker -c 2 -l INFO", "worker") as worker:
-        until_said(worker, r"All (?:3 )?nodes vote")
-        results = calls.replace(
-            "send_invoice.delay(42)", "results.append(send_invoice.delay(42))"
-        )
-        program = f"from proj import *\nresults = []\n{results}\n"
-        program += (
-            "for r in results: r.get(propagate=False, timeout=60); print(r.state)\n"
-        )
-        reader.append("calls.py", program)
-        *_, one, other = reader.run("python calls.py").split()  # proj.py prints, too
-        # The task does nothing, so the first call may end before the second begins.
-        assert {one, other} in ({"SUCCESS"}, {"SUCCESS", "REVOKED"})
-
-        beat, *operate = (
-            line.partition("#")[0].strip()
-            for language, text in blocks_of(rest)
-            if language == "sh"
-            for line in text.splitlines()
-        )
-        with reader.terminal(beat, "beat") as sent:
-            until_said(sent, r"beat v.* is starting")
-        for command in operate:
-            if command.endswith(" web"):
-                with reader.terminal(f"{command} --port {free_port()}", "web") as page:
-                    until_said(page, r"at http://127\.0\.0\.1:\d+/")
-            else:
-                assert "Traceback" not in reader.run(command, 0, 1)
     assert is_outside(reader)
