@@ -584,6 +584,20 @@ def test_task_that_outlives_its_unrenewed_lock_is_found(project: Project) -> Non
     assert "running for 20 s, and its lock of 30 s is not renewed" in finding.fact
 
 
+def test_locks_of_another_project_are_found(project: Project) -> None:
+    """Two projects with one prefix refuse each other's calls where keys are equal."""
+    project.hold("ours")
+    project.hold("beat", task="beat-1", task_id="")  # a leader
+    assert found_with(project.urls, "other-app") == []
+    project.hold("theirs", task="shop.send_invoice")
+
+    (finding,) = found_with(project.urls, "other-app")
+
+    assert finding.severity is NOTE
+    assert "shop.send_invoice" in finding.fact
+    assert "redlock_prefix" in finding.remedy
+
+
 def test_task_that_runs_past_the_visibility_timeout_is_found(project: Project) -> None:
     """The broker redelivers its message while it runs."""
     redis_broker = {"broker_url": "redis://127.0.0.1:1"}

@@ -31,6 +31,7 @@ __all__ = [
     "acks_late",
     "durations",
     "guard",
+    "other_apps",
     "result_backend",
     "runtimes",
     "time_limits",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _TRIES_PER_TTL = 12  # a failed renewal is repeated after a 12th of the ttl
+_SHOWN = 3  # names
 _RAISE_VISIBILITY = (
     'Raise broker_transport_options["visibility_timeout"] above it. The lock keeps the '
     "copies from running, but they are redelivered until the first has finished."
@@ -133,6 +135,26 @@ def runtimes(case: Case) -> Iterator[Finding]:
                 "delivers its message again",
                 _RAISE_VISIBILITY,
             ).of("Task", name)
+
+
+@rule()
+def other_apps(case: Case) -> Iterator[Finding]:
+    """Find locks of tasks that this app does not have."""
+    known = set(case.app.tasks) if case.app else set()
+    holders = (holder for report in case.reports for holder in report.holders)
+    # A leader that was elected has no task id, and its name is no task.
+    unknown = sorted({it.task for it in holders if it.task_id} - known)
+    if known and unknown:
+        more = len(unknown) - _SHOWN
+        names = ", ".join(unknown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        yield Finding(
+            "other-app",
+            NOTE,
+            f"Tasks that this app does not have hold locks on these nodes: {names}.",
+            "If they are of another project, give each project a redlock_prefix of its "
+            "own: with one prefix, equal key texts are one lock. If they are of this "
+            "one, import them in the app that you name here.",
+        )
 
 
 @task_rule()
