@@ -20,8 +20,8 @@ Read in this order:
 9.  ``records``: what nodes remember besides locks.
 10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
     durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields``,
-    ``log_limit`` and ``spelling``: small helpers. ``text``: what is checked of a text
-    that comes from outside.
+    ``log_limit`` and ``spelling``: small helpers. ``text``, ``glob``: what is
+    checked of a text that comes from outside, and patterns of keys.
 """
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "event_loop",
     "failure",
     "forced_release",
+    "glob",
     "keys",
     "lease",
     "limits",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.glob import escaped
 from celery_redlock.core.resp import ErrorReply, refusal_of
-from celery_redlock.core.transport.client import NodeUnreachable, each_node, escaped
+from celery_redlock.core.transport.client import NodeUnreachable, each_node
 from celery_redlock.core.view import JOINED, View, refusal
 from celery_redlock.errors import RedlockError
 

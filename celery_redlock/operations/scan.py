@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
+from celery_redlock.core.glob import escaped
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import quorum_of
 from celery_redlock.core.scripts import INSPECT, TAKEN
-from celery_redlock.core.transport.client import each_node, escaped
+from celery_redlock.core.transport.client import each_node
 from celery_redlock.core.transport.requests import all_answered
 from celery_redlock.operations.inspect import (
     NodeStatus,

@@ -1,7 +1,8 @@
 """The page of locks as a WSGI application: its addresses and rules of access.
 
 A release needs the token, in a form that this page has sent: a request of another site
-is refused (``Origin``, ``Sec-Fetch-Site``), and there is no cookie that it could use.
+is refused (``Origin``, ``Sec-Fetch-Site``), and there is no cookie that it could use. A
+link on another site may open the page, and do nothing else.
 The page allows no script, style or frame of another site. It contains no token, neither
 its own nor that of a lock, and no password.
 
@@ -53,7 +54,7 @@ EVERY = 2.0  # seconds between two refreshes of the page
 _SHARED_FOR = 1.0  # seconds for which viewers share one look at the nodes
 _MOST_BYTES = 1 << 16  # of a form
 _MOST_FIELDS = 100
-_MOST_LETTERS = 200  # of a name, and of a reason
+_MOST_LETTERS = 200  # of a name, of a reason, and of a search
 _TOOL = "celery redlock web"
 _FILES = {
     "page.css": "text/css",
@@ -134,6 +135,17 @@ class _Request:
         site = self.environ.get("HTTP_SEC_FETCH_SITE", "same-origin")
         origin = self.environ.get("HTTP_ORIGIN") or self.environ.get("HTTP_REFERER", "")
         return site == "same-origin" and self.host == _host_of(str(origin)) != ""
+
+    def may_be_read(self) -> bool:
+        """Tell whether a user or a page of this host has asked, or followed a link.
+
+        Another site could ask without its user noticing, and keep the nodes busy.
+        """
+        site = self.environ.get("HTTP_SEC_FETCH_SITE", "none")
+        mode = self.environ.get("HTTP_SEC_FETCH_MODE", "navigate")
+        kind = self.environ.get("HTTP_SEC_FETCH_DEST", "document")
+        is_link = mode == "navigate" and kind == "document"
+        return site in ("same-origin", "none") or is_link
 
 
 class _Response(NamedTuple):
@@ -247,6 +259,9 @@ class LockPage:
         if not self._is_known(request):
             fact = f"This page does not answer under the name {request.host}.\n"
             return _Response(fact, _TEXT, HTTPStatus.MISDIRECTED_REQUEST)
+        if request.method in ("GET", "HEAD") and not request.may_be_read():
+            fact = "Another site has sent this request: nothing was done.\n"
+            return _Response(fact, _TEXT, HTTPStatus.FORBIDDEN)
         if not request.path and request.root:
             to = (("Location", f"{request.root}/"),)
             return _Response("", _TEXT, HTTPStatus.PERMANENT_REDIRECT, to)
@@ -303,6 +318,14 @@ class LockPage:
     def _list(self, request: _Request) -> _Response:
         fields = request.query
         pattern, everything = _one(fields, "q").strip(), "all" in fields
+        if len(pattern) > _MOST_LETTERS:
+            fact = (
+                f"The search has {len(pattern):,} characters, and may have "
+                f"{_MOST_LETTERS} at most. Search for the first ones, with a * at the "
+                "end."
+            )
+            body = _card("Locks", tag("p", fact, class_="errornote"))
+            return self._page(request, "Locks", body, HTTPStatus.BAD_REQUEST)
         try:
             look = self._looks.get(self._redlock(), pattern or "*")
         except RedlockError as error:
@@ -566,7 +589,15 @@ def _search(request: _Request, pattern: str, *, everything: bool) -> Html:
     return tag(
         "form",
         tag("label", "Key", for_="q"),
-        tag("input", type="search", name="q", id="q", value=pattern, placeholder="*"),
+        tag(
+            "input",
+            type="search",
+            name="q",
+            id="q",
+            value=pattern,
+            placeholder="*",
+            maxlength=_MOST_LETTERS,
+        ),
         tag("input", type="hidden", name="all", value="1") if everything else None,
         tag("button", "Search", class_="quiet"),
         method="get",

@@ -18,6 +18,7 @@ from celery_redlock.errors import ConfigurationError, QuorumUnreachable, Redlock
 from celery_redlock.operations.doctor import Case
 from celery_redlock.operations.doctor.placement import tls
 from celery_redlock.operations.reconfigure import reconfigure
+from celery_redlock.operations.scan import scan
 from celery_redlock.settings import Settings
 from tests.cli.project import Project
 from tests.harness.store_nodes import StoreNodes
@@ -380,3 +381,14 @@ def test_remedy_for_missing_tls_exists_there(url: str, remedy: str) -> None:
 
     assert found.code == "no-tls"
     assert remedy in found.remedy
+
+
+@pytest.mark.parametrize("pattern", ["*a" * 12 + "*b", "[z-a]", "["])
+def test_no_pattern_takes_long_or_is_an_error(redlock: Redlock, pattern: str) -> None:
+    """A reader of the page chooses it."""
+    lease = redlock.acquire("a" * 400)
+
+    seen = scan(redlock, pattern)
+
+    assert (seen.found, seen.unseen) == ([], {})
+    redlock.release(lease)

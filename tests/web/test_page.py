@@ -169,6 +169,48 @@ def test_page_is_searched_by_a_pattern(office: Office) -> None:
     assert 'value="report:*"' in page.body
 
 
+HOSTILE = ["*a" * 90 + "*b", "[z-a]", "[", "\\", "%ff", "\ud800"]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_search_is_an_error_or_takes_long(office: Office, pattern: str) -> None:
+    """A pattern that other matchers would try for ever finds what it matches."""
+    office.hold("a" * 500)
+
+    page = office.get(f"/?{urlencode({'q': pattern}, errors='surrogatepass')}")
+
+    assert page.status == 200
+    assert "No lock is held" in page.text
+
+
+def test_search_that_is_too_long_is_refused(office: Office) -> None:
+    """The nodes are not asked."""
+    page = office.get(f"/?q={'a*' * 101}")
+
+    assert page.status == 400
+    assert "The search has 202 characters, and may have 200 at most." in page.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"SITE": "cross-site", "MODE": "no-cors", "DEST": "image"},
+        {"SITE": "same-site", "MODE": "no-cors", "DEST": "script"},
+        {"SITE": "cross-site", "MODE": "navigate", "DEST": "iframe"},
+    ],
+)
+def test_another_site_cannot_make_the_page_ask_the_nodes(
+    office: Office, sent: dict[str, str]
+) -> None:
+    """An image or a frame of another site is refused; its user need not notice."""
+    environ: dict[str, Any] = {f"HTTP_SEC_FETCH_{n}": sent[n] for n in sent}
+
+    assert office.get("/", **environ).status == 403
+    link = {**environ, "HTTP_SEC_FETCH_MODE": "navigate"}
+    link["HTTP_SEC_FETCH_DEST"] = "document"
+    assert office.get("/", **link).status == 200
+
+
 def test_page_lists_keys_without_a_majority_on_request(office: Office) -> None:
     """A link leads to them."""
     office.nodes.nodes[0].command("SET", "redlock:lock:left", "x", "PX", 60_000)

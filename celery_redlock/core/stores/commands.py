@@ -6,9 +6,9 @@ keys there are, what they hold, and what the server is.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Protocol
 
+from celery_redlock.core.glob import head_of, matcher
 from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import ALL_SCRIPTS, operations
 from celery_redlock.core.scripts.operations import WrongType
@@ -38,7 +38,6 @@ _BY_SHA = {script.sha.encode(): script.name for script in ALL_SCRIPTS}
 _BY_SOURCE = {script.source.encode(): script.name for script in ALL_SCRIPTS}
 _OK = "OK"
 _MOST = 2**63 - 1
-_SPECIAL = re.compile(rb"([*?]|\[[^]]*\]|\\.)", re.DOTALL)
 
 
 class Status(str):
@@ -212,8 +211,8 @@ def _scan(store: StoreFacts, keys: StoreKeyspace, words: Sequence[bytes]) -> Any
     """Reply with all keys at once: a store reads them in one go."""
     options = dict(zip(words[1::2], words[2::2], strict=False))
     pattern = options.get(b"MATCH", b"*")
-    matches = re.compile(_expression(pattern), re.DOTALL).fullmatch
-    names = store.scan(_head(pattern), keys.now_us() // 1000)
+    matches = matcher(pattern)
+    names = store.scan(head_of(pattern), keys.now_us() // 1000)
     return [b"0", [name for name in names if matches(name)]]
 
 
@@ -243,29 +242,6 @@ _ON_THE_STORE: dict[bytes, Callable[..., Any]] = {
     b"CLIENT": lambda *_: Status(_OK),
     b"CONFIG": lambda *_: [],
 }
-
-
-def _expression(pattern: bytes) -> bytes:
-    """Return the pattern of SCAN as a regular expression."""
-    parts = []
-    for part in _SPECIAL.split(pattern):
-        if part in (b"*", b"?"):
-            parts.append(b"." + part.strip(b"?"))
-        elif part.startswith(b"[") and part.endswith(b"]"):
-            parts.append(part)
-        else:
-            parts.append(re.escape(part[1:] if part.startswith(b"\\") else part))
-    return b"".join(parts)
-
-
-def _head(pattern: bytes) -> bytes:
-    """Return what all names that match begin with."""
-    head = b""
-    for part in _SPECIAL.split(pattern):
-        if part in (b"*", b"?") or (part.startswith(b"[") and part.endswith(b"]")):
-            break
-        head += part[1:] if part.startswith(b"\\") else part
-    return head
 
 
 # -- replies as bytes ------------------------------------------------------------------

@@ -8,12 +8,12 @@ like any other.
 
 from __future__ import annotations
 
-import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.glob import escaped, head_of, matcher
 from celery_redlock.core.resp import ErrorReply, pack, refusal_of
 from celery_redlock.core.transport.connection import open_connection
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.transport.url import NodeAddress
 
-__all__ = ["BATCH", "NodeClient", "NodeUnreachable", "PerNode", "each_node", "escaped"]
+__all__ = ["BATCH", "NodeClient", "NodeUnreachable", "PerNode", "each_node"]
 
 BATCH = 250  # keys or commands for a node in one go
 _PAUSE = 0.001  # seconds between two batches: a busy node serves others meanwhile
@@ -115,7 +115,7 @@ class NodeClient:
         meanwhile may be yielded twice.
 
         Args:
-            pattern: Which keys, as SCAN understands it; see ``escaped``.
+            pattern: Which keys; see ``core.glob``. A node is only told how they begin.
             commands: Commands whose only argument is the key. Replies come key by key.
 
         Raises:
@@ -124,13 +124,14 @@ class NodeClient:
         # For thousands of keys, everything but the key is packed once.
         heads = [b"*2\r\n$%d\r\n%b\r\n" % (len(c), c.encode()) for c in commands]
         heads = [head + b"$%d\r\n%b\r\n" for head in heads]
-        cursor = b"0"
+        cursor, whole = b"0", pattern.encode(errors="replace")
+        matches, head = matcher(whole), escaped(head_of(whole)) + b"*"
         while True:
-            (reply,) = self.ask(("SCAN", cursor, "MATCH", pattern, "COUNT", BATCH))
+            (reply,) = self.ask(("SCAN", cursor, "MATCH", head, "COUNT", BATCH))
             if isinstance(reply, ErrorReply):
                 raise NodeUnreachable(refusal_of(str(reply)))
-            cursor, keys = reply
-            if keys:
+            cursor, names = reply
+            if keys := [name for name in names if matches(name)]:
                 packed = b"".join(
                     [head % (len(key), key) for key in keys for head in heads]
                 )
@@ -199,8 +200,3 @@ def each_node(
         else:
             found.results[address.name] = outcome
     return found
-
-
-def escaped(text: str) -> str:
-    """Return the pattern that matches this text and nothing else."""
-    return re.sub(r"([\\*?\[\]^-])", r"\\\1", text)
