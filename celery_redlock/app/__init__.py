@@ -8,12 +8,14 @@ resolved options of an app, found by ``runtime_of(app)``. The others stand alone
 * `outage_log` logs that too few nodes vote: once a minute, and when it is over.
 * `refusal_log` warns of a worker whose processes only refuse calls or wait with them;
   `refusal_step` is the part of it that Celery's main process calls.
+* `confirmed` publishes what must not be lost: it returns when the broker has it.
 * `masking` keeps the nodes' passwords out of what Celery prints.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "confirmed",
     "masking",
     "observer",
     "outage_log",

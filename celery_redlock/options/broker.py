@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "accepted_countdown",
     "broker_errors",
+    "loses_publications",
     "marks_redeliveries",
     "visibility_timeout",
     "way_back",
@@ -47,6 +48,14 @@ def visibility_timeout(conf: Any) -> float:
         return math.inf
     options = conf.broker_transport_options or {}
     return float(options.get("visibility_timeout", usual))
+
+
+def loses_publications(conf: Any) -> bool:
+    """Tell whether publishing returns before the broker has the message."""
+    scheme = str(conf.broker_write_url or conf.broker_url or "").partition("://")[0]
+    options = conf.broker_transport_options or {}
+    is_rabbitmq = scheme in {"amqp", "amqps", "pyamqp"}
+    return is_rabbitmq and not options.get("confirm_publish")
 
 
 def accepted_countdown(app: Any, countdown: float) -> float:

@@ -2,20 +2,25 @@
 
 ::
 
-    transaction         effects + messages in a table
+    transaction    effects + messages in a table
          │
-      commit ─────────► publish each message ─► delete it      in the same process
+      commit ────► take the messages ─► publish each ─► the broker ─► delete them
+         │         for 30 s                             confirms it
          │
          └─ the process dies, or the broker is away: ``celery_redlock.publish_outbox``
             or `celery redlock outbox --publish` finds the messages, later
+
+The process that commits publishes its messages at once. A message is deleted when the
+broker has it; see `app.confirmed`. No transaction is open while a broker is waited for.
 
 A message has its task id from the beginning. If a process dies after it has published a
 message and before it has deleted it, the message is published once more, with the same
 id: with ``exactly_once_in`` on its task, this has no effect.
 
-Before messages are published, they are read again, in a transaction of their own that
-locks them. So a message whose savepoint was rolled back is not published, and two
-processes do not publish the same one at the same time.
+To take messages is a transaction of its own. It finds what is committed, so a message
+whose savepoint was rolled back is not published. And it notes until when they are
+taken, so two processes do not publish the same one at the same time. What a process
+that has died had taken, another one takes when this time is over.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +39,8 @@ from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 
+from celery_redlock.app.confirmed import MessageRefusedError, confirmed
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
@@ -42,7 +49,6 @@ from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
-    from contextlib import AbstractContextManager
 
     from celery import Celery
     from celery.result import AsyncResult
@@ -63,7 +69,9 @@ _STORES = {
     "Django": "celery_redlock.contrib.django.outbox:DjangoMessages",
     "SQLAlchemy": "celery_redlock.contrib.sqlalchemy.outbox:SqlAlchemyMessages",
 }
-_AT_ONCE = 100  # messages that one transaction publishes
+_AT_ONCE = 100  # messages that are taken together
+_TAKEN = 30.0  # seconds for which messages are taken
+_PUBLISHING = 10.0  # of them; then the rest is free again
 _MOST_KEPT = 1000  # messages that cannot be published, of one run
 _GRACE = 10.0  # seconds for the process that has committed to publish its messages
 _OPTIONS = (
@@ -110,32 +118,44 @@ class MessageStore(Protocol):
         """Raise ConfigurationError if it can never work. Connects to nothing."""
 
     def write(
-        self, message: OutboxMessage, session: Any, then: Callable[[], None]
+        self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]
     ) -> None:
-        """Write a message in the open transaction. After its commit, call ``then``.
+        """Write a message in the open transaction.
+
+        After its commit, call ``then`` once, with the ids of all its messages. The
+        connection of the transaction is free then.
 
         Raises:
             ConfigurationError: It is not known which transaction this is.
         """
 
-    def taken(
+    def take(
         self,
         most: int,
         *,
+        until: datetime,
         ids: Collection[str] | None = None,
         before: datetime | None = None,
         but: Collection[str] = (),
-    ) -> AbstractContextManager[tuple[list[OutboxMessage], Callable[[Any], None]]]:
-        """Give committed messages, and a function that deletes those with these ids.
+    ) -> list[OutboxMessage]:
+        """Return committed messages that no process has taken, and take them.
 
-        The block is a transaction that has locked the messages. Those that another
-        transaction has locked are left out.
+        Those that another transaction has locked are left out.
 
         Args:
             most: How many at most, the oldest first.
+            until: When they are free again, if they are still there.
             ids: Only these; all if None.
             before: Only those that were written before.
             but: None of these.
+        """
+
+    def finish(
+        self, done: Collection[str], kept: Collection[str], until: datetime
+    ) -> None:
+        """Delete messages that are published, and free those that are not.
+
+        A message that another process has taken since then stays taken.
         """
 
     def waiting(self) -> tuple[int, datetime | None]:
@@ -237,7 +257,7 @@ class Outbox:
             body=StoredValue.of(call, serializer or app.conf.task_serializer),
             written_at=now(),
         )
-        self._store.write(message, session, lambda: self._publish_committed(task_id))
+        self._store.write(message, session, self._publish_committed)
         return app.AsyncResult(task_id)
 
     def publish(self, *, grace: float = _GRACE, app: Celery | None = None) -> int:
@@ -257,11 +277,10 @@ class Outbox:
         before = now() - timedelta(seconds=grace)
         published, kept = 0, set[str]()
         while len(kept) < _MOST_KEPT:
-            taken = self._store.taken(_AT_ONCE, before=before, but=kept)
-            run = self._publish(app or self.app, taken)
+            run = self._publish(app or self.app, before=before, but=kept)
             published += len(run.published)
             kept.update(run.kept)
-            if run.is_last:
+            if run.is_last or run.outage:
                 break
         return published
 
@@ -297,55 +316,78 @@ class Outbox:
 
     # -- publishing ----------------------------------------------------------------
 
-    def _publish_committed(self, task_id: str) -> None:
-        """Publish a message of this process; an error stops nothing that follows."""
+    def _publish_committed(self, ids: list[str]) -> None:
+        """Publish messages of this process; an error stops nothing that follows."""
         try:
-            self._publish(self.app, self._store.taken(1, ids=[task_id]))
-        except Exception:
-            text = "The message of %s stays in %s, which could not be read."
-            extra = log_fields("outbox-kept", task_id=task_id)
-            log.exception(text, task_id, self, extra=extra)
-
-    def _publish(self, app: Celery, taken: Any) -> _Run:
-        run = _Run([], [], is_last=False)
-        with taken as (messages, delete):
-            for message in messages:
-                error = _publish(app, message)
-                if error is None:
-                    run.published.append(message.id)
-                    continue
-                self._log_kept(message, error)
-                run.kept.append(message.id)
-                run.is_last = isinstance(error, OperationalError)  # no broker answers
-                if run.is_last:
+            for first in range(0, len(ids), _AT_ONCE):
+                run = self._publish(self.app, ids=ids[first : first + _AT_ONCE])
+                if run.outage:
+                    for message in run.untried:
+                        self._log_kept(message, run.outage)
                     break
-            if run.published:
-                delete(run.published)
-        run.is_last = run.is_last or len(messages) < _AT_ONCE
+        except Exception:
+            text = "The messages of %s stay in %s, which could not be used."
+            extra = log_fields("outbox-kept", task_id=ids[0])
+            log.exception(text, ", ".join(ids), self, extra=extra)
+
+    def _publish(self, app: Celery, **which: Any) -> _Run:
+        """Take some messages, publish them, and delete those that the broker has."""
+        until = now() + timedelta(seconds=_TAKEN)
+        messages = self._store.take(_AT_ONCE, until=until, **which)
+        run = _Run(untried=list(messages), is_last=len(messages) < _AT_ONCE)
+        end = SYSTEM_CLOCK.monotonic() + _PUBLISHING
+        try:
+            while run.untried and not run.outage and SYSTEM_CLOCK.monotonic() < end:
+                self._publish_next(app, run)
+        finally:
+            kept = [*run.kept, *(message.id for message in run.untried)]
+            if messages:
+                self._store.finish(run.published, kept, until)
         return run
 
+    def _publish_next(self, app: Celery, run: _Run) -> None:
+        message = run.untried[0]
+        error = _publish(app, message)
+        run.untried.pop(0)
+        if error is None:
+            run.published.append(message.id)
+            return
+        run.kept.append(message.id)
+        run.outage = error if _is_away(error) else None
+        self._log_kept(message, error)
+
     def _log_kept(self, message: OutboxMessage, error: Exception) -> None:
-        is_away = isinstance(error, OperationalError)
+        is_of_broker = isinstance(error, OperationalError)
         log.log(
-            logging.WARNING if is_away else logging.ERROR,
+            logging.WARNING if is_of_broker else logging.ERROR,
             "%s[%s] stays in %s, since it could not be published (%s: %s).",
             message.task,
             message.id,
             self,
             type(error).__name__,
             error,
-            exc_info=None if is_away else error,
+            exc_info=None if is_of_broker else error,
             extra=log_fields("outbox-kept", task=message.task, task_id=message.id),
         )
 
 
 @dataclass(slots=True)
 class _Run:
-    """The ids that one transaction has published and kept; whether it was the last."""
+    """Messages that were taken together.
 
-    published: list[str]
-    kept: list[str]
+    Attributes:
+        untried: Those that are still to be published.
+        is_last: No others wait.
+        published: The ids of those that the broker has.
+        kept: The ids of those that could not be published.
+        outage: Why no other can be published now, either.
+    """
+
+    untried: list[OutboxMessage]
     is_last: bool
+    published: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    outage: Exception | None = None
 
 
 _known: weakref.WeakSet[Outbox] = weakref.WeakSet()
@@ -397,13 +439,21 @@ def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
     try:
         args, kwargs, options = message.body.load(accept)
         options["task_id"] = message.id
-        if task is None:
-            app.send_task(message.task, args, kwargs, **options)
-        else:
-            task.apply_async(args, kwargs, **options)
+        with confirmed(app) as sure:
+            if task is None:
+                app.send_task(message.task, args, kwargs, **options, **sure)
+            else:
+                task.apply_async(args, kwargs, **options, **sure)
     except Exception as error:  # noqa: BLE001  (each broker has its own)
         return error
     return None
+
+
+def _is_away(error: Exception) -> bool:
+    """Tell whether the broker does not answer, so that the next message would fail."""
+    return isinstance(error, OperationalError) and not isinstance(
+        error, MessageRefusedError
+    )
 
 
 def _with_fixed_times(options: dict[str, Any]) -> dict[str, Any]:

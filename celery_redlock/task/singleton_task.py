@@ -29,6 +29,7 @@ from celery.result import ResultBase
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.app import worker_hooks
+from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.records.claims import Claims
@@ -310,7 +311,7 @@ class SingletonTask(Task):
             if self.typing:
                 raise
             return super().apply_async(args, kwargs, *more, **options)
-        send = functools.partial(_sent, super().apply_async, args, kwargs)
+        send = functools.partial(_sent, self, super().apply_async, args, kwargs)
         if self.lock_options.registers_successors:
             options["headers"] = attach(options.get("headers"))
             send = functools.partial(send_announced, self, key, send)
@@ -351,9 +352,17 @@ class SingletonTask(Task):
         return signature
 
 
-def _sent(send: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Send a call. Its result says that there was no conflict, as far as is known."""
-    return _without_conflict(send(*args, **options))
+def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    """Send a call. Its result says that there was no conflict, as far as is known.
+
+    If the call that runs here is sent once more, its old copy is acknowledged when this
+    returns. So this returns when the broker has the new one.
+    """
+    task_id = options.get("task_id")
+    if not task_id or task_id != task.request.id:
+        return _without_conflict(send(*args, **options))
+    with confirmed(task.app) as sure:
+        return _without_conflict(send(*args, **options | sure))
 
 
 def _without_conflict(result: Any) -> Any:

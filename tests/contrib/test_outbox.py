@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,10 +16,14 @@ from django.db import connections, transaction
 from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils.uuid import uuid
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import MetaData, NullPool, create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_redlock import ConfigurationError, Outbox
+from celery_redlock.contrib.django.outbox import DjangoMessages
+from celery_redlock.contrib.sqlalchemy import outbox_table
+from celery_redlock.contrib.sqlalchemy.outbox import SqlAlchemyMessages
+from celery_redlock.task.call_records import now
 from celery_redlock.task.outbox import Waiting, outboxes_of, publish_outboxes
 from celery_redlock.testing import FakeNodes
 from tests.contrib.ledgers import (
@@ -254,6 +259,56 @@ def test_process_that_is_killed_between_both_publishes_the_same_id_again(
     assert outbox.publish(grace=0.0) == 1
 
     assert [found for found, _ in deliver(worker)] == [result.id, result.id]
+
+
+def test_message_that_a_killed_process_has_taken_is_free_later(  # noqa: PLR0913, PLR0917
+    worker: Worker,
+    ledger: Ledger,
+    outbox: Outbox,
+    ship: Any,
+    orm: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until its time is over, no process publishes it a second time."""
+    module = f"celery_redlock.contrib.{orm}.outbox"
+    store = DjangoMessages if orm == "django" else SqlAlchemyMessages
+    with monkeypatch.context() as dying:
+        dying.setattr(store, "finish", lambda *_: None)
+        with ledger.transaction() as session:
+            result = outbox.send(ship, ("a",), session=session)
+    assert outbox.publish(grace=0.0) == 0
+
+    later = now() + dt.timedelta(seconds=31)
+    monkeypatch.setattr(f"{module}.now", lambda: later)
+    monkeypatch.setattr("celery_redlock.task.outbox.now", lambda: later)
+    assert outbox.publish(grace=0.0) == 1
+
+    assert [found for found, _ in deliver(worker)] == [result.id, result.id]
+
+
+def test_commits_of_all_threads_need_one_connection_each(
+    worker: Worker, postgres: str, ship: Any
+) -> None:
+    """Messages are published when the session has given its connection back."""
+    threads = 4
+    engine = create_engine(postgres, pool_size=threads, max_overflow=0, pool_timeout=2)
+    metadata = MetaData()
+    outbox_table(metadata)
+    metadata.create_all(engine)
+    outbox = Outbox(lambda: Session(engine), app=worker.app)
+    together = threading.Barrier(threads)
+
+    def commit(order: str) -> None:
+        with Session(engine) as session, session.begin():
+            outbox.send(ship, (order,), session=session)
+            together.wait(30)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(commit, "abcd"))
+
+    assert outbox.waiting() == EMPTY
+    assert len(deliver(worker)) == threads
+    engine.dispose()
 
 
 def test_message_waits_while_the_broker_is_away(  # noqa: PLR0913, PLR0917  (fixtures)

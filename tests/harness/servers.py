@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import subprocess
 from pathlib import Path
 
 from celery_redlock.devnodes.processes import Process, free_port
@@ -11,6 +13,8 @@ from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.postgresql import PostgreSQL, find_postgresql
 
 __all__ = ["Etcd", "PostgreSQL", "RabbitMQ", "find_postgresql", "find_rabbitmq"]
+
+_ALARM = "{resource_limit, memory, node()}"
 
 
 class RabbitMQ(Process):
@@ -69,6 +73,27 @@ class RabbitMQ(Process):
         """End it and its port mapper."""
         self.kill()
         self._mapper.kill()
+
+    def raise_alarm(self) -> None:
+        """Let it block all publishers, as when it is short of memory."""
+        self._evaluate(f"rabbit_alarm:set_alarm({{{_ALARM}, []}}).")
+
+    def clear_alarm(self) -> None:
+        """Let it take messages again."""
+        self._evaluate(f"rabbit_alarm:clear_alarm({_ALARM}).")
+
+    def drop_connections(self) -> None:
+        """Let it drop all connections, without a word to the clients."""
+        self._evaluate("[exit(P, kill) || P <- rabbit_networking:connections()].")
+
+    def _evaluate(self, erlang: str) -> None:
+        control = Path(find_rabbitmq()).with_name("rabbitmqctl")
+        subprocess.run(  # noqa: S603  (all words are ours)
+            [control, "eval", erlang],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            check=True,
+        )
 
 
 def find_rabbitmq() -> str:

@@ -270,6 +270,19 @@ def test_time_limit_above_the_visibility_timeout() -> None:
     assert found(settings.visibility, settings=rabbit, **late) == []
 
 
+def test_rabbitmq_that_does_not_confirm() -> None:
+    """A call is lost after ``delay`` has returned. Other brokers answer each time."""
+    rabbit = {"broker_url": "amqp://rabbit"}
+
+    (finding,) = found(settings.confirms, settings=rabbit)
+
+    assert (finding.code, finding.severity) == ("unconfirmed", Severity.NOTE)
+    assert "confirm_publish" in finding.remedy
+    sure = {**rabbit, "broker_transport_options": {"confirm_publish": True}}
+    assert found(settings.confirms, settings=sure) == []
+    assert found(settings.confirms, settings={"broker_url": "redis://"}) == []
+
+
 def test_countdown_that_the_visibility_timeout_makes_shorter() -> None:
     """The call comes back earlier than the task says."""
     minute = {"broker_transport_options": {"visibility_timeout": 60}}

@@ -80,7 +80,8 @@ class CallRecord(models.Model):
 class OutboxMessage(models.Model):
     """A message that is to be published after the commit of its transaction.
 
-    The fields are those of ``celery_redlock.task.outbox.OutboxMessage``.
+    The fields are those of ``celery_redlock.task.outbox.OutboxMessage``. A process that
+    publishes the message has taken it until then.
     """
 
     id = models.CharField(max_length=255, primary_key=True)
@@ -89,6 +90,7 @@ class OutboxMessage(models.Model):
     content_type = models.CharField(max_length=100)
     content_encoding = models.CharField(max_length=20)
     written_at = models.DateTimeField()
+    taken_until = models.DateTimeField(null=True)
 
     class Meta:
         """An index for the order of publication."""

@@ -7,21 +7,21 @@ this alias, and published by ``transaction.on_commit``.
 
 from __future__ import annotations
 
-import contextlib
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import connections, transaction
-from django.db.models import F, Min
+from django.db.models import F, Min, Q
 
 from celery_redlock.contrib.django.records import DjangoRecords, as_moment
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.call_records import now
 from celery_redlock.task.outbox import OutboxMessage
 from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
 __all__ = ["DjangoMessages"]
 
@@ -41,7 +41,7 @@ class DjangoMessages:
         DjangoRecords(self._alias).check()
 
     def write(
-        self, message: OutboxMessage, session: Any, then: Callable[[], None]
+        self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]
     ) -> None:
         """Write a message in the open transaction. After its commit, call ``then``."""
         if session is not None:
@@ -57,19 +57,30 @@ class DjangoMessages:
             content_encoding=message.body.content_encoding,
             written_at=as_moment(message.written_at),
         )
-        transaction.on_commit(then, using=self._alias)
+        ids = self._written_before(then)
+        ids.append(message.id)
+        transaction.on_commit(_AfterCommit(then, ids), using=self._alias)
 
-    @contextlib.contextmanager
-    def taken(
+    def _written_before(self, then: Callable[[list[str]], None]) -> list[str]:
+        """Return the ids of the messages that wait for the commit, to add to them."""
+        for _, function, *_ in connections[self._alias].run_on_commit:
+            if isinstance(function, _AfterCommit) and function.then == then:
+                return function.ids
+        return []
+
+    def take(
         self,
         most: int,
         *,
+        until: datetime,
         ids: Collection[str] | None = None,
         before: datetime | None = None,
         but: Collection[str] = (),
-    ) -> Iterator[tuple[list[OutboxMessage], Callable[[Any], None]]]:
-        """Give committed messages, locked, and a function that deletes some of them."""
-        rows = self._rows().order_by("written_at", "id").exclude(pk__in=but)
+    ) -> list[OutboxMessage]:
+        """Return committed messages that no process has taken, and take them."""
+        is_free = Q(taken_until=None) | Q(taken_until__lte=as_moment(now()))
+        rows = self._rows().filter(is_free).exclude(pk__in=but)
+        rows = rows.order_by("written_at", "id")
         if ids is not None:
             rows = rows.filter(pk__in=ids)
         if before is not None:
@@ -84,7 +95,19 @@ class DjangoMessages:
                 # SQLite: begin with a write, as in `records`.
                 self._rows().filter(pk="").update(task=F("task"))
             found = [_message(row) for row in rows[:most]]
-            yield found, lambda done: self._rows().filter(pk__in=done).delete()
+            taken = self._rows().filter(pk__in=[message.id for message in found])
+            taken.update(taken_until=as_moment(until))
+        return found
+
+    def finish(
+        self, done: Collection[str], kept: Collection[str], until: datetime
+    ) -> None:
+        """Delete messages that are published, and free those that are not."""
+        if done:
+            self._rows().filter(pk__in=done).delete()
+        if kept:
+            ours = self._rows().filter(pk__in=kept, taken_until=as_moment(until))
+            ours.update(taken_until=None)
 
     def waiting(self) -> tuple[int, datetime | None]:
         """Return how many messages there are, and when the oldest one was written."""
@@ -95,6 +118,24 @@ class DjangoMessages:
     def _rows(self) -> Any:
         model = apps.get_model("celery_redlock", "OutboxMessage")
         return model.objects.using(self._alias)
+
+
+class _AfterCommit:
+    """A function for `on_commit`: one for each message, and all on the same ids.
+
+    Django drops those of a savepoint that is rolled back. The first one that is left
+    publishes all messages that are committed.
+    """
+
+    def __init__(self, then: Callable[[list[str]], None], ids: list[str]) -> None:
+        self.then = then
+        self.ids = ids
+
+    def __call__(self) -> None:
+        ids = self.ids.copy()
+        self.ids.clear()
+        if ids:
+            self.then(ids)
 
 
 def _message(row: Any) -> OutboxMessage:

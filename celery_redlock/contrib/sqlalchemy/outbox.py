@@ -14,7 +14,6 @@ In the body of a task with ``exactly_once_in`` the session is that of the call.
 
 from __future__ import annotations
 
-import contextlib
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from sqlalchemy import (
     event,
     func,
     insert,
+    or_,
     select,
     update,
 )
@@ -38,16 +38,19 @@ from sqlalchemy.schema import BLANK_SCHEMA
 
 from celery_redlock.contrib.sqlalchemy.records import SqlAlchemyRecords, open_session
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.call_records import now
 from celery_redlock.task.outbox import OutboxMessage
 from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
 __all__ = ["SqlAlchemyMessages", "outbox_table"]
 
 _NAME = "celery_redlock_message"
-_AFTER = "celery_redlock_after_commit"  # in the ``info`` of a session: what to call
+# In the ``info`` of a session: what to call, with the ids of messages.
+_WRITTEN = "celery_redlock_written"  # after the commit
+_COMMITTED = "celery_redlock_committed"  # when the session has no connection any more
 
 
 def outbox_table(metadata: MetaData) -> Table:
@@ -67,6 +70,7 @@ def outbox_table(metadata: MetaData) -> Table:
         Column("content_type", String(100), nullable=False),
         Column("content_encoding", String(20), nullable=False),
         Column("written_at", DateTime(timezone=True), nullable=False),
+        Column("taken_until", DateTime(timezone=True), nullable=True),
         Index(f"{_NAME}_written_at", "written_at"),
         schema=BLANK_SCHEMA,
     )
@@ -93,7 +97,7 @@ class SqlAlchemyMessages:
         self._records.check()
 
     def write(
-        self, message: OutboxMessage, session: Any, then: Callable[[], None]
+        self, message: OutboxMessage, session: Any, then: Callable[[list[str]], None]
     ) -> None:
         """Write a message in the open transaction. After its commit, call ``then``."""
         if isinstance(session, scoped_session):
@@ -117,19 +121,20 @@ class SqlAlchemyMessages:
                 "written_at": message.written_at,
             },
         )
-        session.info.setdefault(_AFTER, []).append(then)
+        session.info.setdefault(_WRITTEN, {}).setdefault(then, []).append(message.id)
 
-    @contextlib.contextmanager
-    def taken(
+    def take(
         self,
         most: int,
         *,
+        until: datetime,
         ids: Collection[str] | None = None,
         before: datetime | None = None,
         but: Collection[str] = (),
-    ) -> Iterator[tuple[list[OutboxMessage], Callable[[Any], None]]]:
-        """Give committed messages, locked, and a function that deletes some of them."""
-        rows = _IN_ORDER.limit(most).with_for_update(skip_locked=True)
+    ) -> list[OutboxMessage]:
+        """Return committed messages that no process has taken, and take them."""
+        free = or_(_TABLE.c.taken_until.is_(None), _TABLE.c.taken_until <= now())
+        rows = _IN_ORDER.where(free).limit(most).with_for_update(skip_locked=True)
         if but:
             rows = rows.where(_TABLE.c.id.not_in(but))
         if ids is not None:
@@ -142,7 +147,20 @@ class SqlAlchemyMessages:
                 nothing = update(_TABLE).where(_TABLE.c.id == "")
                 session.execute(nothing.values(task=_TABLE.c.task))
             found = [_message(row) for row in session.execute(rows)]
-            yield found, lambda done: _delete(session, done)
+            taken = _TABLE.c.id.in_([message.id for message in found])
+            session.execute(update(_TABLE).where(taken).values(taken_until=until))
+        return found
+
+    def finish(
+        self, done: Collection[str], kept: Collection[str], until: datetime
+    ) -> None:
+        """Delete messages that are published, and free those that are not."""
+        with self._records.new_session() as session, session.begin():
+            if done:
+                session.execute(delete(_TABLE).where(_TABLE.c.id.in_(done)))
+            if kept:
+                ours = (_TABLE.c.id.in_(kept), _TABLE.c.taken_until == until)
+                session.execute(update(_TABLE).where(*ours).values(taken_until=None))
 
     def waiting(self) -> tuple[int, datetime | None]:
         """Return how many messages there are, and when the oldest one was written."""
@@ -154,10 +172,6 @@ class SqlAlchemyMessages:
     def _make_another(self) -> Any:
         made = self._make()
         return made.session_factory() if isinstance(made, scoped_session) else made
-
-
-def _delete(session: Session, ids: Collection[str]) -> None:
-    session.execute(delete(_TABLE).where(_TABLE.c.id.in_(ids)))
 
 
 def _message(row: Any) -> OutboxMessage:
@@ -176,14 +190,22 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 @event.listens_for(Session, "after_commit")
-def _publish_committed(session: Session) -> None:
-    if _AFTER not in session.info or session.in_nested_transaction():
+def _note_committed(session: Session) -> None:
+    if _WRITTEN not in session.info or session.in_nested_transaction():
         return  # nothing to publish, or the end of a savepoint
-    for then in session.info.pop(_AFTER):
-        then()
+    session.info[_COMMITTED] = session.info.pop(_WRITTEN)
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _publish_committed(session: Session, ended: Any) -> None:
+    """Publish when the session has given its connection back: publishing needs one."""
+    if ended.parent is not None or _COMMITTED not in session.info:
+        return
+    for then, ids in session.info.pop(_COMMITTED).items():
+        then(ids)
 
 
 @event.listens_for(Session, "after_soft_rollback")
 def _forget_rolled_back(session: Session, previous: Any) -> None:
     if previous.parent is None:
-        session.info.pop(_AFTER, None)
+        session.info.pop(_WRITTEN, None)

@@ -19,6 +19,7 @@ from celery_redlock.operations.doctor.rule import (
     rule,
     task_rule,
 )
+from celery_redlock.options.broker import loses_publications
 from celery_redlock.policies import Skip, given_at
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "acks_late",
+    "confirms",
     "durations",
     "guard",
     "other_apps",
@@ -173,6 +175,20 @@ def visibility(it: LockTask, case: Case) -> Iterator[Problem]:
             f"{' and '.join(reasons)}: after {visible:g} s (visibility_timeout) the "
             "broker delivers its message again",
             _RAISE_VISIBILITY,
+        )
+
+
+@rule(offline=True)
+def confirms(case: Case) -> Iterator[Finding]:
+    """Find calls that the broker may lose after they are published."""
+    if case.lock_tasks and loses_publications(case.app.conf):
+        yield Finding(
+            "unconfirmed",
+            NOTE,
+            "RabbitMQ does not confirm what the app publishes. A call is lost if it is "
+            "killed, or if its queue is full, after delay() has returned. It confirms "
+            "messages of an outbox and calls that are published again.",
+            'Set broker_transport_options["confirm_publish"] = True.',
         )
 
 

@@ -93,12 +93,12 @@ def register(app: Celery) -> None:  # noqa: C901  (one task after the other)
     class DyingOutbox(Outbox):
         """Kills its process instead of publishing, once for each row."""
 
-        def _publish_committed(self, task_id: str) -> None:
+        def _publish_committed(self, ids: list[str]) -> None:
             row = str(current_task.request.args[1])
             if not stage().notes(row, "killed"):
                 stage().note(row, "killed")
                 os.kill(os.getpid(), signal.SIGKILL)
-            super()._publish_committed(task_id)
+            super()._publish_committed(ids)
 
     outbox = DyingOutbox(lambda: Session(engine), app=app)
     outboxes.append(outbox)

@@ -1,0 +1,167 @@
+"""Publish a message, and return when the broker has it: ``confirmed``.
+
+::
+
+    with confirmed(app) as sure:
+        task.apply_async(args, kwargs, **sure)
+
+    basic_publish ─► bytes in a socket ─► RabbitMQ routes and stores ─► basic.ack
+                     Celery returns here                                 we return here
+
+Without this, RabbitMQ may lose a message after ``apply_async`` has returned: it is
+killed, its queue is full, or no queue is bound. What must not be lost is sent through
+here: messages of an outbox, before their rows are deleted, and each repetition of a
+call, before its old copy is acknowledged.
+
+=====================  =============================================================
+broker                 when ``apply_async`` returns in the block
+=====================  =============================================================
+RabbitMQ               It has confirmed the message: a persistent one is on its disk,
+                       or on the disks of most members of a quorum queue.
+Redis, SQS, others     They have answered, as always. A Redis has the message in its
+                       memory; what a crash of it loses, its settings decide.
+=====================  =============================================================
+
+The connection is one of ours: ``confirm_publish`` changes all channels of a connection.
+A connection on which a confirmation is missing is closed. Otherwise the next message
+would take the late confirmation for its own.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kombu import pools
+from kombu.exceptions import LimitExceeded, OperationalError
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MessageRefusedError", "confirmed"]
+
+_LONGEST = 10.0  # seconds until a message is confirmed
+_UNROUTABLE = (312, 313)  # reply codes: no queue is bound, or none has a consumer
+_CONNECTING = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+
+class MessageRefusedError(OperationalError):
+    """The broker answers, and does not take this message; it may take others."""
+
+
+@contextmanager
+def confirmed(app: Any) -> Iterator[dict[str, Any]]:
+    """Give options with which ``apply_async`` returns when the broker has the message.
+
+    It takes 10 seconds at most, and as long again as it takes to connect.
+
+    Raises:
+        MessageRefusedError: The broker does not take the message: its queue is full,
+            or there is no queue.
+        kombu.exceptions.OperationalError: The broker is away, or has not confirmed
+            the message in time. It may have the message nevertheless.
+    """
+    usual = app.producer_pool.connections.connection
+    if app.conf.task_always_eager or usual.transport.driver_name != "py-amqp":
+        yield {}
+        return
+    options = {"confirm_publish": True}
+    pool = pools.producers[app.connection_for_write(transport_options=options)]
+    try:
+        producer = pool.acquire(block=True, timeout=_LONGEST)
+    except LimitExceeded as error:
+        raise OperationalError(
+            f"All {pool.limit} connections for confirmed messages are in use for "
+            f"{_LONGEST:g} s (broker_pool_limit). Nothing was published."
+        ) from error
+    try:
+        yield {"producer": _ConfirmedProducer(producer, app.conf)}
+    finally:
+        producer.release()
+
+
+class _ConfirmedProducer:
+    """A producer that returns from ``publish`` when the broker has the message."""
+
+    def __init__(self, producer: Any, conf: Any) -> None:
+        self._producer = producer
+        policy = conf.task_publish_retry_policy or {}
+        self._connecting = {n: policy[n] for n in _CONNECTING if n in policy}
+        self._mandatory = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Publish a message, on a new connection if the pooled one has died."""
+        deadline = SYSTEM_CLOCK.monotonic() + _LONGEST
+        options |= {"retry": False, "mandatory": self._mandatory}
+        options.pop("confirm_timeout", None)
+        self._mandatory = False  # an event may follow, which needs no receiver
+        if self._producer.connection.connected:
+            try:
+                return self._publish_by(deadline, body, options)
+            except MessageRefusedError:
+                raise
+            except OperationalError:
+                if SYSTEM_CLOCK.monotonic() >= deadline:
+                    raise
+        return self._publish_by(deadline, body, options)
+
+    def _publish_by(self, deadline: float, body: Any, options: dict[str, Any]) -> Any:
+        producer: Any = self._producer
+        connection: Any = producer.connection
+        recoverable = connection.recoverable_connection_errors
+        errors = (
+            *recoverable,
+            *connection.connection_errors,
+            *connection.channel_errors,
+        )
+        try:
+            if not connection.connected:
+                seconds = _until(deadline)
+                connection.ensure_connection(timeout=seconds, **self._connecting)
+                producer.revive(connection)
+            options = {**options, "timeout": _until(deadline)}
+            # Opening the channel and declaring the queue have no timeout of their own.
+            with connection.connection.transport.having_timeout(options["timeout"]):
+                return producer.publish(body, **options)
+        except errors as error:
+            if _is_refusal(error):
+                raise MessageRefusedError(
+                    "RabbitMQ does not take the message (basic.nack). Its queue is "
+                    "full and rejects publications, or a member of it has failed."
+                ) from error
+            connection.collect()
+            if getattr(error, "reply_code", 0) in _UNROUTABLE:
+                raise MessageRefusedError(
+                    f"RabbitMQ has no queue for the message ({error})."
+                ) from error
+            if not isinstance(error, recoverable):
+                raise
+            raise OperationalError(_text(error)) from error
+        except BaseException:
+            connection.collect()
+            raise
+
+
+def _is_refusal(error: BaseException) -> bool:
+    from amqp import exceptions  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    return isinstance(error, exceptions.MessageNacked)
+
+
+def _text(error: BaseException) -> str:
+    said = f"{type(error).__name__}: {error}"
+    if not isinstance(error, TimeoutError):
+        return said
+    return (
+        f"RabbitMQ has not confirmed the message within {_LONGEST:g} s ({said}). It "
+        "blocks publishers while its memory or disk alarm is on."
+    )
+
+
+def _until(deadline: float) -> float:
+    return max(0.01, deadline - SYSTEM_CLOCK.monotonic())
