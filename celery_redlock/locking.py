@@ -5,31 +5,49 @@ the lock. While the body runs, the lock is renewed. If the lock is lost, ``on_lo
 called, and a body that then ends without an exception gets ``LockLost`` at the end of
 the block.
 
-To take a key that this execution holds already is free: it yields the same lease and
-touches no network. An *execution* is one thread or greenlet, or one asyncio task in it.
-What it starts is another execution, also where it copies the context: a thread, a
-greenlet, an asyncio task, a forked child. They are refused, or wait, as any other
-client. (To wait in ``lock`` blocks the event loop, and with it a holder in the same
-loop. Coroutines use ``async with alock(redlock, key)``.)
+To take a key inside of its own block is free: it yields the same lease and touches no
+network. Only code that runs inside the block, and was called from it, re-enters. It has
+all of these in common with the block:
+
+=============  =======================================================================
+process        a forked child has a copy of everything else
+thread         and greenlet, asyncio task or trio task in it: these run side by side
+context        (``contextvars``): a thread of a pool serves one user after another
+generator      if the block is in one: its consumer runs between two of its steps
+=============  =======================================================================
+
+All other code is another client: it waits or is refused, also where it is part of the
+same program. So a caller may refuse itself, but two users are never inside together.
+(To wait in ``lock`` blocks the event loop, and with it a holder in the same loop.
+Coroutines use ``async with alock(redlock, key)``.)
+
+The body of a context manager that is a generator is inside (``@contextmanager def
+mine(): with lock(...): yield``), since its caller entered the block by ``__enter__``.
+If a pool of threads is that caller (``executor.submit(block.__enter__)``), no code is
+inside: the call has ended before the work begins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+import weakref
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_redlock.core.lease import Lease, new_base
 from celery_redlock.core.limits import wanted
 from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.core.steps import Ask
-from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.errors import ConfigurationError, LockHeld, RedlockError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from datetime import timedelta
+    from types import FrameType
 
     from celery_redlock.core.lease import Holder
     from celery_redlock.core.limits import Limits
@@ -49,21 +67,22 @@ __all__ = [
 
 _HOOKS = ("on_acquired", "on_renewed", "on_lost", "on_cancelled", "on_released")
 
+_OWN_PROCESS = (
+    "This process itself holds it, in a block that this code was not called from. Wait "
+    "with wait=, or use the lease of that block."
+)
 
-_Execution = tuple[int, int, object]  # process, thread or greenlet, asyncio task
+# Process, thread; weak references to the greenlet and the tasks of asyncio and trio.
+_Execution: TypeAlias = tuple[int, int, object, object, object]
 
-
-class _Entered(threading.local):
-    """The locks that this thread or greenlet holds, outermost first.
-
-    This is no context variable on purpose: threads and asyncio tasks copy those.
-    """
-
-    def __init__(self) -> None:
-        self.holds: list[Hold] = []
-
-
-_entered = _Entered()
+_ENTERING = {"__enter__", "__aenter__", "enter_context", "enter_async_context"}
+_IS_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_POOLS = {  # modules of the functions that call what a thread is to do
+    "concurrent.futures.thread",
+    "eventlet.tpool",
+    "gevent.threadpool",
+    "multiprocessing.pool",
+}
 
 
 def watchdog_of(redlock: Redlock) -> Watchdog:
@@ -73,51 +92,175 @@ def watchdog_of(redlock: Redlock) -> Watchdog:
     return watchdog or vars(redlock).setdefault("_watchdog", Watchdog(redlock))
 
 
+class _Block:
+    """A block of code that has a lease.
+
+    Args:
+        redlock: The lock service.
+        lease: The lease.
+        frame: The code that enters the block.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_execution",
+        "_generator",
+        "is_open",
+        "lease",
+        "redlock",
+    )
+
+    def __init__(self, redlock: Redlock, lease: Lease, frame: FrameType | None) -> None:
+        self.redlock, self.lease = redlock, lease
+        self.is_open = True
+        self._execution = _execution()
+        frame = _frame_of_block(frame)
+        is_generator = frame is not None and frame.f_code.co_flags & _IS_GENERATOR
+        # A frame of a generator does not keep its generator alive.
+        self._generator = frame if is_generator else None
+        if frame is None or frame.f_globals.get("__name__") not in _POOLS:
+            _blocks.set((*_open_blocks(), weakref.ref(self)))
+
+    def end(self) -> None:
+        """Note that the block has ended. Twice is harmless."""
+        self.is_open, self._generator = False, None
+        if _blocks.get():
+            _blocks.set(_open_blocks())  # in this context; others forget it later
+
+    def is_around(self, execution: _Execution, *, event_loop: bool) -> bool:
+        """Tell whether the code that runs now is inside, as part of this execution.
+
+        Args:
+            execution: What runs now.
+            event_loop: Whether it is also inside if the block is around its event loop.
+        """
+        theirs = self._execution
+        if theirs != execution:
+            is_around_loop = theirs[:2] == execution[:2] and theirs[3:] == (None, None)
+            if not (event_loop and is_around_loop and execution[3:] != (None, None)):
+                return False
+        is_running = self._generator is None or _is_running(self._generator)
+        return self.is_open and is_running
+
+
+_blocks: ContextVar[tuple[weakref.ref[_Block], ...]] = ContextVar(
+    "celery_redlock_blocks", default=()
+)
+
+
+def _open_blocks() -> tuple[weakref.ref[_Block], ...]:
+    """Return the blocks of this context that have not ended, innermost last."""
+    return tuple(
+        reference
+        for reference in _blocks.get()
+        if (block := reference()) is not None and block.is_open
+    )
+
+
+def _blocks_around(*, event_loop: bool = False) -> Iterator[_Block]:
+    """Yield the blocks that the code that runs now is inside of, innermost first.
+
+    Args:
+        event_loop: Also yield blocks around the event loop of this task.
+    """
+    references = _blocks.get()
+    if not references:
+        return
+    here = _execution()
+    for reference in reversed(references):
+        block = reference()
+        if block is not None and block.is_around(here, event_loop=event_loop):
+            yield block
+
+
+def _frame_of_block(frame: FrameType | None) -> FrameType | None:
+    """Return the code whose block it is: the caller of all context managers."""
+    while frame is not None:
+        code, caller = frame.f_code, frame.f_back
+        if code.co_flags & _IS_GENERATOR:
+            is_manager = caller is not None and caller.f_code.co_name in _ENTERING
+        else:
+            is_manager = code.co_name in _ENTERING
+        if not is_manager:
+            return frame
+        frame = caller
+    return None
+
+
+def _is_running(wanted: FrameType) -> bool:
+    """Tell whether this frame is among the callers of the code that runs now."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is wanted
+
+
 def _execution() -> _Execution:
     """Identify what runs now. No copy of a context has the identity of another one."""
-    return os.getpid(), threading.get_ident(), _asyncio_task()
+    task, trio_task = _asyncio_task(), _trio_task()
+    # SQLAlchemy runs blocking code of a coroutine in a greenlet, and awaits it.
+    green = _greenlet() if task is None else None
+    return os.getpid(), threading.get_ident(), green, task, trio_task
+
+
+# Most processes import none of these three, and their import takes a while.
 
 
 def _asyncio_task() -> object | None:
-    """Return the asyncio task that runs in this thread, or None."""
-    asyncio = sys.modules.get("asyncio")  # its import takes a while; most never do
+    asyncio = sys.modules.get("asyncio")
     if asyncio is None:
         return None
     try:
-        task: object | None = asyncio.current_task()
+        task = asyncio.current_task()
     except (AttributeError, RuntimeError):  # half imported, or no loop runs here
         return None
-    return task
+    return task and weakref.ref(task)
 
 
-def _leases_of(*executions: _Execution) -> Iterator[tuple[Redlock, Lease]]:
-    """Yield the valid leases of these executions of this thread, innermost first."""
-    for hold in reversed(_entered.holds):
-        lease = hold.own
-        if lease is not None and hold.execution in executions and lease.is_valid():
-            yield hold.redlock, lease
+def _trio_task() -> object | None:
+    trio = sys.modules.get("trio")
+    if trio is None:
+        return None
+    try:
+        return weakref.ref(trio.lowlevel.current_task())
+    except (AttributeError, RuntimeError):  # half imported, or no loop runs here
+        return None
+
+
+def _greenlet() -> object | None:
+    greenlet = sys.modules.get("greenlet")
+    if greenlet is None:
+        return None
+    try:
+        current = greenlet.getcurrent()
+    except AttributeError:  # half imported
+        return None
+    return current.parent and weakref.ref(current)  # None: that of the thread itself
 
 
 def current_lease(key: str | None = None) -> Lease | None:
     """Return the innermost valid lease under which this code runs, or None.
 
-    It is the lease of this execution, or else of a block around the event loop that
-    runs this asyncio task.
+    It is the lease of a block that called this code, or of a block around the event
+    loop that runs this task. Threads, greenlets and tasks that a block starts have
+    none: give them the lease.
 
     Args:
         key: Return the lease that has this key instead.
     """
-    process, thread, task = _execution()
-    for _, lease in _leases_of((process, thread, task), (process, thread, None)):
-        if key is None or lease.covers(key):
+    for block in _blocks_around(event_loop=True):
+        lease = block.lease
+        if lease.is_valid() and (key is None or lease.covers(key)):
             return lease
     return None
 
 
 def held_lease(redlock: Redlock, key: str, limits: Limits = ()) -> Lease | None:
-    """Return the valid lease of these keys that this execution holds, or None."""
-    for service, lease in _leases_of(_execution()):
-        if service is redlock and lease.is_enough_for(key, limits):
+    """Return the valid lease of these keys whose block this code is inside, or None."""
+    for block in _blocks_around():
+        lease = block.lease
+        is_enough = block.redlock is redlock and lease.is_enough_for(key, limits)
+        if is_enough and lease.is_valid():
             return lease
     return None
 
@@ -138,17 +281,16 @@ class Hold:
     Attributes:
         redlock: The lock service.
         key: The name of the lock.
-        own: The lease, from the grant to the end of ``release``. It stays None where
-            this execution held the lock already.
-        execution: The process, the thread or greenlet, and the asyncio task, if any,
-            that acquired it.
+        own: The lease, from the grant to the end of ``release``. It stays None inside
+            of another block of the lock.
 
     Raises:
         ConfigurationError: ``hold_at_least`` is longer than any lock lasts.
     """
 
     own: Lease | None = None
-    execution: _Execution = (0, 0, None)
+    _block: _Block | None = None
+    _process = 0  # that acquires it
     _is_used = False  # since the last release
     _may_be_granted = False  # by nodes, though ``own`` is not yet set
 
@@ -179,25 +321,24 @@ class Hold:
         self._watchdog = watchdog or watchdog_of(redlock)
         self._base = base or new_base()
         self._limits = limits
-        self._holds = _entered.holds
 
     def acquire(self, wait: float = 0.0) -> Lease:
         """Acquire the lock and keep it alive; raises as ``Redlock.acquire`` does."""
         redlock = self.redlock
-        return redlock.carry_out(self._acquiring(wait))
+        return redlock.carry_out(self._acquiring(wait, _frame_outside()))
 
     async def aacquire(self, wait: float = 0.0) -> Lease:
         """Acquire the lock as ``acquire`` does, in a coroutine."""
         from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
 
-        return await drive(self._acquiring(wait), self.redlock.transport)
+        steps = self._acquiring(wait, _frame_outside())
+        return await drive(steps, self.redlock.transport)
 
-    def _acquiring(self, wait: float) -> Steps[Lease]:
-        holds = _entered.holds
-        held = held_lease(self.redlock, self.key, self._limits) if holds else None
+    def _acquiring(self, wait: float, frame: FrameType | None) -> Steps[Lease]:
+        held = held_lease(self.redlock, self.key, self._limits)
         if held is not None:
             return held
-        self._holds, self.execution = holds, _execution()
+        self._process = os.getpid()
         self._is_used = self._may_be_granted = True
         try:
             lease = yield from self.redlock.acquiring(
@@ -208,11 +349,13 @@ class Hold:
                 holder=self.holder(),
                 limits=self._limits,
             )
-        except RedlockError:
+        except RedlockError as error:
             self._may_be_granted = False
+            if isinstance(error, LockHeld) and self._watchdog.watches(error.holder):
+                error.args = (f"{error} {_OWN_PROCESS}",)
             raise
         self.own = lease
-        holds.append(self)
+        self._block = _Block(self.redlock, lease, frame)
         self._watchdog.watch(
             lease,
             on_lost=self.on_lost,
@@ -243,7 +386,7 @@ class Hold:
 
         if not self._is_used:
             return
-        lease, is_parent = self.own, self.execution[0] == os.getpid()
+        lease, is_parent = self.own, self._process == os.getpid()
         try:
             await drive(self._releasing(), self.redlock.transport)
         finally:
@@ -253,7 +396,7 @@ class Hold:
         """Release the lock, if there is one. Twice is harmless."""
         if not self._is_used:
             return
-        lease, is_parent = self.own, self.execution[0] == os.getpid()
+        lease, is_parent = self.own, self._process == os.getpid()
         try:
             self._release()
         except BaseException:
@@ -263,7 +406,7 @@ class Hold:
             self._end(lease if is_parent else None)
 
     def _end(self, released: Lease | None) -> None:
-        self.own, self._is_used = None, False
+        self.own, self._block, self._is_used = None, None, False
         if released is not None:
             self._watchdog.resend_releases()
             self.on_released(released)
@@ -272,9 +415,9 @@ class Hold:
         self.redlock.carry_out(self._releasing())
 
     def _releasing(self) -> Steps[None]:
-        if self in self._holds:
-            self._holds.remove(self)
-        if self.execution[0] != os.getpid():
+        if self._block is not None:
+            self._block.end()
+        if self._process != os.getpid():
             return  # this is a child that was forked in the block: its parent holds it
         if self.own is not None:
             self._watchdog.forget(self.own)
@@ -521,6 +664,14 @@ class _Cancellation:
         if self._runs:
             self._was_made = True
             self._task.cancel()
+
+
+def _frame_outside() -> FrameType | None:
+    """Return the innermost caller that is not in this module."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return frame
 
 
 def _finish(call: Callable[[], None]) -> None:

@@ -78,8 +78,12 @@ _retried: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
 
 
 def running() -> Execution | None:
-    """Return the innermost execution of this thread or greenlet, or None."""
-    return _running.get()
+    """Return the innermost execution that called this code or started it, or None.
+
+    Threads and asyncio tasks copy the context, and may outlive it.
+    """
+    execution = _running.get()
+    return None if execution is None or execution.has_ended else execution
 
 
 class TaskLock(Hold):
@@ -185,6 +189,7 @@ class Execution(TaskLock):
     Attributes:
         lease: The lease under which the body runs; None: without the lock.
         is_admitted: Whether the call was let in, and its body has been called.
+        has_ended: Whether the body has ended.
     """
 
     def __init__(self, call: Call) -> None:
@@ -207,7 +212,7 @@ class Execution(TaskLock):
         self._deciding = threading.Lock()
         self._decision: LossDecision | None = None
         self._is_lost = False
-        self._has_ended = False
+        self.has_ended = False
         self._is_kept = False  # until Celery has stored RETRY
 
     @property
@@ -233,7 +238,7 @@ class Execution(TaskLock):
             with self._interrupter:
                 return self._run(body)
         finally:
-            self._has_ended = True
+            self.has_ended = True
             # An outage has a line of its own.
             if not self.is_admitted and not self._runtime.outage_log.is_on:
                 self._runtime.refusal_log.refused(self.call, self.call.waited)
@@ -281,7 +286,7 @@ class Execution(TaskLock):
                 self._is_kept = True
             raise
         finally:
-            self._has_ended = True
+            self.has_ended = True
         if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
             refuse_awaitable(call.task.name, returned)
         if call.options.unique_for:
@@ -351,7 +356,7 @@ class Execution(TaskLock):
         self._interrupt(error, every=self.call.options.cancel_grace)
 
     def _interrupt(self, error: LockLost, *, every: float) -> None:
-        while not self._has_ended:
+        while not self.has_ended:
             has_body = self._interrupter.interrupt(error)
             SYSTEM_CLOCK.sleep(every if has_body else _LOOK_EVERY)
 
@@ -469,7 +474,7 @@ def _when_task_has_ended(task_id: str = "", **_: Any) -> None:
     if retried and retried.call.id == task_id:
         _retried.set(None)
         retried.release_kept()
-    execution = running()
+    execution = _running.get()
     if execution and execution.call.id == task_id:
         _running.set(None)
         execution.release_left()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery_redlock.core.extension import Extension
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.core.lease import Holder, Lease
     from celery_redlock.core.redlock import Redlock
 
 __all__ = ["RENEW_AT", "Watchdog"]
@@ -131,6 +131,10 @@ class Watchdog:
         was_watched = self._watched.pop(lease.token, None) is not None
         self._wakeups.discard(lease.token)
         return was_watched
+
+    def watches(self, holder: Holder | None) -> bool:
+        """Tell whether this holder has a lease that is under watch here."""
+        return holder is not None and holder.token in self._watched
 
     def renew_now(self, lease: Lease) -> None:
         """Renew the lease in the background without waiting for its time."""

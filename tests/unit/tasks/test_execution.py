@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -292,3 +294,25 @@ def test_heartbeat_renews_the_senders_lock(live: Worker) -> None:
 
     assert run.stored == states.SUCCESS
     assert events.seen[0].task_id == run.id
+
+
+def test_copy_of_the_context_of_a_run_is_not_in_it_when_it_has_ended(
+    live: Worker,
+) -> None:
+    """A thread that outlives the body locks in its own name, not for the call."""
+    contexts: list[contextvars.Context] = []
+
+    @live.task(key="{what}")
+    def job(what: str) -> None:
+        contexts.append(contextvars.copy_context())
+
+    def lock_later() -> tuple[Any, Any]:
+        with job.lock("another") as lease:
+            return running(), live.rival.inspect(lease.key).holder
+
+    live.run(job, "one")
+    with ThreadPoolExecutor(1) as thread:
+        execution, holder = thread.submit(contexts[0].run, lock_later).result()
+
+    assert execution is None
+    assert holder.task_id == ""
