@@ -30,12 +30,14 @@ inside: the call has ended before the work begins.
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import os
 import sys
 import threading
 import weakref
 from contextvars import ContextVar
+from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_redlock.core.lease import Lease, new_base
@@ -77,6 +79,7 @@ _Execution: TypeAlias = tuple[int, int, object, object, object]
 
 _ENTERING = {"__enter__", "__aenter__", "enter_context", "enter_async_context"}
 _IS_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_STEPS = {"async_generator_asend", "async_generator_athrow", "anext_awaitable"}
 _POOLS = {  # modules of the functions that call what a thread is to do
     "concurrent.futures.thread",
     "eventlet.tpool",
@@ -104,7 +107,7 @@ class _Block:
     __slots__ = (
         "__weakref__",
         "_execution",
-        "_generator",
+        "generator",
         "is_open",
         "lease",
         "redlock",
@@ -117,13 +120,13 @@ class _Block:
         frame = _frame_of_block(frame)
         is_generator = frame is not None and frame.f_code.co_flags & _IS_GENERATOR
         # A frame of a generator does not keep its generator alive.
-        self._generator = frame if is_generator else None
+        self.generator = frame if is_generator else None
         if frame is None or frame.f_globals.get("__name__") not in _POOLS:
             _blocks.set((*_open_blocks(), weakref.ref(self)))
 
     def end(self) -> None:
         """Note that the block has ended. Twice is harmless."""
-        self.is_open, self._generator = False, None
+        self.is_open, self.generator = False, None
         if _blocks.get():
             _blocks.set(_open_blocks())  # in this context; others forget it later
 
@@ -139,7 +142,7 @@ class _Block:
             is_around_loop = theirs[:2] == execution[:2] and theirs[3:] == (None, None)
             if not (event_loop and is_around_loop and execution[3:] != (None, None)):
                 return False
-        is_running = self._generator is None or _is_running(self._generator)
+        is_running = self.generator is None or _is_running(self.generator)
         return self.is_open and is_running
 
 
@@ -367,6 +370,11 @@ class Hold:
         self.on_acquired(lease)
         return lease
 
+    @property
+    def generator(self) -> FrameType | None:
+        """The generator that the block of this lock is in; None: in none."""
+        return self._block.generator if self._block else None
+
     def check(self) -> None:
         """Raise unless the lock was held until now. Call it at the end of the block.
 
@@ -541,7 +549,8 @@ async def alock(
     It is `lock` for asyncio: the same keys, renewed by the same watchdog. It takes no
     thread for each coroutine that waits, and does not block the event loop. The loss
     of the lock cancels the block: its next ``await`` is interrupted, and the block ends
-    with `LockLost`. A block that never awaits gets it at its end. After a cancellation,
+    with `LockLost`. A block that never awaits gets it at its end. In an async generator
+    it is the generator that is interrupted, and not its consumer. After a cancellation,
     at any ``await``, nothing stays locked.
 
     Args:
@@ -612,7 +621,7 @@ async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
     try:
         lease = await hold.aacquire(wait)
         lease.begin()
-        loss.begin()
+        loss.begin(hold.generator)
         try:
             yield lease
         except asyncio.CancelledError:
@@ -629,6 +638,10 @@ async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
 class _Cancellation:
     """Cancels the task of a block when its lock is lost.
 
+    If the block is in an async generator, its consumer runs between two steps, and the
+    consumer is not to be cancelled: it would never see `LockLost`. So this waits until
+    the task is in a step of the generator.
+
     Args:
         hold: The lock.
         loop: The event loop.
@@ -639,17 +652,19 @@ class _Cancellation:
         self._on_lost, self._loop, self._task = hold.on_lost, loop, task
         self._runs = self._was_made = False
         self._others = 0  # cancellations by others
+        self._frame: FrameType | None = None
+        self._pause = 0.01  # seconds until the next look at the generator
         vars(hold)["on_lost"] = self._lost
 
-    def begin(self) -> None:
-        """Note that the block runs."""
-        self._runs = True
+    def begin(self, generator: FrameType | None) -> None:
+        """Note that the block runs, in this generator."""
+        self._runs, self._frame = True, generator
         if hasattr(self._task, "cancelling"):  # from Python 3.11 on
             self._others = self._task.cancelling()
 
     def end(self) -> bool:
         """Note that it has ended. Return whether this cancelled it, and only this."""
-        self._runs = False
+        self._runs, self._frame = False, None
         was_made, self._was_made = self._was_made, False
         if was_made and hasattr(self._task, "uncancel"):
             return bool(self._task.uncancel() <= self._others)
@@ -661,9 +676,28 @@ class _Cancellation:
         self._on_lost(lease)
 
     def _cancel(self) -> None:
-        if self._runs:
+        if not self._runs:
+            return
+        if self._frame is None or self._is_in_step(self._frame):
             self._was_made = True
             self._task.cancel()
+            return
+        self._loop.call_later(self._pause, self._cancel)
+        self._pause = min(2 * self._pause, 0.25)
+
+    def _is_in_step(self, frame: FrameType) -> bool:
+        """Tell whether the task awaits a step of the generator with this frame."""
+        awaited = self._task.get_coro()
+        while inspect.iscoroutine(awaited):
+            awaited = awaited.cr_await
+        if type(awaited).__name__ not in _STEPS:
+            return False
+        # Neither a frame nor a step leads to its generator. Losses are rare.
+        return any(
+            one.ag_frame is frame and one.ag_running
+            for one in gc.get_objects()
+            if type(one) is AsyncGeneratorType  # isinstance would ask lazy objects
+        )
 
 
 def _frame_outside() -> FrameType | None:

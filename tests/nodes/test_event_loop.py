@@ -13,7 +13,7 @@ from tests.harness.threads import threads_started_here
 from tests.nodes.support import client, locks, until
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterator
 
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
@@ -166,6 +166,76 @@ def test_loss_is_raised_at_the_end_of_a_block_that_never_awaits(
 
     with pytest.raises(LockLost, match=key):
         in_loop(work())
+
+
+@pytest.mark.parametrize("awaits", [True, False], ids=["awaits", "never awaits"])
+def test_loss_reaches_the_consumer_of_a_generator_as_lock_lost(
+    redlock: Redlock, key: str, *, awaits: bool
+) -> None:
+    """The consumer's own awaits go on; the generator's next await, or its end, raises.
+
+    A cancellation of the consumer would be taken for one by its caller: a task group
+    ends without an error then.
+    """
+    seen: list[object] = []
+
+    async def rows(lost: asyncio.Event) -> AsyncIterator[str]:
+        loop = asyncio.get_running_loop()
+
+        def note(_: object) -> None:
+            loop.call_soon_threadsafe(lost.set)
+
+        async with alock(redlock, key, on_lost=note):
+            yield "under the lock"
+            if awaits:
+                await asyncio.sleep(SOON)
+                pytest.fail("the generator was not interrupted")
+
+    async def consume() -> None:
+        lost = asyncio.Event()
+        source = rows(lost)
+        seen.append(await anext(source))
+        watchdog_of(redlock).expire(key)
+        await lost.wait()
+        await asyncio.sleep(0.05)  # the consumer's own work, which no lock protects
+        seen.append("the consumer's own work")
+        with pytest.raises(LockLost, match=key):
+            await anext(source)
+        seen.append("lost")
+
+    async def work() -> None:
+        (ended,) = await asyncio.gather(consume(), return_exceptions=True)
+        assert ended is None
+
+    in_loop(work())
+    assert seen == ["under the lock", "the consumer's own work", "lost"]
+
+
+def test_loss_cancels_no_task_that_consumes_no_generator(
+    redlock: Redlock, key: str
+) -> None:
+    """The task that began a generator may go on when another one consumes it."""
+
+    async def rows() -> AsyncIterator[int]:
+        async with alock(redlock, key):
+            yield 1
+            await asyncio.sleep(0.3)
+            yield 2
+
+    async def work() -> None:
+        source = rows()
+        await anext(source)
+        rest = asyncio.create_task(consume(source))
+        await asyncio.sleep(0)
+        watchdog_of(redlock).expire(key)
+        with pytest.raises(LockLost, match=key):
+            await rest
+
+    async def consume(source: AsyncIterator[int]) -> None:
+        async for _ in source:
+            pass
+
+    in_loop(work())
 
 
 def test_lease_is_renewed_while_the_loop_is_blocked(redlock: Redlock, key: str) -> None:
