@@ -49,6 +49,7 @@ __all__ = [
     "inspect_limits",
     "keys_without_ttl",
     "limits_in_use",
+    "locks_of",
     "other_permits",
     "permits_of",
     "scan",
@@ -253,6 +254,15 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
         )
     ]
     return Scan(kind, redlock.labels, visited.unseen, found, counts, nodes, pattern)
+
+
+def locks_of(redlock: Redlock, base: str) -> list[SeenHolder]:
+    """Return the locks whose tokens begin with this base, on any node.
+
+    No permits for a start are among them: these end by themselves.
+    """
+    found = scan(redlock).found
+    return [s for s in found if s.holder.base == base and not s.holder.is_kept]
 
 
 def limits_in_use(found: Iterable[SeenHolder]) -> list[LimitInUse]:

@@ -152,18 +152,29 @@ class KeyRule:
         return f"<KeyRule {self.task}{self.signature}{''.join(given)}>"
 
     def key_of(
-        self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+        self,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        *,
+        may_have_more: bool = False,
     ) -> str:
         """Return the key of a call with these arguments, at most 512 characters.
 
         A longer text is cut and ends in a hash of the whole text. Several keys are one
         text, as ``core.keys.key_of`` makes it.
 
+        Args:
+            args: Its arguments by position.
+            kwargs: Its arguments by name.
+            may_have_more: Whether names that the task does not take are left out of
+                the key, and are no error: a base class or a signal may add a keyword
+                to each message, and remove it before the body.
+
         Raises:
             FingerprintError: The arguments do not fit the task, an argument that
                 counts has no wire form, or the result cannot be a key.
         """
-        values = self._values(args or (), kwargs or {})
+        values = self._values(args or (), kwargs or {}, may_have_more=may_have_more)
         if self.key is None:
             key = f"{self.task}:{_hash(_canonical(self._without_defaults(values)))}"
         elif len(self._templates) > 1:
@@ -173,7 +184,11 @@ class KeyRule:
         return self._short(key)
 
     def wanted_by(
-        self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+        self,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        *,
+        may_have_more: bool = False,
     ) -> tuple[str, Limits]:
         """Return the key of a call, and the limits of the permits that it needs.
 
@@ -183,11 +198,12 @@ class KeyRule:
         Raises:
             FingerprintError: As ``key_of`` does.
         """
-        if not self._has_limits:
-            return self.key_of(args, kwargs), ()
-        if not self._mosts:
-            return wanted(self.key_of(args, kwargs), self._limit, self._rate)
-        values = self._values(args or (), kwargs or {})
+        if not self._mosts or not self._has_limits:
+            key = self.key_of(args, kwargs, may_have_more=may_have_more)
+            return (
+                wanted(key, self._limit, self._rate) if self._has_limits else (key, ())
+            )
+        values = self._values(args or (), kwargs or {}, may_have_more=may_have_more)
         mosts: dict[str, int] = {}
         for one in self._templates:
             key, most = self._short(one(**values)), self._mosts[one.text]
@@ -220,9 +236,11 @@ class KeyRule:
         most = self._mosts.get(template.text, self._limit)
         return wanted(self._short(template()), most, self._rate)[1]
 
-    def _values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that count, in the form in which they do."""
-        arguments = self._bound(args, kwargs)
+    def _values(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, may_have_more: bool
+    ) -> dict[str, Any]:
+        """Return the arguments of the key, in their key form."""
+        arguments = self._bound(args, kwargs, may_have_more=may_have_more)
         names = arguments if self._names is None else self._names
         # A default that was not given is the very object: a body may have changed it.
         return {
@@ -231,7 +249,7 @@ class KeyRule:
             if name in arguments and arguments[name] is not self._defaults.get(name, _P)
         }
 
-    def _filled_in(self, **values: Any) -> str:
+    def _filled_in(self, /, **values: Any) -> str:
         return self._templates[0](**values)
 
     def _together(self, keys: Iterable[str]) -> str:
@@ -256,9 +274,15 @@ class KeyRule:
         cut = key[: _LONGEST_KEY - 2 * _HASH_BYTES - 1]
         return key if len(key) <= _LONGEST_KEY else f"{cut}~{_hash(key)}"
 
-    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _bound(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, may_have_more: bool
+    ) -> dict[str, Any]:
         plain = self._plain.bind(args, kwargs) if self._plain else None
-        return self._bound_by_inspect(args, kwargs) if plain is None else plain
+        if plain is not None:
+            return plain
+        if may_have_more and not self._rest:
+            kwargs = {n: v for n, v in kwargs.items() if n in self.signature.parameters}
+        return self._bound_by_inspect(args, kwargs)
 
     def _bound_by_inspect(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

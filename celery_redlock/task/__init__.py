@@ -35,6 +35,7 @@ Beside this path:
 
 * `publishing` claims a call before it is sent, for tasks with ``unique_while`` or
   ``unique_for``, and releases the claim when the body begins.
+* `message` keeps what was really sent of a call, after base classes and signals.
 * `announcement` tells the nodes of a call that was published, for policies that order
   the calls.
 * `awaitables` refuses bodies whose work begins after their lock has ended.

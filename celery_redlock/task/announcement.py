@@ -29,6 +29,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.task.header import HEADER
+from celery_redlock.task.message import SentMessage, watched
 from celery_redlock.task.publishing import seconds_until
 
 if TYPE_CHECKING:
@@ -45,16 +46,22 @@ _DELAYED = ("countdown", "eta", "retries")
 
 
 def send_announced(
-    task: Any, key: str, send: Callable[..., Any], /, **options: Any
+    task: Any,
+    key: str,
+    arguments: tuple[Any, Any],
+    send: Callable[..., Any],
+    /,
+    **options: Any,
 ) -> Any:
     """Send a call with these options of ``apply_async``, and tell the nodes of it."""
     began = SYSTEM_CLOCK.monotonic()
-    result = send(**options)
-    task_id = getattr(result, "id", None)
-    if task.app.conf.task_always_eager or not task_id or _is_delayed(options):
+    message = SentMessage(task, key, arguments)
+    with watched(message):
+        result = send(**options)
+    if not message.id or not message.key or _is_delayed(options):
         return result
     if SYSTEM_CLOCK.monotonic() - began < _LATEST:
-        _announce(task, key, task_id, options)
+        _announce(task, message.key, message.id, options)
     return result
 
 

@@ -39,7 +39,7 @@ from celery_redlock.options.broker import (
 )
 from celery_redlock.task.header import TaskHeader, extract
 from celery_redlock.task.interrupt import Interrupter
-from celery_redlock.task.publishing import release_claim
+from celery_redlock.task.publishing import release_claim, send_again
 from celery_redlock.task.results import can_be_read, has_ended, stored_result
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Call:
         id: Celery's id of the call, ``""`` without one.
         key: The name that it locks.
         limits: The limits of the permits that it needs; empty for a plain lock.
+        sent: The arguments in its message. A base class of the project can remove some
+            of them before the task gets the call.
         is_redelivered: Whether another copy with this task id may run or have run.
         began_at: Instant at which it began to want its lock.
         refused: µs since 1970 when it joined a backlog, in this copy or an earlier
@@ -86,6 +88,7 @@ class Call:
     runtime: Runtime
     options: ResolvedOptions
     began_at: float
+    sent: tuple[Any, Any]
     refused: int = 0
     _refusals: int = 0
 
@@ -108,11 +111,13 @@ class Call:
             check_id(request.id)
         delivery = request.delivery_info or {}
         try:
-            key, limits = task.key_rule.wanted_by(args, kwargs)
+            key, limits = task.key_rule.wanted_by(args, kwargs, may_have_more=True)
             options = runtime.options(task.name, task.lock_options)
         except BaseException:
             release_claim(runtime, header.claim, request.id)  # it will never begin
             raise
+        if options.is_claimed and not header.claim:
+            header = header._replace(claim=key)  # the project has replaced the headers
         has_order = task.lock_options.registers_successors or options.has_backlog
         if has_order and not header.published:
             now = round(SYSTEM_CLOCK.wall() * 1e6)
@@ -130,6 +135,7 @@ class Call:
             runtime=runtime,
             options=options,
             began_at=runtime.redlock.clock.monotonic(),
+            sent=_arguments_in(request, args, kwargs),
             refused=header.refused,
         )
 
@@ -168,7 +174,8 @@ class Call:
     def preserve_arguments(self) -> None:
         """Copy the arguments, which may be republished after the body."""
         if not self.request.is_eager:
-            self.args, self.kwargs = copy.deepcopy((self.args, self.kwargs))
+            own = self.args, self.kwargs, self.sent
+            self.args, self.kwargs, self.sent = copy.deepcopy(own)
 
     # -- skip, drop ------------------------------------------------------------
 
@@ -414,8 +421,9 @@ class Call:
 
     def _publish(self, countdown: float, header: TaskHeader) -> None:
         """Publish the next copy, with this header."""
+        args, kwargs = self.sent
         signature = self.task.signature_from_request(
-            self.request, self.args, self.kwargs, countdown=countdown
+            self.request, args, kwargs, countdown=countdown
         )
         options = signature.options
         options["headers"] = (options.get("headers") or {}) | header.for_next_copy()
@@ -425,7 +433,7 @@ class Call:
         options |= {n: shown[n] for n in ("argsrepr", "kwargsrepr") if shown.get(n)}
         if header.redelivered:  # its expiry would end the result of the copy that runs
             options["expires"] = None
-        signature.apply_async(add_to_parent=False)
+        send_again(self.task, args, kwargs, self.key, **options, add_to_parent=False)
 
     def _pause_after(self, error: BaseException, interrupter: Interrupter) -> None:
         pause = jittered(doubled(_FIRST_PAUSE, self._refusals, _LONGEST_PAUSE))
@@ -449,3 +457,9 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.id}]"
+
+
+def _arguments_in(request: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of the message of a request; by default these."""
+    sent_args = args if request.args is None else request.args
+    return sent_args, kwargs if request.kwargs is None else request.kwargs

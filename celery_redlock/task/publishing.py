@@ -12,6 +12,8 @@ sent by                        claim of the call
 group, chord, chain, links,    None. The call is always sent: another call may
 or with a ``task_id``          already wait for the result of this task id. The
                                worker deduplicates the call when it starts.
+a base class of the project    As ``delay``, for the id and the arguments that it
+                               gives to ``super().apply_async``, and when it does.
 name (``app.send_task``)       None. This module is not called.
 redelivery by the broker       None, if the body had begun before a crash. The
                                call may then wait beside another job.
@@ -30,15 +32,19 @@ from __future__ import annotations
 import functools
 import logging
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from celery import Task
 from celery import signals as celery_signals
 from celery.exceptions import Ignore, Retry
+from celery.result import ResultBase
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
+from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import shown
@@ -50,6 +56,7 @@ from celery_redlock.errors import DuplicateTask, LockUnavailable, QuorumUnreacha
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.signals import publish_claimed, publish_deduplicated
 from celery_redlock.task.header import attach_claim, claim_in, has_ended_before
+from celery_redlock.task.message import SentMessage, watched
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
@@ -60,6 +67,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Claim",
+    "called_with",
     "claimed_until_it_begins",
     "conflict_with",
     "cool_down",
@@ -67,6 +75,7 @@ __all__ = [
     "publish",
     "release_claim",
     "seconds_until",
+    "send_again",
 ]
 
 log = logging.getLogger(__name__)
@@ -76,6 +85,10 @@ _OF_A_CANVAS = (
     *("parent_id", "root_id"),
 )
 _LEAST = 1.0  # seconds of a claim, however soon its job expires
+
+_called: ContextVar[tuple[Any, bool]] = ContextVar(
+    "celery_redlock_called", default=(None, False)
+)
 
 
 class Claim:
@@ -90,9 +103,23 @@ class Claim:
         """Let the claim last for so many seconds from now, unless it was released."""
         self._claims.keep(self.key, self.task_id, seconds)
 
+    def belongs_to(self, key: str, task_id: str, task: Any, seconds: float) -> None:
+        """Move the claim to this key and job, if it was taken for another.
+
+        A job without a key has no claim. If another job has claimed its key, that job
+        keeps the claim.
+        """
+        if (key, task_id) == (self.key, self.task_id):
+            return
+        self.release()
+        self.key, self.task_id = key, task_id
+        if key:
+            self._claims.retake(key, _job(task, task_id), seconds)
+
     def release(self) -> None:
         """Release the claim; another job of the call is then no duplicate."""
-        self._claims.release(self.key, self.task_id)
+        if self.key:
+            self._claims.release(self.key, self.task_id)
 
     def __repr__(self) -> str:
         return f"<Claim {shown(self.key)} of {self.task_id}>"
@@ -128,16 +155,24 @@ def publish(  # noqa: PLR0913  (called in one place)
     resolved = runtime.options(task.name, task.lock_options)
     claims = Claims(runtime.redlock)
     seconds = _seconds_to_wait(task, options, resolved.claim_ttl)
-    if any(options.get(name) for name in _OF_A_CANVAS):
+    has_new_id = _has_new_id(task)  # a base class has chosen the id, and no caller
+    names = [name for name in _OF_A_CANVAS if name != "task_id" or not has_new_id]
+    if any(options.get(name) for name in names):
         if resolved.is_claimed:
             options = _with_claim_retaken(task, key, options, claims, seconds)
         return send(**options)
     job = _job(task, uuid())
     here, is_taken = _look_or_take(claims, key, job, resolved, task)
     claim = Claim(claims, key, job.task_id) if is_taken else None
-    options = {**options, "task_id": job.task_id}
+    options = {**options, "task_id": options.get("task_id") or job.task_id}
     send_job = functools.partial(
-        _send_job, task, send, options=options, claim=claim, seconds=seconds
+        _send_job,
+        task,
+        send,
+        arguments=arguments,
+        options=options,
+        claim=claim,
+        seconds=seconds,
     )
     if here is None:
         return send_job()
@@ -152,29 +187,79 @@ def publish(  # noqa: PLR0913  (called in one place)
     return decision.perform(duplicate)
 
 
+def send_again(task: Any, args: Any, kwargs: Any, key: str, **options: Any) -> None:
+    """Send the next copy of a call, as its message was.
+
+    Base classes of the project have seen the call when it was published first. They
+    might publish this copy later, or not at all. This returns when the broker has it.
+    """
+    send = functools.partial(Task.apply_async, task, args, kwargs)
+    with confirmed(task.app) as sure:
+        if task.lock_options.is_unique_before_it_runs:
+            publish(task, key, (args, kwargs), options | sure, send)
+        else:
+            send(**options | sure)
+
+
 def _send_job(  # noqa: PLR0913  (called in one place)
     task: Any,
     send: Callable[..., Any],
     conflict: Conflict | None = None,
     *,
+    arguments: tuple[Any, Any],
     options: dict[str, Any],
     claim: Claim | None,
     seconds: float,
 ) -> Any:
     """Send a job. Its claim then lasts for some seconds, or ends if sending fails."""
     if claim is None:
-        result = send(**options)
-    else:
-        options["headers"] = attach_claim(options.get("headers"), claim.key)
-        try:
+        return _with_conflict(send(**options), conflict)
+    options["headers"] = attach_claim(options.get("headers"), claim.key)
+
+    def believe(message: SentMessage) -> None:
+        claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
+        message.headers.update(attach_claim(message.headers, claim.key))
+
+    message = SentMessage(task, claim.key, arguments, on_message=believe)
+    try:
+        with watched(message):
             result = send(**options)
-        except BaseException:
-            claim.release()
-            raise
+    except BaseException:
+        claim.release()
+        raise
+    # A receiver of a signal can change the call once more, after the claim was moved.
+    sent = message.key, message.id or claim.task_id
+    if message.was_sent and sent == (claim.key, claim.task_id):
         claim.keep(seconds)
         publish_claimed.send(sender=task, claim=claim)
-    result.conflict = conflict
+    else:
+        claim.release()
+    return _with_conflict(result, conflict)
+
+
+def _with_conflict(result: Any, conflict: Conflict | None) -> Any:
+    if isinstance(result, ResultBase):  # the project may return another thing
+        result.conflict = conflict
     return result
+
+
+@contextmanager
+def called_with(task: Any, options: Mapping[str, Any]) -> Iterator[None]:
+    """Remember in this block with which options a caller publishes a call.
+
+    Base classes of the project can add others.
+    """
+    before = _called.set((task, not options.get("task_id")))
+    try:
+        yield
+    finally:
+        _called.reset(before)
+
+
+def _has_new_id(task: Any) -> bool:
+    """Tell whether the caller who publishes a call of the task has given no id."""
+    called, has_new_id = _called.get()
+    return called is task and has_new_id
 
 
 def _with_claim_retaken(

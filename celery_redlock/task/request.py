@@ -14,6 +14,10 @@
 The lock of a killed child is released as soon as Celery notices its death, in 0 to
 5 s, and not after a ttl. Celery reports a hard time limit while the child still runs.
 The lock is then released when the process has ended, and not before.
+
+If the main process cannot compute the key, or computes another one than the child did
+(a signal of the project may have changed the arguments there), it looks on the nodes
+for the lock whose token begins with the base.
 """
 
 from __future__ import annotations
@@ -22,8 +26,9 @@ import logging
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import (
@@ -46,7 +51,11 @@ from celery_redlock.core.records.successors import withdraw
 from celery_redlock.core.text import check_id
 from celery_redlock.options.broker import marks_redeliveries
 from celery_redlock.task.header import claim_in, fault_of, mint
+from celery_redlock.task.message import wanted_by_message
 from celery_redlock.task.publishing import release_claim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -206,10 +215,16 @@ class RedlockRequest(Request):
 
     def _release_claim(self) -> None:
         try:
-            runtime = runtime_of(self.app)
-            release_claim(runtime, self._redlock_claim, self.id)
-            if self.task.lock_options.registers_successors:
-                key = self.task.lock_key(*self.args, **self.kwargs)
+            runtime, options = runtime_of(self.app), self.task.lock_options
+            claim = self._redlock_claim
+            release_claim(runtime, claim, self.id)
+            looks_for_claim = not claim and options.unique_while != "running"
+            if not (looks_for_claim or options.registers_successors):
+                return
+            key, _ = wanted_by_message(self.task, self.args, self.kwargs)
+            if looks_for_claim:  # the project has replaced the headers
+                release_claim(runtime, key, self.id)
+            if options.registers_successors:
                 withdraw(runtime.redlock, key, self.name, self.id)
                 runtime.watchdog.resend_releases()
         except Exception:
@@ -250,7 +265,14 @@ class RedlockRequest(Request):
         if not comes_back:
             self._release_claim()
         try:
-            key, limits = self.task.lock_wanted(*self.args, **self.kwargs)
+            key, limits = wanted_by_message(self.task, self.args, self.kwargs)
+        except Exception:
+            # The key may come from a user's function, and this is the main process.
+            text = "The key of %s cannot be computed here; its lock is looked for."
+            log.debug(text, self.humaninfo(), exc_info=True)
+            self._look_in_background()
+            return
+        with self._logged():
             runtime = runtime_of(self.app)
             redlock = runtime.redlock
             limits = with_copies(limits, self.id)
@@ -258,17 +280,43 @@ class RedlockRequest(Request):
             if self.task.lock_options.registers_successors:
                 withdraw(redlock, key, self.name, self.id)
             runtime.watchdog.resend_releases()
+            self._tell_of_release(key, released)
+            if not released:  # the child had no lock, or computed another key
+                self._look_in_background()
+
+    def _look_in_background(self) -> None:
+        name = f"redlock-look-for-{self.id}"
+        threading.Thread(target=self._look_and_release, name=name, daemon=True).start()
+
+    def _look_and_release(self) -> None:
+        """Release the locks that the nodes have for the base of this execution."""
+        from celery_redlock.operations.scan import locks_of  # noqa: PLC0415  (it is rare)
+
+        with self._logged():
+            runtime, base = runtime_of(self.app), self._redlock_base
+            redlock = runtime.redlock
+            for seen in locks_of(redlock, base):
+                limits = with_copies((seen.permit[0],) if seen.permit else (), self.id)
+                released = redlock.release_base(seen.key, base, limits)
+                self._tell_of_release(seen.key, released)
+            runtime.watchdog.resend_releases()
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Log an error in the block: a requeue must not fail with it."""
+        try:
+            yield
         except Exception:
-            # The key may come from a user's function, and this is the main process.
             log.exception(
                 "The lock of %s, whose process %s is gone, could not be released. It "
                 "expires when its ttl has passed.",
                 self.humaninfo(),
                 self.worker_pid,
             )
-            return
+
+    def _tell_of_release(self, key: str, released: int) -> None:
         if released:
-            votes = f"{released} of {len(redlock.labels)}"
+            votes = f"{released} of {len(runtime_of(self.app).redlock.labels)}"
             extra = log_fields(
                 "lock-released", task=self.name, task_id=self.id, key=key
             )

@@ -47,7 +47,8 @@ from celery_redlock.task.awaitables import refuse_async
 from celery_redlock.task.call import Call
 from celery_redlock.task.execution import Execution, TaskLock, running
 from celery_redlock.task.header import attach, clean
-from celery_redlock.task.publishing import publish
+from celery_redlock.task.message import arguments_to_send, key_to_publish
+from celery_redlock.task.publishing import called_with, publish
 from celery_redlock.task.refusal import end_refused
 from celery_redlock.task.tracer import RefusalTracer
 
@@ -59,7 +60,13 @@ if TYPE_CHECKING:
     from celery_redlock.options.call_key import KeyRule
     from celery_redlock.task.explain import Explanation
 
-__all__ = ["PublishedOnCommit", "SingletonTask", "signature_of", "without_lost"]
+__all__ = [
+    "NextToCelery",
+    "PublishedOnCommit",
+    "SingletonTask",
+    "signature_of",
+    "without_lost",
+]
 
 _REQUEST = "celery_redlock.task.request:RedlockRequest"
 _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
@@ -101,6 +108,7 @@ class SingletonTask(Task):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        _stand_next_to_celery(cls)
         cls._read_options()
         cls.dont_autoretry_for = without_lost(
             getattr(cls, "autoretry_for", ()), cls.dont_autoretry_for
@@ -243,9 +251,7 @@ class SingletonTask(Task):
 
     def _as_sent(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return arguments as they are before a message is made of them."""
-        self._get_app()  # binds the task, which sets the rule
-        dump = getattr(self, "_dump_pydantic_arguments", None)
-        return (args, kwargs) if dump is None else dump(args, kwargs)
+        return arguments_to_send(self, args, kwargs)
 
     def release_claim(self, *args: Any, **kwargs: Any) -> str | None:
         """Release the claim of the call with these arguments, whichever job has it.
@@ -290,6 +296,10 @@ class SingletonTask(Task):
         see ``publishing``. The result has an attribute ``conflict``: None, or the
         ``policies.Conflict`` with another job of the call.
 
+        A base class of yours may change the arguments, the id and the headers of the
+        call, send it later, and return what it likes: the message that it sends in the
+        end is claimed.
+
         A task with ``typing=False`` is published without a look at its arguments where
         these have no key. It fails in its worker.
 
@@ -300,26 +310,11 @@ class SingletonTask(Task):
                 ``raise``. Nothing was sent.
             ValueError: Nodes cannot store the ``task_id``. Nothing was sent.
         """
-        if self.lock_options is None:
-            return super().apply_async(args, kwargs, *more, **options)
-        named = dict(zip(_MORE, more, strict=False))
-        if task_id := named.get("task_id", options.get("task_id")):
-            check_id(task_id)
-        try:
-            key = self.lock_key(*(args or ()), **(kwargs or {}))
-        except FingerprintError:
-            if self.typing:
-                raise
-            return super().apply_async(args, kwargs, *more, **options)
-        send = functools.partial(_sent, self, super().apply_async, args, kwargs)
-        if self.lock_options.registers_successors:
-            options["headers"] = attach(options.get("headers"))
-            send = functools.partial(send_announced, self, key, send)
-        can_raise = not options.pop(_AFTER_COMMIT, False)
-        if not self.lock_options.is_unique_before_it_runs:
-            return send(**named, **options)
-        options = {**named, **options}
-        return publish(self, key, (args, kwargs), options, send, can_raise=can_raise)
+        send = super().apply_async
+        if self.lock_options is None or not isinstance(self, NextToCelery):
+            return _publish(self, send, args, kwargs, *more, **options)
+        with called_with(self, {**dict(zip(_MORE, more, strict=False)), **options}):
+            return send(args, kwargs, *more, **options)
 
     def AsyncResult(self, *args: Any, **options: Any) -> Any:  # noqa: N802  (Celery's)
         """Return the result of a call by its id; its ``conflict`` is None.
@@ -352,6 +347,37 @@ class SingletonTask(Task):
         return signature
 
 
+def _publish(
+    task: Any,
+    send: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    *more: Any,
+    **options: Any,
+) -> Any:
+    """Publish a call with these arguments of ``apply_async``, which is ``send``."""
+    can_raise = not options.pop(_AFTER_COMMIT, False)
+    if task.lock_options is None:
+        return send(args, kwargs, *more, **options)
+    options = {**dict(zip(_MORE, more, strict=False)), **options}
+    if task_id := options.get("task_id"):
+        check_id(task_id)
+    try:
+        key = key_to_publish(task, args, kwargs)
+    except FingerprintError:
+        if task.typing:
+            raise
+        return send(args, kwargs, **options)
+    arguments = args, kwargs
+    send = functools.partial(_sent, task, send, args, kwargs)
+    if task.lock_options.registers_successors:
+        options["headers"] = attach(options.get("headers"))
+        send = functools.partial(send_announced, task, key, arguments, send)
+    if not task.lock_options.is_unique_before_it_runs:
+        return send(**options)
+    return publish(task, key, arguments, options, send, can_raise=can_raise)
+
+
 def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     """Send a call. Its result says that there was no conflict, as far as is known.
 
@@ -369,6 +395,31 @@ def _without_conflict(result: Any) -> Any:
     if isinstance(result, ResultBase):  # a base class may return another thing
         result.conflict = None
     return result
+
+
+class NextToCelery(Task):
+    """Stands between the base classes of a project and Celery's ``Task``.
+
+    What they pass to ``super().apply_async`` is what is sent. It is claimed here, and
+    not in `SingletonTask`, which stands in front of them.
+    """
+
+    abstract = True
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        """Publish what the base classes have made of a call."""
+        return _publish(self, super().apply_async, args, kwargs, *more, **options)
+
+
+def _stand_next_to_celery(task: type[Task]) -> None:
+    """Let `NextToCelery` be the last base class, where one after ours sends calls."""
+    after = task.__mro__[task.__mro__.index(SingletonTask) + 1 :]
+    theirs = [base for base in after if base not in (Task, object)]
+    if NextToCelery not in theirs and any("apply_async" in vars(b) for b in theirs):
+        bases = [base for base in task.__bases__ if base is not Task]
+        task.__bases__ = (*bases, NextToCelery)
 
 
 class PublishedOnCommit:

@@ -80,10 +80,11 @@ class Worker:
     def run(self, task: Any, *args: Any, **request: Any) -> Run:
         """Run a task with these arguments; ``request`` is the message's headers.
 
-        Those of the package are of the last message with this id, unless they are
-        given.
+        Among them may be ``kwargs``, of the call. The headers of the package are those
+        of the last message with this id, unless they are given.
         """
         task_id = request.setdefault("id", uuid())
+        kwargs = dict(request.pop("kwargs", {}))
         self.collect()
         if task_id in self._ours:
             request.setdefault("redlock", self._ours[task_id])
@@ -91,7 +92,7 @@ class Worker:
         delivery = {"exchange": "", "routing_key": queue, "redelivered": False}
         request = {"delivery_info": delivery, "is_eager": False, **request}
         tracer = build_tracer(task.name, task, app=self.app)
-        outcome = tracer(task_id, list(args), {}, request)
+        outcome = tracer(task_id, list(args), kwargs, request)
         meta = task.backend.get_task_meta(task_id, cache=False)
         self.collect()
         state = outcome.info.state if outcome.info else states.SUCCESS

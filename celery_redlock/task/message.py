@@ -1,0 +1,153 @@
+"""The message of a call, as Celery sends it in the end.
+
+A project can change a call after `SingletonTask` has seen it: in ``apply_async`` of a
+base class, in the app's ``send_task``, in a router, or in a receiver of
+``before_task_publish``. It can also send the message later, or not at all. So claims
+and announcements believe the message and not the call: `watched` keeps it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from celery.signals import before_task_publish
+
+from celery_redlock.errors import FingerprintError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from celery_redlock.core.limits import Limits
+
+__all__ = [
+    "SentMessage",
+    "arguments_to_send",
+    "key_to_publish",
+    "wanted_by_message",
+    "watched",
+]
+
+
+class SentMessage:
+    """The message of one call; empty until Celery sends it.
+
+    Attributes:
+        was_sent: Whether Celery has made a message, and sends it now or has sent it.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        key: str,
+        arguments: tuple[Any, Any],
+        on_message: Callable[[SentMessage], None] | None = None,
+    ) -> None:
+        self.task = task
+        self.was_sent = False
+        self._key = key
+        self._arguments = tuple(arguments[0] or ()), arguments[1] or {}
+        self._on_message = on_message
+        # Celery's own objects: receivers that come later change them, too.
+        self.headers: dict[str, Any] = {}
+        self._body: Any = ()
+
+    def note(self, headers: dict[str, Any], body: Any) -> None:
+        """Keep the message that is about to be sent."""
+        self.was_sent, self.headers, self._body = True, headers, body
+        if self._on_message is not None:
+            self._on_message(self)
+
+    @property
+    def id(self) -> str:
+        """The id of the call; ``""`` if it is not known."""
+        return str(self.headers.get("id") or "")
+
+    @property
+    def key(self) -> str:
+        """The key of the call as it is sent; ``""`` if it has none.
+
+        The body of the old protocol, 1, is a dict, and is not looked at.
+        """
+        body = self._body
+        if (
+            not self.was_sent
+            or isinstance(body, dict)
+            or _are_same(body, self._arguments)
+        ):
+            return self._key
+        try:
+            return wanted_by_message(self.task, body[0], body[1])[0]
+        except FingerprintError:
+            return ""
+
+
+_watched: ContextVar[SentMessage | None] = ContextVar(
+    "celery_redlock_watched", default=None
+)
+
+
+@contextmanager
+def watched(message: SentMessage) -> Iterator[None]:
+    """Keep the message that is sent in this block for the task of the message."""
+    before = _watched.set(message)
+    try:
+        yield
+    finally:
+        _watched.reset(before)
+
+
+def _note(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
+    message = _watched.get()
+    if message and not message.was_sent and sender == message.task.name:
+        message.note(headers, body)
+
+
+def _are_same(body: Any, arguments: tuple[Any, Mapping[str, Any]]) -> bool:
+    """Tell whether a body has these very objects: to compare them may be an error."""
+    args, kwargs = arguments
+    return (
+        len(body[0]) == len(args)
+        and all(map(_is, body[0], args))
+        and body[1].keys() == kwargs.keys()
+        and all(body[1][name] is kwargs[name] for name in kwargs)
+    )
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def arguments_to_send(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a call as Celery sends them."""
+    task._get_app()  # noqa: SLF001  (Celery's: it binds the task, which sets the rule)
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None else dump(args, kwargs)
+
+
+def key_to_publish(task: Any, args: Any, kwargs: Any) -> str:
+    """Return the key of a call that is about to be published.
+
+    Raises:
+        FingerprintError: The arguments cannot be reduced to a key. Without ``typing``,
+            as Celery calls it, more keywords than the task takes are no error.
+    """
+    args, kwargs = arguments_to_send(task, args or (), kwargs or {})
+    key: str = task.key_rule.key_of(args, kwargs, may_have_more=not task.typing)
+    return key
+
+
+def wanted_by_message(task: Any, args: Any, kwargs: Any) -> tuple[str, Limits]:
+    """Return the key and the limits of a call with the arguments of its message.
+
+    Raises:
+        FingerprintError: They cannot be reduced to a key.
+    """
+    wanted: tuple[str, Limits] = task.key_rule.wanted_by(
+        args, kwargs, may_have_more=True
+    )
+    return wanted
+
+
+before_task_publish.connect(_note, weak=False)
