@@ -36,8 +36,9 @@ from tests.harness.signals import handle_ignored_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
-# No test here is about time, so a busy machine must not fail one.
+# No test here is about time, so a busy machine must not fail one. `make test` is quick.
 hypothesis.settings.register_profile("desk", deadline=None)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=20)
 if not os.environ.get("CI"):
     hypothesis.settings.load_profile("desk")
 
@@ -183,16 +184,20 @@ def _servers_by_version() -> dict[str, str]:
     return found
 
 
+def server_parameters() -> list[Any]:
+    """Return a parameter for each version of a server here; all but one are long."""
+    versions = _servers_by_version() or {"no-server": ""}
+    return [
+        pytest.param(path, id=version, marks=[pytest.mark.long] if index else [])
+        for index, (version, path) in enumerate(versions.items())
+    ]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Repeat a test that is marked ``every_server`` for each version there is."""
     if metafunc.definition.get_closest_marker("every_server"):
-        servers = _servers_by_version() or {"no-server": ""}
         metafunc.parametrize(
-            "redis_server",
-            servers.values(),
-            ids=servers.keys(),
-            indirect=True,
-            scope="session",
+            "redis_server", server_parameters(), indirect=True, scope="session"
         )
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from celery_redlock.core.stores.connection import store_of
-from celery_redlock.devnodes import DevNode, redis_servers
+from celery_redlock.devnodes import DevNode
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, RedlockError
-from tests.conftest import missing
+from tests.conftest import missing, server_parameters
 from tests.contract.listener import Listener
 from tests.contract.subjects import (
     MemorySubject,
@@ -36,30 +34,19 @@ _LARGE_GRIDS, _ONE_IN = ("test_membership_scripts",), 4
 POSTGRESQL, ETCD, ZOOKEEPER = STORES = ("postgresql", "etcd", "zookeeper")
 
 
-@cache
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for path in redis_servers():
-        said = subprocess.run(  # noqa: S603  (a server that tests are about to run)
-            [path, "--version"], capture_output=True, text=True, check=True
-        ).stdout
-        found.setdefault(said.partition("v=")[2].partition(" ")[0], path)
-    return found or {"no-server": ""}
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests of a ``subject`` on all nodes, tests of a ``server`` on servers."""
-    servers = _versions()
+    """Run tests of a ``subject`` on all nodes, tests of a ``server`` on servers.
+
+    `make test` has one node in memory and one server. On stores a script runs as the
+    operations that the node in memory carries out.
+    """
+    servers = server_parameters()
     if "subject" in metafunc.fixturenames:
-        every: dict[str, Any] = {MEMORY: MEMORY, **servers, POSTGRESQL: POSTGRESQL}
-        # They take ten times as long.
-        every |= {
-            name: pytest.param(name, marks=pytest.mark.long)
-            for name in (ETCD, ZOOKEEPER)
-        }
-        metafunc.parametrize("subject", every.values(), ids=every, indirect=True)
+        stores = (pytest.param(s, id=s, marks=pytest.mark.long) for s in STORES)
+        every = [pytest.param(MEMORY, id=MEMORY), *servers, *stores]
+        metafunc.parametrize("subject", every, indirect=True)
     elif "server" in metafunc.fixturenames:
-        metafunc.parametrize("server", servers.values(), ids=servers, indirect=True)
+        metafunc.parametrize("server", servers, indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -84,6 +84,12 @@ def any_pool(prefork: DockerDeployment) -> DockerDeployment:
 
 
 @pytest.fixture(scope="session")
+def every_pool(prefork: DockerDeployment) -> DockerDeployment:
+    """Give the same worker."""
+    return prefork
+
+
+@pytest.fixture(scope="session")
 def frail(prefork: DockerDeployment) -> DockerDeployment:
     """Give the same worker: a paused container keeps its state."""
     return prefork

@@ -12,6 +12,7 @@ import pytest
 
 import celery_redlock
 from celery_redlock.devnodes import STORES
+from tests.conftest import with_long
 from tests.harness.store_nodes import store_servers
 
 pytest_plugins = ["pytester"]
@@ -217,6 +218,7 @@ def pytest_passes(
     done.assert_outcomes(**outcomes)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has("celery"), reason="pytest-celery is not installed")
 def test_plugin_works_beside_pytest_celery(pytester: pytest.Pytester) -> None:
     """A worker locks on the fake nodes, in any order of the fixtures."""
@@ -242,7 +244,7 @@ def test_plugin_starts_real_nodes(pytester: pytest.Pytester) -> None:
     pytest_passes(pytester, passed=1)
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", with_long(STORES, "etcd", "zookeeper"))
 def test_plugin_starts_a_store_in_place_of_nodes(
     pytester: pytest.Pytester, kind: str
 ) -> None:
@@ -254,7 +256,7 @@ def test_plugin_starts_a_store_in_place_of_nodes(
 
 
 @pytest.mark.usefixtures("redis_server")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", with_long(range(3), "1", "2"))
 def test_plugin_gives_nodes_whatever_ran_before(
     pytester: pytest.Pytester, seed: int
 ) -> None:
@@ -324,11 +326,10 @@ def test_page_has_six_files() -> None:
 
 
 @pytest.mark.usefixtures("redis_server")
-@pytest.mark.parametrize("name", TESTS)
-def test_page_runs(pytester: pytest.Pytester, name: str) -> None:
+def test_page_runs(pytester: pytest.Pytester) -> None:
     """All tests of the page pass, in a project without any other configuration."""
-    for other in ("conftest.py", "shop.py", name):
-        (pytester.path / other).write_text(FILES[other])
+    for name, text in FILES.items():
+        (pytester.path / name).write_text(text)
 
-    tests = len(re.findall(r"^def test_", FILES[name], re.MULTILINE))
-    pytest_passes(pytester, passed=tests)
+    tests = re.findall(r"^def test_", "".join(FILES.values()), re.MULTILINE)
+    pytest_passes(pytester, passed=len(tests))

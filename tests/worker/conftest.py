@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import with_long
 from tests.harness.deployment import Site
 from tests.harness.lock_nodes import lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
@@ -27,6 +28,8 @@ __all__ = [  # pytest finds them here
     "pytest_collection_modifyitems",
     "pytest_runtest_makereport",
 ]
+
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 
 
 # -- Servers -------------------------------------------------------------------
@@ -82,7 +85,15 @@ def prefork(deployed: Callable[[str], Deployment]) -> Deployment:
     return deployed("prefork")
 
 
-@pytest.fixture(params=["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.fixture(params=POOLS)
+def every_pool(
+    request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
+) -> Deployment:
+    """Give workers of each pool in turn, in `make test` too; all tests share them."""
+    return deployed(request.param)
+
+
+@pytest.fixture(params=with_long(POOLS, *POOLS[1:]))
 def any_pool(
     request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
 ) -> Deployment:
@@ -90,7 +101,7 @@ def any_pool(
     return deployed(request.param)
 
 
-@pytest.fixture(params=["prefork", "threads"])
+@pytest.fixture(params=with_long(POOLS[:2], "threads"))
 def here(
     request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
 ) -> Deployment:

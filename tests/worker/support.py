@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import DuplicateTask
+from tests.conftest import with_long
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -17,7 +18,7 @@ __all__ = ["FREED_WITHIN", "assert_refused", "pools", "redelivery", "stored_by"]
 
 FREED_WITHIN = 6.0  # seconds, with a ttl of 30: the longest that a kill may go unseen
 
-pools = pytest.mark.parametrize("pool", ["prefork", "threads"])
+pools = pytest.mark.parametrize("pool", with_long(["prefork", "threads"], "threads"))
 
 
 def assert_refused(call: AsyncResult, holder: AsyncResult) -> None:

@@ -25,13 +25,13 @@ def test_plain_tasks_overlap(any_pool: Deployment, key: str) -> None:
     assert len(any_pool.stage.overlaps(key)) == 1
 
 
-def test_pool_runs_equal_calls_once(any_pool: Deployment, key: str) -> None:
+def test_pool_runs_equal_calls_once(every_pool: Deployment, key: str) -> None:
     """Of equal calls at the same time one runs; the others end and name it."""
-    results = [any_pool.send("job", key) for _ in range(4)]
+    results = [every_pool.send("job", key) for _ in range(4)]
     until(lambda: sum(result.ready() for result in results) == 3, 20)
-    (run,) = until(lambda: any_pool.stage.runs(key))
+    (run,) = until(lambda: every_pool.stage.runs(key))
 
-    any_pool.stage.open(key)
+    every_pool.stage.open(key)
 
     for result in results:
         if result.id == run.task_id:
@@ -40,7 +40,7 @@ def test_pool_runs_equal_calls_once(any_pool: Deployment, key: str) -> None:
             with pytest.raises(DuplicateTask, match=run.task_id):
                 result.get(timeout=10)
             assert result.state == states.REVOKED
-    assert len(any_pool.stage.runs(key)) == 1
+    assert len(every_pool.stage.runs(key)) == 1
 
 
 def test_pool_runs_different_calls_at_once(any_pool: Deployment, key: str) -> None:
@@ -58,29 +58,31 @@ def test_pool_runs_different_calls_at_once(any_pool: Deployment, key: str) -> No
     any_pool.nodes.until_free("canonical")
 
 
-def test_pool_renews_the_lock_while_a_body_runs(any_pool: Deployment, key: str) -> None:
+def test_pool_renews_the_lock_while_a_body_runs(
+    every_pool: Deployment, key: str
+) -> None:
     """A run that outlives the ttl many times keeps its lock throughout."""
-    first = any_pool.begin("short", key)
-    any_pool.nodes.until_held(key)
+    first = every_pool.begin("short", key)
+    every_pool.nodes.until_held(key)
 
-    any_pool.nodes.until_renewed(key, times=6)
+    every_pool.nodes.until_renewed(key, times=6)
 
-    assert_refused(any_pool.send("short", key), first)
-    any_pool.finish(key, first)
+    assert_refused(every_pool.send("short", key), first)
+    every_pool.finish(key, first)
 
 
-def test_pool_stops_a_body_whose_lock_is_lost(any_pool: Deployment, key: str) -> None:
+def test_pool_stops_a_body_whose_lock_is_lost(every_pool: Deployment, key: str) -> None:
     """LockLost interrupts the body where it runs; the new holder's lock stays."""
-    first = any_pool.begin("short", key)
+    first = every_pool.begin("short", key)
 
-    any_pool.nodes.steal(key, seconds=8)
+    every_pool.nodes.steal(key, seconds=8)
 
     with pytest.raises(LockLost, match=key):
         first.get(timeout=10)
     assert first.state == states.FAILURE
-    assert any_pool.stage.outcomes(key) == ["LockLost"]
-    assert any_pool.nodes.is_stolen(key)
-    any_pool.nodes.undo_steal(key)
+    assert every_pool.stage.outcomes(key) == ["LockLost"]
+    assert every_pool.nodes.is_stolen(key)
+    every_pool.nodes.undo_steal(key)
 
 
 def test_pool_goes_on_after_an_interrupt(any_pool: Deployment, key: str) -> None:

@@ -15,6 +15,7 @@ from celery import states
 from celery.events.state import State
 
 from celery_redlock import DuplicateTask
+from tests.conftest import with_long
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Monitor:
         return str(self.state.tasks[task_id].state)
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
+@pytest.fixture(scope="module", params=with_long(["prefork", "threads"], "threads"))
 def here(
     request: pytest.FixtureRequest, site: Site, nodes: LockNodes
 ) -> Iterator[Deployment]:
