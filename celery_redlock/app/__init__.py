@@ -9,6 +9,7 @@ resolved options of an app, found by ``runtime_of(app)``. The others stand alone
 * `refusal_log` warns of a worker whose processes only refuse calls or wait with them;
   `refusal_step` is the part of it that Celery's main process calls.
 * `confirmed` publishes what must not be lost: it returns when the broker has it.
+* `early_start` starts refused calls of a worker as soon as their lock is free.
 * `masking` keeps the nodes' passwords out of what Celery prints.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 __all__ = [
     "confirmed",
+    "early_start",
     "masking",
     "observer",
     "outage_log",

@@ -53,10 +53,11 @@ def _check_configuration(sender: Any, **_: Any) -> None:
         raise SystemExit(f"celery-redlock: {error}") from error
     if tasks:
         # Only a worker pays for this import.
+        from celery_redlock.app.early_start import EarlyStartStep  # noqa: PLC0415
         from celery_redlock.app.refusal_step import RefusalStep  # noqa: PLC0415
 
         runtime_of(sender.app).refusal_log.share()  # before the pool forks
-        sender.app.steps["consumer"].add(RefusalStep)
+        sender.app.steps["consumer"] |= {RefusalStep, EarlyStartStep}
 
 
 def _check_nodes(sender: Any, **_: Any) -> None:

@@ -11,8 +11,9 @@ Read in this order:
     settings on which all clients must agree.
 5.  ``extension``: one renewal. ``renewal``: the thread that renews all leases.
     ``forced_release``: what a holder learns of an operator's release.
-6.  ``wait_queue``: waiting for a lock that another client holds. ``limits``,
-    ``permits``: several holders of a key, and so many starts in a period.
+6.  ``wait_queue``: waiting for a lock that another client holds; ``key_watch``: the
+    same for calls that wait outside of a thread. ``limits``, ``permits``: several
+    holders of a key, and so many starts in a period.
 7.  ``scripts``: what a node does, in Lua. ``keys``: the names of all keys there.
 8.  ``transport``: requests, connections, and one conversation with all nodes.
     ``resp``: from commands to bytes and from bytes to replies. ``selector``: waits for
@@ -33,6 +34,7 @@ __all__ = [
     "failure",
     "forced_release",
     "glob",
+    "key_watch",
     "keys",
     "lease",
     "limits",

@@ -19,6 +19,7 @@ __all__ = [
     "START_WITHIN",
     "Limit",
     "Limits",
+    "Wanted",
     "limit_of",
     "rate_of",
     "wanted",
@@ -80,6 +81,18 @@ Limits = tuple[Limit, ...]
 
 Empty where every key has one holder at a time and there is no rate: a plain lock.
 """
+
+
+class Wanted(NamedTuple):
+    """The lock or the permits that a call needs.
+
+    Attributes:
+        key: The text of its keys (``core.keys.key_of``).
+        limits: The limits of its permits; empty for a plain lock.
+    """
+
+    key: str
+    limits: Limits = ()
 
 
 def with_copies(limits: Limits, task_id: str) -> Limits:

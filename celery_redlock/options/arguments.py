@@ -122,9 +122,10 @@ class LockArguments(TypedDict, total=False):
     """For ``"wait"``: seconds for which a call waits at most; by default 10 s."""
 
     retry_countdown: Seconds | None
-    """Seconds after which a republished call tries again. For ``"retry"``: by default
-    random, ttl / 2 on average; with a limit or a rate, when its turn is near. For
-    ``"buffer_one"``: by default from 1 s on, doubled each time, up to that."""
+    """Seconds after which a republished call tries again, if its lock is not free
+    before. For ``"retry"``: by default random, ttl / 2 on average; with a limit or a
+    rate, when its turn is near. For ``"buffer_one"``: by default from 1 s on, doubled
+    each time, up to that."""
 
     buffer_keep: Literal["latest", "first"] | None
     """For ``"buffer_one"``: which of the waiting calls runs: the ``"latest"`` (default)

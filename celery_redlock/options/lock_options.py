@@ -69,6 +69,8 @@ class ResolvedOptions:
         needs_arguments: Whether the arguments are needed again after the body.
         has_backlog: Whether a refused call joins the backlog of its key, and comes back
             when its turn is near.
+        waits_on: Whether a refused call waits on when its countdown ends and its lock
+            is still held: the policy would answer the same, and need not be asked.
         exactly_once: How calls are recorded in the database of their effects, or None.
     """
 
@@ -89,6 +91,7 @@ class ResolvedOptions:
     replaces: bool
     needs_arguments: bool
     has_backlog: bool
+    waits_on: bool
     exactly_once: ExactlyOnce | None
 
 
@@ -397,6 +400,8 @@ class LockOptions:
             replaces=any(kind.replaces for kind in self._given()),
             needs_arguments=any(kind.needs_arguments for kind in possible_losses),
             has_backlog=self._has_backlog(),
+            waits_on=policies.ON_CONFLICT.possible(self.on_conflict)
+            == (policies.Retry,),
             exactly_once=self._exactly_once(task),
             **seconds,
         )

@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.limits import Wanted
 from celery_redlock.core.records.backlog import join_backlog, leave_backlog
 from celery_redlock.core.records.beat_slots import mark_slot
 from celery_redlock.errors import (
@@ -59,6 +60,7 @@ from celery_redlock.errors import (
 )
 from celery_redlock.policies import Conflict, Outage, Successor
 from celery_redlock.signals import lock_conflict, lock_outage
+from celery_redlock.task.header import waits_of
 from celery_redlock.task.publishing import cooling
 
 if TYPE_CHECKING:
@@ -379,7 +381,11 @@ class _RefusedCall:
     ) -> float:
         """Publish the call again; return 0 if the broker did not take it."""
         deferred = self.admission.call.header.deferred + 1
-        header = {"next": next_} if self.decision.registers else {}
+        header: dict[str, Any] = {"next": next_} if self.decision.registers else {}
+        if self.conflict.phase == "running":
+            call = self.admission.call
+            wanted = Wanted(call.key, call.limits)
+            header["waits"] = waits_of(wanted, waits_on=call.options.waits_on)
         reason = self.duplicate(what)
         self.admission.republish(reason, countdown, deferred=deferred, **header)
         return 0.0

@@ -375,7 +375,8 @@ class Call:
         if self.request.is_eager:
             raise reason
         fields = {"redelivered": self.is_redelivered, "met_copy": False, **header}
-        fresh = self.header._replace(base=None, refused=self.refused, **fields)
+        changes = {"refused": self.refused, "waits": (), **fields}
+        fresh = self.header._replace(base=None, **changes)
         if not fresh.redelivered:
             if self.header.deferred:
                 self.drop_if_finished()

@@ -23,6 +23,9 @@ field            meaning                                            written by
                  entered: "latest" or "first"
 ``events``       whether its worker sends events                    main process
 ``claim``        the key that its publisher has claimed for it      publisher
+``waits``        what a refused call waits for: the text of its     the task
+                 keys; the most, period and key of each limit; and
+                 whether it waits on after its countdown
 ===============  =================================================  ============
 
 Celery copies the headers of a message into its retries. The header is therefore
@@ -44,8 +47,9 @@ import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import MOST_BYTES
+from celery_redlock.core.keys import MOST, MOST_BYTES
 from celery_redlock.core.lease import new_base
+from celery_redlock.core.limits import MOST_PERMITS, Limit, Wanted
 from celery_redlock.core.records.beat_slots import MOST_SLOT
 from celery_redlock.core.text import is_encodable, is_line
 
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER",
     "TaskHeader",
+    "Waits",
     "attach",
     "attach_claim",
     "claim_in",
@@ -63,12 +68,21 @@ __all__ = [
     "fault_of",
     "has_ended_before",
     "mint",
+    "waits_in",
+    "waits_of",
 ]
 
 HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
+_CARRIED = frozenset(
+    (
+        *("deferred", "outages", "redelivered", "met_copy", "ended"),
+        *("slot", "refused", "next", "claim", "waits"),
+    )
+)
 _BASE = re.compile("[0-9a-f]{32}")
 _MOST_COUNT = 2**31 - 1
+_MOST_LIMITS = 2 * MOST  # a number at once and a rate of each key
 _MOST_US = 2**53  # µs since 1970: the year 2255, and the largest whole number of Lua
 
 
@@ -99,6 +113,25 @@ def _is_key(value: object) -> bool:
     return len(value.encode()) <= MOST_BYTES
 
 
+def _is_limit(value: object) -> bool:
+    match value:
+        case [int() as most, int() | float() as period, str() as key]:
+            is_right = 1 <= most <= MOST_PERMITS and 0 <= period <= _MOST_COUNT
+            return is_right and type(most) is int and _is_key(key)
+    return False
+
+
+def _is_waits(value: object) -> bool:
+    """Tell whether it can be what a call waits for; see `waits_of`."""
+    match value:
+        case []:
+            return True
+        case [str() as key, [*limits], bool()]:
+            is_right = key != "" and len(limits) <= _MOST_LIMITS
+            return is_right and _is_key(key) and all(map(_is_limit, limits))
+    return False
+
+
 # What the messages of others may say, and how each field is checked.
 _CHECKS: dict[str, Callable[[object], bool]] = {
     "deferred": _is_count,
@@ -112,7 +145,22 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "next": _is_order,
     "events": _is_bool,
     "claim": _is_key,
+    "waits": _is_waits,
 }
+
+
+class Waits(NamedTuple):
+    """The wait of a refused call.
+
+    Attributes:
+        wanted: What it waits for.
+        rank: µs since 1970 when it was published.
+        waits_on: Whether it waits on when its countdown ends and its lock is held.
+    """
+
+    wanted: Wanted
+    rank: int
+    waits_on: bool
 
 
 class TaskHeader(NamedTuple):
@@ -135,6 +183,7 @@ class TaskHeader(NamedTuple):
     next: str = ""
     events: bool = False
     claim: str = ""
+    waits: tuple[Any, ...] = ()
 
     @classmethod
     def read(cls, headers: Mapping[str, Any] | None) -> TaskHeader:
@@ -158,7 +207,8 @@ class TaskHeader(NamedTuple):
         fields, always = self._asdict(), ("deferred", "outages", "redelivered")
         carried = {name: fields[name] for name in always}
         others = ("met_copy", "ended", "slot", "published", "refused", "next", "claim")
-        return {HEADER: carried | {n: fields[n] for n in others if fields[n]}}
+        more = {n: fields[n] for n in (*others, "waits") if fields[n]}
+        return {HEADER: carried | more}
 
 
 _NONE = TaskHeader()
@@ -212,6 +262,22 @@ def attach_claim(headers: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
 def claim_in(headers: Mapping[str, Any] | None) -> str:
     """Return the key that was claimed for the call, as its headers say, or ``""``."""
     return TaskHeader.read(headers).claim
+
+
+def waits_of(wanted: Wanted, *, waits_on: bool = False) -> tuple[Any, ...]:
+    """Return the field ``waits``, for what a call waits for."""
+    limits = [[limit.most, limit.period, limit.key] for limit in wanted.limits]
+    return (wanted.key, limits, waits_on)
+
+
+def waits_in(headers: Mapping[str, Any] | None) -> Waits | None:
+    """Return what the headers say of the wait of a refused call; None if nothing."""
+    header = TaskHeader.read(headers)
+    if not header.waits:
+        return None
+    key, limits, waits_on = header.waits
+    wanted = tuple(Limit(one, most, float(period)) for most, period, one in limits)
+    return Waits(Wanted(key, wanted), header.published, waits_on)
 
 
 def has_ended_before(headers: Mapping[str, Any] | None) -> bool:

@@ -50,12 +50,14 @@ from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import withdraw
 from celery_redlock.core.text import check_id
 from celery_redlock.options.broker import marks_redeliveries
-from celery_redlock.task.header import claim_in, fault_of, mint
+from celery_redlock.task.header import claim_in, fault_of, mint, waits_in
 from celery_redlock.task.message import wanted_by_message
 from celery_redlock.task.publishing import release_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery_redlock.app.early_start import WaitingCall
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -109,6 +111,8 @@ class RedlockRequest(Request):
             )
         self._redlock_base = mint(self.request_dict, events=self._sends_events())
         self._redlock_claim = claim_in(self.request_dict)
+        self.redlock_waits = waits_in(self.request_dict)
+        self.redlock_waiting: WaitingCall | None = None
 
     def _sends_events(self) -> bool:
         """Tell whether this worker sends events about tasks, not only heartbeats."""
@@ -118,8 +122,24 @@ class RedlockRequest(Request):
         groups = getattr(eventer, "groups", None)
         return not groups or "task" in groups
 
+    def on_accepted(self, *args: Any, **kwargs: Any) -> Any:
+        """Tell the line of its key that the call tries for its lock now."""
+        if self.redlock_waiting is not None:
+            self.redlock_waiting.accepted()
+        return super().on_accepted(*args, **kwargs)
+
+    def on_success(self, *args: Any, **kwargs: Any) -> Any:
+        """Tell the line of its key that this copy has ended."""
+        self._end_wait()
+        return super().on_success(*args, **kwargs)
+
+    def _end_wait(self) -> None:
+        if self.redlock_waiting is not None:
+            self.redlock_waiting.ended()
+
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Release the lock of a child that is gone, before the message is requeued."""
+        self._end_wait()
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
@@ -210,6 +230,7 @@ class RedlockRequest(Request):
         Its entry in the successor register is withdrawn, too. Both happen before the
         end of the job is known, so that the call can be published again at once.
         """
+        self._end_wait()
         self._release_claim()
         super()._announce_revoked(*args, **kwargs)
 

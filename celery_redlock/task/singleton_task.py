@@ -285,6 +285,14 @@ class SingletonTask(Task):
 
         return explain(self, args, kwargs)
 
+    def start_strategy(self, app: Any, consumer: Any, **named: Any) -> Any:
+        """Return Celery's strategy, by which a worker starts refused calls early."""
+        from celery_redlock.app.early_start import (  # noqa: PLC0415  (a worker's)
+            consumer_with_lines,
+        )
+
+        return super().start_strategy(app, consumer_with_lines(consumer), **named)
+
     # -- publishing -----------------------------------------------------------
 
     def apply_async(

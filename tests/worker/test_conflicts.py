@@ -86,7 +86,7 @@ def test_retry_goes_beyond_max_retries(prefork: Deployment, key: str) -> None:
     second = prefork.send("job-retry", key)
 
     until(lambda: second.state == states.RETRY)
-    prefork.until_received(second.id, times=3)
+    prefork.until_received(second.id, times=2)
     prefork.finish(key, first, second)
     assert prefork.stage.overlaps(key) == []
     assert len(prefork.stage.runs(key)) == 2

@@ -57,6 +57,14 @@ def on_quorum_queues(server: RabbitMQ, exchange_type: str) -> dict[str, Any]:
     }
 
 
+def times_back(here: Deployment, times: int) -> int:
+    """Return how often a refused call is received, where the broker delays it or not.
+
+    A worker that keeps it does not send it back while its lock is held.
+    """
+    return times if here.app.conf.task_default_exchange_type == "topic" else 2
+
+
 @pytest.fixture(scope="module", params=["topic", "direct"])
 def here(
     request: pytest.FixtureRequest,
@@ -97,7 +105,7 @@ def test_retry_comes_back_until_the_lock_is_free(here: Deployment, key: str) -> 
     first = here.begin("job-retry", key)
     second = here.send("job-retry", key)
 
-    here.until_received(second.id, times=7)
+    here.until_received(second.id, times=times_back(here, 7))
     here.finish(key, first, second)
 
     assert here.stage.overlaps(key) == []
@@ -266,6 +274,6 @@ def test_republished_call_returns_to_its_own_queue(
 
     second = workers.send("job-retry", key, queue=queue)
 
-    workers.until_received(second.id, times=4)
+    workers.until_received(second.id, times=times_back(here, 4))
     workers.finish(key, first, second)
     assert second.id not in here.logs()

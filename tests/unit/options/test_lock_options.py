@@ -392,6 +392,24 @@ def test_jobs_that_wait_for_a_permit_are_retried(options: dict[str, Any]) -> Non
     assert said.resolve(settings()).on_conflict(CONFLICT) == Skip()
 
 
+@pytest.mark.parametrize(
+    ("on_conflict", "waits_on"),
+    [
+        ("retry", True),
+        (Retry(7), True),
+        (lambda _: "retry", False),
+        ("buffer_one", False),
+    ],
+)
+def test_only_a_retry_need_not_be_asked_again(
+    on_conflict: Any, *, waits_on: bool
+) -> None:
+    """A callable may decide otherwise the next time, and an order may have changed."""
+    options = LockOptions.of({"on_conflict": on_conflict})
+
+    assert options.resolve(settings()).waits_on is waits_on
+
+
 def test_duplicate_is_skipped_where_every_key_has_one_holder() -> None:
     """Also where the keys have limits, and all of them are 1."""
     for keys in (["a", "b"], {"a": 1, "b": 1}):

@@ -75,7 +75,8 @@ def test_retry_republishes_the_same_call_and_spends_no_retry(worker: Worker) -> 
     assert (headers["id"], headers["retries"], body[0]) == (run.id, 2, [42])
     assert headers["group"] == "group-id"
     assert headers["eta"] is not None
-    assert headers["redlock"] == {"deferred": 1, "outages": 0, "redelivered": False}
+    carried = {"deferred": 1, "outages": 0, "redelivered": False}
+    assert headers["redlock"] == {**carried, "waits": (KEY, [], True)}
 
 
 def test_retry_keeps_the_expiry_of_a_first_copy(worker: Worker) -> None:

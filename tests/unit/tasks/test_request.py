@@ -6,6 +6,7 @@ releases the lock of a dead child, and no other lock.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from kombu.message import Message
 from kombu.serialization import dumps
 
 from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit
+from celery_redlock.core.limits import Limit, Wanted
 from celery_redlock.core.records.claims import Claims
 from celery_redlock.task.header import (
     TaskHeader,
@@ -34,6 +35,8 @@ from celery_redlock.task.header import (
     extract,
     fault_of,
     mint,
+    waits_in,
+    waits_of,
 )
 from celery_redlock.task.request import RedlockRequest, Skipped
 from tests.harness.waiting import until
@@ -66,6 +69,36 @@ def test_base_is_new_for_each_message() -> None:
 
     assert first != second
     assert extract(Context(request)).base == second
+
+
+@pytest.mark.parametrize("limits", [(), (Limit("k", 3), Limit("k", 5, 60.0))])
+def test_main_process_learns_what_a_refused_call_waits_for(
+    limits: tuple[Limit, ...],
+) -> None:
+    """The key and its limits, and since when the call waits, by its publishing."""
+    wanted = Wanted("k", limits)
+    headers = TaskHeader(
+        published=7, waits=waits_of(wanted, waits_on=True)
+    ).for_next_copy()
+
+    received = json.loads(json.dumps(headers))
+
+    assert waits_in(received) == (wanted, 7, True)
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        *("k", ["k"], ["", [], True], [7, [], True], ["k", [], 1], ["k", 7, True]),
+        *(["k", [limit], True] for limit in (7, [1, 0], [0, 0, "k"], [1, -1, "k"])),
+    ],
+)
+def test_field_of_another_form_means_that_a_call_waits_for_nothing(waits: Any) -> None:
+    """A message that another program has sent must not end a worker."""
+    request = {"redlock": {"waits": waits}}
+
+    assert waits_in(request) is None
+    assert "'waits'" in fault_of(request)
 
 
 def test_base_of_another_boot_is_not_believed() -> None:

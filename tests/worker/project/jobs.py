@@ -140,6 +140,19 @@ def rated(key: str) -> str:
         return task_id
 
 
+# -- Calls that wait in a worker until their lock is free ------------------------------
+
+LONG = {"on_conflict": "retry", "retry_countdown": 3600}  # only a release starts them
+OFTEN = {"on_conflict": "retry", "retry_countdown": 0.2}
+
+timed("waiting", **LONG, **LATE)
+timed("waiting-often", **OFTEN, **LATE)
+timed("waiting-permit", limit=AT_ONCE, retry_countdown=3600, **LATE)
+timed("waiting-start", rate=(1, 0.5), retry_countdown=3600, **LATE)
+gated("waiting-gate", **LONG, **LATE)
+gated_pair("waiting-pair", **LONG)
+quick("plain-clock", key="clock:{key}")
+
 # -- When the lock is taken --------------------------------------------------------
 
 

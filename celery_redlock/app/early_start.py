@@ -1,0 +1,434 @@
+"""Start refused calls of a worker as soon as their lock or permit is free.
+
+A refused call that returns to its queue has a countdown. Celery's worker takes it out
+of the queue at once, and keeps it in the memory of its main process until the countdown
+is over. So a release can start it there, without a message and without a process that
+waits::
+
+    message with a countdown ──► Celery's strategy ──► timer of the main process
+                                        │                     │ countdown over
+                                        ▼                     ▼
+                              ``EarlyStarts.add``      still held: wait on (``retry``)
+                                        │              else:       start
+                                        ▼
+      line of the key, by the time of publishing ──► head of the line: start
+                                        ▲
+      a node: released, or free ──► KeyWatch (thread) ──► pipe ──► event loop
+
+A worker joins the wait queues of the nodes once for each key, with the rank of the head
+of its line. A release wakes the first worker of the queue. It starts one call and joins
+again. The call then tries for its lock as each call does: the lock alone decides.
+
+A call that was started has its lock a moment after a process has begun with it, or was
+refused once more. Until then it counts as *trying*, and takes the room that looks find.
+
+Everything here runs in the main thread, but for `KeyWatch`. Calls wait for their
+countdown where a worker has no event loop (gevent, eventlet, and brokers that kombu
+polls), where the broker delays calls (quorum queues), and where too few nodes answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import math
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps
+from celery.worker import state
+
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.core.backoff import jittered
+from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
+from celery_redlock.core.key_watch import KeyWatch
+from celery_redlock.options.broker import visibility_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.core.limits import Wanted
+    from celery_redlock.core.redlock import Redlock
+
+__all__ = ["EarlyStartStep", "EarlyStarts", "WaitingCall", "consumer_with_lines"]
+
+log = logging.getLogger(__name__)
+
+_MOST_KEYS = 2000  # calls of more keys wait for their countdown
+_TRIES_FOR = 0.25  # seconds in which a call that has begun tries for its lock
+_BELIEVED_FOR = 60.0  # seconds, of the last look
+_STAYS_FOR = 600.0  # seconds; RabbitMQ closes the channel of a message after 30 minutes
+_SHORTEST_PAUSE = 1.0
+_READ = 4096
+_ATTRIBUTE = "redlock_early_starts"  # of Celery's consumer
+
+
+@dataclass(eq=False, slots=True)
+class WaitingCall:
+    """A refused call in the memory of a worker's main process.
+
+    Attributes:
+        starts: Where it waits.
+        request: Celery's request.
+        wanted: The key that it waits for.
+        rank: µs since 1970 when it was published.
+        start: What Celery does when the countdown is over.
+        priority: The priority of its entry in Celery's timer.
+        pause: Seconds of its countdown.
+        leave_at: Instant from which it starts when its countdown is over, also while
+            its lock is held: its policy is asked again, or the broker would deliver its
+            message once more.
+        entry: Its entry in Celery's timer; None when it was started.
+    """
+
+    starts: EarlyStarts
+    request: Any
+    wanted: Wanted
+    rank: int
+    start: Callable[[], Any]
+    priority: int
+    pause: float
+    leave_at: float
+    entry: Any = None
+
+    def accepted(self) -> None:
+        """Note that a process of the pool has begun with it."""
+        self.starts.accepted(self)
+
+    def ended(self) -> None:
+        """Note that this copy of the call has ended, in any way."""
+        self.starts.ended(self)
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """The calls of one key in this worker.
+
+    Attributes:
+        calls: A heap of rank, number, call. Those that were started are passed over.
+        waiting: How many of them wait.
+        trying: The calls that were started and may still try for their lock.
+        room: For how many holders there was room at the last look.
+        seen_at: Instant of this look.
+        is_watched: Whether `KeyWatch` tells about the key.
+    """
+
+    calls: list[tuple[int, int, WaitingCall]] = field(default_factory=list)
+    waiting: int = 0
+    trying: set[WaitingCall] = field(default_factory=set)
+    room: int = 0
+    seen_at: float = -math.inf
+    is_watched: bool = False
+
+    def head(self) -> WaitingCall | None:
+        """Return the call that was published first, of those that wait."""
+        while self.calls and self.calls[0][2].entry is None:
+            heapq.heappop(self.calls)
+        return self.calls[0][2] if self.calls else None
+
+
+class EarlyStarts:
+    """The refused calls that wait in the main process of one worker.
+
+    Args:
+        redlock: The lock service.
+        timer: Celery's timer, which the event loop runs.
+        stays_for: Seconds for which a message may stay in a worker that does not
+            acknowledge it.
+        clock: Reads time.
+    """
+
+    def __init__(
+        self,
+        redlock: Redlock,
+        timer: Any,
+        *,
+        stays_for: float = _STAYS_FOR,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._timer, self._clock, self._stays_for = timer, clock, stays_for
+        self._lines: dict[Wanted, _Line] = {}
+        self._news: deque[tuple[Wanted, int, bool]] = deque()
+        self._number = 0
+        self._is_stopped = False
+        self._closing = threading.Lock()  # held while the pipe is written to, or closed
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        self._watch = KeyWatch(redlock, self._tell)
+
+    # -- the event loop --------------------------------------------------------------
+
+    def register(self, hub: Any) -> None:
+        """Read the news of the thread in this event loop."""
+        hub.add_reader(self._reader, self._read)
+
+    def stop(self, hub: Any) -> None:
+        """Forget all calls: the connection that has brought them is closed."""
+        self._watch.stop()
+        hub.remove_reader(self._reader)
+        self._lines.clear()
+        with self._closing:
+            self._is_stopped = True
+            os.close(self._reader)
+            os.close(self._writer)
+
+    def _tell(self, wanted: Wanted, room: int, is_woken: bool) -> None:  # noqa: FBT001
+        """Pass news from the thread to the event loop."""
+        self._news.append((wanted, room, is_woken))
+        with self._closing:
+            if self._is_stopped:
+                return
+            with contextlib.suppress(BlockingIOError):  # it is full, so it will be read
+                os.write(self._writer, b"!")
+
+    def _read(self, *_: Any) -> None:
+        if self._is_stopped:
+            return
+        try:
+            while len(os.read(self._reader, _READ)) == _READ:
+                pass
+        except BlockingIOError:
+            pass
+        while self._news:
+            wanted, room, is_woken = self._news.popleft()
+            line = self._lines.get(wanted)
+            if line is not None and line.is_watched:
+                self._start_some(wanted, line, room, is_woken=is_woken)
+
+    def _start_some(
+        self, wanted: Wanted, line: _Line, room: int, *, is_woken: bool
+    ) -> None:
+        """Start as many calls as there is room for, and watch on for the others."""
+        line.room, line.seen_at = room, self._clock.monotonic()
+        # A release wakes this worker for a call that is not on its way yet.
+        number = room if is_woken else room - len(line.trying)
+        started = 0
+        while started < number and (head := line.head()) is not None:
+            self._start(head, line)
+            started += 1
+        if not line.waiting:
+            self._forget(wanted, line, passes_on=not started and number > 0)
+        elif started:
+            self._look(wanted, line)
+
+    # -- calls -------------------------------------------------------------------------
+
+    def add(  # noqa: PLR0913  (each names one thing)
+        self,
+        request: Any,
+        wanted: Wanted,
+        rank: int,
+        *,
+        waits_on: bool,
+        at: float,
+        start: Callable[[], Any],
+        priority: int = 0,
+    ) -> Any:
+        """Let a call wait until its lock is free, or until its countdown is over.
+
+        Args:
+            request: Celery's request.
+            wanted: The key that it waits for.
+            rank: µs since 1970 when it was published.
+            waits_on: Whether it waits on when its countdown ends and its lock is held.
+            at: The instant, of the timer's clock, at which its countdown is over.
+            start: Starts it as Celery does.
+            priority: The priority of its entry in the timer.
+
+        Returns:
+            This entry.
+        """
+        now = self._clock.monotonic()
+        call = WaitingCall(
+            starts=self,
+            request=request,
+            wanted=wanted,
+            rank=rank,
+            start=start,
+            priority=priority,
+            pause=max(_SHORTEST_PAUSE, at - now),
+            leave_at=now + self._stays_for if waits_on else now,
+        )
+        self._enter(call, at)
+        line = self._lines.get(wanted)
+        if line is None and (self._is_stopped or len(self._lines) >= _MOST_KEYS):
+            return call.entry
+        if line is None:
+            line = self._lines[wanted] = _Line()
+        request.redlock_waiting = call
+        self._number += 1
+        heapq.heappush(line.calls, (rank, self._number, call))
+        line.waiting += 1
+        if not line.is_watched or line.room > len(line.trying):
+            self._look(wanted, line)
+        return call.entry
+
+    def _enter(self, call: WaitingCall, at: float) -> None:
+        """Enter a call in Celery's timer; ``inspect scheduled`` finds the request."""
+        call.entry = self._timer.call_at(
+            at, self._when_due, (call.request, call), priority=call.priority
+        )
+
+    def _when_due(self, request: Any, call: WaitingCall) -> None:
+        """Start a call whose countdown is over, unless its lock is held."""
+        if call.entry is None:
+            return
+        line = self._lines.get(call.wanted)
+        if line is None:
+            call.entry = None
+            call.start()
+            return
+        now = self._clock.monotonic()
+        is_held = not line.room and now - line.seen_at < _BELIEVED_FOR
+        pause = jittered(call.pause, 0.75, 1.25)
+        if is_held and now + pause < call.leave_at and not _is_over(request):
+            self._enter(call, now + pause)
+            if hasattr(request, "_eta_timer_entry"):  # Celery 5.7 cancels it by this
+                request._eta_timer_entry = call.entry  # noqa: SLF001
+            return
+        self._start(call, line)
+        if not line.waiting:
+            self._forget(call.wanted, line, passes_on=False)
+
+    def _start(self, call: WaitingCall, line: _Line) -> None:
+        """Hand a call to the pool, as Celery does when its countdown is over."""
+        call.entry.cancel()
+        call.entry = None
+        line.waiting -= 1
+        line.trying.add(call)
+        # As the timer does: an error is logged, and not one of the event loop.
+        self._timer.apply_entry(self._timer.Entry(call.start))
+
+    def accepted(self, call: WaitingCall) -> None:
+        """Note that a call has begun: in a moment it has its lock, or is refused."""
+        if not self._is_stopped:
+            self._timer.call_after(_TRIES_FOR, self.ended, (call,))
+
+    def ended(self, call: WaitingCall) -> None:
+        """Note that a call has its lock, or needs it no more. Twice is harmless."""
+        line = self._lines.get(call.wanted)
+        if line is None or call not in line.trying:
+            return
+        line.trying.discard(call)
+        if line.waiting:
+            if line.room:
+                self._look(call.wanted, line)
+        elif not line.trying:
+            del self._lines[call.wanted]
+
+    def _look(self, wanted: Wanted, line: _Line) -> None:
+        """Have the thread look at the key now, and watch it from now on."""
+        head = line.head()
+        if head is None:
+            return
+        try:
+            self._watch.watch(wanted, head.rank)
+        except RuntimeError:  # no further thread can start
+            log.warning("Calls wait for their countdowns: no further thread starts.")
+        else:
+            line.is_watched = True
+
+    def _forget(self, wanted: Wanted, line: _Line, *, passes_on: bool) -> None:
+        """Watch a key no more: no call waits for it."""
+        if line.is_watched:
+            line.is_watched = False
+            self._watch.forget(wanted, passes_on=passes_on)
+        if not line.trying:
+            self._lines.pop(wanted, None)
+
+
+def _is_over(request: Any) -> bool:
+    """Tell whether a call was revoked or has expired: then Celery ends it."""
+    if request.id in state.revoked or (
+        request.stamped_headers and state.revoked_stamps
+    ):
+        return True
+    expires = request.expires
+    if not expires:
+        return False
+    return bool(datetime.now(timezone.utc if expires.tzinfo else None) > expires)
+
+
+# -- in Celery's worker ---------------------------------------------------------------
+
+
+class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Lets the calls of one connection to the broker start early."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        """Begin, as soon as there is an event loop."""
+        redlock = runtime_of(parent.app).redlock
+        if redlock.listener is None:
+            return
+        stays_for = min(_STAYS_FOR, visibility_timeout(parent.app.conf) / 2)
+        starts = EarlyStarts(redlock, parent.timer, stays_for=stays_for)
+        starts.register(hub)
+        setattr(parent, _ATTRIBUTE, starts)
+
+    def stop(self, parent: Any) -> None:
+        """Forget the calls of this connection."""
+        starts: EarlyStarts | None = getattr(parent, _ATTRIBUTE, None)
+        if starts is not None:
+            setattr(parent, _ATTRIBUTE, None)
+            starts.stop(parent.hub)
+
+
+def consumer_with_lines(consumer: Any) -> Any:
+    """Return the consumer for a task's strategy, with a timer that knows the lines.
+
+    Celery's strategies enter a call with a countdown in ``consumer.timer``.
+    """
+    return _Consumer(consumer)
+
+
+class _Consumer:
+    """Celery's consumer, with another timer."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self.timer = _Timer(consumer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+class _Timer:
+    """Celery's timer, with lines of the calls that wait for a lock."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer.timer, name)
+
+    def call_at(
+        self,
+        at: float,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+        priority: int = 0,
+    ) -> Any:
+        """Enter a call; if it waits for a lock, in the line of the lock, too."""
+        starts: EarlyStarts | None = getattr(self._consumer, _ATTRIBUTE, None)
+        waits = getattr(args[0], "redlock_waits", None) if args else None
+        if starts is None or waits is None:
+            timer = self._consumer.timer
+            return timer.call_at(at, function, args, kwargs, priority)
+        return starts.add(
+            args[0],
+            waits.wanted,
+            waits.rank,
+            waits_on=waits.waits_on,
+            at=at,
+            start=lambda: function(*args),
+            priority=priority,
+        )

@@ -1,0 +1,189 @@
+"""The watch of keys: one thread tells when there is room for a holder of each."""
+
+from __future__ import annotations
+
+import queue
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from celery_redlock.core import key_watch
+from celery_redlock.core.key_watch import KeyWatch
+from celery_redlock.core.limits import Limit, Wanted
+from celery_redlock.testing import FakeNodes
+from tests.harness.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+WITHIN = 20.0  # seconds
+NEVER = 600.0
+
+
+class News(NamedTuple):
+    """One message of the thread."""
+
+    wanted: Wanted
+    room: int
+    is_woken: bool
+
+
+class Told:
+    """A watch, and the news of it in their order."""
+
+    def __init__(self, redlock: Redlock) -> None:
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.watch = KeyWatch(redlock, lambda *news: self._news.put(News(*news)))
+
+    def next(self) -> News:
+        """Return the next news."""
+        return self._news.get(timeout=WITHIN)
+
+    def until(self, room: int, *, is_woken: bool) -> None:
+        """Read news until there is this one."""
+        until(
+            lambda: self.next()[1:] == (room, is_woken),
+            WITHIN,
+            what=f"news of room {room}",
+        )
+
+
+@pytest.fixture
+def told(redlock: Redlock) -> Iterator[Told]:
+    """Give a watch on the shared nodes, to which the thread listens."""
+    told = Told(redlock)
+    yield told
+    told.watch.stop()
+
+
+@pytest.fixture
+def without_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the thread look only when it is asked, or woken by a minority."""
+    monkeypatch.setattr(key_watch, "_LEAST_LOOK_EVERY", NEVER)
+    monkeypatch.setattr(key_watch, "_LONGEST_LOOK_EVERY", NEVER)
+
+
+def queued(nodes: DevNodes, key: str) -> list[int]:
+    """Return how many waiters the wait queue of a key has on each node."""
+    return [int(node.command("ZCARD", f"redlock:line:{key}")) for node in nodes.nodes]
+
+
+def until_listening(redlock: Redlock) -> None:
+    """Wait until each node can wake this process."""
+    assert redlock.listener is not None
+    listener, nodes = redlock.listener, len(redlock.labels)
+    until(lambda: listener.listening == nodes, WITHIN, what="subscriptions")
+
+
+def test_free_lock_has_room_at_the_first_look(told: Told, key: str) -> None:
+    """No client holds it."""
+    told.watch.watch(Wanted(key), 1)
+
+    assert told.next() == (Wanted(key), 1, False)
+
+
+@pytest.mark.usefixtures("without_looks")
+def test_release_tells_of_room(
+    told: Told, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """The nodes wake the process, which looks no more."""
+    lease = rival.acquire(key)
+    told.watch.watch(Wanted(key), 1)
+    told.until(0, is_woken=False)
+    until_listening(redlock)
+
+    rival.release(lease)
+
+    told.until(1, is_woken=True)
+
+
+@pytest.mark.usefixtures("without_looks")
+def test_each_release_of_a_permit_tells_of_room(
+    told: Told, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """A wake-up takes the process out of the queues, and a look puts it back."""
+    limits = (Limit(key, 2),)
+    wanted = Wanted(key, limits)
+    leases = [rival.acquire(key, limits=limits) for _ in range(2)]
+    told.watch.watch(wanted, 1)
+    told.until(0, is_woken=False)
+    until_listening(redlock)
+
+    rival.release(leases[0])
+    told.until(1, is_woken=True)
+    told.watch.watch(wanted, 1)
+    told.until(1, is_woken=False)
+    rival.release(leases[1])
+    told.until(1, is_woken=True)
+    told.watch.watch(wanted, 1)
+    told.until(2, is_woken=False)
+
+
+def test_end_of_a_ttl_tells_of_room(told: Told, rival: Redlock, key: str) -> None:
+    """No node tells of it, so the thread looks at the end of the ttl."""
+    rival.acquire(key, ttl=1.0)
+
+    told.watch.watch(Wanted(key), 1)
+
+    told.until(0, is_woken=False)
+    told.until(1, is_woken=False)
+
+
+def test_start_has_room_when_the_period_is_over(
+    told: Told, rival: Redlock, key: str
+) -> None:
+    """A permit for a start is kept after the work."""
+    limits = (Limit(key, 1), Limit(key, 1, 1.0))
+    lease = rival.acquire(key, limits=limits)
+    lease.begin()
+    rival.release(lease)
+
+    told.watch.watch(Wanted(key, limits), 1)
+
+    told.until(0, is_woken=False)
+    told.until(1, is_woken=False)
+
+
+@pytest.mark.usefixtures("without_looks")
+def test_wake_up_that_is_not_needed_is_passed_on(
+    told: Told, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """The second process in the queue is told instead."""
+    other = Told(rival)
+    lease = rival.acquire(key)
+    for one, rank in ((told, 1), (other, 2)):
+        one.watch.watch(Wanted(key), rank)
+        one.until(0, is_woken=False)
+    until_listening(redlock)
+    until_listening(rival)
+    rival.release(lease)
+    told.until(1, is_woken=True)
+
+    told.watch.forget(Wanted(key), passes_on=True)
+
+    other.until(1, is_woken=True)
+    other.watch.stop()
+
+
+def test_stop_leaves_the_wait_queues(
+    told: Told, rival: Redlock, shared_nodes: DevNodes, key: str
+) -> None:
+    """A process that ends is woken no more."""
+    lease = rival.acquire(key)
+    told.watch.watch(Wanted(key), 1)
+    told.until(0, is_woken=False)
+    until(lambda: all(queued(shared_nodes, key)), WITHIN, what="a waiter on each node")
+
+    told.watch.stop()
+
+    until(lambda: not any(queued(shared_nodes, key)), WITHIN, what="empty queues")
+    rival.release(lease)
+
+
+def test_watch_needs_a_listener() -> None:
+    """Without one no release is heard of."""
+    with pytest.raises(ValueError, match="no listener"):
+        KeyWatch(FakeNodes(3).redlock(), lambda *_: None)

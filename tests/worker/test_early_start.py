@@ -1,0 +1,136 @@
+"""Refused calls start as soon as their lock is free, and not when a countdown ends.
+
+A countdown of an hour shows that only a release can have started them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery import states
+
+from tests.harness.waiting import until
+from tests.worker.project.jobs import AT_ONCE
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+    from tests.harness.deployment import Deploy, Deployment
+
+WITHIN = 20.0  # seconds
+
+
+def refused(here: Deployment, name: str, key: str, *args: object) -> AsyncResult:
+    """Publish a call, and wait until it lies in a worker with its countdown."""
+    call = here.send(name, key, *args)
+    here.until_received(call.id, 2)
+    return call
+
+
+def test_release_starts_calls_in_the_order_of_publishing(
+    here: Deployment, key: str
+) -> None:
+    """Each ends and starts the next one."""
+    holder = here.begin("job", key)
+    calls = [refused(here, "waiting", key, 0.0) for _ in range(4)]
+
+    here.stage.open(key)
+
+    assert [call.get(timeout=WITHIN) for call in calls] == [call.id for call in calls]
+    ran = [run.task_id for run in here.stage.runs(key)]
+    assert ran == [holder.id, *(call.id for call in calls)]
+
+
+def test_permits_do_not_stand_idle(here: Deployment, key: str) -> None:
+    """Each of them starts a call when it gets free, and never one too many."""
+    first = [here.send("waiting-permit", key, 2.0) for _ in range(AT_ONCE)]
+    here.until_running(key, *(call.id for call in first))
+    calls = [refused(here, "waiting-permit", key, 0.02) for _ in range(6)]
+
+    assert [call.get(timeout=WITHIN) for call in calls] == [call.id for call in calls]
+    assert here.stage.most_at_once(key) <= AT_ONCE
+
+
+def test_call_starts_when_its_rate_permits(here: Deployment, key: str) -> None:
+    """Two starts a second, and three calls."""
+    calls = [here.send("waiting-start", key, 0.0) for _ in range(3)]
+
+    assert [call.get(timeout=WITHIN) for call in calls] == [call.id for call in calls]
+
+
+def test_call_with_several_keys_starts_when_all_are_free(
+    here: Deployment, key: str
+) -> None:
+    """The release of one of them alone starts nothing."""
+    one = here.begin("job", f"{key}-a")
+    other = here.begin("job", f"{key}-b")
+    pair = here.send("waiting-pair", key, "a", "b")
+    here.until_received(pair.id, 2)
+
+    here.finish(f"{key}-a", one)
+    here.finish(f"{key}-b", other)
+
+    here.until_running(key, pair.id, seconds=WITHIN)
+    here.finish(key, pair)
+
+
+def test_call_whose_lock_is_held_waits_on_in_memory(here: Deployment, key: str) -> None:
+    """Its countdown ends many times, and it is not published again."""
+    holder = here.begin("job", key)
+    call = refused(here, "waiting-often", key, 0.0)
+
+    here.send("plain-clock", key, countdown=2).get(timeout=WITHIN)
+    here.finish(key, holder)
+
+    assert call.get(timeout=WITHIN) == call.id
+    assert here.logs().count(f"[{call.id}] received") == 2
+
+
+def test_revoked_call_lets_the_next_one_start(here: Deployment, key: str) -> None:
+    """It is discarded when its turn comes."""
+    holder = here.begin("job", key)
+    revoked, call = (refused(here, "waiting", key, 0.0) for _ in range(2))
+    here.app.control.revoke(revoked.id, reply=True)
+
+    here.finish(key, holder)
+
+    assert call.get(timeout=WITHIN) == call.id
+    until(lambda: revoked.state == states.REVOKED, what="the end of the revoked call")
+
+
+def test_calls_in_several_workers_start_one_after_another(
+    deploy: Deploy, key: str
+) -> None:
+    """A release wakes one worker, and each of them gets its turn."""
+    with deploy(workers=2, concurrency=2) as here:
+        holder = here.begin("job", key)
+        calls = [refused(here, "waiting", key, 0.0) for _ in range(8)]
+
+        here.finish(key, holder)
+
+        for call in calls:
+            assert call.get(timeout=WITHIN) == call.id
+        assert here.stage.most_at_once(key) == 1
+
+
+def test_call_starts_after_a_kill_of_the_holder(prefork: Deployment, key: str) -> None:
+    """The main process notices the end of the child, and releases the lock."""
+    prefork.begin("job", key)
+    call = refused(prefork, "waiting", key, 0.0)
+
+    prefork.kill_child(key)
+
+    assert call.get(timeout=WITHIN) == call.id
+
+
+def test_call_waits_for_its_countdown_without_an_event_loop(
+    any_pool: Deployment, key: str
+) -> None:
+    """As it does where early starts are possible, and the lock gets free by a ttl."""
+    holder = any_pool.begin("job", key)
+    call = any_pool.send("waiting-often", key, 0.0)
+    any_pool.until_received(call.id, 2)
+
+    any_pool.finish(key, holder)
+
+    assert call.get(timeout=WITHIN) == call.id
