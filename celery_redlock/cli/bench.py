@@ -133,7 +133,7 @@ def _on_one_node(redlock: Redlock, address: NodeAddress, count: int) -> PerNode[
 
         def ask(request: ScriptRequest) -> Vote:
             packed = request.packed_source() if by_source else request.packed()
-            return vote_of(client.ask_packed(packed, 1)[0])
+            return vote_of(client.ask_packed(packed, 1)[0], request.script)
 
         asked_at = SYSTEM_CLOCK.monotonic()
         vote, _ = ask(acquire), ask(release)

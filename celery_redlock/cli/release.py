@@ -325,7 +325,7 @@ def _release_found(
     nodes, name = len(seen.labels), _NAMES[seen.kind]
     unseen = unseen_lines(seen.unseen)
     if len(seen.unseen) == nodes:
-        raise Failure("\n".join(map(click.unstyle, unseen)), ERROR)
+        raise Failure("\n".join(unseen), ERROR)
     document = {
         "kind": seen.kind,
         "dry_run": dry_run,

@@ -35,7 +35,8 @@ from celery_redlock.operations.inspect import (
     lock_status,
     other_settings,
 )
-from celery_redlock.operations.scan import permits_of
+from celery_redlock.operations.scan import lock_holder, permits_of
+from celery_redlock.operations.words import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,9 @@ def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
         return [f"{what} is not held.{minority}"]
     left = found.ttl_left
     facts = {
-        "task": holder.task or "none: locked outside of a task",
+        "task": (holder.task or "none: locked outside of a task")
+        if holder.is_readable
+        else UNREADABLE,
         "id": holder.task_id,
         "holder": f"{holder.host or 'an unknown host'}, pid {holder.pid or 'unknown'}",
         "since": since(holder),
@@ -156,7 +159,7 @@ def _holder(seen: Inspection) -> Holder | None:
     """Return the holder with the fence of its lease: the greatest on any node."""
     if seen.holder is None:
         return None
-    named = (Holder.parse(vote.value) for vote in seen.ballot.votes if vote)
+    named = (lock_holder(vote.value) for vote in seen.ballot.votes if vote)
     same = (holder for holder in named if holder.token == seen.holder.token)
     return max(same, key=lambda holder: holder.fence)
 

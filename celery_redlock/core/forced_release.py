@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.keys import MOST_BYTES
 from celery_redlock.core.scripts import FREE, TAKEN
+from celery_redlock.core.text import line_of, printable_line, seconds_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ForcedRelease", "records_in"]
+__all__ = ["MOST_FIELD", "ForcedRelease", "records_in"]
+
+MOST_FIELD = 600
+"""The bytes of the longest field of a record: 200 letters in any script."""
 
 _BETWEEN_KEYS = "\x1f"  # in a record: the unit separator of ASCII
 
@@ -50,11 +55,15 @@ class ForcedRelease:
     nodes: int = 0
 
     def text(self) -> str:
-        """Return the record as nodes store it, one field per line."""
-        key = self.key.replace("\n", _BETWEEN_KEYS)
-        fields = (key, self.holder, self.who, self.host, self.tool, self.reason)
-        clean = [" ".join(field.splitlines()) for field in fields]
-        return "\n".join((*clean, f"{self.at:.3f}", str(int(self.killed))))
+        """Return the record as nodes store it, one field per line.
+
+        Each field is cut, and a character that cannot be printed becomes a space: a
+        user types the reason, and nodes keep it for a month.
+        """
+        key = line_of(self.key.replace("\n", _BETWEEN_KEYS), MOST_BYTES)
+        fields = (self.holder, self.who, self.host, self.tool, self.reason)
+        clean = [printable_line(field, MOST_FIELD) for field in fields]
+        return "\n".join((key, *clean, f"{self.at:.3f}", str(int(self.killed))))
 
     @classmethod
     def parse(cls, value: str) -> ForcedRelease:
@@ -63,14 +72,10 @@ class ForcedRelease:
             *value.split("\n"),
             *[""] * 10,
         )
-        try:
-            seconds = float(at)
-        except ValueError:
-            seconds = 0.0
         there = int(nodes == "1")
         key = key.replace(_BETWEEN_KEYS, "\n")
         text = (key, holder, who, host, tool, reason)
-        return cls(*text, at=seconds, killed=killed == "1", nodes=there)
+        return cls(*text, at=seconds_in(at), killed=killed == "1", nodes=there)
 
     @property
     def place(self) -> str:

@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.keys import keys_of, shown, text_of
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.text import MOST_ID, line_of
+from celery_redlock.core.limits import MOST_PERMITS, Limit
+from celery_redlock.core.text import MOST_ID, line_of, number_in, seconds_in
 from celery_redlock.errors import LockCancelled, LockLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.limits import Limits
@@ -157,20 +157,20 @@ class Holder:
         lines = value.split("\n")
         more = lines[_FIELDS:]
         keys = tuple(line.removeprefix(_KEY) for line in more if line.startswith(_KEY))
-        limits = tuple(_limit(line) for line in more if line.startswith(_LIMIT))
+        limits = _limits([line for line in more if line.startswith(_LIMIT)])
         token, fence, task, task_id, host, pid, started, published, *_ = (
             *lines,
             *[""] * 8,
         )
         return cls(
             token,
-            _number(fence),
+            number_in(fence),
             task,
             task_id,
             host,
-            _number(pid),
-            _seconds(started),
-            _number(published),
+            number_in(pid),
+            seconds_in(started),
+            number_in(published),
             by,
             keys,
             lines[-1] == _KEPT,
@@ -180,9 +180,10 @@ class Holder:
     def whole_key(self, key: str) -> str:
         """Return the name of the lock of this holder of a key: all that it took.
 
-        A permit for a start is none of it.
+        A permit for a start is none of it, and a value that names others without this
+        key is not ours.
         """
-        return text_of(self.keys) if self.keys and not self.is_kept else key
+        return text_of(self.keys) if key in self.keys and not self.is_kept else key
 
     def permit(self, name: str) -> tuple[Limit, int] | None:
         """Return the limit and the number of the permit that this holder has.
@@ -198,6 +199,11 @@ class Holder:
             if number and bool(limit.period) == self.is_kept:
                 return limit, number
         return None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether this package wrote the value: its token has our form."""
+        return len(self.token) == TOKEN_LENGTH and self.token[2 * _BASE_BYTES] == "."
 
     @property
     def base(self) -> str:
@@ -228,26 +234,21 @@ class Holder:
         return f"{name} on {self.host or 'an unknown host'} (pid {self.pid})"
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
 def _limit_line(limit: Limit) -> str:
     if limit.most == 1 and not limit.period:
         return ""  # a plain lock
     return f"\n{_LIMIT}{limit.most} {limit.period!r} {limit.key}"
 
 
-def _limit(line: str) -> Limit:
-    _, most, period, key, *_ = (*line.split(" ", 3), "", "")
-    return Limit(key, _number(most), _seconds(period))
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+def _limits(lines: Sequence[str]) -> Limits:
+    """Return the limits in the lines of a value; none that cannot be one."""
+    limits = []
+    for line in lines:
+        _, most, period, key, *_ = (*line.split(" ", 3), "", "")
+        limit = Limit(key, number_in(most), seconds_in(period))
+        if limit.key and 0 < limit.most <= MOST_PERMITS:
+            limits.append(limit)
+    return tuple(limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,25 @@ refused, or replaced, where it enters, so that no later step meets it.
 
 from __future__ import annotations
 
-__all__ = ["MOST_ID", "check_id", "is_encodable", "is_id", "is_line", "line_of"]
+__all__ = [
+    "MOST_ID",
+    "check_id",
+    "is_encodable",
+    "is_id",
+    "is_line",
+    "line_of",
+    "number_in",
+    "printable",
+    "printable_line",
+    "seconds_in",
+]
 
 MOST_ID = 1024
 """The bytes of the longest task id. Celery's own ids have 36."""
 
 _SHOWN = 60  # letters of a wrong one
+_MOST_DIGITS = 18
+_MOST_SECONDS = 1e10  # since 1970: the year 2286
 
 
 def is_encodable(text: str) -> bool:
@@ -60,3 +73,36 @@ def line_of(text: str, most: int) -> str:
         return text
     cut = text[:most].replace("\n", " ").encode(errors="replace")[:most]
     return cut.decode(errors="ignore")
+
+
+def printable(text: str, instead: str = "·") -> str:
+    """Return the text without characters that could control a terminal or a log."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else instead for letter in text)
+
+
+def printable_line(text: str, most: int) -> str:
+    """Return one printable line of a text, with single spaces, cut to these bytes."""
+    words = printable(text[: 2 * most], " ").split()
+    return line_of(" ".join(words), most)
+
+
+def number_in(text: str) -> int:
+    """Return the whole number in a text; 0 if it has none, or one that is too large.
+
+    A text with very many digits is an error of `int`.
+    """
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+
+
+def seconds_in(text: str) -> float:
+    """Return the seconds in a text, as a duration or since 1970; 0 if it has none.
+
+    Infinity and far instants are errors of `datetime`.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return seconds if 0 <= seconds <= _MOST_SECONDS else 0.0

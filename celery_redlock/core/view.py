@@ -39,11 +39,11 @@ CLOSED = f"format {FORMAT}, closed: moving to "  # a planned view follows
 UNKNOWN = "unknown"  # the identity at a place whose server was never seen
 
 _TEXT = re.compile(
-    rf"{SETTINGS}, deployment (?P<deployment>\w+), epoch (?P<epoch>\d+)\.(?P<nonce>\w+)"
-    r" (?P<kind>founded|planned), nodes (?P<members>.+)"
+    rf"{SETTINGS}, deployment (?P<deployment>\w+), epoch (?P<epoch>\d{{1,18}})\."
+    r"(?P<nonce>\w+) (?P<kind>founded|planned), nodes (?P<members>.+)"
 )
-_NUMBERED = re.compile(r"format (\d+), ")
-_MEMBER = re.compile(r"(.*)=(\d+)\.(\w+)")
+_NUMBERED = re.compile(r"format (\d{1,18}), ")
+_MEMBER = re.compile(r"(.*)=(\d{1,18})\.(\w+)")
 
 _ONE_VERSION = (
     "Use one version for all clients. After an upgrade stop all workers and beats, "

@@ -21,11 +21,12 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.forced_release import ForcedRelease
-from celery_redlock.core.lease import TOKEN_LENGTH, Holder
+from celery_redlock.core.forced_release import MOST_FIELD, ForcedRelease
+from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.records.forced_releases import force_release_words
 from celery_redlock.core.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
+from celery_redlock.core.text import printable_line
 from celery_redlock.core.transport.client import BATCH, each_node
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ class Operator:
     reason: str = ""
     host: str = field(default_factory=socket.gethostname)
     killed: bool = False
+
+    def __post_init__(self) -> None:
+        # A user types them; they are logged, and kept on the nodes for a month.
+        for name in ("who", "tool", "reason", "host"):
+            text = printable_line(getattr(self, name), MOST_FIELD)
+            object.__setattr__(self, name, text)
 
     @classmethod
     def here(cls, tool: str, reason: str = "", *, killed: bool = False) -> Operator:
@@ -104,8 +111,7 @@ def values_on(ballot: Ballot) -> dict[str, list[str]]:
 
 def is_ours(value: str) -> bool:
     """Tell whether celery-redlock wrote this value of a lock."""
-    token = value.partition("\n")[0]
-    return len(token) == TOKEN_LENGTH and "." in token
+    return Holder.parse(value).is_readable
 
 
 def release_lock(
@@ -128,7 +134,7 @@ def release_lock(
         ttl has ended.
     """
     calls = []
-    for value in filter(None, values):
+    for value in values:
         # A value of another program has no holder that could look for the record.
         holder = Holder.parse(value) if is_ours(value) else None
         whole = holder.whole_key(key) if holder else key
@@ -136,12 +142,29 @@ def release_lock(
         shown = str(holder or "another program")
         record = by.release(whole, shown, at=redlock.clock.wall())
         names, args = force_release_words(redlock.keys, whole, holder, proof, record)
-        calls.append(("EVAL", FORCE_RELEASE.source, len(names), *names, *args))
-    return each_node(
-        redlock.addresses,
-        lambda client: [GRANTED, 0] in client.ask(*calls),
-        timeout=redlock.timing.connect_timeout,
-    )
+        calls.append((value, names, args))
+
+    def visit(client: NodeClient) -> bool:
+        commands = [
+            (
+                *("EVAL", FORCE_RELEASE.source, len(names), *names),
+                _proof(client, names[0], value) or args[0],
+                *args[1:],
+            )
+            for value, names, args in calls
+        ]
+        return [GRANTED, 0] in client.ask(*commands)
+
+    return each_node(redlock.addresses, visit, timeout=redlock.timing.connect_timeout)
+
+
+def _proof(client: NodeClient, name: str, value: str) -> bytes:
+    """Return the bytes of a value that is no text, and was shown as this one."""
+    if "\ufffd" not in value:
+        return b""
+    (found,) = client.ask(("GET", name))
+    is_shown = isinstance(found, bytes) and found.decode(errors="replace") == value
+    return found if is_shown else b""
 
 
 def release_found(redlock: Redlock, found: Scan) -> tuple[int, dict[str, str]]:

@@ -19,6 +19,7 @@ from celery_redlock.core.failure import ends_in
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.resp import DOES_NOT_KNOW
+from celery_redlock.core.text import number_in
 from celery_redlock.core.transport.client import each_node
 from celery_redlock.core.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import denied_command, try_commands
@@ -333,7 +334,7 @@ def status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
     left = 0.0
     if isinstance(time, list) and "quarantine_until" in known:
         now = int(time[0]) + int(time[1]) / _US
-        left = max(0.0, float(known["quarantine_until"]) / _MS - now)
+        left = max(0.0, number_in(known["quarantine_until"]) / _MS - now)
     state, reason = _state(client, guard, info, known, left)
     view = known.get("config", "") if _has_our_settings(guard, known) else ""
     return NodeStatus(client.label, state, reason, left, info, view)

@@ -35,7 +35,7 @@ from celery_redlock.operations.inspect import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from celery_redlock.core.limits import Limit, Limits
     from celery_redlock.core.redlock import Redlock
@@ -49,6 +49,7 @@ __all__ = [
     "inspect_limits",
     "keys_without_ttl",
     "limits_in_use",
+    "lock_holder",
     "locks_of",
     "other_permits",
     "permits_of",
@@ -243,6 +244,7 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
     ]
     unsure = sum(not node.can_tell for node in nodes)
     skip, quorum = len(head.encode()), redlock.quorum
+    parse = lock_holder if kind == "lock" else Holder.parse
     found = [
         holder
         for key, values in sorted(sightings.items())
@@ -251,6 +253,7 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
             values,
             {text: unsure - unsure_votes[key, text] for text in values},
             quorum,
+            parse,
         )
     ]
     return Scan(kind, redlock.labels, visited.unseen, found, counts, nodes, pattern)
@@ -316,7 +319,11 @@ def inspect_limits(redlock: Redlock, limits: Limits) -> list[LimitInUse] | None:
                 if left != _GONE:
                     known.setdefault(value, []).append(left)
     found = {
-        name: [*_holders(name, known, dict.fromkeys(known, unsure), redlock.quorum)]
+        name: [
+            *_holders(
+                name, known, dict.fromkeys(known, unsure), redlock.quorum, lock_holder
+            )
+        ]
         for name, known in zip(names, values, strict=True)
     }
     return [
@@ -360,12 +367,22 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
     return each_node(redlock.addresses, visit, timeout=timeout)
 
 
+def lock_holder(value: str) -> Holder:
+    """Read the value of a lock. Of a value of another program, nothing is read."""
+    holder = Holder.parse(value)
+    return holder if holder.is_readable else Holder(holder.token)
+
+
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
 def _holders(
-    key: str, values: dict[bytes, list[int]], unsure: dict[bytes, int], quorum: int
+    key: str,
+    values: dict[bytes, list[int]],
+    unsure: dict[bytes, int],
+    quorum: int,
+    parse: Callable[[str], Holder],
 ) -> Iterator[SeenHolder]:
     """Yield the holders of one key.
 
@@ -374,11 +391,12 @@ def _holders(
         values: The milliseconds left on each node that has this value.
         unsure: How many of the nodes that do not have this value cannot tell.
         quorum: How many nodes are a majority.
+        parse: Reads a value.
     """
     # Values of one holder differ in the fence alone, if at all.
     by_token: dict[str, tuple[Holder, list[float], int]] = {}
     for value, milliseconds in values.items():
-        holder, others = Holder.parse(_text(value)), unsure[value]
+        holder, others = parse(_text(value)), unsure[value]
         ends = [math.inf if ms < 0 else float(ms) for ms in milliseconds]
         if holder.token in by_token:
             known, ends_before, others_before = by_token[holder.token]

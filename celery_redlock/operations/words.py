@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from celery_redlock.operations.scan import Scan
 
 __all__ = [
+    "UNREADABLE",
     "age_of",
     "duration",
     "instant",
@@ -24,6 +25,9 @@ __all__ = [
     "unknown_text",
     "votes_text",
 ]
+
+UNREADABLE = "unreadable: of another program"
+"""The task of a lock whose value this package has not written."""
 
 _TENTHS_MATTER = 9.95  # seconds
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.core.keys import keys_of
 from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.words import (
+    UNREADABLE,
     age_of,
     duration,
     instant,
@@ -145,7 +146,9 @@ def _lock_row(lock: SeenHolder, nodes: int, place: Place) -> Html:
     doubt = {None: "may be held", False: "not held"}.get(lock.is_held)
     cells = [
         tag("th", lock.key, *_permit_lines(lock), scope="row", class_="key"),
-        _cell("Task", holder.task, holder.task_id),
+        _cell("Task", holder.task, holder.task_id)
+        if holder.is_readable
+        else _cell("Task", UNREADABLE, ""),
         _cell("Holder", holder.host, f"pid\xa0{holder.pid}" if holder.pid else ""),
         _cell("Age", "", "")
         if age is None

@@ -1,15 +1,16 @@
 """Releases of locks by operators who look at a page.
 
 The page first asks: it shows the holders and the risk (`ask`). The answer names the
-holders that were shown, by a digest of their tokens, so that the page shows no token.
-Only these are released (`Question.confirmed`, `carry_out`): a client that has acquired
-the lock meanwhile keeps it.
+holders that were shown, by a digest of their tokens, so that the page shows no token. A
+token is random, so nothing can be learned from its digest; and no secret of the page is
+in it, which readers could then try to guess. Only these holders are released
+(`Question.confirmed`, `carry_out`): a client that has acquired the lock meanwhile keeps
+it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,21 +73,14 @@ class Question:
         """Return the holder in this value; None if it is of another program."""
         return Holder.parse(value) if is_ours(value) else None
 
-    def digests(self, secret: str) -> list[str]:
+    def digests(self) -> list[str]:
         """Return what a form contains instead of the values."""
-        return [digest(value, secret) for value in self.values]
+        return list(map(digest, self.values))
 
-    def confirmed(self, shown: Iterable[str], secret: str) -> list[str]:
+    def confirmed(self, shown: Iterable[str]) -> list[str]:
         """Return the values whose digests an operator was shown."""
-        known = [one.encode() for one in shown]
-        return [
-            value
-            for value in self.values
-            if any(
-                hmac.compare_digest(digest(value, secret).encode(), one)
-                for one in known
-            )
-        ]
+        known = {*shown}
+        return [value for value in self.values if digest(value) in known]
 
     @property
     def _holders(self) -> list[Holder]:
@@ -100,16 +94,10 @@ def ask(redlock: Redlock, key: str) -> Question:
     return Question(key, found, values, other_permits(redlock, key) if values else [])
 
 
-def digest(value: str, secret: str) -> str:
-    """Identify a value without its token, which proves ownership.
-
-    Args:
-        value: The value of a lock.
-        secret: A secret that all processes of a page share.
-    """
+def digest(value: str) -> str:
+    """Identify a value without its token, which proves ownership."""
     token = value.partition("\n")[0]
-    name = f"celery_redlock.release {token}"
-    return hmac.new(secret.encode(), name.encode(), hashlib.sha256).hexdigest()
+    return hashlib.sha256(f"celery_redlock.release {token}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

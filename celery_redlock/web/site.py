@@ -24,8 +24,10 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.forced_release import MOST_FIELD
 from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.text import printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import (
@@ -396,7 +398,7 @@ class LockPage:
         typed = typed or {}
         user = _user_of(request)
         hidden = [("key", key)]
-        hidden += [("shown", one) for one in asked.digests(self._token or "")]
+        hidden += [("shown", one) for one in asked.digests()]
         body = _card(
             "Release a lock?",
             join(
@@ -455,7 +457,7 @@ class LockPage:
         asked = self._question(key)
         if isinstance(asked, str):
             return self._refuse(request, asked, HTTPStatus.NOT_FOUND)
-        values = asked.confirmed(form.get("shown", []), token)
+        values = asked.confirmed(form.get("shown", []))
         if not values:
             fact = f"{key} expired or has another holder: nothing was released."
             return self._refuse(request, fact, HTTPStatus.CONFLICT)
@@ -643,8 +645,7 @@ def _one(fields: Mapping[str, list[str]], name: str) -> str:
 
 def _line(text: str) -> str:
     """Return what a user typed as one line that can be printed."""
-    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
-    return " ".join(words)[:_MOST_LETTERS]
+    return printable_line(text, MOST_FIELD)[:_MOST_LETTERS]
 
 
 def _user_of(request: _Request) -> str:

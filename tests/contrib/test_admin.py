@@ -15,6 +15,7 @@ from django.core.management import call_command
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.limits import Limit
+from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.operations.force_release import (
     Operator,
     release_lock,
@@ -22,6 +23,7 @@ from celery_redlock.operations.force_release import (
 )
 from tests.contrib.office import log_in
 from tests.contrib.storages import default_database, make_tables, use_django
+from tests.harness.hostile import VALUES
 from tests.nodes.support import PATIENT, client, locks, until
 
 if TYPE_CHECKING:
@@ -345,6 +347,39 @@ def test_release_without_a_shown_holder_does_nothing(site: Site) -> None:
 
     assert "nothing was released" in text_of(done)
     assert site.is_held()
+
+
+def test_no_value_of_another_program_breaks_the_pages(site: Site) -> None:
+    """The list has its key, beside those of tasks; a release asks, and deletes it."""
+    site.hold()
+    browser = site.log_in(MAY)
+    name = "redlock:lock:odd"
+    for value in VALUES:
+        for node in site.nodes.nodes:
+            node.command("SET", name, value, "PX", 60_000)
+
+        listed = browser.get(LIST).content.decode()
+        assert "?key=odd" in listed, value
+        assert "?key=k" in listed
+        asked = browser.get(RELEASE, {"key": "odd"}).content.decode()
+        digests = re.findall(r'name="shown" value="([^"]*)"', asked)
+        browser.post(RELEASE, {"key": "odd", "shown": digests, "reason": "odd"})
+        assert [node.command("EXISTS", name) for node in site.nodes.nodes] == [0] * 3
+
+
+def test_reason_of_a_release_is_cut_to_one_line(site: Site) -> None:
+    """Nodes keep it for a month."""
+    site.hold()
+    reason = "because\x1b[2J\n" + "x" * 100_000
+
+    browser = site.log_in(MAY)
+    browser.post(RELEASE, {**confirmed(browser), "reason": reason})
+
+    record = forced_releases(site.service)[0]
+    assert record.reason.startswith("because [2J xxx")
+    assert len(record.reason) <= 600
+    assert "\x1b" not in entries()[0][2]
+    assert len(entries()[0][2]) < 1000
 
 
 def test_release_needs_the_csrf_token(site: Site) -> None:

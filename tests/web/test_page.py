@@ -16,6 +16,7 @@ from celery_redlock import metrics, web
 from celery_redlock.core.limits import Limit
 from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.errors import ConfigurationError
+from tests.harness.hostile import VALUES
 from tests.nodes.support import locks, until
 from tests.web.conftest import BUSY, HOST, TOKEN
 
@@ -167,6 +168,24 @@ def test_page_is_searched_by_a_pattern(office: Office) -> None:
     assert "invoice:1" not in page.text
     assert page.values("q") == []
     assert 'value="report:*"' in page.body
+
+
+def test_no_value_of_another_program_breaks_the_page(
+    open_office: Callable[..., Office],
+) -> None:
+    """The page lists its key, beside those of tasks, asks, and releases it."""
+    office = open_office(1)
+    office.hold()
+    (node,) = office.nodes.nodes
+    for value in VALUES:
+        node.command("SET", "redlock:lock:odd", value, "PX", 60_000)
+
+        page = office.get("/?all=1")
+        assert (page.status, "Release odd" in page.body) == (200, True), value
+        assert "Release k" in page.body
+        done = office.post(office.form("odd"))
+        assert (done.status, "Released odd" in done.text) == (200, True), value
+        assert node.command("EXISTS", "redlock:lock:odd") == 0
 
 
 HOSTILE = ["*a" * 90 + "*b", "[z-a]", "[", "\\", "%ff", "\ud800"]

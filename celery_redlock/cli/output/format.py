@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.core.keys import keys_of
+from celery_redlock.core.text import printable
 from celery_redlock.operations.words import (
+    UNREADABLE,
     age_of,
     duration,
     instant,
@@ -61,7 +62,6 @@ __all__ = [
 _GAP = "  "
 _ELLIPSIS = "…"
 _READABLE, _LEAST = 16, 8  # characters that are left of a text that is cut
-_COLORS = {"good": "green", "warning": "yellow", "bad": "red"}
 
 
 # -- tables ----------------------------------------------------------------------
@@ -113,11 +113,6 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def painted(text: str, mood: str) -> str:
-    """Return the text in the color of a mood; see ``Cell``."""
-    return click.style(text, fg=_COLORS.get(mood), dim=mood == "faint" or None)
-
-
 def fit(width: int) -> int:
     """Return this width, or that of the terminal if it is narrower."""
     return min(width, _terminal_width() or width)
@@ -158,7 +153,7 @@ def _squeeze(
 
 
 def _fitted(column: Column, width: int, cell: str | Cell) -> str:
-    text = _printable(str(cell))
+    text = printable(str(cell))
     if len(text) > width:
         if column.cut == "start":
             text = _ELLIPSIS + text[len(text) - width + 1 :]
@@ -168,13 +163,6 @@ def _fitted(column: Column, width: int, cell: str | Cell) -> str:
     if isinstance(cell, Cell):
         text = painted(text, cell.mood)
     return filling + text if column.right else text + filling
-
-
-def _printable(text: str) -> str:
-    """Replace characters with which a key could control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
 # -- words -----------------------------------------------------------------------
@@ -232,7 +220,7 @@ def lock_row(lock: SeenHolder, *, nodes: int) -> Row:
     permit = permit_text(lock.permit)
     return [
         keys_text(lock.key, beside=beside) + (f" ({permit})" if permit else ""),
-        holder.task or "–",
+        (holder.task or "–") if holder.is_readable else Cell(UNREADABLE, "warning"),
         holder.task_id or "–",
         holder.host or "–",
         str(holder.pid or "–"),

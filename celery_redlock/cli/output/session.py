@@ -14,6 +14,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.cli.output.ink import inked
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 
@@ -32,7 +33,7 @@ class Failure(click.ClickException):
     """Ends a command with a message and an exit code."""
 
     def __init__(self, message: str, code: int = WARNING) -> None:
-        super().__init__(message)
+        super().__init__(inked(message, colors=False))
         vars(self)["exit_code"] = code
 
 
@@ -57,7 +58,7 @@ class Session:
     def say(self, *lines: str) -> None:
         """Print lines; with ``--json``, print nothing."""
         if not self.as_json:
-            self._print(lines)
+            self._print(inked(line, colors=self.colors) for line in lines)
 
     def tell(self, lines: Iterable[str], document: Callable[[], Any]) -> None:
         """Print lines; with ``--json``, print what ``document`` returns."""
@@ -68,7 +69,7 @@ class Session:
     ) -> Iterable[str]:
         if self.as_json:
             return [json.dumps(document())]
-        return lines if self.colors else map(click.unstyle, lines)
+        return (inked(line, colors=self.colors) for line in lines)
 
     def watch(
         self, look: Callable[[], tuple[Iterable[str], Callable[[], Any]]], every: float
@@ -101,7 +102,7 @@ class Session:
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before a change. Ends the command unless the answer is yes."""
         try:
-            if yes or click.confirm(question, err=True):
+            if yes or click.confirm(inked(question, colors=False), err=True):
                 return
         except click.Abort:  # stdin is closed
             click.echo(err=True)

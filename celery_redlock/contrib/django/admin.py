@@ -15,7 +15,6 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -128,7 +127,7 @@ class HeldLockAdmin(admin.ModelAdmin):
         if asked:
             refusal = asked.refusal
         if asked and request.method == "POST" and not refusal:
-            values = asked.confirmed(request.POST.getlist("shown"), _secret())
+            values = asked.confirmed(request.POST.getlist("shown"))
             refusal = f"{key} expired or has another holder: nothing was released."
             if values:
                 self._release(request, key, values)
@@ -140,7 +139,7 @@ class HeldLockAdmin(admin.ModelAdmin):
         context: dict[str, Any] = {
             "key": key,
             "question": parts.question(asked, place),
-            "digests": asked.digests(_secret()),
+            "digests": asked.digests(),
             "releases": parts.release_table(forced_releases(redlock, key), place),
         }
         return self._page(request, "release_lock", "Release a lock?", context)
@@ -157,7 +156,7 @@ class HeldLockAdmin(admin.ModelAdmin):
                 action_flag=DELETION,
                 change_message=f"Releasing the lock of {holders_text(values)}.",
             )
-            reason = request.POST.get("reason", "").strip()
+            reason = request.POST.get("reason", "")
             operator = Operator(str(request.user), "the Django admin", reason)
             done = carry_out(redlock, key, values, operator)
             entry.change_message = f"Released {done.fact}"
@@ -230,7 +229,3 @@ def _local(seconds: float) -> str:
     """Return an instant in the time zone of the site."""
     at = datetime.fromtimestamp(seconds, tz=timezone.utc)
     return str(date_format(template_localtime(at), "Y-m-d H:i:s"))
-
-
-def _secret() -> str:
-    return f"celery_redlock.release {settings.SECRET_KEY}"

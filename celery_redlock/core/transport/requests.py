@@ -11,6 +11,7 @@ can never be taken for the reply to a later request.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.core import scripts
@@ -78,35 +79,82 @@ _MOST_BYTES = 1 << 21  # of a request: half of what a node may leave unread
 _ONE_TAKEN = 4  # items of a reply: status, value, ttl, and a record
 _NO_KEY = -2  # the ttl of a key that has no other holder
 _YES, _NO = Vote(VoteKind.GRANTED), Vote(VoteKind.FREE)
+# The items after the status of a grant, where they are not one number: i is a number,
+# and b are bytes.
+_MORE_THAN_A_NUMBER = {
+    "counters": re.compile("i(b[bi])*"),
+    "extend": re.compile("ib"),
+    "inspect_permits": re.compile("ib"),
+    "join": re.compile("ibbibb"),
+    "join_backlog": re.compile("iii"),
+    "join_permit_queue": re.compile("i+b"),
+    "list_releases": re.compile("(bb)*"),
+    "list_standbys": re.compile("b*"),
+    "read_backlog": re.compile("ii"),
+    "read_slots": re.compile("(bb)*"),
+}
+_SIGN_OF: dict[type, str] = {int: "i", bytes: "b"}
 
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _taken(reply: list[Any]) -> Vote:
+def _number(item: Any) -> int:
+    if type(item) is not int:
+        raise TypeError
+    return item
+
+
+def _granted(reply: list[Any], script: Script | None) -> Vote:
+    """Read the fence counter, and check the kinds of all that follows."""
+    if len(reply) == 1:
+        return _YES
+    number = reply[1]
+    if len(reply) > 2 or type(number) is not int:  # noqa: PLR2004  (status and number)
+        kinds = "".join([_SIGN_OF[type(item)] for item in reply[1:]])
+        if not _MORE_THAN_A_NUMBER[script.name if script else ""].fullmatch(kinds):
+            raise TypeError
+        number = number if type(number) is int else 0
+    if number < 0:
+        raise TypeError
+    return Vote(VoteKind.GRANTED, number) if number else _YES
+
+
+def _taken(reply: list[Any], _: Script | None) -> Vote:
     """Read value and ttl of each key in turn. What follows them is not read here."""
-    first = Vote(VoteKind.TAKEN, reply[2], _text(reply[1]))
+    first = Vote(VoteKind.TAKEN, _number(reply[2]), _text(reply[1]))
     if len(reply) <= _ONE_TAKEN:
         return first
     places = range((len(reply) - 1) // 2)
     votes = [
-        Vote(VoteKind.TAKEN, reply[2 * i + 2], _text(reply[2 * i + 1]), place=i)
+        _taken(reply[2 * i : 2 * i + 3], None)._replace(place=i)
         for i in places
         if reply[2 * i + 2] != _NO_KEY
     ]
     return votes[0]._replace(more=tuple(votes[1:]))
 
 
-_VOTE_OF_STATUS: dict[int, Callable[[list[Any]], Vote]] = {
-    scripts.GRANTED: lambda r: Vote(VoteKind.GRANTED, r[1]) if r[1:] and r[1] else _YES,
+def _quarantined(reply: list[Any], _: Script | None) -> Vote:
+    return Vote(VoteKind.QUARANTINED, max(0, _number(reply[1])))
+
+
+def _unsynced(reply: list[Any], _: Script | None) -> Vote:
+    return Vote(VoteKind.UNSYNCED, value=_text(reply[1]))
+
+
+def _misconfigured(reply: list[Any], _: Script | None) -> Vote:
+    reason = "is set up differently"
+    return Vote(VoteKind.REFUSED, value=_text(reply[1]), reason=reason)
+
+
+_VOTE_OF_STATUS: dict[int, Callable[[list[Any], Script | None], Vote]] = {
+    scripts.GRANTED: _granted,
     scripts.TAKEN: _taken,
-    scripts.FREE: lambda _: _NO,
-    scripts.QUARANTINED: lambda r: Vote(VoteKind.QUARANTINED, max(0, r[1])),
-    scripts.UNSYNCED: lambda r: Vote(VoteKind.UNSYNCED, value=_text(r[1])),
-    scripts.MISCONFIGURED: lambda r: Vote(
-        VoteKind.REFUSED, value=_text(r[1]), reason="is set up differently"
-    ),
+    scripts.FREE: lambda *_: _NO,
+    scripts.QUARANTINED: _quarantined,
+    scripts.UNSYNCED: _unsynced,
+    scripts.MISCONFIGURED: _misconfigured,
 }
 
 
@@ -119,15 +167,16 @@ def vote_of(reply: Any, script: Script | None = None) -> Vote:
 
     Args:
         reply: The reply.
-        script: The script. An error in it may then be told better.
+        script: The script. Only RELEASE replies with a bare number, and an error in a
+            script may be told better.
 
     Raises:
-        UnreadableReply: The reply is not in the table.
+        UnreadableReply: The reply is not in the table, or an item has another kind.
     """
-    if isinstance(reply, int):
+    if type(reply) is int and script is scripts.RELEASE:
         return _YES if reply else _NO
     try:
-        return _VOTE_OF_STATUS[reply[0]](reply)
+        return _VOTE_OF_STATUS[reply[0]](reply, script)
     except (AttributeError, LookupError, TypeError):
         if isinstance(reply, ErrorReply):
             source = script.source if script else ""

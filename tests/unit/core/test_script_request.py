@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from celery_redlock.core import scripts
 from celery_redlock.core.quorum import Ballot, Vote, VoteKind
 from celery_redlock.core.resp import ErrorReply, PythonReader
-from celery_redlock.core.scripts import ACQUIRE, INSPECT, Script
+from celery_redlock.core.scripts import ACQUIRE, ALL_SCRIPTS, INSPECT, Script
 from celery_redlock.core.transport.requests import (
     ScriptLoad,
     ScriptRequest,
@@ -76,8 +79,6 @@ def words(packed: bytes) -> list[bytes]:
             [6, b"cfg"],
             Vote(VoteKind.REFUSED, value="cfg", reason="is set up differently"),
         ),
-        (1, Vote(VoteKind.GRANTED)),
-        (0, Vote(VoteKind.FREE)),
         (
             ErrorReply("OOM no memory"),
             Vote(VoteKind.REFUSED, reason="answered OOM no memory"),
@@ -90,8 +91,44 @@ def test_reply_is_read_by_the_table_of_statuses(reply: Any, vote: Vote) -> None:
     assert vote_of(reply) == vote
 
 
+def test_only_a_release_is_answered_by_a_bare_number() -> None:
+    """A number from a node that runs another script is no vote."""
+    assert vote_of(1, scripts.RELEASE) == Vote(VoteKind.GRANTED)
+    assert vote_of(0, scripts.RELEASE) == Vote(VoteKind.FREE)
+    for number in (0, 1, 2**63 - 1):
+        with pytest.raises(UnreadableReply):
+            vote_of(number, scripts.ACQUIRE)
+
+
+items = st.recursive(
+    st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=8,
+)
+
+
+replies = items | st.lists(items).map(lambda more: [1, *more])
+
+
+@given(replies, st.sampled_from(ALL_SCRIPTS))
+def test_any_reply_is_a_vote_or_unreadable(reply: Any, script: Script) -> None:
+    """No reply is another error, and a vote has a number and a text."""
+    try:
+        vote = vote_of(reply, script)
+    except UnreadableReply:
+        return
+    assert type(vote.number) is int
+    assert type(vote.value) is str
+
+
 @pytest.mark.parametrize(
-    "reply", [[7], [2], [b"?"], [], None, b"PONG", [2, 5, 900], [5, 1]]
+    "reply",
+    [
+        *([7], [2], [b"?"], [], None, b"PONG", [2, 5, 900], [5, 1], 1, 0),
+        *([1, b"5"], [1, None], [1, -5], [1, 5, 5], [2, b"t", b"9"], [2, b"t", None]),
+        *([4, b"x"], [4, None], [2, b"t", 5, b"u", b"6", 7], [[1], 5], [1, [5]]),
+    ],
+    ids=str,
 )
 def test_unknown_reply_is_no_vote(reply: Any) -> None:
     """It may be the reply to another command."""
@@ -218,7 +255,7 @@ def test_replies_are_entered_in_any_order() -> None:
     assert asked.ballot.numbers(VoteKind.GRANTED) == [9]
     assert asked.ballot.reasons() == "a is gone, b had not answered"
     assert not asked.is_done()
-    asked.answer(1, 0)
+    asked.answer(1, [3])
     assert asked.is_done()
 
 
@@ -236,16 +273,16 @@ def test_node_whose_vote_changes_nothing_was_not_waited_for() -> None:
 def test_node_cannot_answer_twice() -> None:
     """A second answer would belong to another request."""
     asked = request()
-    asked.answer(0, 1)
+    asked.answer(0, [1])
 
     with pytest.raises(ValueError, match="a has already voted"):
-        asked.answer(0, 1)
+        asked.answer(0, [1])
 
 
 def test_request_that_is_sent_again_has_no_votes() -> None:
     """The copy has the same bytes, a new ballot, and is never obsolete."""
     asked = request(resend_until=5.0, resend_since=3.0, is_obsolete=lambda: True)
-    asked.answer(0, 1)
+    asked.answer(0, [1])
 
     again = asked.again()
 
