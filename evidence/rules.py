@@ -143,6 +143,19 @@ RULES = (
         contract=Guard(f"{_VIEWS}::test_restart_ends_the_vote"),
     ),
     Rule(
+        name="name-of-the-data",
+        text="A node that gets an old memory back in the same process does not vote.",
+        model=InModel(
+            f"{_MEMBERS}::test_memory_that_comes_back_lets_a_second_holder_in"
+        ),
+        simulator=Scenario("memory back trusted"),
+        contract=Guard(f"{_VIEWS}::test_master_that_was_a_replica_has_no_vote"),
+        why_not={
+            "specification": "To the model, such a node is one that forgot: its rule "
+            "is the quarantine.",
+        },
+    ),
+    Rule(
         name="long-quarantine",
         text="It does not vote for longer than any lock lives.",
         specification=WithoutRule("lock", "LONG_QUARANTINE"),

@@ -32,8 +32,10 @@ that rests on.
 
 The server judges itself, inside the script that votes, so all of this holds through
 proxies and connection pools. Everything it knows of itself is one hash: to lose a part
-of it is to lose all. The waits begin when the change is noted, so no clock that lies
-about the past can shorten them.
+of it is to lose all. The hash may come back with an old memory. So it names two things
+that no key can hold: the process (``run_id``), and the history of its data
+(``master_replid``), which is another one after each time as a replica. The waits begin
+when the change is noted, so no clock that lies about the past can shorten them.
 
 Whether nodes guard is part of the view, and so the same for all clients. Where they
 do not, the same happens without any wait.

@@ -321,7 +321,7 @@ def _unreachable(label: str, reason: str) -> NodeReport:
 
 def status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
     """Return the present status of the node at the other end of this connection."""
-    fields = ("config", "run_id", "votes", "quarantine_until")
+    fields = ("config", "run_id", "votes", "quarantine_until", "replid")
     info_text, meta, time = client.ask(
         ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
     )
@@ -353,11 +353,15 @@ def _state(
     left: float,
 ) -> tuple[NodeState, str]:
     """Judge in the same order as the script that votes (``core.scripts``)."""
-    config, run_id = meta.get("config", ""), info.get("run_id")
+    config = meta.get("config", "")
     unfit = client.facts.unfit_because
     is_new = config in ("", JOINED)
     is_other = not is_new and not _has_our_settings(guard, meta)
-    has_restarted = guard.enabled and meta.get("run_id") != run_id
+    present = (info.get("run_id"), info.get("master_replid"))
+    has_restarted = guard.enabled and present != (
+        meta.get("run_id"),
+        meta.get("replid"),
+    )
     judgements = (
         (unfit, NodeState.UNFIT, unfit),
         (config.startswith(CLOSED), NodeState.CLOSED, config),

@@ -61,6 +61,7 @@ class MemoryKeyspace:
 
     Attributes:
         run_id: The name of the present server process.
+        replid: The name of the history of its data, as replication knows it.
         publish: Sends a message; returns how many subscribers get it (PUBLISH).
         now_ms: The instant by which keys expire, until ``look_at_clock``.
     """
@@ -72,6 +73,7 @@ class MemoryKeyspace:
         self.publish = publish
         self._entries: dict[bytes, _Entry] = {}
         self.run_id = run_id.encode()
+        self.replid = self.run_id
         self.look_at_clock()
 
     def look_at_clock(self) -> None:
@@ -281,9 +283,16 @@ class MemoryNode:
 
     def restart(self, *, keep_memory: bool = False) -> None:
         """Become a new process: another run id and, by default, no keys."""
-        self.redis.run_id = self._new_run_id().encode()
+        self.redis.run_id = self.redis.replid = self._new_run_id().encode()
         if not keep_memory:
             self.redis.clear()
+
+    def promote(self) -> None:
+        """Become a master again that was a replica.
+
+        It may have the keys of another server then, such as an old copy of its own.
+        """
+        self.redis.replid += b"2"
 
     def flush(self) -> None:
         """Delete all keys and stay the same process (FLUSHALL)."""

@@ -129,11 +129,21 @@ class Subject(ABC):
     def restart(self, *, keep_memory: bool) -> None:
         """Become another server process."""
 
+    @abstractmethod
+    def promote(self) -> None:
+        """Become a replica, and a master again."""
+
     @property
     def run_id(self) -> bytes:
         """The name of the server process."""
         run_id: bytes = self.keys.run_id
         return run_id
+
+    @property
+    def replid(self) -> bytes:
+        """The name of the history of its data; b"" where it has none."""
+        replid: bytes = self.keys.replid
+        return replid
 
     @property
     def identity(self) -> str:
@@ -491,6 +501,10 @@ class MemorySubject(Subject):
         """Become another server process."""
         self.node.restart(keep_memory=keep_memory)
 
+    def promote(self) -> None:
+        """Become a replica, and a master again."""
+        self.node.promote()
+
 
 class ServerSubject(Subject):
     """A real server, over a plain RESP2 connection."""
@@ -527,6 +541,14 @@ class ServerSubject(Subject):
         self.node.restart(keep_memory=keep_memory)
         self.keys = _ServerKeys(self.node.url)
 
+    def promote(self) -> None:
+        """Become a replica of a server that is not there, and a master again."""
+        for master in (("127.0.0.1", "1"), ("NO", "ONE")):
+            reply = self.command("REPLICAOF", *master)
+            assert not isinstance(reply, ErrorReply), reply
+        self.keys.disconnect()
+        self.keys = _ServerKeys(self.node.url)
+
 
 class StoreSubject(ServerSubject):
     """A store, over the connection that stands for a node."""
@@ -555,6 +577,10 @@ class StoreSubject(ServerSubject):
         """A store forgets nothing when it restarts, so it has no other run id."""
         del keep_memory
         pytest.skip("a store forgets nothing when it restarts")
+
+    def promote(self) -> None:
+        """A store that replication may have changed has another run id."""
+        pytest.skip("a store tells it by its run id")
 
 
 class StoreOfTwo(StoreSubject):
@@ -589,6 +615,8 @@ class _ServerKeys:
         self._reader = new_reader()
         info = self._call("INFO", "server")
         self.run_id: bytes = info.partition(b"run_id:")[2].split()[0]
+        info = self._call("INFO", "replication")
+        self.replid: bytes = (info.partition(b"master_replid:")[2].split() or [b""])[0]
 
     def disconnect(self) -> None:
         self._connection.disconnect()

@@ -340,6 +340,20 @@ def test_restart_ends_the_vote(subject: Subject, *, keep_memory: bool) -> None:
     assert subject.release() == int(keep_memory)
 
 
+def test_master_that_was_a_replica_has_no_vote(subject: Subject) -> None:
+    """The process is the same, and the other server may have given it an old memory."""
+    subject.admit()
+    subject.acquire(config=CONFIG)
+    before = subject.run_id
+
+    subject.promote()
+
+    assert subject.run_id == before
+    assert subject.acquire(OTHER, config=CONFIG) == [UNSYNCED, b""]
+    assert subject.extend(config=CONFIG) == [UNSYNCED, b""]
+    assert subject.join()[2] == JOINED.encode()
+
+
 def test_flush_ends_the_vote(subject: Subject) -> None:
     """The process is the same; all that it knew of itself is gone with all locks."""
     subject.admit()
@@ -370,7 +384,9 @@ def test_join_gives_an_identity_and_no_view(subject: Subject) -> None:
 
     identity = b"abcd0123" + subject.run_id[:8]
     assert reply == [GRANTED, 0, JOINED.encode(), identity, 0, b"", b""]
-    assert subject.hgetall(subject.meta) == {
+    stored = subject.hgetall(subject.meta)
+    assert stored.pop(b"replid", b"") == subject.replid
+    assert stored == {
         b"config": JOINED.encode(),
         b"run_id": subject.run_id,
         b"identity": identity,

@@ -202,6 +202,7 @@ class Rules:
         confirmers_vote: They vote themselves.
         own_wait: A newcomer waits for a quarantine itself.
         identity_is_new: A JOIN that arrives twice does not give one identity twice.
+        data_is_named: A server notices that an old memory of its own has come back.
         founders_wait: Founders wait for a quarantine.
         founders_all: All others confirm a founder. Otherwise r.
         init_promise: An operator runs init only when no lock lives.
@@ -225,6 +226,7 @@ class Rules:
     confirmers_vote: bool = True
     own_wait: bool = True
     identity_is_new: bool = True
+    data_is_named: bool = True
     founders_wait: bool = True
     founders_all: bool = True
     init_promise: bool = True
@@ -478,6 +480,9 @@ class Membership:
         if not self.rules.identity_is_new and server.phase == Phase.VOTING:
             again = state.with_server(at, phase=Phase.JOINING, key=0)
             yield f"{what}; an old JOIN arrives again", again
+        if not self.rules.data_is_named and server.phase == Phase.VOTING:
+            again = state.with_server(at, key=0)
+            yield f"server {at} gets back the memory from before its key", again
         lost = state._replace(servers=with_item(state.servers, at, self.empty))
         if not self.rules.renew_needs_vote:
             yield what, lost

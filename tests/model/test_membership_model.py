@@ -136,6 +136,13 @@ def test_join_that_arrives_twice_lets_a_second_holder_in() -> None:
     assert report.violation == TWO, report
 
 
+def test_memory_that_comes_back_lets_a_second_holder_in() -> None:
+    """A proof of identity that comes back with the memory proves nothing."""
+    report = search(THREE, Rules(data_is_named=False))
+
+    assert report.violation == TWO, report
+
+
 def test_restore_by_a_newcomer_lets_a_second_holder_in() -> None:
     """A renewal must not count a server that is not confirmed yet."""
     report = search(replace(THREE, leases=(0, 0, 1)), Rules(renew_needs_vote=False))

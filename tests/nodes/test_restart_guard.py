@@ -100,13 +100,9 @@ class Promotion(Loss):
         """Start the replica and copy the present keys to it."""
         self.replica = self.start()
         self.line.target.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+        self.replica.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
         self.replica.command("REPLICAOF", "127.0.0.1", self.line.target.port)
-
-        def is_synced() -> bool:
-            info = self.replica.command("INFO", "replication")
-            return bool(info["master_link_status"] == "up")
-
-        until(is_synced)
+        until(lambda: is_synced(self.replica))
         self.replica.command("REPLICAOF", "NO", "ONE")
         assert self.replica.command("EXISTS", "redlock:meta")
 
@@ -118,7 +114,26 @@ class Promotion(Loss):
         self.line.mend()
 
 
-LOSSES = [Loss, Flush, Swap, Rollback, Twice, Replacement, Promotion]
+class FailBack(Promotion):
+    """The node becomes a replica of an older copy of itself, and a master again.
+
+    The process is the same, and the copy gives it back what it knew of itself.
+    """
+
+    def happen(self) -> None:
+        """Make the node forget its keys."""
+        node = self.line.target
+        node.command("REPLICAOF", "127.0.0.1", self.replica.port)
+        until(lambda: is_synced(node))
+        node.command("REPLICAOF", "NO", "ONE")
+
+
+def is_synced(replica: DevNode) -> bool:
+    """Tell whether a replica has the keys of its master."""
+    return bool(replica.command("INFO", "replication")["master_link_status"] == "up")
+
+
+LOSSES = [Loss, Flush, Swap, Rollback, Twice, Replacement, Promotion, FailBack]
 FIRST, LAST = 0, -1  # of the installed versions of Redis
 
 

@@ -6,6 +6,8 @@ crash           the process of a node ends; how: its memory after the restart (l
                 whether it first answers that it is loading
 snapshot        the state that a later rollback restores
 flush           FLUSHALL on a node
+come back       a node gets its snapshot back while it runs: it becomes a replica of a
+                copy of itself, and a master again
 forget meta     DEL redlock:meta on a node: it keeps its locks
 lead            a name leads one client, or all, to another server from now on: to
                 the one in "how", over connections that it makes later
@@ -153,6 +155,11 @@ class Faults:
         server = self._servers[fault.on]
         if self._may_lose_memory(server):
             server.flush()
+
+    def _come_back(self, fault: Fault) -> None:
+        server = self._servers[fault.on]
+        if self._may_lose_memory(server):
+            server.come_back()
 
     def _forget_meta(self, fault: Fault) -> None:
         server = self._servers[fault.on]

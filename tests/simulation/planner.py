@@ -118,7 +118,7 @@ class _Planner:
         ]
 
     def plan(self) -> Plan:
-        return self._with_limits(self._plan())
+        return self._with_limits(self._with_returns(self._plan()))
 
     def _plan(self) -> Plan:
         rng = self.rng
@@ -262,6 +262,21 @@ class _Planner:
             return None
         return self.rng.choice((self.max_ttl, max(self.ttl / 2, 0.2)))
 
+    def _with_returns(self, plan: Plan) -> Plan:
+        """Let a node of some plans get an old memory back, beside the other faults."""
+        rng = Random(f"{self.seed} returns")  # noqa: S311  (a seed is the point)
+        if plan.is_calm or rng.random() > _WITH_RETURNS:
+            return plan
+        end = max((fault.at for fault in plan.faults), default=self.duration)
+        end = min(end, 2 * self.duration)
+        faults = list(plan.faults)
+        for _ in range(rng.choice((1, 1, 2))):
+            node, at = rng.choice(plan.nodes).name, end * rng.random()
+            taken_at = at - self.ttl * rng.choice((0.3, 1.0)) * rng.random()
+            faults.append(Fault("snapshot", max(0.0, taken_at), node))
+            faults.append(Fault("come back", at, node))
+        return plan.but(faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
     def _with_limits(self, plan: Plan) -> Plan:
         """Let clients of some plans take permits, beside plain locks."""
         rng = Random(f"{self.seed} permits")  # noqa: S311  (a seed is the point)
@@ -295,6 +310,8 @@ class _Planner:
             return faults.lost_raises()
         return faults.of_all_kinds()
 
+
+_WITH_RETURNS = 0.15  # a share of the plans that have faults
 
 # -- Permits -------------------------------------------------------------------
 

@@ -400,6 +400,13 @@ def _identity_by_name() -> _Patches:
     return _refusal_by(same_names)
 
 
+def _memory_back_trusted() -> _Patches:
+    def present_names(store: Keyspace) -> dict[bytes, bytes]:
+        return {b"run_id": store.run_id}
+
+    return [(operations, "_present_names", present_names)]
+
+
 def _open_lifts_quarantine() -> _Patches:
     def open_(store: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
         (meta,), (_, planned, *_) = keys, args
@@ -673,6 +680,7 @@ MEMBERSHIP_BUGS = {
         for name, patches, findings in (
             ("members are not checked", _members_are_not_checked, _HOLDERS),
             ("identity by name", _identity_by_name, _HOLDERS),
+            ("memory back trusted", _memory_back_trusted, _HOLDERS),
             ("open lifts a quarantine", _open_lifts_quarantine, _HOLDERS),
             ("newcomer waits alone", _newcomer_waits_alone, _HOLDERS),
             ("one member confirms", _one_confirms, _HOLDERS),

@@ -245,6 +245,14 @@ class Server:
             self.node.flush()
             self.oracle.memory_lost(self)
 
+    def come_back(self) -> None:
+        """Get the snapshot back, as the same process, after a time as a replica."""
+        if self.is_up:
+            self.world.log(self.name, "gets an old memory back")
+            self._entries = _copied(self._snapshot)
+            self.node.promote()
+            self.oracle.memory_lost(self)
+
     def forget_scripts(self) -> None:
         """Remove all scripts (SCRIPT FLUSH)."""
         self.world.log(self.name, "forgets its scripts")

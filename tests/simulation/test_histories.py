@@ -42,7 +42,12 @@ EVENTS = (
     *("acquire_permits granted", "acquire_permits taken", "all permits held"),
     *("acquire_permits quarantined", "inspect_permits granted"),
     "join_permit_queue granted",
-    *("fault forget meta", "fault command init", "fault command reconfigure"),
+    *(
+        "fault forget meta",
+        "fault come back",
+        "fault command init",
+        "fault command reconfigure",
+    ),
     *("operator init done", "operator reconfigure done"),
     *("close quarantined", "close free", "open granted"),
     *("abort granted", "reopen granted", "initialize granted", "note granted"),

@@ -500,6 +500,19 @@ def counters_read_early() -> Plan:
     )
 
 
+def memory_back(at: float) -> Plan:
+    """Let n1 get a memory back that is older than the lock of c0 on n0 and n1."""
+    return plan_of(
+        (run(0.1, 4.0, stops_on_loss=False, renews=False, ttl=0.3),),
+        tuple(run(0.05) for _ in range(20)),
+        faults=(
+            Fault("cut", 0.0, "c0", "n2", 9.0),
+            Fault("snapshot", 0.05, "n1"),
+            Fault("come back", at, "n1"),
+        ),
+    )
+
+
 _SPLIT = [replaced("n0", "c1")]
 _PLANS = {
     "members are not checked": _SPLIT,
@@ -511,6 +524,7 @@ _PLANS = {
     ],
     "renewal without a vote": [replaced("n1", "c0")],
     "recovery before the quarantine": [counters_read_early()],
+    "memory back trusted": [memory_back(0.2 + 0.02 * n) for n in range(4)],
     "open lifts a quarantine": [opened_late(2.45 + 0.02 * n) for n in range(8)],
 }
 

@@ -20,11 +20,12 @@ if is_without_memory(state) or state[1] == forget then
     return {UNSYNCED, ''}
   end
   -- Servers that get the same message have different run ids.
-  local run_id = present_run_id()
+  local run_id, replid = present_names()
   local identity = random .. string.sub(run_id, 1, 8)
   redis.call('HDEL', meta, 'votes', 'quarantine_until', 'view', 'aborted')
-  redis.call('HSET', meta, 'config', JOINED, 'run_id', run_id, 'identity', identity)
+  redis.call('HSET', meta, 'config', JOINED, 'run_id', run_id, 'replid', replid,
+    'identity', identity)
   return {GRANTED, 0, JOINED, identity, 0, '', ''}
 end
 return {GRANTED, 0, state[1], state[4] or '', state[3] and 1 or 0,
-  state[6] or '', state[7] or ''}
+  state[7] or '', state[8] or ''}

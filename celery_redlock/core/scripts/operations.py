@@ -126,6 +126,10 @@ class Keyspace(Protocol):
     def run_id(self) -> bytes:
         """Another name after each start that may have lost keys (INFO)."""
 
+    @property
+    def replid(self) -> bytes:
+        """Another name after replication may have replaced keys; b"": none can."""
+
     def now_us(self) -> int:
         """Return microseconds since 1970 by the clock of the node (TIME)."""
 
@@ -549,7 +553,7 @@ def join(store: Keyspace, keys: Words, args: Words) -> Reply:
             store.hdel(meta, field)
         # Servers that get the same message have different run ids.
         identity = random + store.run_id[:8]
-        fields = {b"config": _JOINED, b"run_id": store.run_id, b"identity": identity}
+        fields = {b"config": _JOINED, b"identity": identity, **_present_names(store)}
         store.hset(meta, fields)
         return [GRANTED, 0, _JOINED, identity, 0, b"", b""]
     names = (b"identity", b"view", b"aborted")
@@ -689,8 +693,8 @@ def close(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: PLR0911
             return [UNSYNCED, state[b"identity"]]
         until = b"%d" % (store.now_us() // 1000 + int(quarantine_ms))
         fields = {b"config": closed, b"view": old, b"quarantine_until": until}
-        # The run id may be an earlier one in a view without the guard.
-        store.hset(meta, {**fields, b"run_id": store.run_id})
+        # Without the guard, the names may be those of an earlier process.
+        store.hset(meta, {**fields, **_present_names(store)})
         store.hdel(meta, b"votes")
         return [QUARANTINED, int(quarantine_ms)]
     was_aborted = b"view" not in state and _is_aborted(state, config)
@@ -1022,7 +1026,7 @@ def _begins_with_line(value: bytes | None, line: bytes) -> bool:
 
 
 def _is_without_memory(store: Keyspace, state: Mapping[bytes, bytes]) -> bool:
-    """Tell whether the server has lost its identity, or runs in another process.
+    """Tell whether the server has lost its identity, or its process or data changed.
 
     What another version of celery-redlock stored is never lost.
     """
@@ -1031,9 +1035,16 @@ def _is_without_memory(store: Keyspace, state: Mapping[bytes, bytes]) -> bool:
         return True
     if _FORMAT not in config:
         return False
-    if not {b"run_id", b"identity"} <= state.keys():
+    names = _present_names(store)
+    if not {b"identity", *names} <= state.keys():
         return True  # a part of a memory is none
-    return _GUARD_OFF not in config and state[b"run_id"] != store.run_id
+    return _GUARD_OFF not in config and not names.items() <= state.items()
+
+
+def _present_names(store: Keyspace) -> dict[bytes, bytes]:
+    """Return the names of the server process, and of its data if these can change."""
+    replid = {b"replid": store.replid} if store.replid else {}
+    return {b"run_id": store.run_id, **replid}
 
 
 def _refusal(store: Keyspace, state: Mapping[bytes, bytes], view: bytes) -> Reply:

@@ -14,9 +14,9 @@ local closed = ARGV[1]
 
 local state = read_state(meta, 'view', 'aborted')
 if is_without_memory(state) then return {UNSYNCED, ''} end
-if state[1] ~= closed or not state[6] then return {FREE} end
-mark_aborted(meta, state[7], closed)
+if state[1] ~= closed or not state[7] then return {FREE} end
+mark_aborted(meta, state[8], closed)
 raise_counters(meta, 2)
-redis.call('HSET', meta, 'config', state[6], 'votes', '1')
+redis.call('HSET', meta, 'config', state[7], 'votes', '1')
 redis.call('HDEL', meta, 'view', 'quarantine_until')
 return {GRANTED, 0}

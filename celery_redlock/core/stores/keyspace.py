@@ -127,9 +127,12 @@ class StoreKeyspace:
         sees_ended: Whether a string that has ended is still there, for a millisecond.
 
     Attributes:
+        replid: Nothing: the run id tells where replication may have replaced keys.
         changes: What the scripts have changed, and the store has not written.
         is_changed: Whether the store has written other changes before.
     """
+
+    replid = b""
 
     def __init__(
         self,

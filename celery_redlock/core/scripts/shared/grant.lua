@@ -5,7 +5,7 @@ if ours == locks then
 end
 
 local number = 0
-for i = 6, #state do
+for i = 7, #state do
   local counter = tonumber(state[i])
   if counter and counter > number then number = counter end
 end
