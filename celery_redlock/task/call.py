@@ -114,7 +114,8 @@ class Call:
             key, limits = task.key_rule.wanted_by(args, kwargs, may_have_more=True)
             options = runtime.options(task.name, task.lock_options)
         except BaseException:
-            release_claim(runtime, header.claim, request.id)  # it will never begin
+            # It will never begin.
+            release_claim(runtime, header.claim, request.id, task.name)
             raise
         if options.is_claimed and not header.claim:
             header = header._replace(claim=key)  # the project has replaced the headers

@@ -429,23 +429,24 @@ def claimed_until_it_begins(call: Any) -> Iterator[None]:
     _release_claim(call)
 
 
-def release_claim(runtime: Runtime, key: str, task_id: str) -> None:
+def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
     """Release the claim that a message carries, if it carries one."""
     if key:
-        Claims(runtime.redlock).release(key, task_id)
+        Claims(runtime.redlock).release(key, task_id, task)
         runtime.watchdog.resend_releases()
 
 
 def _release_claim(call: Any) -> None:
-    release_claim(call.runtime, call.header.claim, call.id)
+    release_claim(call.runtime, call.header.claim, call.id, call.task.name)
 
 
 def _release_claim_of_message(sender: Any, message: Any, **_: Any) -> None:
     """Release the claim of a message that no task takes: its call will never begin."""
     headers = message.headers or {}
-    key, task_id = claim_in(headers), str(headers.get("id"))
-    if key and is_id(task_id):
-        release_claim(runtime_of(sender.app), key, task_id)
+    key, task_id = claim_in(headers), headers.get("id")
+    task = headers.get("task")
+    if key and is_id(task_id) and is_id(task):
+        release_claim(runtime_of(sender.app), key, str(task_id), str(task))
 
 
 def cooling(call: Any) -> ExistingJob | None:

@@ -238,13 +238,13 @@ class RedlockRequest(Request):
         try:
             runtime, options = runtime_of(self.app), self.task.lock_options
             claim = self._redlock_claim
-            release_claim(runtime, claim, self.id)
+            release_claim(runtime, claim, self.id, self.task.name)
             looks_for_claim = not claim and options.unique_while != "running"
             if not (looks_for_claim or options.registers_successors):
                 return
             key, _ = wanted_by_message(self.task, self.args, self.kwargs)
             if looks_for_claim:  # the project has replaced the headers
-                release_claim(runtime, key, self.id)
+                release_claim(runtime, key, self.id, self.task.name)
             if options.registers_successors:
                 withdraw(runtime.redlock, key, self.name, self.id)
                 runtime.watchdog.resend_releases()

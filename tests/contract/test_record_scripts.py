@@ -115,6 +115,22 @@ def test_claim_compares_whole_job_names(subject: Subject, job: str) -> None:
     assert claim(subject, job)[0] == GRANTED
 
 
+@pytest.mark.parametrize(
+    ("task", "is_released"),
+    [("", True), ("send_invoice", True), ("send", False), ("no.such", False)],
+)
+def test_claim_is_released_for_its_own_task_alone(
+    subject: Subject, task: str, *, is_released: bool
+) -> None:
+    """A message of another task cannot name the claim of a job, and release it."""
+    claim(subject, "job-1")
+
+    reply = subject.run(RELEASE_CLAIM, [key(subject)], ["job-1", task])
+
+    assert reply == ([GRANTED, 0] if is_released else [FREE])
+    assert (subject.pttl(key(subject)) == NO_KEY) is is_released
+
+
 def test_claim_checks_the_lock_on_request(subject: Subject) -> None:
     """The value of the running job begins with its id, as that of a claim does."""
     lock(subject, "job-1")

@@ -214,12 +214,20 @@ class Claims:
         args = [self._redlock.guard.config, task_id, round(seconds * _MS)]
         self._nodes.tell(KEEP_CLAIM, keys, args)
 
-    def release(self, key: str, task_id: str) -> None:
+    def release(self, key: str, task_id: str, task: str = "") -> None:
         """Release the claim of a job, if it has one. Twice is harmless.
 
         Does not wait for replies. A node that is away gets it when it reconnects.
+
+        Args:
+            key: The key that was claimed.
+            task_id: The job.
+            task: The name of its task, if a message names key and job. Any client of
+                the broker can write a message; it cannot release the claim of another
+                task.
         """
-        self._nodes.tell(RELEASE_CLAIM, [self._keys.claim(key)], [task_id], resend=True)
+        names, words = [self._keys.claim(key)], [task_id, task]
+        self._nodes.tell(RELEASE_CLAIM, names, words, resend=True)
 
     # -- for operators -----------------------------------------------------------
 

@@ -867,8 +867,12 @@ def keep_claim(store: Keyspace, keys: Words, args: Words) -> Reply:
 
 def release_claim(store: Keyspace, keys: Words, args: Words) -> Reply:
     """Release the claim of a job. Twice is harmless."""
-    (claimed,), (job,) = keys, args
-    if not _begins_with_line(store.get(claimed), job):
+    (claimed,), (job, *of_task) = keys, args
+    value = store.get(claimed)
+    if value is None or not _begins_with_line(value, job):
+        return [FREE]
+    _, _, task, *_ = (*value.split(b"\n"), b"", b"")
+    if any(of_task) and of_task != [task]:
         return [FREE]
     store.delete(claimed)
     return [GRANTED, 0]

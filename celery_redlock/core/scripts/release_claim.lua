@@ -1,15 +1,18 @@
 -- Release the claim of a job. Twice is harmless.
 -- Compares no view: it acts on the claim of one job. To compare would only leave claims
--- behind.
+-- behind. A message says which claim its job has, and any client can write a message: so
+-- the claim must name the task of the message, too.
 --
 -- KEYS  1 claim
--- ARGV  1 job
+-- ARGV  1 job  2 task: of the job; '' or none: any task
 -- Returns {GRANTED, 0} or {FREE}
 -- include shared/statuses.lua
 -- include shared/claimed_by.lua
 local claim = KEYS[1]
-local job = ARGV[1]
+local job, task = ARGV[1], ARGV[2] or ''
 
 if not claimed_by(claim, job) then return {FREE} end
+local claimed = string.match(redis.call('GET', claim), '^[^\n]*\n[^\n]*\n([^\n]*)')
+if task ~= '' and claimed ~= task then return {FREE} end
 redis.call('DEL', claim)
 return {GRANTED, 0}
