@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Primary", "Standby"]
 
-DURABLE = {"synchronous_commit": "on", "fsync": "on", "full_page_writes": "on"}
+DURABLE = {"fsync": "on", "full_page_writes": "on"}
 
 
 class Primary(PostgreSQL):
-    """A server that writes what it has committed to its disk."""
+    """A server that writes what it has committed to its disk.
+
+    As PostgreSQL does by itself; a test may change ``synchronous_commit``.
+    """
 
     def __init__(self, programs: Path) -> None:
         super().__init__(programs, **DURABLE)
+        del self._settings["synchronous_commit"]
 
     def crash(self) -> None:
         """Kill all processes of the server at once."""

@@ -63,6 +63,48 @@ def test_lock_outlives_a_crash_of_the_server(primary: Primary, key: str) -> None
         assert rival.acquire(key).fence > lease.fence
 
 
+def test_lock_outlives_a_crash_after_a_reload(primary: Primary, key: str) -> None:
+    """A client that is connected goes on waiting for the disk, whatever is reloaded."""
+    with closing(service(primary)) as redlock, closing(service(primary)) as rival:
+        redlock.initialize()
+        redlock.release(redlock.acquire(key))
+        with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_commit = off")
+            connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+            connection.execute("SELECT pg_reload_conf()")
+            shown = "SHOW synchronous_commit"
+            until(lambda: connection.execute(shown).fetchone() == ("off",))
+            # It shows when the process of our connection has reloaded, too.
+            redlock.release(redlock.acquire(f"{key}:other"))
+        lease = redlock.acquire(key)
+
+        primary.crash()
+        primary.start()
+
+        until(lambda: redlock.inspect(key).holder is not None)
+        with pytest.raises(LockHeld):
+            rival.acquire(key)
+        assert redlock.release(lease)
+
+
+def test_database_without_an_encoding_is_understood(primary: Primary) -> None:
+    """Its texts come as bytes, unless the client asks for an encoding."""
+    with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII' "
+            "LC_COLLATE 'C' LC_CTYPE 'C'"
+        )
+        url = primary.plain_url.replace("/postgres", "/ascii")
+        Store.prepare(url, 5.0)
+        connection.execute(
+            "ALTER DATABASE ascii SET default_transaction_read_only TO on"
+        )
+    with closing(Redlock([url], node_timeout=5.0)) as redlock:
+        codes = [finding.code for finding in diagnose(redlock)]
+
+    assert "read-only" in codes
+
+
 def test_restart_costs_no_acquire(primary: Primary, key: str) -> None:
     """An idle connection that the server closed is noticed before it is used."""
     with closing(service(primary)) as redlock:

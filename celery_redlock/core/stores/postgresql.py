@@ -16,6 +16,11 @@ forgotten locks. So the restart guard keeps such a server out of the vote for on
 max_ttl. A crash changes neither, and loses nothing that was granted: a grant returns
 after its commit was written to disk.
 
+What this rests on is asked with each transaction (the timeline, whether the server is a
+standby, its process behind a pooler), set for the session (``synchronous_commit``, the
+encoding), or refused by the server when it has changed (privileges, read-only). Only
+``fsync`` is neither: the doctor asks for it each time that it runs.
+
 A lock is released by a DELETE, and changes its holder by a DELETE and an INSERT, while
 a renewal is an UPDATE. So a transaction that reads the row of its lock FOR KEY SHARE
 (``Lease.ensure``) keeps all others out until it ends, and does not hinder its own
@@ -66,7 +71,11 @@ _FACTS = (
     "SELECT current_setting('server_version'), pg_is_in_recovery(), "
     "to_regclass(%s) IS NOT NULL, (SELECT system_identifier FROM pg_control_system()), "
     "current_setting('transaction_read_only'), current_setting('fsync'), "
-    "current_setting('synchronous_commit'), "
+    # For the session: a reload of the server's settings does not change it any more. A
+    # grant must be on disk when it is told, and on that of a synchronous standby.
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
+    "WHEN 'off' THEN 'on' WHEN 'local' THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, false), "
     "(SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), "
     # Users without pg_read_all_stats see standbys, and not of what kind.
     "(SELECT CASE WHEN count(*) > count(sync_state) THEN 'unknown' "
@@ -112,6 +121,7 @@ class PostgreSQL:
                 cursor_factory=ClientCursor,
                 connect_timeout=max(2, round(timeout)),
                 application_name="celery-redlock",
+                client_encoding="utf8",  # else texts of an SQL_ASCII database are bytes
             )
         except psycopg.Error as error:
             raise StoreError(_unreachable(error)) from None
@@ -189,8 +199,6 @@ class PostgreSQL:
             if self._process == self._connection.info.backend_pid
             else "yes",
         }
-        # A grant must be on disk when it is told, and on that of a synchronous standby.
-        self._is_durable = commits not in ("off", "local")
         if in_recovery:
             self.info["unfit"] = "is a standby; use the primary server"
         elif is_read_only == "on":
@@ -241,8 +249,6 @@ class PostgreSQL:
         steps = write(keys.changes)
         if needs.may_be_late:
             steps.insert(0, Step("commit late"))
-        elif not self._is_durable:
-            steps.insert(0, Step("commit on disk"))
         self._statements.carry_out([*steps, Step("commit")])
         # An error of the sweep must not hide what the commit has done.
         with contextlib.suppress(psycopg.Error):

@@ -43,7 +43,6 @@ _TEXTS = {
     "begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
     "lock timeout": "SET LOCAL lock_timeout = 200",
     "commit late": "SET LOCAL synchronous_commit TO off",
-    "commit on disk": "SET LOCAL synchronous_commit TO on",
     "commit": "COMMIT",
     "rollback": "ROLLBACK",
     # In the order of the array: the numbers are sorted, so that no two transactions
