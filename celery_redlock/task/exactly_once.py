@@ -37,16 +37,20 @@ is interrupted (lock lost,      rolls back
 cancelled, time limit)
 ==============================  ======================================================
 
-If the answer to a commit is lost, the record says whether it took place. Interrupts and
-soft time limits reach the body only, never the commit.
+If the answer to a commit is lost, the record says whether it took place. A record that
+is not seen is no answer: the server may still be at the commit. So the same record is
+written once more, in a transaction that is rolled back. Its unique id waits for the
+first one, and then the record is there, or it could be written: nothing was committed.
+Interrupts and soft time limits reach the body only, never the commit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
@@ -89,6 +93,10 @@ def run_once(execution: Any, once: ExactlyOnce, body: Callable[[], Any]) -> Any:
         StaleFence: A later holder of the lock has recorded another call with the key.
     """
     return _OnceRun(execution, once).run(body)
+
+
+class _RollBack(Exception):  # noqa: N818  (it leaves this module never)
+    """The transaction was for looking only."""
 
 
 class _OnceRun:
@@ -170,7 +178,7 @@ class _OnceRun:
         error: Exception,
     ) -> Any:
         """Find out whether this run was committed, or another one, or none."""
-        found = self._look_again(error)
+        found = self._decided(record, before, error)
         if found is None or (before is not None and found.is_of(before)):
             raise error
         if found.is_of(record):
@@ -222,7 +230,30 @@ class _OnceRun:
             pass
         return found
 
-    def _look_again(self, error: Exception) -> CallRecord | None:
+    def _look_behind(
+        self, record: CallRecord, before: CallRecord | None
+    ) -> CallRecord | None:
+        """Return the record when no transaction that has written it is undecided."""
+        found: CallRecord | None
+        try:
+            with contextlib.suppress(_RollBack), self._transaction() as found:
+                self._write_and_roll_back(record, found, before)
+        except Exception:
+            found = self._look()
+            if found == before:  # another error than that of a record that is there
+                raise
+        return found
+
+    def _write_and_roll_back(
+        self, record: CallRecord, found: CallRecord | None, before: CallRecord | None
+    ) -> NoReturn:
+        if found == before:
+            self._records.write(record, before)  # waits for an undecided transaction
+        raise _RollBack
+
+    def _decided(
+        self, record: CallRecord, before: CallRecord | None, error: Exception
+    ) -> CallRecord | None:
         """Return the record after an error; for some seconds while there is no answer.
 
         Raises:
@@ -232,7 +263,7 @@ class _OnceRun:
             if pauses:
                 SYSTEM_CLOCK.sleep(doubled(_FIRST_PAUSE, pauses - 1, _LONGEST_PAUSE))
             try:
-                return self._look()
+                return self._look_behind(record, before)
             except Exception as unanswered:  # noqa: BLE001  (each driver has its own)
                 log.warning(
                     "%s does not know yet whether it is committed (%s: %s).",

@@ -58,9 +58,13 @@ class DjangoLedger:
         with connections[self.database].cursor() as cursor:
             cursor.execute("commit")
 
+    def driver_connection(self) -> Any:
+        """Return the connection below the ORM's, in the body of a task."""
+        return connections[self.database].connection
+
     def break_connection(self) -> None:
         """Close the connection of this thread behind the ORM's back."""
-        connections[self.database].connection.close()
+        self.driver_connection().close()
 
     def count(self, name: str) -> int:
         """Return the number of rows of this name that are committed."""
@@ -125,10 +129,13 @@ class SqlAlchemyLedger:
         """Commit, in the body of a task, as it must not."""
         current_session().commit()
 
+    def driver_connection(self) -> Any:
+        """Return the connection below the ORM's, in the body of a task."""
+        return current_session().connection().connection.dbapi_connection
+
     def break_connection(self) -> None:
         """Close the connection of the call behind the ORM's back."""
-        connection = current_session().connection().connection
-        connection.dbapi_connection.close()  # type: ignore[union-attr]
+        self.driver_connection().close()
 
     def count(self, name: str) -> int:
         """Return the number of rows of this name that are committed."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from celery import Celery, signals, states
 from celery.exceptions import Ignore, Reject
@@ -38,6 +42,7 @@ from tests.contrib.ledgers import (
     open_ledger,
 )
 from tests.contrib.storages import default_database, use_django
+from tests.harness.waiting import until
 from tests.unit.tasks.support import Worker, open_app
 
 if TYPE_CHECKING:
@@ -561,6 +566,57 @@ def test_answer_to_the_commit_that_is_lost_is_looked_up(
 
     assert (run.stored, run.result) == (states.SUCCESS, [name])
     assert ledger.count(name) == 1
+
+
+@overlapping
+def test_commit_that_the_server_still_finishes_is_waited_for(
+    worker: Worker, ledger: Ledger, postgres: str, name: str
+) -> None:
+    """The connection dies while the server waits for its standby: no record is seen."""
+    server = psycopg.connect(postgres.replace("+psycopg", ""), autocommit=True)
+    lost: list[psycopg.Connection] = []
+
+    @worker.task(exactly_once_in=ledger.database)
+    def add() -> str:
+        ledger.add(name)
+        connection = ledger.driver_connection()
+        connection.execute("SET LOCAL synchronous_commit = on")
+        lost.append(connection)
+        return name
+
+    def waits(condition: str) -> bool:
+        asked = f"SELECT count(*) FROM pg_stat_activity WHERE {condition}"  # noqa: S608
+        return server.execute(asked).fetchone() != (0,)
+
+    def finish() -> None:
+        """Lose the connection in its commit; end it when another one waits for it."""
+        until(lambda: waits("wait_event = 'SyncRep'"))
+        with socket.socket(fileno=os.dup(lost[0].fileno())) as its_socket:
+            its_socket.shutdown(socket.SHUT_RDWR)
+        until(lambda: waits("wait_event_type = 'Lock'") or has_ended.is_set())
+        set_standby(server, "")
+
+    set_standby(server, "absent")
+    has_ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        finished = pool.submit(finish)
+        try:
+            run = worker.run(add)
+        finally:
+            has_ended.set()
+    finished.result()
+    server.close()
+
+    assert (run.stored, run.result) == (states.SUCCESS, name)
+    assert ledger.count(name) == 1
+
+
+def set_standby(server: psycopg.Connection, name: str) -> None:
+    """Let commits that wait for the disk wait for this standby."""
+    server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    server.execute("SELECT pg_reload_conf()")
+    shown = "SHOW synchronous_standby_names"
+    until(lambda: server.execute(shown).fetchone() == (name,))
 
 
 def test_connection_that_dies_in_the_body_rolls_back(

@@ -64,7 +64,7 @@ def test_lock_outlives_a_crash_of_the_server(primary: Primary, key: str) -> None
 
 
 def test_lock_outlives_a_crash_after_a_reload(primary: Primary, key: str) -> None:
-    """A client that is connected goes on waiting for the disk, whatever is reloaded."""
+    """A client that is connected goes on waiting for the disk."""
     with closing(service(primary)) as redlock, closing(service(primary)) as rival:
         redlock.initialize()
         redlock.release(redlock.acquire(key))
