@@ -95,6 +95,31 @@ def watchdog_of(redlock: Redlock) -> Watchdog:
     return watchdog or vars(redlock).setdefault("_watchdog", Watchdog(redlock))
 
 
+_services: dict[tuple[str, ...], Redlock] = {}  # of this process, by their URLs
+
+
+def _service(redlock: Redlock | str | Sequence[str]) -> Redlock:
+    """Return a lock service; one for each list of URLs.
+
+    Raises:
+        TypeError: It is neither a service nor URLs.
+    """
+    urls: Any = (redlock,) if isinstance(redlock, str) else redlock
+    if isinstance(urls, (list, tuple)):
+        from celery_redlock.core.redlock import Redlock  # noqa: PLC0415  (slow import)
+
+        service = _services.get(tuple(urls))
+        # Of two threads that come here at once, one makes it for both.
+        return service or _services.setdefault(tuple(urls), Redlock(urls))
+    if not hasattr(redlock, "acquiring"):
+        raise TypeError(
+            f"The lock service is of type {type(redlock).__name__}. It must be a "
+            "Redlock, or the URLs of its nodes. Nothing was locked. Write "
+            'lock("redis://localhost", "the key") or lock(Redlock([...]), "the key").'
+        )
+    return urls  # type: ignore[no-any-return]  # a service
+
+
 class _Block:
     """A block of code that has a lease.
 
@@ -459,7 +484,7 @@ class Hold:
 
 @contextlib.contextmanager
 def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
-    redlock: Redlock,
+    redlock: Redlock | str | Sequence[str],
     key: str | Sequence[str] | Mapping[str, int],
     *,
     limit: int | None = None,
@@ -481,7 +506,8 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
     """Hold the lock while the block runs.
 
     Args:
-        redlock: The lock service.
+        redlock: The lock service, or the URLs of its nodes: one, or a list. For equal
+            URLs this process has one service, with the usual settings.
         key: The name of the lock, or a list of several: then the block has all of
             them, by one lease with one fence. Or several with the number of holders
             that each may have at once: ``{"tenant:1": 1, "imports": 10}``.
@@ -538,7 +564,7 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
 
 @contextlib.asynccontextmanager
 async def alock(
-    redlock: Redlock,
+    redlock: Redlock | str | Sequence[str],
     key: str | Sequence[str] | Mapping[str, int],
     *,
     wait: float = 0.0,
@@ -554,15 +580,15 @@ async def alock(
     at any ``await``, nothing stays locked.
 
     Args:
-        redlock: The lock service.
+        redlock: The lock service, or URLs, as for `lock`.
         key: The name of the lock, or several, as for `lock`.
         wait: Seconds to wait for the lock before giving up; 0 tries once.
         options: The other options of `lock`.
 
     Raises:
         LockUnavailable: The lock was not granted. The block did not run.
-        ConfigurationError: A duration or the key cannot be used. The block did not
-            run.
+        ConfigurationError: A duration or the key cannot be used, or no event loop of
+            asyncio runs here. The block did not run.
         LockLost: The lock was lost while the block ran.
     """
     async with aheld_by(_hold(redlock, key, **options), wait) as lease:
@@ -570,7 +596,7 @@ async def alock(
 
 
 def _hold(
-    redlock: Redlock,
+    redlock: Redlock | str | Sequence[str],
     key: str | Sequence[str] | Mapping[str, int],
     *,
     limit: int | None = None,
@@ -578,6 +604,7 @@ def _hold(
     **options: Any,
 ) -> Hold:
     """Return a hold with these options of `lock`."""
+    redlock = _service(redlock)
     text, limits = wanted(key, limit, rate)
     holder: Holder | None = options.pop("holder", None)
     hooks = {name: options.pop(name, None) for name in _HOOKS}
@@ -617,7 +644,9 @@ async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
     """
     import asyncio  # noqa: PLC0415  (slow; most processes need none)
 
-    loss = _Cancellation(hold, asyncio.get_running_loop(), asyncio.current_task())
+    from celery_redlock.core.event_loop import running_loop  # noqa: PLC0415
+
+    loss = _Cancellation(hold, running_loop(), asyncio.current_task())
     try:
         lease = await hold.aacquire(wait)
         lease.begin()

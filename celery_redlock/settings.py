@@ -128,12 +128,27 @@ class Settings:
                     f"{spelling} is set, but Celery does not read it in this spelling. "
                     f"Write {read[bool(namespace)]}."
                 )
+        if not {**defaults, **given}.get("nodes"):
+            _refuse_namespace(conf, namespace)
         return cls(**{**defaults, **given})
 
     @property
     def timing(self) -> Timing:
         """The durations, as the core uses them."""
         return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)
+
+
+def _refuse_namespace(conf: Mapping[str, Any], namespace: str) -> None:
+    """Refuse nodes that are set under a namespace which the app does not read."""
+    for spelling in map(str, conf):
+        head, _, rest = spelling.partition("_REDLOCK_NODES")
+        if head and head == head.upper() and not rest and f"{head}_" != namespace:
+            raise ConfigurationError(
+                f"redlock_nodes is not set. {spelling} is set, but this app reads the "
+                f"namespace {namespace.rstrip('_') or '(none)'}. "
+                f'Nothing can be locked; pass namespace="{head}" to '
+                "config_from_object."
+            )
 
 
 def _nodes(value: Any) -> tuple[NodeAddress, ...]:

@@ -22,6 +22,7 @@ from celery_redlock.app.masking import mask
 from celery_redlock.app.outage_log import OutageLog
 from celery_redlock.app.refusal_log import RefusalLog
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.locking import watchdog_of
 from celery_redlock.settings import Settings
 
@@ -52,6 +53,7 @@ _ARGUMENTS = (  # of Redlock
     *("nodes", "ttl", "max_ttl", "node_timeout", "connect_timeout", "prefix"),
     "restart_guard",
 )
+_READ_ONCE = [f"redlock_{name}" for name in (*_ARGUMENTS, "on_backend_error")]
 _PATIENCE = 1.0  # seconds for which an ending process waits for receivers
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
@@ -78,6 +80,8 @@ class Runtime:
         mask(app)
         self._app = weakref.ref(app)
         self.settings = Settings.of(app.conf, **defaults)
+        # Set by assignment; a module or an object is read once by Celery, too.
+        self._read = [(name, app.conf.changes.get(name)) for name in _READ_ONCE]
         self.dispatcher = SignalDispatcher()
         self.outage_log = OutageLog()
         self.refusal_log = RefusalLog()
@@ -94,6 +98,22 @@ class Runtime:
             # If two threads come here at once, both get the same service.
             service = self._service.setdefault(_MADE, redlock_from(self.settings))
         return service
+
+    def refuse_changes(self, conf: Any) -> None:
+        """Refuse settings that were changed after they were read.
+
+        Raises:
+            ConfigurationError: One was.
+        """
+        changes = conf.changes
+        for name, value in self._read:
+            now = changes.get(name)
+            if now is not value and _plain(now) != _plain(value):
+                raise ConfigurationError(
+                    f"{name} was changed after the first use of this app's locks. They "
+                    "still have the former value, so another process may have other "
+                    "ones. Nothing was locked. Set it before: settings are read once."
+                )
 
     @property
     def watchdog(self) -> Watchdog:
@@ -185,6 +205,12 @@ class SignalDispatcher:
             signal.send(sender=sender, **named)
 
 
+def _plain(value: Any) -> Any:
+    """Return a setting as it was written; see ``app.masking``."""
+    value = getattr(value, "nodes", value)
+    return list(value) if isinstance(value, tuple) else value
+
+
 def redlock_from(settings: Settings, **changes: Any) -> Redlock:
     """Return a lock service as the settings describe it, with changed arguments."""
     # A process that only publishes never imports the core, half of this package.
@@ -198,7 +224,7 @@ def runtime_of(app: Any) -> Runtime:
     """Return the runtime of an app, made on first use.
 
     Raises:
-        ConfigurationError: A setting is wrong.
+        ConfigurationError: A setting is wrong, or was changed after its first use.
     """
     if _instead:
         return _instead[-1](app_itself(app))
@@ -207,6 +233,7 @@ def runtime_of(app: Any) -> Runtime:
         app = app_itself(app)
         # If two threads come here at once, both get the same runtime.
         runtime = vars(app).setdefault(_ATTRIBUTE, Runtime(app))
+    runtime.refuse_changes(app.conf)
     return runtime
 
 

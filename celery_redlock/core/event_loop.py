@@ -16,18 +16,36 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery_redlock.core.steps import Ask, Call, Sleep
+from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery_redlock.core.steps import Step, Steps
     from celery_redlock.core.transport.requests import Transport
 
-__all__ = ["drive"]
+__all__ = ["drive", "running_loop"]
 
 T = TypeVar("T")
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop that runs here.
+
+    Raises:
+        ConfigurationError: It is not one of asyncio.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "No event loop of asyncio runs here, and locks of coroutines need one. "
+            "Nothing was locked. In trio, enter a block of lock() in a thread: "
+            "await trio.to_thread.run_sync(block.__enter__), and leave it so, too."
+        ) from None
+
+
 async def drive(steps: Steps[T], transport: Transport) -> T:
     """Carry the steps out in this coroutine, and return the result."""
+    running_loop()
     result: Any = None
     try:
         while True:

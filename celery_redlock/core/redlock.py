@@ -107,7 +107,7 @@ class Redlock:
     """A lock service on N independent Redis masters.
 
     Building one opens nothing. Connections are made on first use, in the background.
-    Threads and greenlets may share one, and it survives a fork.
+    Threads and greenlets may share one, it survives a fork, and it can be pickled.
 
     Args:
         nodes: URLs, ``{"url": ..., "name": ...}`` or addresses; see
@@ -179,6 +179,29 @@ class Redlock:
         )
         self._last_won = Ballot(self.labels)
         self.permits = Permits()
+        self._is_of_tests = clock is not SYSTEM_CLOCK or transport is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what another process needs for its own service on these nodes.
+
+        That is the addresses, with their passwords, and the settings. A copy has no
+        lease and no connection of this service.
+        """
+        if self._is_of_tests:
+            raise TypeError(
+                f"{self!r} cannot be pickled or copied: it has a clock or a transport "
+                "of a test, which no other process has. Make one there."
+            )
+        timing = self.timing
+        settings: dict[str, Any] = {
+            "ttl": timing.ttl,
+            "max_ttl": timing.max_ttl,
+            "node_timeout": timing.node_timeout,
+            "connect_timeout": timing.connect_timeout,
+            "prefix": self.keys.prefix,
+            "restart_guard": self.guard.enabled,
+        }
+        return partial(type(self), self.addresses, **settings), ()
 
     # -- acquire -------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_redlock.app.runtime import forget_runtimes, runtime_of
 from celery_redlock.core.transport.url import parse_node
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.settings import Settings
@@ -247,3 +248,50 @@ def test_upper_case_setting_of_another_package_is_left_alone() -> None:
     app = app_with("CELERY", CELERY_REDLOCK_NODES=NODES, REDLOCK_FILES=["x"])
 
     assert Settings.of(app.conf) == settings()
+
+
+@pytest.mark.parametrize("namespace", [None, "SHOP"])
+def test_nodes_of_a_namespace_that_the_app_does_not_read_are_named(
+    namespace: str | None,
+) -> None:
+    """A missing ``namespace="CELERY"`` is the usual reason for missing nodes."""
+    app = app_with(namespace, CELERY_REDLOCK_NODES=NODES)
+
+    with pytest.raises(
+        ConfigurationError, match=r'CELERY_REDLOCK_NODES is set.*namespace="CELERY"'
+    ):
+        Settings.of(app.conf)
+
+
+# -- settings that are changed -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ttl", 25), ("nodes", ["redis://another"]), ("on_backend_error", "run")],
+)
+def test_setting_that_is_changed_after_its_first_use_is_refused(
+    name: str, value: object
+) -> None:
+    """The locks would go on with the former value, without a word."""
+    app = app_with(redlock_ttl=20)
+    app.conf.redlock_nodes = NODES
+    runtime = runtime_of(app)
+    app.conf[f"redlock_{name}"] = value
+
+    with pytest.raises(ConfigurationError, match=f"^redlock_{name} was changed after"):
+        runtime_of(app)
+
+    forget_runtimes()
+    assert runtime_of(app) is not runtime
+
+
+def test_setting_that_is_set_again_to_its_value_is_no_change() -> None:
+    """A module may be imported twice."""
+    app = app_with()
+    app.conf.redlock_nodes = NODES
+    app.conf.redlock_ttl = 20
+    runtime = runtime_of(app)
+    app.conf.update(redlock_nodes=list(NODES), redlock_ttl=20.0)
+
+    assert runtime_of(app) is runtime
