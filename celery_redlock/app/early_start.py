@@ -47,12 +47,13 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.backoff import jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.key_watch import KeyWatch
+from celery_redlock.core.records.backlog import keep_place
 from celery_redlock.options.broker import visibility_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.limits import Wanted
+    from celery_redlock.core.limits import Waits, Wanted
     from celery_redlock.core.redlock import Redlock
 
 __all__ = ["EarlyStartStep", "EarlyStarts", "WaitingCall", "consumer_with_lines"]
@@ -75,8 +76,7 @@ class WaitingCall:
     Attributes:
         starts: Where it waits.
         request: Celery's request.
-        wanted: The key that it waits for.
-        rank: µs since 1970 when it was published.
+        waits: What its message says of its wait.
         start: What Celery does when the countdown is over.
         priority: The priority of its entry in Celery's timer.
         pause: Seconds of its countdown.
@@ -88,8 +88,7 @@ class WaitingCall:
 
     starts: EarlyStarts
     request: Any
-    wanted: Wanted
-    rank: int
+    waits: Waits
     start: Callable[[], Any]
     priority: int
     pause: float
@@ -152,6 +151,7 @@ class EarlyStarts:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._timer, self._clock, self._stays_for = timer, clock, stays_for
+        self._redlock = redlock
         self._lines: dict[Wanted, _Line] = {}
         self._news: deque[tuple[Wanted, int, bool]] = deque()
         self._number = 0
@@ -219,13 +219,11 @@ class EarlyStarts:
 
     # -- calls -------------------------------------------------------------------------
 
-    def add(  # noqa: PLR0913  (each names one thing)
+    def add(
         self,
         request: Any,
-        wanted: Wanted,
-        rank: int,
+        waits: Waits,
         *,
-        waits_on: bool,
         at: float,
         start: Callable[[], Any],
         priority: int = 0,
@@ -234,9 +232,7 @@ class EarlyStarts:
 
         Args:
             request: Celery's request.
-            wanted: The key that it waits for.
-            rank: µs since 1970 when it was published.
-            waits_on: Whether it waits on when its countdown ends and its lock is held.
+            waits: What its message says of its wait.
             at: The instant, of the timer's clock, at which its countdown is over.
             start: Starts it as Celery does.
             priority: The priority of its entry in the timer.
@@ -244,16 +240,15 @@ class EarlyStarts:
         Returns:
             This entry.
         """
-        now = self._clock.monotonic()
+        now, wanted = self._clock.monotonic(), waits.wanted
         call = WaitingCall(
             starts=self,
             request=request,
-            wanted=wanted,
-            rank=rank,
+            waits=waits,
             start=start,
             priority=priority,
             pause=max(_SHORTEST_PAUSE, at - now),
-            leave_at=now + self._stays_for if waits_on else now,
+            leave_at=now + self._stays_for if waits.waits_on else now,
         )
         self._enter(call, at)
         line = self._lines.get(wanted)
@@ -263,7 +258,7 @@ class EarlyStarts:
             line = self._lines[wanted] = _Line()
         request.redlock_waiting = call
         self._number += 1
-        heapq.heappush(line.calls, (rank, self._number, call))
+        heapq.heappush(line.calls, (waits.rank, self._number, call))
         line.waiting += 1
         if not line.is_watched or line.room > len(line.trying):
             self._look(wanted, line)
@@ -279,7 +274,7 @@ class EarlyStarts:
         """Start a call whose countdown is over, unless its lock is held."""
         if call.entry is None:
             return
-        line = self._lines.get(call.wanted)
+        line = self._lines.get(call.waits.wanted)
         if line is None:
             call.entry = None
             call.start()
@@ -291,10 +286,21 @@ class EarlyStarts:
             self._enter(call, now + pause)
             if hasattr(request, "_eta_timer_entry"):  # Celery 5.7 cancels it by this
                 request._eta_timer_entry = call.entry  # noqa: SLF001
+            self._keep_place(call, pause)
             return
         self._start(call, line)
         if not line.waiting:
-            self._forget(call.wanted, line, passes_on=False)
+            self._forget(call.waits.wanted, line, passes_on=False)
+
+    def _keep_place(self, call: WaitingCall, seconds: float) -> None:
+        if call.waits.backlog:
+            keep_place(
+                self._redlock,
+                call.waits.backlog,
+                call.request.id,
+                since=call.waits.rank,
+                seconds=seconds,
+            )
 
     def _start(self, call: WaitingCall, line: _Line) -> None:
         """Hand a call to the pool, as Celery does when its countdown is over."""
@@ -312,15 +318,15 @@ class EarlyStarts:
 
     def ended(self, call: WaitingCall) -> None:
         """Note that a call has its lock, or needs it no more. Twice is harmless."""
-        line = self._lines.get(call.wanted)
+        line = self._lines.get(call.waits.wanted)
         if line is None or call not in line.trying:
             return
         line.trying.discard(call)
         if line.waiting:
             if line.room:
-                self._look(call.wanted, line)
+                self._look(call.waits.wanted, line)
         elif not line.trying:
-            del self._lines[call.wanted]
+            del self._lines[call.waits.wanted]
 
     def _look(self, wanted: Wanted, line: _Line) -> None:
         """Have the thread look at the key now, and watch it from now on."""
@@ -328,7 +334,7 @@ class EarlyStarts:
         if head is None:
             return
         try:
-            self._watch.watch(wanted, head.rank)
+            self._watch.watch(wanted, head.waits.rank)
         except RuntimeError:  # no further thread can start
             log.warning("Calls wait for their countdowns: no further thread starts.")
         else:
@@ -425,9 +431,7 @@ class _Timer:
             return timer.call_at(at, function, args, kwargs, priority)
         return starts.add(
             args[0],
-            waits.wanted,
-            waits.rank,
-            waits_on=waits.waits_on,
+            waits,
             at=at,
             start=lambda: function(*args),
             priority=priority,

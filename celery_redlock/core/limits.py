@@ -19,6 +19,7 @@ __all__ = [
     "START_WITHIN",
     "Limit",
     "Limits",
+    "Waits",
     "Wanted",
     "limit_of",
     "rate_of",
@@ -93,6 +94,22 @@ class Wanted(NamedTuple):
 
     key: str
     limits: Limits = ()
+
+
+class Waits(NamedTuple):
+    """The wait of a refused call.
+
+    Attributes:
+        wanted: What it waits for.
+        rank: µs since 1970 when it was published.
+        waits_on: Whether it waits on when its countdown ends and its lock is held.
+        backlog: The key in whose backlog it is; ``""``: in none.
+    """
+
+    wanted: Wanted
+    rank: int
+    waits_on: bool
+    backlog: str = ""
 
 
 def with_copies(limits: Limits, task_id: str) -> Limits:

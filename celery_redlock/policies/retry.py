@@ -30,7 +30,8 @@ _FIRST, _LONGEST = 1.0, 30.0  # seconds until the next try in an outage
 _MOMENT = 0.5  # seconds
 _LEAST = 0.05  # seconds; each way through the broker costs something
 _NEXT = 8  # calls for each permit that may wait in their processes
-_IN_A_BACKLOG = 900.0  # seconds; in a long backlog a call looks again meanwhile
+_IN_A_BACKLOG = 60.0  # seconds; calls before it may be gone, and no node tells it
+_FOR_A_START = 900.0  # the same where starts are limited: their instants are known
 
 
 @policy
@@ -158,7 +159,7 @@ def _countdown(turn: float, conflict: Conflict, place: Place, usual: float) -> f
     limit = conflict.limit
     if limit and limit.period:
         apart = min(_MOMENT, limit.period / limit.most / 10)
-        return max(_LEAST, min(turn, _IN_A_BACKLOG) + jittered(apart, 0.0))
+        return max(_LEAST, min(turn, _FOR_A_START) + jittered(apart, 0.0))
     permits = limit.most if limit else 1
     latest = min(usual * (1 + place.before / permits), _IN_A_BACKLOG)
     return max(_LEAST, jittered(min(turn, latest), 0.95))

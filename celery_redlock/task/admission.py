@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.limits import Wanted
-from celery_redlock.core.records.backlog import join_backlog, leave_backlog
+from celery_redlock.core.records.backlog import join_backlog, keep_place, leave_backlog
 from celery_redlock.core.records.beat_slots import mark_slot
 from celery_redlock.errors import (
     DuplicateTask,
@@ -79,7 +79,6 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _PATIENCE = 1.0  # seconds for which a copy waits before it is republished
-_GRACE = 60.0  # seconds, with the ttl, that a call may be late to come back
 
 
 class Admission:
@@ -285,8 +284,6 @@ class Admission:
             held.held_key or call.key,
             call.id,
             since=call.header.published,
-            limit=held.limit,
-            grace=_GRACE + call.options.ttl,
         )
 
     def _leave_backlog(self) -> None:
@@ -383,12 +380,25 @@ class _RefusedCall:
         deferred = self.admission.call.header.deferred + 1
         header: dict[str, Any] = {"next": next_} if self.decision.registers else {}
         if self.conflict.phase == "running":
-            call = self.admission.call
-            wanted = Wanted(call.key, call.limits)
-            header["waits"] = waits_of(wanted, waits_on=call.options.waits_on)
+            header["waits"] = self._waits(countdown)
         reason = self.duplicate(what)
         self.admission.republish(reason, countdown, deferred=deferred, **header)
         return 0.0
+
+    def _waits(self, countdown: float) -> tuple[Any, ...]:
+        """Keep the place of the call in its backlog, and return what it waits for."""
+        call, backlog = self.admission.call, ""
+        if call.options.has_backlog:
+            backlog = self.conflict.held_key
+            keep_place(
+                call.runtime.redlock,
+                backlog,
+                call.id,
+                since=call.header.published,
+                seconds=countdown,
+            )
+        wanted = Wanted(call.key, call.limits)
+        return waits_of(wanted, waits_on=call.options.waits_on, backlog=backlog)
 
     def duplicate(self, what: str) -> DuplicateTask:
         """Return the error that says what becomes of the call, and why."""

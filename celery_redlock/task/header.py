@@ -24,8 +24,9 @@ field            meaning                                            written by
 ``events``       whether its worker sends events                    main process
 ``claim``        the key that its publisher has claimed for it      publisher
 ``waits``        what a refused call waits for: the text of its     the task
-                 keys; the most, period and key of each limit; and
-                 whether it waits on after its countdown
+                 keys; the most, period and key of each limit;
+                 whether it waits on after its countdown;
+                 and the key in whose backlog it is
 ===============  =================================================  ============
 
 Celery copies the headers of a message into its retries. The header is therefore
@@ -49,7 +50,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import MOST, MOST_BYTES
 from celery_redlock.core.lease import new_base
-from celery_redlock.core.limits import MOST_PERMITS, Limit, Wanted
+from celery_redlock.core.limits import MOST_PERMITS, Limit, Waits, Wanted
 from celery_redlock.core.records.beat_slots import MOST_SLOT
 from celery_redlock.core.text import is_encodable, is_line
 
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER",
     "TaskHeader",
-    "Waits",
     "attach",
     "attach_claim",
     "claim_in",
@@ -126,9 +126,10 @@ def _is_waits(value: object) -> bool:
     match value:
         case []:
             return True
-        case [str() as key, [*limits], bool()]:
+        case [str() as key, [*limits], bool(), str() as backlog]:
             is_right = key != "" and len(limits) <= _MOST_LIMITS
-            return is_right and _is_key(key) and all(map(_is_limit, limits))
+            are_keys = _is_key(key) and _is_key(backlog)
+            return is_right and are_keys and all(map(_is_limit, limits))
     return False
 
 
@@ -147,20 +148,6 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "claim": _is_key,
     "waits": _is_waits,
 }
-
-
-class Waits(NamedTuple):
-    """The wait of a refused call.
-
-    Attributes:
-        wanted: What it waits for.
-        rank: µs since 1970 when it was published.
-        waits_on: Whether it waits on when its countdown ends and its lock is held.
-    """
-
-    wanted: Wanted
-    rank: int
-    waits_on: bool
 
 
 class TaskHeader(NamedTuple):
@@ -264,10 +251,12 @@ def claim_in(headers: Mapping[str, Any] | None) -> str:
     return TaskHeader.read(headers).claim
 
 
-def waits_of(wanted: Wanted, *, waits_on: bool = False) -> tuple[Any, ...]:
+def waits_of(
+    wanted: Wanted, *, waits_on: bool = False, backlog: str = ""
+) -> tuple[Any, ...]:
     """Return the field ``waits``, for what a call waits for."""
     limits = [[limit.most, limit.period, limit.key] for limit in wanted.limits]
-    return (wanted.key, limits, waits_on)
+    return (wanted.key, limits, waits_on, backlog)
 
 
 def waits_in(headers: Mapping[str, Any] | None) -> Waits | None:
@@ -275,9 +264,9 @@ def waits_in(headers: Mapping[str, Any] | None) -> Waits | None:
     header = TaskHeader.read(headers)
     if not header.waits:
         return None
-    key, limits, waits_on = header.waits
+    key, limits, waits_on, backlog = header.waits
     wanted = tuple(Limit(one, most, float(period)) for most, period, one in limits)
-    return Waits(Wanted(key, wanted), header.published, waits_on)
+    return Waits(Wanted(key, wanted), header.published, waits_on, backlog)
 
 
 def has_ended_before(headers: Mapping[str, Any] | None) -> bool:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback
+from celery import signals
 from celery.exceptions import (
     Ignore,
     InvalidTaskError,
@@ -47,6 +48,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import shown
 from celery_redlock.core.limits import with_copies
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.records.backlog import leave_backlog
 from celery_redlock.core.records.successors import withdraw
 from celery_redlock.core.text import check_id
 from celery_redlock.options.broker import marks_redeliveries
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.app.early_start import WaitingCall
+    from celery_redlock.core.limits import Waits
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -227,12 +230,20 @@ class RedlockRequest(Request):
     def _announce_revoked(self, *args: Any, **kwargs: Any) -> None:
         """Release the claim of a job that was revoked or has expired before it began.
 
-        Its entry in the successor register is withdrawn, too. Both happen before the
-        end of the job is known, so that the call can be published again at once.
+        Its place in the backlog and its entry in the successor register end, too. All
+        this happens before the end of the job is known, so that the call can be
+        published again at once.
         """
         self._end_wait()
+        self._leave_backlog()
         self._release_claim()
         super()._announce_revoked(*args, **kwargs)
+
+    def _leave_backlog(self) -> None:
+        """Give up the place of a call that does not come back."""
+        if self.redlock_waits is not None and self.redlock_waits.backlog:
+            with self._logged():
+                _leave_place(self.app, self.redlock_waits, self.id)
 
     def _release_claim(self) -> None:
         try:
@@ -284,6 +295,7 @@ class RedlockRequest(Request):
     def _release(self) -> None:
         comes_back = self.task.acks_late and self.task.reject_on_worker_lost
         if not comes_back:
+            self._leave_backlog()
             self._release_claim()
         try:
             key, limits = wanted_by_message(self.task, self.args, self.kwargs)
@@ -352,6 +364,20 @@ class RedlockRequest(Request):
             )
 
 
+def _leave_place(app: Any, waits: Waits, task_id: str) -> None:
+    """Leave the backlog for a call that has ended in a main process."""
+    runtime = runtime_of(app)
+    leave_backlog(runtime.redlock, waits.wanted.key, task_id)
+    runtime.watchdog.resend_releases()  # the first request waits for its connections
+
+
+def _when_unknown(sender: Any, message: Any, id: str, **_: Any) -> None:  # noqa: A002  (Celery's)
+    """Leave the backlog for a call whose task this worker does not have."""
+    waits = waits_in(message.headers)
+    if waits is not None and waits.backlog:
+        _leave_place(sender.app, waits, id)
+
+
 def _is_gone(pid: int) -> bool:
     """Tell whether a child has ended, also while its parent has not waited for it."""
     try:
@@ -374,3 +400,6 @@ def _answers(pid: int) -> bool:
     except OSError:
         return True
     return True
+
+
+signals.task_unknown.connect(_when_unknown, weak=False)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from celery_redlock.core.scripts import (
     GRANTED,
     JOIN_BACKLOG,
@@ -19,22 +17,15 @@ if TYPE_CHECKING:
     from tests.contract.subjects import Subject
 
 NOW = 1_795_246_614_184_112  # µs since 1970
-GRACE = TTL * 1000  # µs
+WITHIN = TTL * 1000  # µs
 
 
-def join(  # noqa: PLR0913  (each has the value that most tests want)
-    subject: Subject,
-    task_id: str,
-    since: int = NOW,
-    *,
-    permits: int = 1,
-    period_us: int = 0,
-    grace_us: int = GRACE,
+def join(
+    subject: Subject, task_id: str, since: int = NOW, *, within_us: int = WITHIN
 ) -> Any:
     """Run JOIN_BACKLOG; return the place: before, waiting, run_us."""
     keys = [subject.key(part) for part in ("backlog", "return", "pace")]
-    args = [task_id, since, permits, period_us, grace_us]
-    status, *place = subject.run(JOIN_BACKLOG, keys, args)
+    status, *place = subject.run(JOIN_BACKLOG, keys, [task_id, since, within_us])
     assert status == GRANTED
     return place
 
@@ -116,7 +107,7 @@ def test_read_changes_nothing(subject: Subject) -> None:
 def test_call_that_does_not_come_back_is_taken_out(subject: Subject) -> None:
     """By the next call that joins."""
     join(subject, "stays", NOW)
-    join(subject, "gone", NOW + 1, grace_us=SHORT * 1000)
+    join(subject, "gone", NOW + 1, within_us=SHORT * 1000)
 
     subject.wait_until(lambda: join(subject, "next", NOW + 2)[0] == 1)
 
@@ -135,34 +126,30 @@ def test_calls_that_do_not_come_back_are_taken_out_by_and_by(subject: Subject) -
     assert waiting(subject) == [b"gone-100", b"next"]
 
 
-@pytest.mark.parametrize(
-    ("permits", "period_us", "run_us", "within_ms"),
-    [
-        (1, 0, 3_000_000, 2 * 2 * 3000),
-        (4, 0, 3_000_000, 2 * 2 * 750),
-        (4, 60_000_000, 3_000_000, 2 * 2 * 15_000),
-        (1, 0, 0, 0),
-    ],
-    ids=["a lock", "permits", "a rate", "no run has ended"],
-)
-def test_backlog_ends_after_twice_what_the_places_ask_for(
-    subject: Subject, permits: int, period_us: int, run_us: int, within_ms: int
-) -> None:
-    """Besides the grace. The second of two calls waits for two turns."""
-    if run_us:
-        note(subject, run_us)
-    join(subject, "a", permits=permits, period_us=period_us)
+def test_call_that_joins_again_has_a_new_deadline(subject: Subject) -> None:
+    """A later one for a call that waits on, or an earlier one."""
+    join(subject, "late", NOW, within_us=SHORT * 1000)
+    join(subject, "late", NOW, within_us=WITHIN)
+    join(subject, "soon", NOW + 1, within_us=WITHIN)
+    join(subject, "soon", NOW + 1, within_us=SHORT * 1000)
 
-    join(subject, "b", NOW + 1, permits=permits, period_us=period_us)
+    subject.wait_until(lambda: join(subject, "next", NOW + 2) == [1, 2, 0])
+
+    assert waiting(subject) == [b"late", b"next"]
+
+
+def test_backlog_ends_with_the_last_deadline(subject: Subject) -> None:
+    """A key that no call joins any more does not stay."""
+    join(subject, "a")
 
     for part in ("backlog", "return"):
         left = subject.pttl(subject.key(part))
-        assert TTL + within_ms - 5000 < left <= subject.longest(TTL + within_ms + 1)
+        assert TTL - 5000 < left <= subject.longest(TTL + 1)
 
 
 def test_call_with_less_time_does_not_shorten_the_backlog(subject: Subject) -> None:
     """The ttl is that of the call that may take longest."""
-    join(subject, "a", grace_us=3 * GRACE)
+    join(subject, "a", within_us=3 * WITHIN)
 
     join(subject, "b", NOW + 1)
 

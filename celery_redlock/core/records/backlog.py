@@ -2,21 +2,27 @@
 
 ::
 
-    refused ──► join: "240 stand before you, and runs take 50 ms" ──► the call comes
-       ▲                                                              back in its turn
-       └──────── still refused: it joins again, in its old place ◄──────────┤
-                                                                            ▼
-    ended ──► note: the run took 52 ms ◄── run ◄── leave ◄──────────────  granted
+    refused ──► join: "240 stand before you, and runs take 50 ms" ──► keep, for the
+       ▲                                                              countdown
+       ├──────── still refused: it joins again, in its old place ◄─────────┤
+       │                                                                   ▼
+       │    still held: the worker that has it keeps the place ◄───── waits in memory
+       │                                                                   │
+    ended ──► note: the run took 52 ms ◄── run ◄── leave ◄─────────────  granted
+                                                     ▲
+                     skipped, failed, revoked, expired, killed, unknown
 
 Every node keeps a sorted set of calls by the time at which they were published, and the
 mean of how long runs of the key took lately. A call that is refused joins the set of
 the key that is held, and learns its place. So it can come back when its turn is near.
 
 This is best effort: the lock alone decides which call runs. The nodes do not agree on
-their sets, and the median of those that answer counts. A call that does not come back
-is taken out after twice the time that its place asks for. Where no node answers, a call
-comes back as if there were no backlog. A node that lost its memory says that a call is
-further ahead than it is: then the call comes back too early, and joins again.
+their sets, and the median of those that answer counts. A place ends with its job. Where
+nothing sees the end (a purged queue, a lost message), it ends soon after the instant at
+which the call was to look again: see `MARGIN`. A call that comes later joins in its old
+place. Where no node answers, a call comes back as if there were no backlog. A node that
+lost its memory says that a call is further ahead than it is: then the call comes back
+too early, and joins again.
 """
 
 from __future__ import annotations
@@ -33,11 +39,20 @@ from celery_redlock.core.scripts import (
 from celery_redlock.core.transport.requests import majority_answered
 
 if TYPE_CHECKING:
-    from celery_redlock.core.limits import Limit
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.core.transport.requests import ScriptRequest
 
-__all__ = ["Place", "join_backlog", "leave_backlog", "note_run", "place_of_next"]
+__all__ = [
+    "MARGIN",
+    "Place",
+    "join_backlog",
+    "keep_place",
+    "leave_backlog",
+    "note_run",
+    "place_of_next",
+]
+
+MARGIN = 10.0  # seconds that a call may be late to look again, and keeps its place
 
 _LATELY = 100  # runs that make the mean: one long run among short ones counts little
 _KEPT_MS = 3_600_000  # the mean, after the last run
@@ -59,35 +74,24 @@ class Place(NamedTuple):
     run_time: float = 0.0
 
 
-def join_backlog(  # noqa: PLR0913  (each names one thing)
-    redlock: Redlock,
-    key: str,
-    task_id: str,
-    *,
-    since: int,
-    limit: Limit | None,
-    grace: float,
+def join_backlog(
+    redlock: Redlock, key: str, task_id: str, *, since: int
 ) -> Place | None:
-    """Join the backlog of a key, or keep one's place in it.
+    """Join the backlog of a key. The call keeps its place for `MARGIN`.
 
     Args:
         redlock: The lock service.
         key: The key that is held.
         task_id: The id of the call.
         since: When the call was published, in µs since 1970; the same each time.
-        limit: The limit of the key that is reached; None: it has one holder.
-        grace: Seconds that the call may take to come back, besides twice the time that
-            its place asks for.
 
     Returns:
         The place, by the median of the nodes that answered; None if none did.
     """
-    permits, period = (limit.most, limit.period) if limit else (1, 0.0)
-    keys = redlock.keys
     request = redlock.nodes.ask(
         JOIN_BACKLOG,
-        [*keys.backlogs(key), *keys.returns(key), *keys.paces(key)],
-        [task_id, since, permits, round(period * _US), round(grace * _US)],
+        _names(redlock, key),
+        [task_id, since, round(MARGIN * _US)],
         done_when=majority_answered,
     )
     answers = _answers(request)
@@ -95,6 +99,18 @@ def join_backlog(  # noqa: PLR0913  (each names one thing)
         return None
     before, waiting, run_us = map(_median, answers)
     return Place(before, max(waiting, before + 1), run_us / _US)
+
+
+def keep_place(
+    redlock: Redlock, key: str, task_id: str, *, since: int, seconds: float
+) -> None:
+    """Keep the place of a call that looks again in so many seconds, and for `MARGIN`.
+
+    Does not wait for replies. It is told before the call is published: a process that
+    starts it then, and leaves the backlog, does so later.
+    """
+    within = round((seconds + MARGIN) * _US)
+    redlock.nodes.tell(JOIN_BACKLOG, _names(redlock, key), [task_id, since, within])
 
 
 def place_of_next(redlock: Redlock, key: str) -> Place | None:
@@ -127,6 +143,11 @@ def note_run(redlock: Redlock, key: str, seconds: float) -> None:
     """Note how long a run of these keys took. Does not wait for replies."""
     args = [max(1, round(seconds * _US)), _LATELY, _KEPT_MS]
     redlock.nodes.tell(NOTE_RUN, redlock.keys.paces(key), args)
+
+
+def _names(redlock: Redlock, key: str) -> list[str]:
+    keys = redlock.keys
+    return [*keys.backlogs(key), *keys.returns(key), *keys.paces(key)]
 
 
 def _answers(request: ScriptRequest) -> list[tuple[int, ...]]:

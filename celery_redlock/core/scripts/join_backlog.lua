@@ -1,19 +1,15 @@
 -- Join the backlog of a key, or keep one's place in it, and tell the place. A call that
--- has not come back for twice as long as its place asks for is taken out: it was
--- revoked, or is lost.
+-- has not joined again by its deadline is taken out: it was purged, or is lost.
 -- Compares no view: the backlog only says when to try, and ACQUIRE decides.
 --
 -- KEYS  1 backlog  2 returns  3 pace
--- ARGV  1 task_id  2 since (µs since 1970)  3 permits
---       4 period_us: of a rate; 0: a permit is free after a run
---       5 grace_us: what is added to the time in which a call must come back
+-- ARGV  1 task_id  2 since (µs since 1970)  3 within_us: until its deadline
 -- Returns {GRANTED, before, waiting, run_us}; run_us is 0 where no run has ended
 -- include shared/statuses.lua
 -- include shared/now_us.lua
 -- include shared/read_pace.lua
 local backlog, returns, pace = KEYS[1], KEYS[2], KEYS[3]
-local task_id, since, permits = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local period_us, grace_us = tonumber(ARGV[4]), tonumber(ARGV[5])
+local task_id, since, within_us = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local now = now_us()
 local gone = redis.call('ZRANGEBYSCORE', returns, '-inf', string.format('%.0f', now),
@@ -25,8 +21,6 @@ end
 local _, run_us = read_pace(pace)
 redis.call('ZADD', backlog, since, task_id)
 local before = redis.call('ZRANK', backlog, task_id)
-if period_us == 0 then period_us = run_us end
-local within_us = grace_us + math.ceil(2 * (before + 1) * period_us / permits)
 redis.call('ZADD', returns, string.format('%.0f', now + within_us), task_id)
 local ttl_ms = math.max(math.ceil(within_us / 1000), redis.call('PTTL', returns))
 redis.call('PEXPIRE', backlog, ttl_ms)

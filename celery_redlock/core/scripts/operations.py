@@ -945,12 +945,12 @@ def list_standbys(store: Keyspace, keys: Words, _args: Words = ()) -> Reply:
 def join_backlog(store: Keyspace, keys: Words, args: Words) -> Reply:
     """Join the backlog of a key, or keep one's place in it, and tell the place.
 
-    A call that has not come back for twice as long as its place asks for is taken out:
-    it was revoked, or is lost.
+    A call that has not joined again by its deadline is taken out: it was purged, or is
+    lost.
     """
     backlog, returns, pace = keys
-    task_id, since, *numbers = args
-    permits, period_us, grace_us = map(_number, numbers)
+    task_id, since, within = args
+    within_us = _number(within)
     now = store.now_us()
     for gone in store.zrangebyscore(returns, now, _AT_ONCE):
         store.zrem(backlog, gone)
@@ -958,8 +958,6 @@ def join_backlog(store: Keyspace, keys: Words, args: Words) -> Reply:
     _, run_us = _read_pace(store, pace)
     store.zadd(backlog, task_id, _number(since))
     before = store.zrank(backlog, task_id) or 0
-    each_us = period_us or run_us
-    within_us = grace_us + math.ceil(2 * (before + 1) * each_us / permits)
     store.zadd(returns, task_id, now + within_us)
     ttl_ms = max(math.ceil(within_us / 1000), store.pttl(returns))
     store.pexpire(backlog, ttl_ms)

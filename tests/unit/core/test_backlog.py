@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.limits import Limit
 from celery_redlock.core.records.backlog import (
     Place,
     join_backlog,
@@ -20,14 +19,11 @@ if TYPE_CHECKING:
     from tests.unit.core.support import Site
 
 NOW = 1_795_246_614_184_112  # µs since 1970
-FIVE = Limit("k", 5)
 
 
-def join(
-    redlock: Redlock, task_id: str, since: int = NOW, limit: Limit | None = FIVE
-) -> Place | None:
+def join(redlock: Redlock, task_id: str, since: int = NOW) -> Place | None:
     """Let a call join the backlog of ``k``."""
-    return join_backlog(redlock, "k", task_id, since=since, limit=limit, grace=60)
+    return join_backlog(redlock, "k", task_id, since=since)
 
 
 def test_call_learns_its_place_and_how_long_runs_take(redlock: Redlock) -> None:
@@ -46,7 +42,7 @@ def test_backlogs_of_keys_are_apart(redlock: Redlock) -> None:
     """A call with several keys leaves the backlogs of all; its run counts in all."""
     note_run(redlock, "k\nother", 2.0)
     for key in ("k", "other"):
-        join_backlog(redlock, key, "both", since=NOW, limit=None, grace=60)
+        join_backlog(redlock, key, "both", since=NOW)
 
     leave_backlog(redlock, "k\nother", "both")
 

@@ -111,16 +111,19 @@ def test_call_comes_back_when_its_turn_is_near() -> None:
 
 
 def test_call_is_not_parked_by_a_long_estimate() -> None:
-    """The head looks again as calls without a backlog do, the others ever later."""
+    """The head looks again as calls without a backlog do, the others within a minute.
+
+    The calls before it may be gone: purged from the queue, for example.
+    """
     week = 7 * 86400.0
 
     head = delay(answer(refused(Place(0, 5000, week))))
-    behind = delay(answer(refused(Place(100, 5000, week))))
+    behind = delay(answer(refused(Place(20, 5000, week))))
     end = delay(answer(refused(Place(4999, 5000, week))))
 
     assert 0.95 * 5 <= head <= 15
-    assert 0.95 * 11 * 5 <= behind <= 11 * 15
-    assert 0.95 * 900 <= end <= 900
+    assert 0.95 * 3 * 5 <= behind <= 3 * 15
+    assert 0.95 * 60 <= end <= 60
 
 
 def test_call_does_not_come_back_at_once() -> None:
@@ -327,7 +330,7 @@ def test_explanation_says_how_many_calls_would_be_before_it(worker: Worker) -> N
     """To explain a call does not put it into the backlog."""
     task = worker.leased_job(limit=1)
     note_run(worker.rival, KEY, 3.0)
-    join_backlog(worker.rival, KEY, "a", since=LONG_AGO, limit=None, grace=60)
+    join_backlog(worker.rival, KEY, "a", since=LONG_AGO)
 
     with full(worker, 1):
         text = str(task.explain().execute)

@@ -76,7 +76,7 @@ def test_retry_republishes_the_same_call_and_spends_no_retry(worker: Worker) -> 
     assert headers["group"] == "group-id"
     assert headers["eta"] is not None
     carried = {"deferred": 1, "outages": 0, "redelivered": False}
-    assert headers["redlock"] == {**carried, "waits": (KEY, [], True)}
+    assert headers["redlock"] == {**carried, "waits": (KEY, [], True, "")}
 
 
 def test_retry_keeps_the_expiry_of_a_first_copy(worker: Worker) -> None:

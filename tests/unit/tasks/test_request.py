@@ -26,7 +26,8 @@ from kombu.message import Message
 from kombu.serialization import dumps
 
 from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit, Wanted
+from celery_redlock.core.limits import Limit, Waits, Wanted
+from celery_redlock.core.records.backlog import join_backlog, place_of_next
 from celery_redlock.core.records.claims import Claims
 from celery_redlock.task.header import (
     TaskHeader,
@@ -78,19 +79,20 @@ def test_main_process_learns_what_a_refused_call_waits_for(
     """The key and its limits, and since when the call waits, by its publishing."""
     wanted = Wanted("k", limits)
     headers = TaskHeader(
-        published=7, waits=waits_of(wanted, waits_on=True)
+        published=7, waits=waits_of(wanted, waits_on=True, backlog="b")
     ).for_next_copy()
 
     received = json.loads(json.dumps(headers))
 
-    assert waits_in(received) == (wanted, 7, True)
+    assert waits_in(received) == Waits(wanted, 7, waits_on=True, backlog="b")
 
 
 @pytest.mark.parametrize(
     "waits",
     [
-        *("k", ["k"], ["", [], True], [7, [], True], ["k", [], 1], ["k", 7, True]),
-        *(["k", [limit], True] for limit in (7, [1, 0], [0, 0, "k"], [1, -1, "k"])),
+        *("k", ["k"], ["", [], True, ""], [7, [], True, ""], ["k", [], 1, ""]),
+        *(["k", 7, True, ""], ["k", [], True, 7]),
+        *(["k", [one], True, ""] for one in (7, [1, 0], [0, 0, "k"], [1, -1, "k"])),
     ],
 )
 def test_field_of_another_form_means_that_a_call_waits_for_nothing(waits: Any) -> None:
@@ -403,6 +405,25 @@ def test_revoked_message_releases_the_claim_that_it_carries(worker: Worker) -> N
     request._announce_revoked("revoked", False, None, False)  # noqa: FBT003, SLF001  (Celery's)
 
     assert worker.claims("key-of-the-publisher") == {}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_killed_child_gives_up_the_place_of_a_job_that_does_not_come_back(
+    worker: Worker, child: subprocess.Popen[bytes], *, late: bool
+) -> None:
+    """In the backlog of its key, where it waited in its process."""
+    worker.leased_job(acks_late=late, reject_on_worker_lost=late)
+    waits = waits_of(Wanted("k", (Limit("k", 2),)), backlog="k")
+    request = receive(worker, redlock={"waits": waits})
+    request.worker_pid = child.pid
+    join_backlog(worker.rival, "k", worker.call_id, since=1)
+    kill(child)
+
+    request.on_failure(failure(WorkerLostError("gone")))
+
+    place = place_of_next(worker.rival, "k")
+    assert place is not None
+    assert place.before == late
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])

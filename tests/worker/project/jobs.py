@@ -149,7 +149,7 @@ timed("waiting", **LONG, **LATE)
 timed("waiting-often", **OFTEN, **LATE)
 timed("waiting-permit", limit=AT_ONCE, retry_countdown=3600, **LATE)
 timed("waiting-start", rate=(1, 0.5), retry_countdown=3600, **LATE)
-gated("waiting-gate", **LONG, **LATE)
+gated("placed", limit=1, ttl=TTL)  # calls that are refused join a backlog
 gated_pair("waiting-pair", **LONG)
 quick("plain-clock", key="clock:{key}")
 

@@ -1,0 +1,108 @@
+"""Each end of a call ends its place in the backlog of its key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery import states
+from kombu.utils.uuid import uuid
+
+from celery_redlock import Redlock
+from celery_redlock.core.limits import Limit, Wanted
+from celery_redlock.core.records.backlog import keep_place
+from celery_redlock.task.header import waits_of
+from tests.harness.waiting import until
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+    from tests.harness.deployment import Deployment
+
+SINCE = 1_795_246_614_184_112  # µs since 1970
+
+
+def waiting(here: Deployment, key: str) -> set[int]:
+    """Return how many calls the nodes have in the backlog of a key."""
+    name = f"redlock:backlog:{key}"
+    return {int(node.command("ZCARD", name)) for node in here.nodes.dev.nodes}
+
+
+def until_waiting(here: Deployment, key: str, number: int) -> None:
+    """Wait until the backlog of a key has so many calls on each node."""
+    name = f"redlock:backlog:{key}"
+    until(
+        lambda: (
+            {int(n.command("ZCARD", name)) for n in here.nodes.dev.nodes} == {number}
+        ),
+        what=f"{number} calls in the backlog",
+    )
+
+
+def refused(here: Deployment, key: str, **options: object) -> AsyncResult:
+    """Publish a call, and wait until it has a place, which does not end by itself."""
+    call = here.send("placed", key, **options)
+    until_waiting(here, key, 1)
+    keep(here, key, call.id)
+    return call
+
+
+def keep(here: Deployment, key: str, task_id: str) -> None:
+    """Give a call a place on each node for an hour."""
+    redlock = Redlock(here.nodes.urls)
+
+    def is_kept() -> bool:
+        keep_place(redlock, key, task_id, since=SINCE, seconds=3600)
+        name = f"redlock:return:{key}"
+        left = (node.command("PTTL", name) for node in here.nodes.dev.nodes)
+        return all(int(ms) > 60_000 for ms in left)
+
+    until(is_kept, what="a place on each node")
+    redlock.close()
+
+
+def test_place_stays_while_the_call_waits(prefork: Deployment, key: str) -> None:
+    """Its countdown ends again and again, and its worker keeps the place."""
+    holder = prefork.begin("placed", key)
+    call = refused(prefork, key)
+
+    prefork.send("plain-clock", key, countdown=3).get(timeout=20)
+
+    until_waiting(prefork, key, 1)
+    prefork.finish(key, holder, call)
+    until_waiting(prefork, key, 0)
+
+
+def test_revoked_call_loses_its_place(prefork: Deployment, key: str) -> None:
+    """When its worker discards it, and not when its turn would come."""
+    holder = prefork.begin("placed", key)
+    call = refused(prefork, key)
+
+    prefork.app.control.revoke(call.id, reply=True)
+
+    until_waiting(prefork, key, 0)
+    until(lambda: call.state == states.REVOKED, what="the end of the call")
+    prefork.finish(key, holder)
+
+
+def test_expired_call_loses_its_place(prefork: Deployment, key: str) -> None:
+    """While the other call still runs."""
+    holder = prefork.begin("placed", key)
+    call = refused(prefork, key, expires=2)
+
+    until_waiting(prefork, key, 0)
+
+    until(lambda: call.state == states.REVOKED, what="the end of the call")
+    prefork.finish(key, holder)
+
+
+def test_call_of_an_unknown_task_loses_its_place(prefork: Deployment, key: str) -> None:
+    """A deploy has removed the task, and a worker discards the message."""
+    task_id = uuid()
+    keep(prefork, key, task_id)
+    waits = waits_of(Wanted(key, (Limit(key, 1),)), backlog=key)
+
+    prefork.app.send_task(
+        "removed", (key,), task_id=task_id, headers={"redlock": {"waits": waits}}
+    )
+
+    until_waiting(prefork, key, 0)
