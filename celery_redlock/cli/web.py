@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import click
 
 from celery_redlock.cli.output.format import painted, plural
 from celery_redlock.cli.output.session import USAGE, Command, Failure, Session
+from celery_redlock.core.text import printable
 from celery_redlock.web import page
 from celery_redlock.web.server import LockServer, is_loopback
 
@@ -36,10 +38,13 @@ _OWN_NAMES = ("127.0.0.1", "::1", "localhost")
     "--name",
     "names",
     multiple=True,
-    help="Another name of the page, if a proxy is in front of it. Can be repeated.",
+    help="Another name of the page: that of a proxy, or with --expose. Can be "
+    "repeated.",
 )
 @click.option(
-    "--expose", is_flag=True, help="Allow a --host that other machines can reach."
+    "--expose",
+    is_flag=True,
+    help="Allow a --host that other machines can reach. Needs --name.",
 )
 @click.pass_obj
 def web(  # noqa: PLR0913  (click gives each option by name)
@@ -60,14 +65,17 @@ def web(  # noqa: PLR0913  (click gives each option by name)
     /healthz answers 200 if a majority of the nodes votes, and 503 if not. /metrics has
     the metrics for Prometheus, if prometheus_client is installed.
 
+    Each request leaves a line on stderr, and so does each wrong token, release and
+    error.
+
     There is no login and no encryption, so the page listens on this machine only. For
     others, put a proxy with both in front of it, and name it with --name; or call
     `celery_redlock.web.page(app)` in a WSGI server.
     """
     nodes = plural(len(session.redlock.labels), "node")
-    is_own = _check_host(host, expose=expose, releases=bool(token))
-    known = [*_OWN_NAMES, host, *names] if is_own or names else None
-    application = page(session.app, token or None, hosts=known)
+    _check_host(host, names, expose=expose, releases=bool(token))
+    application = page(session.app, token or None, hosts=[*_OWN_NAMES, host, *names])
+    _log_to_stderr()
     # A service manager ends a service by SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -86,21 +94,49 @@ def web(  # noqa: PLR0913  (click gives each option by name)
         application.close()
 
 
-def _check_host(host: str, *, expose: bool, releases: bool) -> bool:
-    """Tell whether the address is of this machine only. Another one needs a flag."""
+class _Lines(logging.Formatter):
+    """A formatter whose lines cannot control a terminal, or look like other lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *others = super().format(record).split("\n")
+        return "\n    ".join(map(printable, (first, *others)))
+
+
+def _log_to_stderr() -> None:
+    """Log requests, releases and errors of the page."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("celery_redlock.web")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def _check_host(
+    host: str, names: Sequence[str], *, expose: bool, releases: bool
+) -> None:
+    """Refuse an address that other machines can reach, without a flag and a name."""
     try:
         is_own = is_loopback(host)
     except OSError as error:
         raise Failure(f"The host {host} is unknown: {error}.", USAGE) from error
-    if is_own or expose:
-        return is_own
+    if is_own or (expose and names):
+        return
+    if expose:
+        raise Failure(
+            f"Other machines can reach {host}, and the page must know its name there: "
+            "otherwise a site of an attacker can give its own name to the page, and "
+            "read it. Nothing is served. Add --name with the name or address by which "
+            "browsers reach the page.",
+            USAGE,
+        )
     risk = "All who can reach it could read the names of keys, tasks and hosts"
     if releases:
         risk += ", and the token would be sent without encryption"
     raise Failure(
         f"Other machines can reach {host}. {risk}. Nothing is served. Put a proxy with "
         "a login and encryption in front of 127.0.0.1; or, if the network is trusted, "
-        "add --expose.",
+        "add --expose, and --name with the name of the page there.",
         USAGE,
     )
 

@@ -19,7 +19,7 @@ address        content
 Read in this order: ``html`` (a text is escaped, unless it is HTML), ``parts`` (the
 tables and sentences, which the Django admin shows, too), ``release`` (what is asked
 before a release, and what is done), ``site`` (the application: addresses, rules of
-access, headers), ``server`` (threads that serve it).
+access, headers), ``guesses`` (wrong tokens), ``server`` (threads that serve it).
 """
 
 from __future__ import annotations

@@ -1,26 +1,68 @@
-"""A server for the page of locks: the standard library's, with a thread per request.
+"""A server for the page of locks, for a few operators and a health check.
 
-It is for operators, so it serves a few requests at once, and ends connections on which
-nothing comes. It does not encrypt: see `is_loopback`.
+::
+
+    one thread      reads all requests, byte by byte as they come; a request that is not
+                    whole in time, or is too long, is refused
+    a thread for    calls the application with a whole request, and writes the response
+    each request
+
+So a client that sends slowly occupies no thread. If there are too many connections, the
+oldest that has not sent its request gives way. ``/healthz`` has threads of its own, so
+that viewers who wait for slow nodes do not keep a health check out.
+
+It does not encrypt: see `is_loopback`. Each request leaves a line in the log.
+
+waitress 3.0 in its place would be a dependency for one command, and does not keep a
+health check alive: its deadline begins again with each byte, and 120 clients that send
+a byte each second keep it from accepting others. Behind a proxy that reads whole
+requests each WSGI server will do: it can serve `celery_redlock.web.page`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import ipaddress
 import logging
+import re
+import selectors
 import socket
 import sys
 import threading
+from dataclasses import dataclass, field
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.text import printable
 
 __all__ = ["LockServer", "is_loopback"]
 
 log = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 64  # requests
-_PATIENCE = 30.0  # seconds for which a connection may be silent
+_MOST_AT_ONCE = 32  # requests that are answered
+_MOST_CHECKS = 4  # of them for /healthz alone
+_MOST_READ = 256  # connections whose request is not whole
+_READ_WITHIN = 10.0  # seconds for a whole request
+_WRITE_WITHIN = 30.0  # seconds for a whole response
+_MOST_HEAD, _MOST_BODY = 1 << 14, 1 << 17  # bytes
+_MOST_SHOWN = 300  # letters of an address in the log
+
+_HEAD = re.compile(rb"\r?\n\r?\n")
+_LENGTH = re.compile(rb"(?im)^content-length:[ \t]*(.*?)[ \t]*\r?$")
+_CHUNKED = re.compile(rb"(?im)^transfer-encoding:")
+_CHECK = re.compile(rb"(GET|HEAD) /healthz[ ?]")
+_QUIET = re.compile(r"(GET|HEAD) /(healthz|metrics|page\.css|page\.js|icon\.svg)\b")
+_REFUSALS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
 
 
 def is_loopback(host: str) -> bool:
@@ -32,6 +74,51 @@ def is_loopback(host: str) -> bool:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     addresses = {str(address[0]).partition("%")[0] for *_, address in found}
     return all(ipaddress.ip_address(one).is_loopback for one in addresses)
+
+
+@dataclass(eq=False)
+class _Request:
+    """A connection with its request, as far as that has come.
+
+    Attributes:
+        sock: The connection.
+        address: The host and the port of the client.
+        until: Instant by which the request must be whole.
+        data: The bytes that have come.
+    """
+
+    sock: socket.socket
+    address: Any
+    until: float
+    data: bytearray = field(default_factory=bytearray)
+
+    def missing(self) -> int | None:
+        """Return 0 if the request is whole, and None if more must come.
+
+        Returns:
+            Else the status with which it is refused.
+        """
+        head = _HEAD.search(self.data)
+        if head is None or head.start() > _MOST_HEAD:
+            return 431 if len(self.data) > _MOST_HEAD else None
+        names = bytes(self.data[: head.start()])
+        lengths = {*_LENGTH.findall(names)} or {b"0"}
+        length = lengths.pop()
+        if _CHUNKED.search(names):
+            return 501
+        if lengths or not length.isdigit():
+            return 400
+        if len(length) > len(str(_MOST_BODY)) or int(length) > _MOST_BODY:
+            return 413
+        return 0 if len(self.data) >= head.end() + int(length) else None
+
+    def refuse(self, status: int) -> None:
+        """Answer with this status, if the client reads, and close the connection."""
+        line = f"HTTP/1.0 {status} {_REFUSALS[status]}\r\nContent-Length: 0\r\n\r\n"
+        with contextlib.suppress(OSError):
+            self.sock.send(line.encode())
+        log.info("%s: refused with %d: its request.", self.address[0], status)
+        self.sock.close()
 
 
 class LockServer(ThreadingMixIn, WSGIServer):
@@ -50,11 +137,17 @@ class LockServer(ThreadingMixIn, WSGIServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, application: Any, host: str, port: int) -> None:
         family, _, _, _, _ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
-        self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE - _MOST_CHECKS)
+        self._check_slots = threading.BoundedSemaphore(_MOST_CHECKS)
+        self._selector = selectors.DefaultSelector()
+        self._incoming: dict[socket.socket, _Request] = {}  # the oldest first
+        self._stopping, self._stopped = threading.Event(), threading.Event()
+        self._stopped.set()
         super().__init__((host, port), _Handler)
         self.set_app(application)
         name = f"[{host}]" if ":" in host else host
@@ -69,15 +162,100 @@ class LockServer(ThreadingMixIn, WSGIServer):
         )
         self.setup_environ()
 
+    # -- the thread that reads -------------------------------------------------------
+
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Read requests until ``shutdown`` is called, and start a thread for each."""
+        self._stopped.clear()
+        self.socket.settimeout(0)
+        self._selector.register(self.socket, selectors.EVENT_READ)
+        try:
+            while not self._stopping.is_set():
+                for key, _ in self._selector.select(poll_interval):
+                    if key.fileobj is self.socket:
+                        self._accept()
+                    else:
+                        self._read(self._incoming[key.fileobj])  # type: ignore[index]
+                self._refuse_late()
+        finally:
+            for request in list(self._incoming.values()):
+                self._leave(request)
+                request.sock.close()
+            self._selector.unregister(self.socket)
+            self._stopping.clear()
+            self._stopped.set()
+
+    def shutdown(self) -> None:
+        """Make ``serve_forever`` return, in another thread, and wait for that."""
+        self._stopping.set()
+        self._stopped.wait()
+
+    def server_close(self) -> None:
+        """Close the socket. Requests that are answered end by themselves."""
+        super().server_close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self.socket.accept()
+        except OSError as error:
+            log.debug("A connection ended at once: %s.", error)
+            return
+        if len(self._incoming) >= _MOST_READ:
+            oldest = next(iter(self._incoming.values()))
+            self._leave(oldest)
+            oldest.refuse(408)
+        sock.settimeout(0)
+        until = SYSTEM_CLOCK.monotonic() + _READ_WITHIN
+        self._incoming[sock] = _Request(sock, address, until)
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def _leave(self, request: _Request) -> None:
+        self._selector.unregister(request.sock)
+        del self._incoming[request.sock]
+
+    def _read(self, request: _Request) -> None:
+        try:
+            data = request.sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        request.data += data
+        if not data:
+            self._leave(request)
+            request.sock.close()
+            return
+        status = request.missing()
+        if status is None:
+            return
+        self._leave(request)
+        if status:
+            request.refuse(status)
+        else:
+            self.process_request(request, request.address)
+
+    def _refuse_late(self) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        for request in list(self._incoming.values()):
+            if request.until > now:  # so are all later ones
+                return
+            self._leave(request)
+            request.refuse(408)
+
+    # -- threads that answer ---------------------------------------------------------
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; close the connection if there are too many."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
+        """Answer in a thread of its own; refuse the request if there are too many."""
+        slots = self._slots_of(request)
+        if not slots.acquire(blocking=False):
+            request.refuse(503)
             return
         try:
+            request.sock.settimeout(None)
             super().process_request(request, client_address)
         except BaseException:  # no thread has started
-            self._slots.release()
+            slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -85,7 +263,14 @@ class LockServer(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._slots_of(request).release()
+
+    def _slots_of(self, request: _Request) -> threading.BoundedSemaphore:
+        return self._check_slots if _CHECK.match(request.data) else self._slots
+
+    def shutdown_request(self, request: Any) -> None:
+        """Tell the client that nothing follows, and close the connection."""
+        super().shutdown_request(request.sock)
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         """Log an error of one connection. A browser that went away is none."""
@@ -96,9 +281,44 @@ class LockServer(ThreadingMixIn, WSGIServer):
             log.error("A request of %s failed.", client_address[0], exc_info=error)
 
 
+class _Response(io.BufferedIOBase):
+    """A file that sends all that is written to it, and has one deadline for all."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._until = SYSTEM_CLOCK.monotonic() + _WRITE_WITHIN
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        left = self._until - SYSTEM_CLOCK.monotonic()
+        if left <= 0:
+            raise TimeoutError("the client reads too slowly")
+        self._sock.settimeout(left)
+        self._sock.sendall(data)
+        return len(data)
+
+
+class _Answer(ServerHandler):
+    server_software = None  # type: ignore[assignment]
+
+
 class _Handler(WSGIRequestHandler):
-    timeout = _PATIENCE
-    server_version, sys_version = "celery-redlock", ""
+    def setup(self) -> None:
+        request: Any = self.request
+        self.connection = request.sock
+        self.rfile, self.wfile = io.BytesIO(request.data), _Response(request.sock)
+        self._began_at = SYSTEM_CLOCK.monotonic()
+
+    def handle(self) -> None:
+        self.raw_requestline = self.rfile.readline(_MOST_HEAD + 1)
+        if self.parse_request():
+            environ, errors = self.get_environ(), self.get_stderr()
+            wfile: Any = self.wfile
+            answer = _Answer(self.rfile, wfile, errors, environ)
+            answer.request_handler = self  # type: ignore[attr-defined]
+            answer.run(self.server.get_app())  # type: ignore[attr-defined]
 
     def get_environ(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().get_environ()
@@ -107,6 +327,18 @@ class _Handler(WSGIRequestHandler):
 
     def get_stderr(self) -> Any:
         return _ErrorLog()
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword != "Server":
+            super().send_header(keyword, value)
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        line = printable(self.requestline)[:_MOST_SHOWN]
+        ms = (SYSTEM_CLOCK.monotonic() - self._began_at) * 1000
+        is_quiet = _QUIET.match(line) and str(code) == "200"
+        level = logging.DEBUG if is_quiet else logging.INFO
+        text = '%s "%s" %s, %s bytes, %.0f ms'
+        log.log(level, text, self.client_address[0], line, code, size, ms)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name)
         log.debug(format, *args)

@@ -27,7 +27,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.forced_release import MOST_FIELD
 from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.text import printable_line
+from celery_redlock.core.text import printable, printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import (
@@ -39,6 +39,7 @@ from celery_redlock.operations.inspect import (
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import instant, votes_text
 from celery_redlock.web import parts, release
+from celery_redlock.web.guesses import Guesses
 from celery_redlock.web.html import Html, document, join, tag
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ class LockPage:
         self._token = token
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._looks = _Looks()
+        self._guesses = Guesses()
         self._metrics: Any = None
 
     @property
@@ -240,12 +242,22 @@ class LockPage:
     ) -> Iterable[bytes]:
         """Answer a request, as WSGI describes it."""
         request = _Request(environ)
-        if request.path == "/metrics" and self._is_known(request):
+        if (
+            request.path == "/metrics"
+            and self._is_known(request)
+            and request.may_be_read()
+        ):
             scrape = self._scrape()
             if scrape is not None:
                 found: Iterable[bytes] = scrape(environ, start_response)
                 return found
-        response = self._answer(request)
+        try:
+            response = self._answer(request)
+        except Exception:
+            path = printable(request.path)[:_MOST_LETTERS]
+            log.exception("The page %r failed.", path)
+            fact = "The page failed: its log says why.\n"
+            response = _Response(fact, _TEXT, HTTPStatus.INTERNAL_SERVER_ERROR)
         body = response.body
         data = body.encode() if isinstance(body, str) else body
         status = HTTPStatus(response.status)
@@ -258,7 +270,8 @@ class LockPage:
     # -- addresses -------------------------------------------------------------------
 
     def _answer(self, request: _Request) -> _Response:
-        if not self._is_known(request):
+        # A health check uses the address of a container. The answer has no names.
+        if request.path != "/healthz" and not self._is_known(request):
             fact = f"This page does not answer under the name {request.host}.\n"
             return _Response(fact, _TEXT, HTTPStatus.MISDIRECTED_REQUEST)
         if request.method in ("GET", "HEAD") and not request.may_be_read():
@@ -444,10 +457,8 @@ class LockPage:
             why = "The request came from another site: nothing was released."
             return self._refuse(request, why)
         key, given = _one(form, "key"), _one(form, "token")
-        if not hmac.compare_digest(given.encode(), token.encode()):
-            where = request.environ.get("REMOTE_ADDR", "an unknown address")
-            log.warning("%s sent a wrong token to release the lock %r.", where, key)
-            return self._refuse(request, "The token is wrong: nothing was released.")
+        if refusal := self._compare(request, key, given, token):
+            return refusal
         who = _user_of(request) or _line(_one(form, "who"))
         reason = _line(_one(form, "reason"))
         if not (who and reason):
@@ -473,6 +484,25 @@ class LockPage:
             ),
         )
         return self._page(request, "Release of a lock", body)
+
+    def _compare(
+        self, request: _Request, key: str, given: str, token: str
+    ) -> _Response | None:
+        """Return why this token releases nothing; None if it is the right one."""
+        where = printable(str(request.environ.get("REMOTE_ADDR", "")))
+        if left := self._guesses.take(where):
+            log.warning("%s has sent too many wrong tokens.", where)
+            why = (
+                "Too many tokens were wrong: this one was not compared, and nothing "
+                f"was released. Try again in {left:.0f} s, or use `celery redlock "
+                "release`."
+            )
+            return self._refuse(request, why, HTTPStatus.TOO_MANY_REQUESTS)
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            log.warning("%s sent a wrong token to release the lock %.200r.", where, key)
+            return self._refuse(request, "The token is wrong: nothing was released.")
+        self._guesses.give_back(where)
+        return None
 
     def _question(self, key: str) -> release.Question | str:
         """Return what is asked about a lock, or why nothing is."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
 import socket
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
@@ -16,9 +19,9 @@ if TYPE_CHECKING:
 TOKEN = "a token of these tests"
 
 
-def read(url: str, **headers: str) -> str:
+def read(url: str, data: bytes | None = None, **headers: str) -> str:
     """Return the page at an address."""
-    with urlopen(Request(url, headers=headers)) as answer:  # noqa: S310
+    with urlopen(Request(url, data, headers)) as answer:  # noqa: S310
         body: bytes = answer.read()
     return body.decode()
 
@@ -53,7 +56,9 @@ def test_web_serves_the_page_until_it_is_interrupted(
     assert "release?" not in page
     assert health == "ok: 3 of 3 nodes vote, 2 are needed.\n"
     assert "redlock_quorum 2.0" in metrics
-    assert (run.code, run.err) == (0, "")
+    assert run.code == 0
+    lines = run.err.splitlines()
+    assert [line for line in lines if '"GET / HTTP/1.1" 200' in line] == lines
 
 
 def test_web_takes_the_token_from_the_environment(
@@ -88,19 +93,48 @@ def test_web_listens_on_this_machine_only(project: Project, host: str) -> None:
 
     assert (read_only.code, releases.code) == (2, 2)
     assert f"Other machines can reach {host}." in read_only.err
-    assert "add --expose" in read_only.err
+    assert "add --expose, and --name" in read_only.err
     assert "without encryption" not in read_only.err
     assert "the token would be sent without encryption" in releases.err
 
 
-def test_web_that_is_exposed_answers_under_all_names(project: Project) -> None:
-    """In a container, the name by which browsers reach it is not known."""
-    words = ("--port", "0", "--host", "0.0.0.0", "--expose", "--json")  # noqa: S104
-    with project.start("web", *words) as serving:
+def test_web_that_is_exposed_answers_under_its_name(project: Project) -> None:
+    """Without a name, nothing is served. A health check needs none."""
+    words = ("--port", "0", "--host", "0.0.0.0", "--expose")  # noqa: S104
+    refused = project.redlock("web", *words)
+    assert refused.code == 2
+    assert "Add --name with the name or address" in refused.err
+
+    with project.start("web", *words, "--name", "locks.example", "--json") as serving:
         url = url_of(serving).replace("0.0.0.0", "127.0.0.1")  # noqa: S104
         page = read(url, Host="locks.example")
+        health = read(f"{url}healthz", Host="10.0.0.7")
+        with pytest.raises(HTTPError, match="421") as unknown:
+            read(url, Host="10.0.0.7")
+        unknown.value.close()
 
     assert "No lock is held." in page
+    assert health.startswith("ok")
+
+
+def test_web_logs_a_release_and_a_wrong_token(project: Project) -> None:
+    """On stderr, with the address, and without the token."""
+    project.hold("invoice:42")
+    with project.start("web", "--port", "0", "--json", "--token", TOKEN) as serving:
+        url = url_of(serving)
+        asked = read(f"{url}release?key=invoice:42")
+        form = {"key": "invoice:42", "who": "alice", "reason": "stuck"}
+        form["shown"] = re.findall(r'name="shown" value="(\w+)"', asked)[0]
+        for token in ("wrong one", TOKEN):
+            data = urlencode({**form, "token": token}).encode()
+            with contextlib.suppress(HTTPError):
+                read(f"{url}release", data, Origin=url.rstrip("/"))
+        run = serving.interrupt()
+
+    assert "127.0.0.1 sent a wrong token to release the lock 'invoice:42'." in run.err
+    assert "alice released the lock 'invoice:42' on 3 of 3 nodes" in run.err
+    assert TOKEN not in run.err
+    assert "wrong one" not in run.err
 
 
 def test_web_answers_under_known_names_only(project: Project) -> None:

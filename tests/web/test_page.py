@@ -501,6 +501,34 @@ def test_release_with_a_wrong_token_is_refused_and_logged(
     assert office.is_held()
 
 
+def test_tokens_are_not_compared_after_some_wrong_ones(office: Office) -> None:
+    """Not even the right one, from the same client; another client is not affected."""
+    office.hold()
+    form = office.form()
+    for _ in range(5):
+        assert office.post({**form, "token": "wrong"}).status == 403
+
+    refused = office.post(form)
+
+    assert refused.status == 429
+    assert "this one was not compared, and nothing was released" in refused.text
+    assert office.is_held()
+    assert office.post(form, REMOTE_ADDR="10.0.0.4").status == 200
+
+
+def test_page_that_fails_says_so_and_logs_why(
+    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reader sees no traceback."""
+    monkeypatch.setattr("celery_redlock.web.site.runtime_of", None)
+
+    page = office.get("/")
+
+    assert (page.status, page.body) == (500, "The page failed: its log says why.\n")
+    assert "The page '/' failed." in caplog.text
+    assert "TypeError" in caplog.text
+
+
 def test_release_on_a_read_only_page_is_refused(office: Office) -> None:
     """It has no link, and no form is accepted."""
     office.hold()
