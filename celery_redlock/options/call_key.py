@@ -40,6 +40,7 @@ from kombu.utils import json as kombu_json
 
 from celery_redlock.core.keys import key_of
 from celery_redlock.core.limits import rate_of, wanted
+from celery_redlock.core.signature import hidden_parameters, signature_of
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError, FingerprintError
 
@@ -74,6 +75,8 @@ class KeyRule:
     Args:
         task: Name of the task, in front of a hashed key and in errors.
         signature: The task's parameters, without ``self``.
+        hidden: The parameters of its function that a decorator around it does not have,
+            each with the name of the wrapper.
         key: A template (see ``KeyTemplate``), or a callable that returns the key. A
             callable gets the bound arguments that it names, as a worker sees them: a
             tuple as a list, and an object that JSON cannot carry as it is.
@@ -96,6 +99,7 @@ class KeyRule:
         task: str,
         signature: inspect.Signature,
         *,
+        hidden: Mapping[str, str] | None = None,
         key: str | Callable[..., str] | None = None,
         keys: Sequence[str] | Mapping[str, int] | None = None,
         unique_on: Sequence[str] | None = None,
@@ -109,6 +113,8 @@ class KeyRule:
         self._templates = tuple(map(KeyTemplate, texts))
         self.key = key if callable(key) else self._filled_in if texts else None
         self._plain = PlainSignature.of(self.signature)
+        self._hidden = hidden or {}
+        self._by_position: list[str] = []  # arguments of a key function
         kinds = {p.kind: name for name, p in signature.parameters.items()}
         self._rest = kinds.get(_P.VAR_KEYWORD)
         self._form: Callable[[Any], Any] = _wire_form
@@ -119,7 +125,8 @@ class KeyRule:
             self._names = self._needed = tuple(dict.fromkeys(names))
         elif self.key is not None:
             what, self._form = "The key function", _as_a_worker_sees
-            self._names, self._needed = _names_taken_by(self.key)
+            self._names, self._needed = _names_taken_by(self.key, self.signature)
+            self._by_position = _names_by_position(self.key)
         elif unique_on is None:
             self._needed = tuple(signature.parameters)
         self._defaults: dict[str, Any] = {}
@@ -180,7 +187,8 @@ class KeyRule:
         elif len(self._templates) > 1:
             return self._together([one(**values) for one in self._templates])
         else:
-            key = self.key(**values)
+            first = [values.pop(n) for n in self._by_position if n in values]
+            key = self.key(*first, **values)
         return self._short(key)
 
     def wanted_by(
@@ -343,6 +351,15 @@ class KeyRule:
 
     def _check(self, what: str, name: str) -> None:
         parameters = self.signature.parameters
+        if name in self._hidden:
+            wrapper = self._hidden[name]
+            raise ConfigurationError(
+                f"{what} names the argument {name!r} of {self.task}. The decorator "
+                f"around its function hides it: Celery calls {wrapper}"
+                f"{self.signature}. If that passes its arguments on as they are, add "
+                "wrapper.__signature__ = inspect.signature(function). If not, write "
+                "the arguments of the task into its own signature."
+            )
         if name not in parameters:
             if self._rest:
                 return
@@ -489,16 +506,36 @@ def _names_in(text: str) -> Iterator[str]:
             yield from _names_in(spec or "")
 
 
-def _names_taken_by(key: Callable[..., str]) -> tuple[list[str] | None, list[str]]:
-    """Return the arguments that a callable takes (``None``: any), and must have."""
+def _names_taken_by(
+    key: Callable[..., str], signature: inspect.Signature
+) -> tuple[list[str] | None, list[str]]:
+    """Return the arguments that a callable takes (``None``: any), and must have.
+
+    A wrapper that takes any gets those of the function inside that the task has: it
+    may inject the others.
+    """
     try:
-        takes = inspect.signature(key).parameters.values()
+        takes = signature_of(key).parameters.values()
     except ValueError:  # a builtin without a signature
         return None, []
     named = [p for p in takes if p.kind not in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)]
-    takes_any = any(p.kind is _P.VAR_KEYWORD for p in takes)
     needed = [p.name for p in named if p.default is _P.empty]
-    return None if takes_any else [p.name for p in named], needed
+    if not any(p.kind is _P.VAR_KEYWORD for p in takes):
+        return [p.name for p in named], needed
+    if hidden := hidden_parameters(key):
+        return [p.name for p in named] + [
+            name for name in hidden if name in signature.parameters
+        ], needed
+    return None, needed
+
+
+def _names_by_position(key: Callable[..., str]) -> list[str]:
+    """Return the arguments that a callable takes by position only."""
+    try:
+        takes = signature_of(key).parameters.values()
+    except ValueError:
+        return []
+    return [p.name for p in takes if p.kind is _P.POSITIONAL_ONLY]
 
 
 def _usable(key: str) -> str:

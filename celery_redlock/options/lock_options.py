@@ -353,11 +353,20 @@ class LockOptions:
         ours = {n: arguments[n] for n in near if n in known or n not in foreign}
         return ours, {n: value for n, value in arguments.items() if n not in ours}
 
-    def key_rule(self, task: str, signature: inspect.Signature) -> KeyRule:
-        """Return the rule by which a call gets its key, checked against the task."""
+    def key_rule(
+        self,
+        task: str,
+        signature: inspect.Signature,
+        hidden: Mapping[str, str] | None = None,
+    ) -> KeyRule:
+        """Return the rule by which a call gets its key, checked against the task.
+
+        ``hidden`` are parameters of the body that a decorator around it does not have.
+        """
         return KeyRule(
             task,
             signature,
+            hidden=hidden,
             key=self.key,
             keys=self.keys,
             unique_on=self.unique_on,

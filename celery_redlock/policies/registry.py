@@ -8,11 +8,11 @@ while ``Wait()`` returned every time waits for ever.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from celery_redlock.core.signature import signature_of
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.allow import Run
@@ -127,7 +127,7 @@ class PolicyOption(Generic[_SituationT, _DecisionT]):
 
 def _takes_one(value: Callable[..., object]) -> bool:
     try:
-        return bool(inspect.signature(value).bind(None))
+        return bool(signature_of(value).bind(None))
     except (TypeError, ValueError) as error:
         return isinstance(error, ValueError)  # a builtin without a signature
 

@@ -9,12 +9,13 @@ from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
+from celery_redlock.core.signature import hidden_parameters
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.awaitables import refuse_async
 from celery_redlock.task.singleton_task import (
     PublishedOnCommit,
     SingletonTask,
-    signature_of,
+    signature_of_body,
     without_lost,
 )
 
@@ -104,10 +105,11 @@ def singleton_task(
         )
     ours, celerys = LockOptions.split(options, foreign=dir(Task))
     ours = {**celerys.pop("redlock", {}), **ours}
-    signature = signature_of(function, bound=celerys.get("bind", False))
-    LockOptions.of(ours).key_rule(function.__qualname__, signature)
+    signature = signature_of_body(function, bound=celerys.get("bind", False))
+    hidden = hidden_parameters(function)
+    LockOptions.of(ours).key_rule(_name_of(function), signature, hidden)
     if known := base or (app and app.Task):
-        refuse_async(function.__qualname__, function, _under_the_lock(known))
+        refuse_async(_name_of(function), function, _under_the_lock(known))
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own
         celerys["dont_autoretry_for"] = without_lost(
@@ -118,6 +120,10 @@ def singleton_task(
         return cast("_Task", _share(function, base, celerys))
     task = app.task(base=_composed(base or app.Task), **celerys)(function)
     return cast("_Task", task)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def _under_the_lock(base: type[Task]) -> tuple[type, ...]:

@@ -33,6 +33,7 @@ from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.records.claims import Claims
+from celery_redlock.core.signature import hidden_parameters, signature_of
 from celery_redlock.core.text import check_id
 from celery_redlock.errors import (
     ConfigurationError,
@@ -64,7 +65,7 @@ __all__ = [
     "NextToCelery",
     "PublishedOnCommit",
     "SingletonTask",
-    "signature_of",
+    "signature_of_body",
     "without_lost",
 ]
 
@@ -146,10 +147,11 @@ class SingletonTask(Task):
             return
         cls._read_options()
         bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
-        signature = signature_of(cls.run, bound=bound)
+        signature = signature_of_body(cls.run, bound=bound)
         lock = cls.__mro__.index(SingletonTask)
         refuse_async(cls.name, cls.run, cls.__mro__[lock + 1 :])
-        cls.key_rule = cls.lock_options.key_rule(cls.name, signature)
+        hidden = hidden_parameters(cls.run)
+        cls.key_rule = cls.lock_options.key_rule(cls.name, signature, hidden)
         cls.Request = _request_class_of(cls)
         if cls.lock_options.exactly_once_in is not None:
             from celery_redlock.task.call_records import PruneTask, register  # noqa: PLC0415
@@ -458,9 +460,12 @@ def without_lost(
     return others if named else (*others, LockLost)
 
 
-def signature_of(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:
-    """Return the signature of a task's body, without ``self`` if it is bound."""
-    signature = inspect.signature(body)
+def signature_of_body(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:
+    """Return the signature of a task's body, without ``self`` if it is bound.
+
+    It is that of the function that Celery calls, and not of one that it wraps.
+    """
+    signature = signature_of(body)
     if not bound:
         return signature
     parameters = [*signature.parameters.values()]
@@ -470,6 +475,8 @@ def signature_of(body: Callable[..., Any], *, bound: bool) -> inspect.Signature:
             "itself as the first one. Leave bind out, or write def "
             f"{body.__name__}(self)."
         )
+    if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:  # of a wrapper
+        return signature
     return signature.replace(parameters=parameters[1:])
 
 

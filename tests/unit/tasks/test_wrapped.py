@@ -1,0 +1,173 @@
+"""Functions under a decorator: the key is that of what Celery calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states
+
+from celery_redlock import ConfigurationError, DuplicateTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.unit.tasks.support import Worker
+
+
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Inject a session as the first argument."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass all arguments on, and say so."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    vars(wrapper)["__signature__"] = inspect.signature(function)
+    return wrapper
+
+
+def test_argument_that_a_decorator_injects_is_none_of_the_call(worker: Worker) -> None:
+    """The call fits the wrapper, so it is published and runs."""
+
+    @worker.task(key=None, unique_while="queued")
+    @with_session
+    def sync(session: str, account: str, verbose: bool = False) -> Any:  # noqa: FBT002
+        return [session, account, verbose]
+
+    first = sync.delay("acme")
+
+    assert sync.delay("acme").id == first.id
+    assert worker.run(sync, "acme", id=first.id).result == ["session", "acme", False]
+    keys = {sync.lock_key("a", "b"), sync.lock_key("a"), sync.lock_key("b")}
+    assert len(keys) == 3
+
+
+def test_bound_task_may_have_a_decorator_that_injects(worker: Worker) -> None:
+    """Celery passes the task first; the wrapper takes what comes."""
+
+    def with_number(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(self: Any, *args: Any) -> Any:
+            return function(self, 7, *args)
+
+        return wrapper
+
+    @worker.task(key=None, bind=True)
+    @with_number
+    def job(self: Any, number: int, account: str) -> Any:
+        return [self.name, number, account]
+
+    assert worker.run(job, "acme").result == ["job", 7, "acme"]
+    assert job.lock_key("acme") != job.lock_key("other")
+
+
+@pytest.mark.parametrize("option", [{"key": "{account}"}, {"unique_on": ["account"]}])
+def test_name_that_a_decorator_hides_is_refused(
+    worker: Worker, option: dict[str, Any]
+) -> None:
+    """The error says which wrapper hides it, and what to do."""
+    with pytest.raises(ConfigurationError, match=r"hides it: Celery calls .*wrapper"):
+
+        @worker.task(**{"key": None, **option})
+        @with_session
+        def job(session: str, account: str) -> None: ...
+
+
+def test_decorator_that_says_that_it_injects_nothing_hides_nothing(
+    worker: Worker,
+) -> None:
+    """A ``__signature__`` of the wrapper counts, for Celery as well."""
+
+    @worker.task(key="{account}")
+    @timed
+    def job(account: str) -> str:
+        return account
+
+    assert job.lock_key("acme") == job.lock_key(account="acme") == "acme"
+    assert worker.run(job, "acme").stored == states.SUCCESS
+
+
+def test_class_that_wraps_a_function_is_called_itself(worker: Worker) -> None:
+    """``functools.update_wrapper`` on an instance is the same thing."""
+
+    class Injecting:
+        def __init__(self, function: Callable[..., Any]) -> None:
+            functools.update_wrapper(self, function)
+            self.function = function
+
+        def __call__(self, *args: Any) -> Any:
+            return self.function("session", *args)
+
+    @worker.task(key=None, name="job")
+    @Injecting
+    def job(session: str, account: str) -> Any:
+        return [session, account]
+
+    assert worker.run(job, "acme").result == ["session", "acme"]
+
+
+def test_key_function_may_be_wrapped(worker: Worker) -> None:
+    """The wrapper gets the arguments by name that the function inside takes."""
+
+    @with_session
+    def key(session: str, account: str) -> str:
+        return f"{session}:{account}"
+
+    @worker.task(key=key)
+    def job(account: str, verbose: bool = False) -> None:  # noqa: FBT002
+        """Do nothing."""
+
+    assert job.lock_key("acme") == "session:acme"
+
+
+def test_key_function_may_be_cached(worker: Worker) -> None:
+    """``lru_cache`` has no signature of its own, and passes arguments on."""
+
+    @functools.lru_cache
+    def key(account: str) -> str:
+        return f"account:{account}"
+
+    @worker.task(key=key)
+    def job(account: str, verbose: bool = False) -> None:  # noqa: FBT002
+        """Do nothing."""
+
+    assert job.lock_key("acme") == "account:acme"
+
+
+def test_key_function_may_take_arguments_by_position_only(worker: Worker) -> None:
+    """So may the body."""
+
+    def key(account: str, /, number: int) -> str:
+        return f"{account}:{number}"
+
+    @worker.task(key=key)
+    def job(account: str, /, number: int = 0) -> None:
+        """Do nothing."""
+
+    assert job.lock_key("acme") == "acme:0"
+    assert job.lock_key("acme", number=2) == "acme:2"
+    assert worker.run(job, "acme").stored == states.SUCCESS
+
+
+def test_policy_may_be_wrapped(worker: Worker) -> None:
+    """What counts is that the wrapper can be called with the conflict."""
+
+    @with_session
+    def policy(session: str, conflict: Any) -> str:
+        return "raise" if conflict.task == "job" and session else "skip"
+
+    job = worker.leased_job(on_conflict=policy)
+
+    assert isinstance(worker.refuse(job).result, DuplicateTask)
