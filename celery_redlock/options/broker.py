@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "accepted_countdown",
     "broker_errors",
+    "is_in_memory",
     "loses_publications",
     "marks_redeliveries",
     "visibility_timeout",
@@ -33,21 +34,27 @@ __all__ = [
 ]
 
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
-# Seconds after which these brokers redeliver a message that is not acknowledged.
-_VISIBILITY = {"redis": 3600.0, "rediss": 3600.0, "sqs": 1800.0}
 
 
-def visibility_timeout(conf: Any) -> float:
+def visibility_timeout(app: Any) -> float:
     """Return the seconds after which an unacknowledged message is redelivered.
 
-    Infinity for a broker that notices the end of a worker by itself.
+    kombu's transport says it, however the broker's URL is written: several URLs,
+    Sentinels, a URL for reading. Infinity for a broker that notices the end of a worker
+    by itself, and for one whose library is not installed.
     """
-    url = str(conf.broker_read_url or conf.broker_url or "")
-    usual = _VISIBILITY.get(url.partition("://")[0].partition("+")[0])
+    try:
+        connection = app.connection_for_read()
+        channel = getattr(connection.get_transport_cls(), "Channel", None)
+    except ImportError:
+        return math.inf
+    names = ("default_visibility_timeout", "visibility_timeout")
+    found = (getattr(channel, name, None) for name in names)
+    usual = next((one for one in found if isinstance(one, (int, float))), None)
     if usual is None:
         return math.inf
-    options = conf.broker_transport_options or {}
-    return float(options.get("visibility_timeout", usual))
+    given = connection.transport_options.get("visibility_timeout")
+    return float(usual if given is None else given)
 
 
 def loses_publications(conf: Any) -> bool:
@@ -58,6 +65,13 @@ def loses_publications(conf: Any) -> bool:
     return is_rabbitmq and not options.get("confirm_publish")
 
 
+def is_in_memory(app: Any) -> bool:
+    """Tell whether there are no workers in other processes."""
+    if not any((app.conf.broker_url, app.conf.broker_write_url)):
+        return True
+    return bool(_connection(app).transport.driver_type == "memory")
+
+
 def accepted_countdown(app: Any, countdown: float) -> float:
     """Return the countdown with which a call can be published again.
 
@@ -66,7 +80,7 @@ def accepted_countdown(app: Any, countdown: float) -> float:
     """
     if _delays_calls(app):
         return float(math.ceil(countdown))
-    return min(countdown, visibility_timeout(app.conf) / 2)
+    return min(countdown, visibility_timeout(app) / 2)
 
 
 def way_back(app: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from celery_redlock.operations.doctor.rule import (
     rule,
     task_rule,
 )
-from celery_redlock.options.broker import broker_errors
+from celery_redlock.options.broker import broker_errors, is_in_memory
 from celery_redlock.policies import Retry, given_at
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _described(task: Any) -> dict[str, str]:
 
 def told_by_workers(app: Any, what: str, *arguments: str) -> dict[str, Any]:
     """Return the replies of the running workers to one of Celery's inquiries."""
-    if str(app.conf.broker_url or "memory").startswith("memory"):
-        return {}  # there are no workers in other processes
+    if is_in_memory(app):
+        return {}
     try:
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1)

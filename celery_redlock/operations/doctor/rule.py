@@ -157,7 +157,7 @@ class Case:
         """Seconds after which the broker redelivers an unacknowledged message."""
         if not self.app:
             return math.inf
-        return visibility_timeout(self.app.conf)
+        return visibility_timeout(self.app)
 
 
 class Problem(NamedTuple):

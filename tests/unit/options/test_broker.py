@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Any
 
@@ -21,7 +22,10 @@ from celery_redlock.options.broker import (
 QUORUM = {"task_default_queue_type": "quorum", "task_default_exchange_type": "topic"}
 
 
-def app_on(url: str, **conf: Any) -> Celery:
+BOTO = importlib.util.find_spec("boto3") is not None
+
+
+def app_on(url: Any, **conf: Any) -> Celery:
     """Return an app with this broker, to which nothing connects."""
     app = Celery("unit", broker=url, set_as_current=False)
     app.conf.update(conf)
@@ -34,19 +38,32 @@ def app_on(url: str, **conf: Any) -> Celery:
         ("redis://here", {}, 3600),
         ("rediss://here", {}, 3600),
         ("redis+socket:///here", {}, 3600),
-        ("sqs://", {}, 1800),
+        ("redis://here;redis://there", {}, 3600),
+        (["redis://here", "redis://there"], {}, 3600),
+        (("redis://here",), {"visibility_timeout": "60"}, 60),
+        ("sentinel://here;sentinel://there", {"master_name": "m"}, 3600),
+        ("SENTINEL://here", {"master_name": "m", "visibility_timeout": 60}, 60),
+        ("slmq://", {}, 1800),
+        ("sqs://", {}, BOTO * 1800 or math.inf),
         ("redis://here", {"visibility_timeout": 60}, 60),
         ("amqp://here", {"visibility_timeout": 60}, math.inf),
         ("memory://", {}, math.inf),
     ],
 )
 def test_visibility_timeout_is_of_brokers_that_have_one(
-    url: str, options: dict[str, Any], seconds: float
+    url: Any, options: dict[str, Any], seconds: float
 ) -> None:
     """RabbitMQ notices by its connection that a worker has ended."""
     app = app_on(url, broker_transport_options=options)
 
-    assert visibility_timeout(app.conf) == seconds
+    assert visibility_timeout(app) == seconds
+
+
+def test_visibility_timeout_is_of_the_broker_from_which_workers_read() -> None:
+    """A second URL may be for publishing."""
+    app = app_on("", broker_read_url="redis://here", broker_write_url="amqp://there")
+
+    assert visibility_timeout(app) == 3600
 
 
 def test_countdown_is_at_most_half_of_the_visibility_timeout() -> None:
