@@ -589,6 +589,8 @@ def _as_a_worker_sees(value: Any) -> Any:
     try:  # not _decoded_form: an object that kombu cannot send may come pickled
         return _KOMBU.loads(_KOMBU.dumps(value))
     except _NOT_REDUCIBLE:
+        if isinstance(value, int):  # with too many digits for any text
+            raise
         return value
 
 

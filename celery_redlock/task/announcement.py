@@ -55,7 +55,7 @@ def send_announced(
 ) -> Any:
     """Send a call with these options of ``apply_async``, and tell the nodes of it."""
     began = SYSTEM_CLOCK.monotonic()
-    message = SentMessage(task, key, arguments)
+    message = SentMessage(task, key, arguments, options.get("serializer"))
     with watched(message):
         result = send(**options)
     if not message.id or not message.key or _is_delayed(options):

@@ -39,6 +39,7 @@ from celery_redlock.options.broker import (
 )
 from celery_redlock.task.header import TaskHeader, extract
 from celery_redlock.task.interrupt import Interrupter
+from celery_redlock.task.message import as_received
 from celery_redlock.task.publishing import release_claim, send_again
 from celery_redlock.task.results import can_be_read, has_ended, stored_result
 
@@ -109,9 +110,10 @@ class Call:
         runtime, header = runtime_of(task.app), extract(request)
         if request.is_eager and request.id:
             check_id(request.id)
-        delivery = request.delivery_info or {}
+        delivery, given = request.delivery_info or {}, (args, kwargs)
         try:
-            key, limits = task.key_rule.wanted_by(args, kwargs, may_have_more=True)
+            received = as_received(task, *given) if request.is_eager else given
+            key, limits = task.key_rule.wanted_by(*received, may_have_more=True)
             options = runtime.options(task.name, task.lock_options)
         except BaseException:
             # It will never begin.
@@ -430,6 +432,10 @@ class Call:
         options = signature.options
         options["headers"] = (options.get("headers") or {}) | header.for_next_copy()
         options |= way_back(self.task.app, self.request.delivery_info or {})
+        if header.serializer:
+            options["serializer"] = header.serializer
+        if compression := vars(self.request).get("compression"):
+            options["compression"] = compression
         # As they are shown: the publisher may have masked a secret in them.
         shown = vars(self.request)
         options |= {n: shown[n] for n in ("argsrepr", "kwargsrepr") if shown.get(n)}

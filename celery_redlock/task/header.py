@@ -27,6 +27,8 @@ field            meaning                                            written by
                  keys; the most, period and key of each limit;
                  whether it waits on after its countdown;
                  and the key in whose backlog it is
+``serializer``   name of the serializer of its message, as kombu    main process
+                 knows it
 ===============  =================================================  ============
 
 Celery copies the headers of a message into its retries. The header is therefore
@@ -46,6 +48,8 @@ from __future__ import annotations
 import re
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.serialization import registry
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import MOST, MOST_BYTES
@@ -133,6 +137,10 @@ def _is_waits(value: object) -> bool:
     return False
 
 
+def _is_serializer(value: object) -> bool:
+    return type(value) is str and (not value or value in registry.name_to_type)
+
+
 # What the messages of others may say, and how each field is checked.
 _CHECKS: dict[str, Callable[[object], bool]] = {
     "deferred": _is_count,
@@ -147,6 +155,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "events": _is_bool,
     "claim": _is_key,
     "waits": _is_waits,
+    "serializer": _is_serializer,
 }
 
 
@@ -154,8 +163,8 @@ class TaskHeader(NamedTuple):
     """The fields of one header, as in the table above.
 
     ``base`` is None if another main process minted it. Not known: ``published`` and
-    ``refused`` are 0, ``slot`` and ``next`` are ``""``; so is ``claim`` of a call
-    without a claim.
+    ``refused`` are 0, ``slot``, ``next`` and ``serializer`` are ``""``; so is
+    ``claim`` of a call without a claim.
     """
 
     base: str | None = None
@@ -171,6 +180,7 @@ class TaskHeader(NamedTuple):
     events: bool = False
     claim: str = ""
     waits: tuple[Any, ...] = ()
+    serializer: str = ""
 
     @classmethod
     def read(cls, headers: Mapping[str, Any] | None) -> TaskHeader:
@@ -212,10 +222,15 @@ def fault_of(headers: Mapping[str, Any] | None) -> str:
     return f"its field {name!r} has another type, or is out of bounds" if name else ""
 
 
-def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:
+def mint(
+    request: MutableMapping[str, Any], content_type: str = "", *, events: bool = False
+) -> str:
     """Mint the base of an execution, in the main process, and note it in the headers.
 
-    ``events`` says whether this worker sends events about tasks.
+    Args:
+        request: The headers of the message.
+        content_type: That of its body, which says with which serializer it is sent.
+        events: Whether this worker sends events about tasks.
     """
     base, header = new_base(), TaskHeader.read(request)
     published = header.published or round(SYSTEM_CLOCK.wall() * 1e6)
@@ -225,6 +240,7 @@ def mint(request: MutableMapping[str, Any], *, events: bool = False) -> str:
         "boot": _BOOT,
         "published": published,
         "events": events,
+        "serializer": registry.type_to_name.get(content_type, ""),
     }
     return base
 

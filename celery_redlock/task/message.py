@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from celery.signals import before_task_publish
+from kombu.serialization import registry
+from kombu.utils import json as kombu_json
 
 from celery_redlock.errors import FingerprintError
 
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SentMessage",
-    "arguments_to_send",
+    "as_received",
     "key_to_publish",
     "wanted_by_message",
     "watched",
 ]
+
+
+_REGISTRY: Any = registry  # has no types
 
 
 class SentMessage:
@@ -42,12 +47,14 @@ class SentMessage:
         task: Any,
         key: str,
         arguments: tuple[Any, Any],
+        serializer: str | None = None,
         on_message: Callable[[SentMessage], None] | None = None,
     ) -> None:
         self.task = task
         self.was_sent = False
         self._key = key
         self._arguments = tuple(arguments[0] or ()), arguments[1] or {}
+        self._serializer = serializer
         self._on_message = on_message
         # Celery's own objects: receivers that come later change them, too.
         self.headers: dict[str, Any] = {}
@@ -78,7 +85,8 @@ class SentMessage:
         ):
             return self._key
         try:
-            return wanted_by_message(self.task, body[0], body[1])[0]
+            args, kwargs = as_received(self.task, body[0], body[1], self._serializer)
+            return wanted_by_message(self.task, args, kwargs)[0]
         except FingerprintError:
             return ""
 
@@ -119,21 +127,54 @@ def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
-def arguments_to_send(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a call as Celery sends them."""
-    task._get_app()  # noqa: SLF001  (Celery's: it binds the task, which sets the rule)
+def as_received(
+    task: Any, args: Any, kwargs: Any, serializer: str | None = None
+) -> tuple[Any, Any]:
+    """Return the arguments of a call as a worker gets them.
+
+    They pass the serializer that sends them: its own, that of the task, or that of the
+    app. Keys have the form of kombu's JSON anyway, and pickle keeps the objects.
+
+    Raises:
+        FingerprintError: The serializer refuses them.
+    """
+    app = task._get_app()  # noqa: SLF001  (Celery's: it binds the task, which sets the rule)
+    serializer = serializer or task.serializer or app.conf.task_serializer
     dump = getattr(task, "_dump_pydantic_arguments", None)
-    return (args, kwargs) if dump is None else dump(args, kwargs)
+    if dump is not None and serializer != "pickle":
+        args, kwargs = dump(args, kwargs)
+    if serializer == "pickle" or _is_kombus_json(serializer):
+        return args, kwargs
+    try:
+        kind, encoding, body = _REGISTRY.dumps([args, kwargs], serializer)
+        received = _REGISTRY.loads(body, kind, encoding, accept=[kind])
+    except Exception as error:
+        # Each serializer has errors of its own.
+        raise FingerprintError(
+            f"The arguments of this call of {task.name} cannot be sent: the serializer "
+            f"{serializer!r} refuses them ({type(error).__name__}: {error}). Nothing "
+            "was sent or locked; pass values that it takes."
+        ) from error
+    return received[0], received[1]
 
 
-def key_to_publish(task: Any, args: Any, kwargs: Any) -> str:
+def _is_kombus_json(serializer: str) -> bool:
+    """Tell whether this is the JSON whose form keys have; a project can replace it."""
+    if serializer not in ("json", "application/json"):
+        return False
+    return registry._encoders["json"].encoder is kombu_json.dumps  # noqa: SLF001
+
+
+def key_to_publish(
+    task: Any, args: Any, kwargs: Any, serializer: str | None = None
+) -> str:
     """Return the key of a call that is about to be published.
 
     Raises:
         FingerprintError: The arguments cannot be reduced to a key. Without ``typing``,
             as Celery calls it, more keywords than the task takes are no error.
     """
-    args, kwargs = arguments_to_send(task, args or (), kwargs or {})
+    args, kwargs = as_received(task, args or (), kwargs or {}, serializer)
     key: str = task.key_rule.key_of(args, kwargs, may_have_more=not task.typing)
     return key
 

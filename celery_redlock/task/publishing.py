@@ -220,7 +220,8 @@ def _send_job(  # noqa: PLR0913  (called in one place)
         claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
         message.headers.update(attach_claim(message.headers, claim.key))
 
-    message = SentMessage(task, claim.key, arguments, on_message=believe)
+    serializer = options.get("serializer")
+    message = SentMessage(task, claim.key, arguments, serializer, believe)
     try:
         with watched(message):
             result = send(**options)

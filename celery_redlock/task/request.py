@@ -112,7 +112,9 @@ class RedlockRequest(Request):
                 fault,
                 extra=extra,
             )
-        self._redlock_base = mint(self.request_dict, events=self._sends_events())
+        self._redlock_base = mint(
+            self.request_dict, self._content_type, events=self._sends_events()
+        )
         self._redlock_claim = claim_in(self.request_dict)
         self.redlock_waits = waits_in(self.request_dict)
         self.redlock_waiting: WaitingCall | None = None

@@ -48,7 +48,7 @@ from celery_redlock.task.awaitables import refuse_async
 from celery_redlock.task.call import Call
 from celery_redlock.task.execution import Execution, TaskLock, running
 from celery_redlock.task.header import attach, clean
-from celery_redlock.task.message import arguments_to_send, key_to_publish
+from celery_redlock.task.message import as_received, key_to_publish
 from celery_redlock.task.publishing import called_with, publish
 from celery_redlock.task.refusal import end_refused
 from celery_redlock.task.tracer import RefusalTracer
@@ -252,8 +252,8 @@ class SingletonTask(Task):
         return self.key_rule.wanted_by(args, kwargs)
 
     def _as_sent(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return arguments as they are before a message is made of them."""
-        return arguments_to_send(self, args, kwargs)
+        """Return arguments as a worker gets them."""
+        return as_received(self, args, kwargs)
 
     def release_claim(self, *args: Any, **kwargs: Any) -> str | None:
         """Release the claim of the call with these arguments, whichever job has it.
@@ -373,7 +373,7 @@ def _publish(
     if task_id := options.get("task_id"):
         check_id(task_id)
     try:
-        key = key_to_publish(task, args, kwargs)
+        key = key_to_publish(task, args, kwargs, options.get("serializer"))
     except FingerprintError:
         if task.typing:
             raise
