@@ -21,8 +21,8 @@ Read in this order:
 9.  ``records``: what nodes remember besides locks.
 10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
     durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields``,
-    ``log_limit`` and ``spelling``: small helpers. ``text``, ``glob``: what is
-    checked of a text that comes from outside, and patterns of keys.
+    ``log_limit``, ``signature``, ``spelling``: small helpers. ``text``, ``glob``: what
+    is checked of a text that comes from outside, and patterns of keys.
 """
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "restart_guard",
     "scripts",
     "selector",
+    "signature",
     "spelling",
     "steps",
     "stores",

@@ -57,12 +57,11 @@ def visibility_timeout(app: Any) -> float:
     return float(usual if given is None else given)
 
 
-def loses_publications(conf: Any) -> bool:
+def loses_publications(app: Any) -> bool:
     """Tell whether publishing returns before the broker has the message."""
-    scheme = str(conf.broker_write_url or conf.broker_url or "").partition("://")[0]
-    options = conf.broker_transport_options or {}
-    is_rabbitmq = scheme in {"amqp", "amqps", "pyamqp"}
-    return is_rabbitmq and not options.get("confirm_publish")
+    connection = _connection(app)
+    is_rabbitmq = connection.transport.driver_name == "py-amqp"
+    return is_rabbitmq and not connection.transport_options.get("confirm_publish")
 
 
 def is_in_memory(app: Any) -> bool:

@@ -181,7 +181,7 @@ def visibility(it: LockTask, case: Case) -> Iterator[Problem]:
 @rule(offline=True)
 def confirms(case: Case) -> Iterator[Finding]:
     """Find calls that the broker may lose after they are published."""
-    if case.lock_tasks and loses_publications(case.app.conf):
+    if case.lock_tasks and loses_publications(case.app):
         yield Finding(
             "unconfirmed",
             NOTE,

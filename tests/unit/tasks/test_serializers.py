@@ -75,7 +75,7 @@ def test_hashed_key_is_that_of_what_the_worker_gets(worker: Worker) -> None:
 
 
 def test_call_may_have_a_serializer_of_its_own(worker: Worker) -> None:
-    """What ``apply_async`` is given counts, and not what the task has."""
+    """The serializer of ``apply_async`` counts, and not that of the task."""
     task = worker.unique_job()
 
     first = task.apply_async((ORDER,), serializer="plain-json")

@@ -162,7 +162,7 @@ def test_key_function_may_take_arguments_by_position_only(worker: Worker) -> Non
 
 
 def test_policy_may_be_wrapped(worker: Worker) -> None:
-    """What counts is that the wrapper can be called with the conflict."""
+    """A wrapper is called with the conflict, and may add arguments."""
 
     @with_session
     def policy(session: str, conflict: Any) -> str:
