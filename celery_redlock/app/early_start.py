@@ -374,7 +374,7 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
         redlock = runtime_of(parent.app).redlock
         if redlock.listener is None:
             return
-        stays_for = min(_STAYS_FOR, visibility_timeout(parent.app.conf) / 2)
+        stays_for = min(_STAYS_FOR, visibility_timeout(parent.app) / 2)
         starts = EarlyStarts(redlock, parent.timer, stays_for=stays_for)
         starts.register(hub)
         setattr(parent, _ATTRIBUTE, starts)
