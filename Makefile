@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example test test-all coverage lint docs check-package bench soak \
+.PHONY: help demo example test test-more test-all coverage lint docs check-package bench soak \
   mutation torture spec evidence release clean
 
 help:
@@ -25,8 +25,9 @@ help:
 	@echo "             ARGS='--store postgresql' (or etcd, zookeeper): a store instead"
 	@echo "make example a Django site with all it needs, and a live page to break it;"
 	@echo "             STORE=postgresql (or etcd, zookeeper): a store instead of nodes"
-	@echo "make test    the tests, but the long ones; ARGS='-k name' for some of them"
-	@echo "make test-all  all tests, and the package as it is installed"
+	@echo "make test    the tests, in four minutes; ARGS='-k name' for some of them"
+	@echo "make test-more  what make test leaves out and a change can break"
+	@echo "make test-all  all tests, searches included, and the package as it is installed"
 	@echo "make coverage  how much of core, task and options the tests without workers run"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, in site/"
@@ -53,31 +54,45 @@ example: $(VENV)/.with-example $(DRIVER)
 # Processes that share the tests. Most tests wait most of the time, so more than the
 # cores; the long ones start many processes themselves.
 test: WORKERS := 6
-test-all: WORKERS := 4
+test-more test-all: WORKERS := 4
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
+# Hypothesis tries fewer examples. With loadscope, one process runs the tests that share
+# workers or servers: see tests/conftest.py.
 test: $(VENV)/.with-test
-	@echo "8 to 15 minutes on two cores. The long tests are left out: make test-all."
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long" $(ARGS)
+	@$(PYTEST) --dist loadscope --no-loadscope-reorder --hypothesis-profile=quick \
+	  -m "not long" $(ARGS); status=$$?; \
+	echo "Left out: other pools, other servers and stores, long waits, searches. Run them" \
+	  "with make test-more, and the searches, too, with make test-all."; exit $$status
 
 # The scenarios that say most about a store. All of tests/worker runs there, too.
 ON_OTHER_STORES := tests/worker/test_loss.py tests/worker/test_conflicts.py
+on_store = REDLOCK_TEST_STORE=$(1) $(PYTEST) --dist worksteal -m "not long" $(2) \
+  || failed="$$failed $(1)"
 
-# All four parts run, also if one of them fails. Containers serve one process of tests.
+# All parts run, also if one of them fails.
+test-more: $(VENV)/.with-test
+	@failed=; \
+	$(PYTEST) --dist worksteal --ignore tests/docker -m "long and not exhaustive" \
+	  $(ARGS) || failed="$$failed tests"; \
+	$(foreach store,postgresql etcd zookeeper,$(call on_store,$(store),$(ON_OTHER_STORES)); )\
+	$(MAKE) --no-print-directory check-package ARGS= || failed="$$failed check-package"; \
+	echo "Left out: make test, and the searches and containers of make test-all."; \
+	if [ -n "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
+
+# Containers serve one process of tests.
 test-all: $(VENV)/.with-test
 	@echo "About 40 minutes on two cores, in four parts: all tests; those of workers, on"
 	@echo "stores, too; those in containers, if a Docker engine answers; and the package as"
 	@echo "it is installed."
 	@failed=; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/docker \
-	  $(ARGS) || failed="$$failed tests"; \
-	REDLOCK_TEST_STORE=postgresql $(BIN)/python -m pytest -n $(WORKERS) \
-	  --dist worksteal tests/worker tests/beat -m "not long" || failed="$$failed postgresql"; \
-	for store in etcd zookeeper; do \
-	  REDLOCK_TEST_STORE=$$store $(BIN)/python -m pytest -n $(WORKERS) \
-	    --dist worksteal $(ON_OTHER_STORES) -m "not long" || failed="$$failed $$store"; \
-	done; \
+	$(PYTEST) --dist worksteal --ignore tests/docker $(ARGS) || failed="$$failed tests"; \
+	$(call on_store,postgresql,tests/worker tests/beat); \
+	$(foreach store,etcd zookeeper,$(call on_store,$(store),$(ON_OTHER_STORES)); )\
 	$(BIN)/python -m pytest tests/docker $(ARGS) || failed="$$failed tests/docker"; \
 	$(MAKE) --no-print-directory check-package ARGS= || failed="$$failed check-package"; \
+	echo "Left out: make soak, make torture, make spec and make evidence search for longer;" \
+	  "make mutation changes the code; nox has all versions."; \
 	if [ -n "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
 
 # The tests that need no worker. In a forked child, a thread that is gone may hold a lock

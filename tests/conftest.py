@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -54,8 +55,10 @@ def missing(what: str) -> NoReturn:
 
 # -- What is run, and what is not ----------------------------------------------
 
-# `make test` leaves these out, with the tests that are marked `long` one by one.
+# `make test` leaves these out, with the tests that are marked `long` one by one, and CI
+# the searches, which judge the protocol and the tests, not a change of the code.
 _LONG = ("docker", "example", "torture/test_torture.py")  # in this folder
+_SEARCHES = ("model", "partitions")
 _TIMEOUT = 300.0  # seconds; the usual one: see pyproject.toml
 
 
@@ -97,9 +100,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Mark the tests of whole folders as long, and begin with the longest tests."""
     folders = [Path(__file__).parent / name for name in _LONG]
+    searches = [Path(__file__).parent / name for name in _SEARCHES]
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker("long")
+        if any(item.path.is_relative_to(folder) for folder in searches):
+            item.add_marker("long")
+            item.add_marker("exhaustive")
     yield  # those that are not to run are taken out
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = longest_first(items, workers)
@@ -125,6 +132,34 @@ def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
         dealt += piece
         dealt += itertools.islice(others, max(0, len(items) // workers - len(piece)))
     return [*dealt, *others]
+
+
+# Folder -> how many processes run its tests in `make test`. Each starts servers and
+# workers of its own, which takes seconds.
+_GROUPS = {"tests/worker": 3, "tests/contrib": 2, "tests/stores": 1, "tests/beat": 1}
+
+
+def group_of(test: str) -> str:
+    """Return what names the tests that one process runs with this one."""
+    file, _, _ = test.partition("::")
+    for folder, groups in _GROUPS.items():
+        if file.startswith(f"{folder}/"):
+            return f"{folder} {zlib.crc32(file.encode()) % groups}"
+    return test
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadscope``, let few processes start the servers of a folder."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  (it may be absent)
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 def _patience_with(item: pytest.Item) -> float:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.conftest import longest_first
+from tests.conftest import group_of, longest_first
 from tests.harness.tcp import proxies
 
 PROGRAM = """
@@ -121,3 +121,13 @@ def test_report_of_ci_ends_with_the_tests_that_failed(tmp_path: Path) -> None:
         "Failed: sh -c echo hangs; exec sleep 60",
         "hangs",
     ]
+
+
+def test_tests_with_servers_of_their_own_share_few_processes() -> None:
+    """A file of workers is in one of three groups; other tests are each by itself."""
+    files = [f"tests/worker/test_{name}.py" for name in "abcdefghijkl"]
+    groups = {group_of(f"{file}::test_it") for file in files}
+
+    assert len(groups) == 3
+    assert all(group_of(f"{f}::test_1") == group_of(f"{f}::test_2[x]") for f in files)
+    assert group_of("tests/unit/test_x.py::test_1") == "tests/unit/test_x.py::test_1"

@@ -12,6 +12,7 @@ import redis
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import STORES
 from celery_redlock.errors import LockUnavailable
+from tests.conftest import with_long
 from tests.harness.store_nodes import store_servers
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def test_dev_prints_settings_that_can_be_pasted(
     assert settings["redlock_max_ttl"] == 40
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", with_long(STORES, "etcd", "zookeeper"))
 def test_dev_runs_a_store_in_place_of_nodes(project: Project, store: str) -> None:
     """The settings have one URL, which grants locks at once, until Ctrl-C."""
     store_servers(store)

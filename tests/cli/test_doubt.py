@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import with_long
 from tests.nodes.support import locks, until
 
 if TYPE_CHECKING:
@@ -17,8 +18,10 @@ REASONS = {
     "new": "is new or restarted: it may have forgotten locks",
     "other": "is set up differently",
 }
-ways = pytest.mark.parametrize("way", REASONS)
-ways_of_one_node = pytest.mark.parametrize("way", ["down", "quarantined", "new"])
+ways = pytest.mark.parametrize("way", with_long(REASONS, "quarantined", "other"))
+ways_of_one_node = pytest.mark.parametrize(
+    "way", with_long(["down", "quarantined", "new"], "quarantined")
+)
 OTHER: dict[str, Any] = {"redlock_max_ttl": 120.0}
 
 
@@ -161,7 +164,7 @@ def test_lock_without_a_ttl_never_ends(project: Project) -> None:
     assert (document["held"], document["ttl_left"]) == (True, None)
 
 
-@ways
+@pytest.mark.parametrize("way", with_long(REASONS, *[*REASONS][1:]))
 def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) -> None:
     """Neither a number of locks nor a rate, until a majority can tell again."""
     project.hold("k")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from tests.contract.subjects import Subject
 
 MEMORY = "memory"
-_LARGE_GRIDS, _ONE_IN = ("test_membership_scripts",), 4
+_OF_LOCKS = "test_lock_scripts"
 POSTGRESQL, ETCD, ZOOKEEPER = STORES = ("postgresql", "etcd", "zookeeper")
 
 
@@ -50,20 +49,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most of the largest grids on etcd and ZooKeeper as exhaustive.
+    """Mark all tests on etcd and ZooKeeper as exhaustive, but those of locks.
 
-    All stores carry out the same operations, and PostgreSQL runs them in full. Of each
-    test, one in so many is left: others with each seed of the random order.
+    All stores carry out the same operations, and PostgreSQL runs them in full.
     """
-    seen: Counter[str] = Counter()
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             store = item.callspec.params.get("subject")
-            if store in (ETCD, ZOOKEEPER) and item.path.stem in _LARGE_GRIDS:
-                test = f"{item.originalname} on {store}"
-                if seen[test] % _ONE_IN:
-                    item.add_marker("exhaustive")
-                seen[test] += 1
+            if store in (ETCD, ZOOKEEPER) and item.path.stem != _OF_LOCKS:
+                item.add_marker("exhaustive")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import with_long
 from tests.nodes.support import run_python, until_nothing_is_left
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ spawn(tick)
 """
 
 
-@pytest.fixture(params=PATCHES)
+@pytest.fixture(params=with_long(PATCHES, "eventlet"))
 def run(
     three_nodes: DevNodes, key: str, request: pytest.FixtureRequest
 ) -> Iterator[Run]:

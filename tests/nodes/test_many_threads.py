@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.errors import LockUnavailable
 from tests.nodes.support import client, run_python, until, until_all_vote
@@ -96,6 +98,7 @@ def test_threads_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) ->
         assert lease.is_valid()
 
 
+@pytest.mark.long
 def test_greenlets_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) -> None:
     """The renewals of a process with 500 greenlets come in time, too."""
     lines = run_python(GREENLETS, key, *three_nodes.urls, timeout=2 * SECONDS)

@@ -1,6 +1,6 @@
 """Thousands of histories of the real core, none of which breaks a rule.
 
-``REDLOCK_HISTORIES`` is their number, 3,000 by default; `make test` plays 250.
+``REDLOCK_HISTORIES`` is their number, 3,000 by default; `make test` plays 60.
 Show a failing seed with ``python -m tests.simulation.soak --seed N``. Run it alone with
 ``REDLOCK_FIRST_SEED=N REDLOCK_HISTORIES=1``.
 """
@@ -16,7 +16,7 @@ from tests.simulation.soak import Tally, failure_report, play_seeds
 
 HISTORIES = int(os.environ.get("REDLOCK_HISTORIES", "3000"))
 FIRST = int(os.environ.get("REDLOCK_FIRST_SEED", "0"))
-SOME = 250
+SOME = 60
 ENOUGH = 3000  # histories after which all rare events have occurred
 
 # Histories without these events would prove nothing about them.

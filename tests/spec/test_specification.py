@@ -10,9 +10,8 @@ from spec.page import is_stale, runs_of
 
 pytestmark = pytest.mark.timeout(1200)  # a slow machine takes minutes for the largest
 needs_spin = pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing")
+# CI searches for these, and for errors of one model. `make spec` does all of it.
 SHORT = {"MAJORITY", "QUARANTINE", "TOKEN"}
-# Their counterexamples take minutes. `make evidence` searches for them, too.
-LONGEST = {"PLANNED_IDENTITY", "CLOSE_COMPARES", "MARKS_STAY"}
 
 
 def test_page_is_up_to_date() -> None:
@@ -36,11 +35,8 @@ def test_catalogue_has_every_rule_of_the_models() -> None:
 
 
 def marks_of(rule: Rule) -> list[pytest.MarkDecorator]:
-    """Return whether the search for the counterexample of a rule takes long."""
-    if rule.name in SHORT:
-        return []
-    longest = [pytest.mark.exhaustive] if rule.name in LONGEST else []
-    return [pytest.mark.long, *longest]
+    """Return when the counterexample of a rule is searched for."""
+    return [pytest.mark.long, *([] if rule.name in SHORT else [pytest.mark.exhaustive])]
 
 
 @needs_spin
@@ -70,7 +66,10 @@ def test_counterexample_is_found(rule: Rule) -> None:
         pytest.param(
             run,
             id=" ".join((run.model, *run.defines)),
-            marks=[] if run.model == "keys" else [pytest.mark.long],
+            marks=[
+                pytest.mark.long,
+                *([] if run.model == "keys" else [pytest.mark.exhaustive]),
+            ],
         )
         for run in runs_of(large=False)
     ],

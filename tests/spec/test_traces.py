@@ -24,12 +24,15 @@ from tests.spec.real import record
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(bool(missing()), reason=f"{missing()} is missing"),
+]
 
 SOME, MANY = 40, 250  # histories
 FIRST_SEEDS = (  # of many: a thousand together
-    *(0, 10_000),
-    *(pytest.param(first, marks=pytest.mark.exhaustive) for first in (20_000, 30_000)),
+    0,
+    *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (10_000, 20_000, 30_000)),
 )
 JOBS = 2  # Spins at once
 # The faults that many histories must have had. Nodes lose their membership (DEL
@@ -85,7 +88,6 @@ def test_histories_are_accepted() -> None:
     assert kinds >= {*Kind} - {Kind.JUMP}
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_many_histories_of_all_faults_are_accepted(first: int) -> None:
@@ -97,7 +99,6 @@ def test_many_histories_of_all_faults_are_accepted(first: int) -> None:
     assert [name for name in FAULTS if not events[name]] == []
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_histories_of_real_servers_are_accepted() -> None:
     """Processes and nodes fail for a minute, and Spin accepts what they did."""

@@ -105,6 +105,7 @@ def test_database_without_an_encoding_is_understood(primary: Primary) -> None:
     assert "read-only" in codes
 
 
+@pytest.mark.long
 def test_restart_costs_no_acquire(primary: Primary, key: str) -> None:
     """An idle connection that the server closed is noticed before it is used."""
     with closing(service(primary)) as redlock:
@@ -153,6 +154,7 @@ def test_promoted_standby_waits_until_all_locks_have_ended(
             standby.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("commits", ["on", "off", "local", "remote_write"])
 def test_grant_waits_for_the_synchronous_standby(
     primary: Primary, key: str, commits: str
@@ -174,6 +176,7 @@ def test_grant_waits_for_the_synchronous_standby(
             redlock.acquire(key)
 
 
+@pytest.mark.long
 def test_doctor_tells_of_standbys(primary: Primary) -> None:
     """A user who may not know their kind is told so, and not that there are none."""
     asynchronous = "has 1 standby that it does not wait for"
@@ -198,6 +201,7 @@ def test_doctor_tells_of_standbys(primary: Primary) -> None:
             standby.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["restart", "reload"])
 def test_planned_restart_changes_nothing(primary: Primary, key: str, way: str) -> None:
     """The server is the same one: no quarantine."""

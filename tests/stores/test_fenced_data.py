@@ -96,6 +96,7 @@ class Account(Fenced, Base):
     balance: Mapped[int] = mapped_column(default=0)
 
 
+@pytest.mark.long
 def test_django_refuses_a_late_writer(own_postgresql: int) -> None:
     """Locks, fences and data are in one database; the late write changes nothing."""
     done = subprocess.run(  # noqa: S603  (Django can be configured once in a process)

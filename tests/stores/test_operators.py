@@ -21,6 +21,7 @@ from celery_redlock.operations.reconfigure import reconfigure
 from celery_redlock.operations.scan import scan
 from celery_redlock.settings import Settings
 from tests.cli.project import Project
+from tests.conftest import with_long
 from tests.harness.store_nodes import StoreNodes
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ def test_locks_are_listed_shown_and_released(project: Project) -> None:
     assert project.redlock("ls", "--json").document["locks"] == []
 
 
-@pytest.mark.parametrize("notation", ["URL of several hosts", "keywords", "file"])
+@pytest.mark.parametrize(
+    "notation",
+    with_long(["URL of several hosts", "keywords", "file"], "keywords", "file"),
+)
 def test_reconfigure_moves_to_a_store_and_back(
     start_nodes: Callable[..., DevNodes],
     server: psycopg.Connection,

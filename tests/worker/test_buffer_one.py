@@ -10,6 +10,7 @@ import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask
+from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused, pools, redelivery
 
@@ -277,7 +278,9 @@ def test_killed_holder_stops_no_other_call(prefork: Deployment, key: str) -> Non
 
 
 @pools
-@pytest.mark.parametrize("victims", ["waiter", "holder", "both"])
+@pytest.mark.parametrize(
+    "victims", with_long(["waiter", "holder", "both"], "waiter", "holder")
+)
 def test_killed_workers_lose_nothing(
     deploy: Deploy, key: str, pool: str, victims: str
 ) -> None:

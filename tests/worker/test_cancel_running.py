@@ -10,6 +10,7 @@ import pytest
 from celery import states
 
 from celery_redlock import DuplicateTask, LockCancelled
+from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused, redelivery
 
@@ -185,7 +186,7 @@ def test_block_outside_of_a_task_asks_its_lease(here: Deployment, key: str) -> N
     assert second.get(timeout=20) == 2
 
 
-@pytest.mark.parametrize("victim", ["running", "newcomer"])
+@pytest.mark.parametrize("victim", with_long(["running", "newcomer"], "newcomer"))
 def test_killed_workers_lose_no_newest_call(
     deploy: Deploy, key: str, victim: str
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from celery import chain, chord, group, states
 from celery.exceptions import ChordError
 
+from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused, stored_by
 
@@ -123,7 +124,11 @@ def test_member_that_was_revoked_elsewhere_ends_a_chord(
 
 
 @pytest.mark.parametrize(
-    "how", ["KilledInChords", "KilledAndCutOffInChords", "KilledAndLateInChords"]
+    "how",
+    with_long(
+        ["KilledInChords", "KilledAndCutOffInChords", "KilledAndLateInChords"],
+        *("KilledAndCutOffInChords", "KilledAndLateInChords"),
+    ),
 )
 def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord(
     deploy: Deploy, site: Site, key: str, how: str

@@ -14,6 +14,7 @@ from celery_redlock import DuplicateTask
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.devnodes.processes import free_port
 from celery_redlock.operations.doctor import Case, deploys
+from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.worker.project.app import create_app
 from tests.worker.project.versions import GONE
@@ -295,12 +296,17 @@ def test_killed_job_keeps_no_other_call_out(prefork: Deployment, key: str) -> No
 @pytest.mark.parametrize(
     ("published_by", "run_by"),
     [
-        ("first", "one argument more"),
-        ("one argument more", "first"),
         ("first", "another key"),
-        ("another key", "first"),
-        ("first", "unclaimed"),
-        ("unclaimed", "first"),
+        *(
+            pytest.param(*versions, marks=pytest.mark.long)
+            for versions in (
+                ("another key", "first"),
+                ("first", "one argument more"),
+                ("one argument more", "first"),
+                ("first", "unclaimed"),
+                ("unclaimed", "first"),
+            )
+        ),
     ],
 )
 def test_worker_of_another_version_releases_the_claim(
@@ -317,7 +323,7 @@ def test_worker_of_another_version_releases_the_claim(
         until_unclaimed(workers, task.lock_key(key))
 
 
-@pytest.mark.parametrize("run_by", ["no default", GONE])
+@pytest.mark.parametrize("run_by", with_long(["no default", GONE], GONE))
 def test_worker_that_cannot_run_a_job_releases_its_claim(
     deploy: Deploy, key: str, run_by: str
 ) -> None:

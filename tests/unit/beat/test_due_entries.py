@@ -148,11 +148,16 @@ def sent_by_celery(clock: FakeClock, schedule: Schedule) -> list[datetime]:
     "fields",
     [
         {"hour": 2, "minute": 30},
-        {"hour": 3, "minute": 0},
-        {"minute": 0},
-        {"minute": "*/15"},
-        {"hour": 2, "minute": 30, "day_of_week": "sun"},
-        {"hour": 2, "minute": 30, "day_of_month": "25,29"},
+        *(
+            pytest.param(fields, marks=pytest.mark.long)
+            for fields in (
+                {"hour": 3, "minute": 0},
+                {"minute": 0},
+                {"minute": "*/15"},
+                {"hour": 2, "minute": 30, "day_of_week": "sun"},
+                {"hour": 2, "minute": 30, "day_of_month": "25,29"},
+            )
+        ),
     ],
     ids=lambda fields: "-".join(f"{name}={value}" for name, value in fields.items()),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery.schedules import crontab
 
+from tests.conftest import with_long
 from tests.unit.beat.support import (
     DAY,
     HOUR,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from celery.beat import ScheduleEntry
 
 
+SEEDS = with_long(range(4), "1", "2", "3")
 NINE_JOBS = crontabs(*(f"job-{n}" for n in range(9)))
 
 
@@ -181,7 +183,7 @@ def test_slot_that_was_sent_and_not_recorded_is_sent_again(site: Site) -> None:
     assert len(set(slots)) == 3
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_each_slot_is_sent_once_however_beats_end(site: Site, seed: int) -> None:
     """Beats are killed, stopped and frozen for 15 minutes, and each is replaced."""
     chance = random.Random(seed)  # noqa: S311  (to be repeatable is the point)
@@ -202,7 +204,7 @@ def test_each_slot_is_sent_once_however_beats_end(site: Site, seed: int) -> None
 # -- nodes are away ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_slot_is_sent_twice_only_after_its_sender_was_cut_off(
     site: Site, seed: int
 ) -> None:
