@@ -95,6 +95,7 @@ def test_frozen_leader_sends_nothing_when_it_continues(beats: Beats) -> None:
     assert_no_slot_was_sent_twice(beats)
 
 
+@pytest.mark.long
 @pytest.mark.several_nodes
 def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
     """It reaches two of five nodes. When it reaches all again, it stands by."""
@@ -121,6 +122,7 @@ def test_leader_that_is_cut_off_is_replaced(beats: Beats) -> None:
         first.teardown()
 
 
+@pytest.mark.long
 @pytest.mark.several_nodes
 def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
     """The leader keeps its term, and a standby can be elected."""
@@ -159,6 +161,7 @@ def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
     assert_no_slot_was_sent_twice(beats, but=[before[-1].slot] if STORE else [])
 
 
+@pytest.mark.long
 def test_beat_that_is_stopped_leaves_no_lock(
     project: MakeBeats,
 ) -> None:
@@ -235,6 +238,7 @@ def scrape_next(beats: Beats) -> Scraped:
     return Scraped(port)
 
 
+@pytest.mark.long
 def test_leadership_is_scraped_from_each_beat(beats: Beats) -> None:
     """Both report one leader and one standby. Only the leader counts a term."""
     scraped = []
@@ -249,6 +253,7 @@ def test_leadership_is_scraped_from_each_beat(beats: Beats) -> None:
     assert sorted(terms) == [0, 1]
 
 
+@pytest.mark.long
 def test_absence_of_a_leader_is_scraped_from_a_worker(beats: Beats) -> None:
     """A worker that has once seen a leader reports that there is none."""
     scraped = scrape_next(beats)

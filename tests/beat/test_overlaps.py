@@ -81,6 +81,7 @@ def test_backlog_of_ticks_collapses_to_one_run(
     assert beats.sent() == []
 
 
+@pytest.mark.long
 def test_schedulers_whose_clocks_differ_are_covered_by_hold_at_least(
     project: MakeBeats, site: Site, key: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.beat.project import DATABASE
 from tests.beat.support import often, until
+from tests.conftest import with_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,9 @@ print(PeriodicTask.objects.get(name="often").last_run_at.isoformat())
 """
 
 
-@pytest.fixture(params=["persistent", "django", "redbeat"])
+@pytest.fixture(
+    params=with_long(["persistent", "django", "redbeat"], "persistent", "redbeat")
+)
 def inner(
     request: pytest.FixtureRequest, project: MakeBeats
 ) -> tuple[Beats, StartBeat]:
@@ -108,6 +111,7 @@ def test_standby_continues_where_the_leader_was_killed(
     assert [beat.count("Traceback") for beat in beats.all] == [0, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inner", ["django", "redbeat"], indirect=True)
 def test_frozen_leader_with_shared_storage_stands_by(
     inner: tuple[Beats, StartBeat],
@@ -158,6 +162,7 @@ def test_entries_of_the_database_are_sent_once(
     assert dues(beats)[-1] <= last_run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inner", ["redbeat"], indirect=True)
 def test_lock_of_redbeat_is_not_used(inner: tuple[Beats, StartBeat]) -> None:
     """A second beat does not wait for that lock, and stops on SIGTERM."""
