@@ -14,7 +14,8 @@ Scripts can rely on the exit code:
 ====  =====================================================================
 
 Every command takes ``--json``: one document on stdout, and nothing else there.
-Questions and errors go to stderr.
+Questions and errors go to stderr. Only ``run`` takes none, and has exit codes of its
+own: it ends as the command that it runs.
 
 Every ``celery`` command imports this module, so it imports no command before the
 command is used.

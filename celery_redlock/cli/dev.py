@@ -22,7 +22,7 @@ _MAX_TTL = 60.0  # the default of redlock_max_ttl
 _LONGEST_SLEEP = 0.5
 
 
-@click.command(cls=Command, short_help="Run nodes on this machine.")
+@click.command(cls=Command, asks_nodes=False, short_help="Run nodes on this machine.")
 @click.option("--nodes", type=int, help=f"How many; {_NODES} by default.")
 @click.option("--store", type=click.Choice(STORES), help="Run a store instead.")
 @click.option("--max-ttl", default=_MAX_TTL, show_default=True, help="In seconds.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Beat", "Process", "Worker", "free_port", "stop"]
+__all__ = ["Beat", "Process", "Worker", "free_port", "stop", "with_its_parent"]
 
 # Below the range of outgoing connections: a client that reconnects again and again to
 # a dead server in that range can be connected to itself.
@@ -35,12 +35,24 @@ _SHOWN = 3_000  # characters of a log in an error
 # Becomes the command. It is a program of its own, because `preexec_fn` would run Python
 # between fork and exec, where a lock that another thread holds is never released.
 _DIE_WITH_PARENT = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
 parent, *command = sys.argv[1:]
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)   # Python ignores it
 ctypes.CDLL(None).prctl(1, 9)           # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() == int(parent):         # otherwise the parent died before that line
     os.execvp(command[0], command)
 """
+
+
+def with_its_parent(command: Sequence[str]) -> list[str]:
+    """Return a command that Linux kills when this process ends, killed or not.
+
+    Start it in the main thread: the kernel ties it to the thread.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT]
+    return [*wrapper, str(os.getpid()), *command]
 
 
 class Process:
@@ -131,9 +143,8 @@ class Process:
         self._owner = os.getpid()
         main_thread = threading.get_native_id() == self._owner
         # A program that runs as another user may not be able to read this Python.
-        if sys.platform == "linux" and main_thread and "user" not in self._options:
-            wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT]
-            command = [*wrapper, str(self._owner), *command]
+        if main_thread and "user" not in self._options:
+            command = with_its_parent(command)
         with self.log.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(  # noqa: S603  (the caller's own program)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redlock.app.runtime import runtime_of
+from celery_redlock.app.runtime import forget_runtimes, runtime_of
 from celery_redlock.cli.output.ink import inked
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
@@ -138,17 +138,38 @@ def _cut(lines: Sequence[str]) -> Sequence[str]:
 
 
 class Command(CeleryCommand):
-    """A command that takes ``--json`` and ends with a documented exit code."""
+    """A command that takes ``--node`` and ``--json``, and ends with a documented code.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        asks_nodes: Whether it takes ``--node``.
+        prints_json: Whether it takes ``--json``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        asks_nodes: bool = True,
+        prints_json: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.params.append(
-            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
-        )
+        self._asks_nodes = asks_nodes
+        if asks_nodes:
+            named = "URL of a node, in place of those of the app; once for each node."
+            option = click.Option(["--node", "nodes"], multiple=True, help=named)
+            self.params.append(option)
+        if prints_json:
+            option = click.Option(
+                ["--json", "as_json"], is_flag=True, help="Print JSON."
+            )
+            self.params.append(option)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with a ``Session``, and end with the code that it returns."""
-        celery, as_json = ctx.obj, ctx.params.pop("as_json")
+        celery, as_json = ctx.obj, ctx.params.pop("as_json", False)
+        if urls := ctx.params.pop("nodes", ()) if self._asks_nodes else ():
+            forget_runtimes()
+            celery.app.conf.redlock_nodes = list(urls)
         ctx.obj = Session(celery.app, as_json=as_json, colors=not celery.no_color)
         # The commands report about nodes themselves, so log lines would repeat it.
         logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
@@ -170,7 +191,7 @@ def _hint(ctx: click.Context) -> str:
         return ""
     return (
         f"No app is named. Name yours with -A: `celery -A proj redlock {ctx.info_name} "
-        "...`. "
+        "...`, or name its nodes: `--node URL`. "
     )
 
 

@@ -1,0 +1,157 @@
+"""``run``: a command under a lock, for cron and shells."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery_redlock.cli.output.session import Command, Failure, Session
+from celery_redlock.devnodes.processes import with_its_parent
+from celery_redlock.errors import LockLost, LockUnavailable, QuorumUnreachable
+from celery_redlock.locking import lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# As in sysexits.h, so that they are no code of the usual commands.
+UNREACHABLE, HELD, LOST = 69, 75, 76
+NOT_FOUND, SIGNAL = 127, 128  # as of a shell
+_FORWARDED = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_BY_TERMINAL = ("SIGINT", "SIGQUIT")  # it sends them to the command, too
+
+
+@click.command(
+    cls=Command,
+    prints_json=False,
+    short_help="Run a command under a lock.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.argument("key")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--wait", default=0.0, show_default=True, help="Seconds for the lock.")
+@click.option("--ttl", type=float, help="Seconds; the service's by default.")
+@click.option(
+    "--grace",
+    default=10.0,
+    show_default=True,
+    help="Seconds between SIGTERM and SIGKILL when the lock is lost.",
+)
+@click.option(
+    "--held-code", default=HELD, show_default=True, help="Exit code if it is held."
+)
+@click.pass_obj
+def run(  # noqa: PLR0913  (the options of the command)
+    session: Session,
+    *,
+    key: str,
+    command: Sequence[str],
+    wait: float,
+    ttl: float | None,
+    grace: float,
+    held_code: int,
+) -> int:
+    """Run COMMAND while this process holds the lock KEY, and renew the lock.
+
+    For cron and shells. Write options before KEY, and -- before a command with options:
+    celery redlock run --wait 60 nightly -- rsync -a here there
+
+    Ends with the exit code of COMMAND, 128 + N if signal N ended it, 127 if there is no
+    such command, 75 if another client holds the lock (COMMAND did not run), 69 if too
+    few nodes answered (COMMAND did not run), and 76 if the lock was lost: COMMAND got
+    SIGTERM, and SIGKILL after --grace seconds.
+
+    Signals go on to COMMAND. It finds its fence in REDLOCK_FENCE. If this process is
+    killed, Linux kills COMMAND, before the lock expires.
+    """
+    if command[0] == "--":  # click passes on what comes after KEY
+        command = command[1:] or command
+    program = shutil.which(command[0])
+    if program is None:
+        raise Failure(
+            f"There is no command {command[0]!r}, or it may not be executed. Nothing "
+            "was locked.",
+            NOT_FOUND,
+        )
+    child = _Child([program, *command[1:]], grace)
+    with child.gets_signals():
+        try:
+            with lock(
+                session.redlock, key, ttl=ttl, wait=wait, on_lost=child.end
+            ) as lease:
+                return child.run(
+                    {"REDLOCK_KEY": key, "REDLOCK_FENCE": str(lease.fence)}
+                )
+        except LockUnavailable as error:
+            unreachable = isinstance(error, QuorumUnreachable)
+            code = UNREACHABLE if unreachable else held_code
+            raise Failure(f"{error} The command did not run.", code) from error
+        except LockLost as error:
+            text = f"{error} The command got SIGTERM, and ended with {child.code}."
+            raise Failure(text, LOST) from error
+
+
+class _Child:
+    """The command: run once, ended when the lock is lost.
+
+    Args:
+        command: The path of the program, and its arguments.
+        grace: Seconds between SIGTERM and SIGKILL.
+    """
+
+    def __init__(self, command: Sequence[str], grace: float) -> None:
+        self._command, self._grace = command, grace
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_lost = False
+
+    @property
+    def code(self) -> int:
+        """The exit code, as a shell would give it."""
+        code = self._process.wait() if self._process else 0
+        return SIGNAL - code if code < 0 else code
+
+    def run(self, variables: dict[str, str]) -> int:
+        """Run the command with these variables, and return its exit code."""
+        self._process = subprocess.Popen(  # noqa: S603  (what the user asked for)
+            with_its_parent(self._command), env={**os.environ, **variables}
+        )
+        if self._is_lost:
+            self.end()
+        return self.code
+
+    def end(self, _: object = None) -> None:
+        """End the command: the lock is lost. In the watchdog's thread."""
+        self._is_lost = True
+        if self._process is not None:
+            self._process.terminate()
+            timer = threading.Timer(self._grace, self._process.kill)
+            timer.daemon = True
+            timer.start()
+
+    @contextlib.contextmanager
+    def gets_signals(self) -> Iterator[None]:
+        """Send this process's signals to the command while the block runs."""
+        before = {}
+        for name in _FORWARDED:
+            number = getattr(signal, name, None)
+            if number and signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+                before[number] = signal.signal(number, self._forward)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int, _: Any) -> None:
+        if self._process is None:  # it waits for the lock
+            sys.exit(SIGNAL + number)
+        from_terminal = signal.Signals(number).name in _BY_TERMINAL
+        if not (from_terminal and sys.stdin and sys.stdin.isatty()):
+            self._process.send_signal(number)

@@ -1,0 +1,255 @@
+"""``redlock run KEY -- command``: a command under a lock, without an app."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.devnodes.processes import Process
+from celery_redlock.errors import LockHeld
+from tests.cli.project import FOREIGN
+from tests.harness.processes import is_alive
+from tests.harness.waiting import until
+from tests.nodes.support import client, until_nothing_is_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.devnodes import DevNodes
+
+TTL = 1.5  # seconds: renewed each half second
+# Says its process id, and what it is told; ends by itself after a minute.
+PATIENT = """
+trap 'echo told; exit 7' TERM
+echo "pid $$"
+for _ in $(seq 600); do sleep 0.1; done
+"""
+STUBBORN = """
+trap 'echo told' TERM
+echo "pid $$"
+for _ in $(seq 600); do sleep 0.1; done
+"""
+
+
+def words(nodes: DevNodes | list[str], *more: str) -> list[str]:
+    """Return the command line of a command that knows the nodes and no app."""
+    urls = nodes if isinstance(nodes, list) else nodes.urls
+    command, *rest = more
+    options = [word for url in urls for word in ("--node", url)]
+    return [sys.executable, "-m", "celery", "redlock", command, *options, *rest]
+
+
+def ended(nodes: DevNodes | list[str], *more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(  # noqa: S603  (our own commands)
+        words(nodes, *more), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def start(
+    shared_nodes: DevNodes, key: str, tmp_path: Path
+) -> Callable[..., tuple[Process, int]]:
+    """Give a function that starts a shell script under the lock of `key`.
+
+    It returns the process that holds the lock, and the id of the script's process.
+    """
+
+    def begin(script: str, *options: str) -> tuple[Process, int]:
+        more = ["--ttl", str(TTL), *options, key, "sh", "-c", script]
+        process = Process(
+            "run", words(shared_nodes, "run", *more), log=tmp_path / "log", ready="pid "
+        )
+        process.start()
+        process.wait_until_ready()
+        said = until(lambda: process.logs().partition("pid ")[2].split("\n")[0])
+        return process, int(said)
+
+    return begin
+
+
+@pytest.fixture
+def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
+    """Give another client of the nodes."""
+    with client(shared_nodes) as redlock:
+        yield redlock
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
+)
+def test_command_runs_and_gives_its_exit_code(
+    shared_nodes: DevNodes, key: str, script: str, code: int
+) -> None:
+    """The command has its key and its fence, and its output is all there is."""
+    told = f'echo "$REDLOCK_KEY $((REDLOCK_FENCE > 0))"; {script}'
+
+    run = ended(shared_nodes, "run", key, "--", "sh", "-c", told)
+
+    assert (run.returncode, run.stdout, run.stderr) == (code, f"{key} 1\n", "")
+    until_nothing_is_left(shared_nodes, key)
+
+
+def test_command_is_a_usual_process(shared_nodes: DevNodes, key: str) -> None:
+    """It reads stdin, and ends when nothing reads what it writes."""
+    line = words(shared_nodes, "run", key, "sh", "-c", "cat; yes; exit 1")
+
+    run = subprocess.run(  # noqa: S602  (our own command)
+        f"{' '.join(map(repr, line))} | head -n 3",
+        shell=True,
+        input="one\ntwo\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert run.stdout == "one\ntwo\ny\n"
+
+
+def test_unknown_command_locks_nothing(shared_nodes: DevNodes, key: str) -> None:
+    """It ends as in a shell, before the nodes are asked."""
+    run = ended(shared_nodes, "run", key, "no-such-command-here")
+
+    assert run.returncode == 127
+    assert run.stderr.startswith("Error: There is no command 'no-such-command-here'")
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 75), (("--held-code", "0"), 0)])
+def test_held_lock_is_one_line_and_a_code(
+    shared_nodes: DevNodes,
+    redlock: Redlock,
+    key: str,
+    options: tuple[str, ...],
+    code: int,
+) -> None:
+    """The command does not run; cron may take the code for a success."""
+    lease = redlock.acquire(key)
+
+    run = ended(shared_nodes, "run", *options, key, "echo", "it ran")
+
+    assert (run.returncode, run.stdout) == (code, "")
+    assert run.stderr.count("\n") == 1
+    assert run.stderr.startswith(f"Error: The lock '{key}' is held by ")
+    assert run.stderr.endswith(" The command did not run.\n")
+    redlock.release(lease)
+
+
+def test_command_waits_for_the_lock(
+    shared_nodes: DevNodes, redlock: Redlock, key: str
+) -> None:
+    """``--wait`` waits as long as it says; a release ends the wait."""
+    lease = redlock.acquire(key)
+    line = words(shared_nodes, "run", "--wait", "60", key, "echo", "it ran")
+    waiting = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    until(lambda: redlock.inspect(key).holder)
+    redlock.release(lease)
+
+    out, _ = waiting.communicate(timeout=60)
+
+    assert (waiting.returncode, out) == (0, "it ran\n")
+
+
+def test_too_few_nodes_are_a_code_of_their_own(key: str) -> None:
+    """The command does not run."""
+    run = ended(["redis://127.0.0.1:1"], "run", key, "echo", "it ran")
+
+    assert (run.returncode, run.stdout) == (69, "")
+    assert "The command did not run." in run.stderr
+
+
+def test_sigterm_ends_the_command_and_frees_the_lock(
+    shared_nodes: DevNodes,
+    redlock: Redlock,
+    key: str,
+    start: Callable[..., tuple[Process, int]],
+) -> None:
+    """The lock is renewed beyond its ttl; the command tidies up under it."""
+    process, _ = start(PATIENT)
+    with pytest.raises(LockHeld):
+        redlock.acquire(key, wait=1.5 * TTL)
+
+    process.signal(signal.SIGTERM)
+    process.wait()
+
+    assert process.returncode == 7
+    assert process.logs().endswith("told\n")
+    until_nothing_is_left(shared_nodes, key)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [(PATIENT, 7), (STUBBORN, 137)], ids=["patient", "stubborn"]
+)
+def test_lost_lock_ends_the_command(
+    shared_nodes: DevNodes,
+    key: str,
+    start: Callable[..., tuple[Process, int]],
+    script: str,
+    code: int,
+) -> None:
+    """It gets SIGTERM, and SIGKILL after ``--grace``; the code tells of the loss."""
+    process, pid = start(script, "--grace", "0.5")
+    for node in shared_nodes.nodes:
+        node.command("SET", f"redlock:lock:{key}", FOREIGN, "PX", 30_000)
+
+    process.wait()
+
+    assert process.returncode == 76
+    assert not is_alive(pid)
+    assert "told\n" in process.logs()
+    assert process.logs().endswith(f" got SIGTERM, and ended with {code}.\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
+def test_kill_of_the_holder_kills_the_command(
+    redlock: Redlock, key: str, start: Callable[..., tuple[Process, int]]
+) -> None:
+    """It does not run on beside the next holder, who gets the lock after the ttl."""
+    process, pid = start(STUBBORN)
+
+    os.kill(process.pid, signal.SIGKILL)
+
+    until(lambda: not is_alive(pid), TTL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    redlock.release(redlock.acquire(key, wait=20))
+
+
+# -- Other commands without an app -------------------------------------------------
+
+
+def test_commands_take_nodes_in_place_of_an_app(
+    start_nodes: Callable[..., DevNodes],
+) -> None:
+    """A user without Celery starts a deployment, and looks at it."""
+    nodes = start_nodes(3, initialize=False)
+
+    assert ended(nodes, "init", "--yes").stdout.endswith("All nodes vote now: 3.\n")
+    assert ended(nodes, "run", "k", "true").returncode == 0
+    assert ended(nodes, "ls").stdout.startswith("0 locks held")
+    assert "3" in ended(nodes, "doctor", "--json").stdout
+
+
+def test_command_without_an_app_and_without_nodes_names_both(tmp_path: Path) -> None:
+    """The error says how to name either."""
+    run = subprocess.run(  # noqa: S603  (our own command)
+        words([], "ls"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+
+    assert run.returncode == 2
+    assert (
+        "-A: `celery -A proj redlock ls ...`, or name its nodes: `--node" in run.stderr
+    )
