@@ -44,7 +44,12 @@ from celery_redlock.core.lease import Lease, new_base
 from celery_redlock.core.limits import wanted
 from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.core.steps import Ask
-from celery_redlock.errors import ConfigurationError, LockHeld, RedlockError
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockHeld,
+    LockUnavailable,
+    RedlockError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -64,6 +69,7 @@ __all__ = [
     "held_by",
     "held_lease",
     "lock",
+    "lock_or_exit",
     "watchdog_of",
 ]
 
@@ -560,6 +566,41 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         on_released=on_released,
     )
     yield from _block(hold, wait)
+
+
+@contextlib.contextmanager
+def lock_or_exit(
+    redlock: Redlock | str | Sequence[str],
+    key: str | Sequence[str] | Mapping[str, int],
+    *,
+    exit_code: int = 75,
+    **options: Any,
+) -> Iterator[Lease]:
+    """Hold the lock while the block runs, or end this script with one line.
+
+    For scripts and cron: if the lock is not granted, the error's text goes to stderr,
+    without a traceback, and the process exits. An error of the block itself goes on.
+
+    Args:
+        redlock: The lock service, or URLs, as for `lock`.
+        key: The name of the lock, or several, as for `lock`.
+        exit_code: The code with which the script then ends; 75 by default, as
+            ``celery redlock run``.
+        options: The other options of `lock`.
+
+    Raises:
+        SystemExit: The lock was not granted. The block did not run.
+        ConfigurationError: A duration or the key cannot be used. The block did not
+            run.
+        LockLost: The lock was lost while the block ran.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            lease = stack.enter_context(lock(redlock, key, **options))
+        except LockUnavailable as error:
+            print(error, file=sys.stderr)  # noqa: T201  (it is for the script's user)
+            raise SystemExit(exit_code) from None
+        yield lease
 
 
 @contextlib.asynccontextmanager

@@ -195,6 +195,11 @@ class SingletonTask(Task):
         In the body of that very call it yields the lease that is already held. A lost
         lock does not interrupt the block: ask ``lease.ensure()``.
 
+        Args:
+            *args: The arguments of the call.
+            **kwargs: Its keyword arguments, and ``wait``: the seconds to wait for the
+                lock; 0 by default. (If the task has an argument ``wait``, it is that.)
+
         Raises:
             LockHeld: Another client has the lock, or other clients have all permits.
             LockContended: The votes were split.
@@ -203,8 +208,16 @@ class SingletonTask(Task):
             LockLost: The lock was lost while the block ran.
             FingerprintError: The arguments cannot be reduced to a key.
         """
-        with held_by(self._lock_of(args, kwargs)) as lease:
+        wait, kwargs = self._split_wait(kwargs)
+        with held_by(self._lock_of(args, kwargs), wait) as lease:
             yield lease
+
+    def _split_wait(self, kwargs: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        """Split ``wait`` from the keyword arguments, if the task has no such one."""
+        self._get_app()  # binds the task, which sets the rule
+        if "wait" not in kwargs or "wait" in self.key_rule.signature.parameters:
+            return 0.0, kwargs
+        return kwargs["wait"], {n: v for n, v in kwargs.items() if n != "wait"}
 
     def _lock_of(self, args: Any, kwargs: Any) -> TaskLock:
         runtime = runtime_of(self.app)
@@ -224,10 +237,11 @@ class SingletonTask(Task):
         """Hold the lock of the call with these arguments in a coroutine.
 
         It is ``lock`` for asyncio, for example in a FastAPI or Django view: it does not
-        block the event loop, and the loss of the lock cancels the block. It raises as
-        ``lock`` does.
+        block the event loop, and the loss of the lock cancels the block. It takes
+        ``wait`` and raises as ``lock`` does.
         """
-        async with aheld_by(self._lock_of(args, kwargs)) as lease:
+        wait, kwargs = self._split_wait(kwargs)
+        async with aheld_by(self._lock_of(args, kwargs), wait) as lease:
             yield lease
 
     def lock_key(self, *args: Any, **kwargs: Any) -> str:
@@ -325,6 +339,23 @@ class SingletonTask(Task):
             return _publish(self, send, args, kwargs, *more, **options)
         with called_with(self, {**dict(zip(_MORE, more, strict=False)), **options}):
             return send(args, kwargs, *more, **options)
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish as ``delay`` does, in a coroutine; see ``aapply_async``."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(
+        self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        """Publish as ``apply_async`` does, in a coroutine.
+
+        A thread asks the nodes and the broker, so the event loop is not blocked. If the
+        coroutine is cancelled meanwhile, the call may be published or not.
+        """
+        import asyncio  # noqa: PLC0415  (slow; most processes need none)
+
+        send = functools.partial(self.apply_async, args, kwargs, *more, **options)
+        return await asyncio.to_thread(send)
 
     def AsyncResult(self, *args: Any, **options: Any) -> Any:  # noqa: N802  (Celery's)
         """Return the result of a call by its id; its ``conflict`` is None.
