@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_redlock.cli.output.session import Command, Failure, Session
-from celery_redlock.devnodes.processes import with_its_parent
+from celery_redlock.devnodes import with_its_parent
 from celery_redlock.errors import LockLost, LockUnavailable, QuorumUnreachable
 from celery_redlock.locking import lock
 

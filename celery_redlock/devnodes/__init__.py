@@ -35,6 +35,7 @@ from celery_redlock.devnodes.node import (
     find_redis_server,
     redis_servers,
 )
+from celery_redlock.devnodes.processes import with_its_parent
 from celery_redlock.devnodes.store import STORES, DevStore, StoreNode
 from celery_redlock.errors import ConfigurationError
 
@@ -50,6 +51,7 @@ __all__ = [
     "StoreNode",
     "find_redis_server",
     "redis_servers",
+    "with_its_parent",
 ]
 
 
