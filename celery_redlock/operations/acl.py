@@ -10,6 +10,7 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.glob import escaped
 from celery_redlock.core.resp import ErrorReply, unknown_command
 from celery_redlock.core.scripts import ALL_SCRIPTS, INSPECT
 
@@ -45,9 +46,10 @@ def acl_rules(prefix: str, *, select: bool = False) -> str:
     """Return the ACL rules of a user with the needed permissions and no others.
 
     Args:
-        prefix: The ``redlock_prefix``.
+        prefix: The ``redlock_prefix``. It may have the signs of a pattern.
         select: Whether any node uses a database other than 0.
     """
+    prefix = escaped(prefix)
     commands = (*COMMANDS, "select") if select else COMMANDS
     allowed = " ".join(f"+{command}" for command in sorted(commands))
     channels = f"resetchannels &{prefix}:wake:*"

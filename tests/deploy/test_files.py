@@ -350,6 +350,24 @@ def test_kubernetes_stops_one_node_at_a_time() -> None:
     assert one("Service", documents)["spec"]["publishNotReadyAddresses"]
 
 
+def test_kubernetes_lets_clients_alone_connect_to_the_nodes() -> None:
+    """A node opens no connection, and other pods cannot guess at its password."""
+    (policy,) = read_yaml(KUBERNETES / "base" / "network-policy.yaml")
+    documents = read_yaml(KUBERNETES / "base" / "nodes.yaml")
+    (container,) = one("StatefulSet", documents)["spec"]["template"]["spec"][
+        "containers"
+    ]
+
+    spec = policy["spec"]
+    assert {*spec["policyTypes"]} == {"Ingress", "Egress"}
+    assert spec["egress"] == []
+    (rule,) = spec["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [container["ports"][0]["name"]]
+    (client,) = rule["from"]
+    assert client["podSelector"]["matchLabels"] == {"redlock-client": "true"}
+    assert 'redlock-client: "true"' in PAGE
+
+
 def test_kubernetes_keeps_nothing_and_gives_no_rights() -> None:
     """The volumes are in memory, and the container satisfies the standard."""
     documents = read_yaml(KUBERNETES / "base" / "nodes.yaml")

@@ -87,7 +87,7 @@ def test_nodes_must_be_set(conf: dict[str, Any]) -> None:
         ({"redis://:s3cret@a"}, "is of type set"),
         (["http://:s3cret@a"], "not a Redis URL"),
         (["redis://:s3cret@"], "names no host"),
-        (["redis://:s3cret@a/x"], "'x' where the number of the database belongs"),
+        (["redis://:s3cret@a/x"], "a text where the number of the database belongs"),
         ([{"uri": "redis://:s3cret@a"}], "has the entries uri"),
         ([5], "not a Redis URL"),
         (["redis://:s3cret@a", "redis://a:6379/0"], "a:6379/0 is listed 2 times"),

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import states
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from tests.harness.deployment import Deploy, Deployment
@@ -69,3 +71,60 @@ def test_worker_goes_on_locking_after_messages_that_nobody_writes(
 def stage_runs(deployment: Deployment, key: str, number: int) -> list[Any]:
     """Return the runs of a call with a wrong id."""
     return deployment.stage.runs(f"{key}-id-{number}")
+
+
+# -- messages that hypothesis writes -----------------------------------------------
+
+FIELDS = [
+    *("base", "boot", "deferred", "outages", "redelivered", "met_copy", "ended"),
+    *("slot", "published", "refused", "next", "events", "claim", "other"),
+]
+halves = st.text(st.characters(codec=None), max_size=20)
+texts = halves | st.sampled_from(["latest", "first", "\x1b[2J", "k" * 9000, "a\nb", ""])
+numbers = st.integers() | st.sampled_from([0, 1, -1, 2**31, 2**53, 10**400, 1.5, -0.0])
+scalars = st.none() | st.booleans() | numbers | texts
+values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(texts, scalars)
+headers = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6) | values
+messages = st.tuples(st.sampled_from(QUICK), st.none() | texts | values, headers)
+
+
+def fuzz(deployment: Deployment, key: str, *, batches: int, size: int) -> None:
+    """Publish batches of messages; after each, calls of all tasks must end well."""
+    keys = (f"{key}-{number}" for number in range(10**9))
+    batch_of = st.lists(messages, min_size=size, max_size=size)
+
+    @settings(
+        max_examples=batches,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        derandomize=False,
+    )
+    @given(batch_of)
+    def all_go_on(batch: list[tuple[str, Any, Any]]) -> None:
+        for name, task_id, header in batch:
+            one = next(keys)
+            chosen = {"id": one if task_id is None else task_id, "redlock": header}
+            forge(deployment, name, one, **chosen)
+        good = [deployment.send(name, next(keys)) for name in QUICK]
+        assert [job.get(timeout=60) for job in good] == [job.id for job in good]
+
+    all_go_on()
+    sent = batches * (size + len(QUICK))
+    assert len(deployment.logs()) < 30_000 + 3000 * sent
+
+
+def test_worker_goes_on_locking_after_generated_messages(
+    deploy: Deploy, key: str
+) -> None:
+    """Ids and headers of all types, sizes and encodings, on a worker with processes."""
+    fuzz(deploy(concurrency=2), key, batches=3, size=20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_worker_goes_on_locking_after_two_thousand_generated_messages(
+    deploy: Deploy, key: str, pool: str
+) -> None:
+    """The same for longer, in two pools."""
+    fuzz(deploy(pool=pool, concurrency=2), key, batches=40, size=50)

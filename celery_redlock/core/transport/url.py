@@ -33,6 +33,8 @@ __all__ = [
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _DEFAULT_PORT = 6379
 _NODE_TIMEOUT, _STORE_TIMEOUT = 0.05, 0.5  # seconds
+_HOST = r"(?:\[[0-9A-Fa-f:.%]*\]|[^\[\]:/?#%,]*)(?::\d*)?"
+_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:[/?#]|$)")
 _QUOTE = (
     "a port must be a number, and the characters / ? # @ : % of a password are "
     "written %2F %3F %23 %40 %3A %25"
@@ -102,10 +104,14 @@ def mask_url(url: str) -> str:
     """Return the URL with everything that may be a credential replaced by ``***``.
 
     That is the part before the last ``@``, since a password that was not quoted may
-    hold any character, and the values of all options except ``db``.
+    hold any character, and the values of all options except ``db``. Without an ``@`` it
+    is all that follows the scheme, if a port is no number: a host may be missing.
     """
     if re.match(r"\s*\w+\s*=", url):  # libpq's keywords: a value may hold blanks
         return "***"
+    scheme, _, rest = url.partition("://")
+    if "@" not in rest and not _HOSTS.match(rest):
+        return f"{scheme}://***"
     masked = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
     return re.sub(r"([?&](?!db=)[^=&]*=)[^&]*", r"\1***", masked)
 
@@ -149,8 +155,7 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
             "in place of Redis nodes is postgresql://user@host/database, "
             "django://default, etcd://host:2379 or zookeeper://host:2181."
         )
-    if is_store(url):
-        _refuse_unquoted(url)
+    _refuse_unquoted(url)
     if re.search(r"[\s,]", name):
         raise ConfigurationError(
             f"The name of the node {mask_url(url)} must be text without spaces "
@@ -212,7 +217,7 @@ def usual_node_timeout(addresses: Sequence[NodeAddress]) -> float:
 
 
 def _refuse_unquoted(url: str) -> None:
-    """Refuse the URL of a store whose password may hold a character that ends it.
+    """Refuse a URL whose password may hold a character that ends it.
 
     The rest of the password would be taken for a part of the host, which is in the name
     of the node.
@@ -222,9 +227,13 @@ def _refuse_unquoted(url: str) -> None:
     """
     place, _, options = url.partition("://")[2].partition("?")
     login, _, _ = place.rpartition("@")
-    # libpq takes user and password as options, too.
-    is_unclear = "@" in options and not url.startswith("postgres")
-    if is_unclear or "#" in url or set("@/") & set(login):
+    if is_store(url):
+        # libpq takes user and password as options, too.
+        is_unclear = "@" in options and not url.startswith("postgres")
+        is_unclear = is_unclear or "#" in url or bool(set("@/") & set(login))
+    else:
+        is_unclear = bool(set("/#") & set(login))
+    if is_unclear:
         raise ConfigurationError(
             f"The node URL {mask_url(url)} is malformed: {_QUOTE}."
         )
@@ -264,8 +273,10 @@ def _name_of(url: str) -> str:
             f"The node URL {mask_url(url)} names no host; write redis://host:6379/0."
         )
     if path and not path.isdecimal():
+        # It may be the rest of a password after which no host follows.
+        shown = re.sub(r"(://[^/?#]*).*", r"\1/***", mask_url(url), flags=re.DOTALL)
         raise ConfigurationError(
-            f"The node URL {mask_url(url)} has {path!r} where the number of the "
-            "database belongs; write redis://host:6379/0."
+            f"The node URL {shown} has a text where the number of the database "
+            "belongs; write redis://host:6379/0."
         )
     return f"{parts['host']}:{parts.get('port', _DEFAULT_PORT)}/{parts.get('db', 0)}"

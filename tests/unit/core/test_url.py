@@ -134,6 +134,9 @@ def test_connection_class_follows_from_the_scheme(url: str, kind: type) -> None:
             "unix:///s?username=***&PASSWORD=***",
         ),
         (f"http://me:{SECRET}@a", "http://***@a"),
+        (f"redis://me:{SECRET}", "redis://***"),
+        ("redis://[::1]:1/0", "redis://[::1]:1/0"),
+        ("etcd://a:1,b:2", "etcd://a:1,b:2"),
     ],
 )
 def test_mask_hides_credentials_and_nothing_else(url: str, masked: str) -> None:
@@ -158,6 +161,13 @@ BAD: list[Any] = [
     f"redis://me:{SECRET}#@a:1/0",
     f"redis://me:{SECRET}?@a:1/0",
     f"redis://me:[{SECRET}@a:1/0",
+    f"redis://me:12/{SECRET}@a:1/0",
+    f"redis://me:12#{SECRET}@a:1/0",
+    f"redis://me:{SECRET}",
+    f"redis://:{SECRET}/0",
+    f"redis://me:{SECRET}%40a:1/0",
+    f"redis://me:12/{SECRET}",
+    f"unix://me:12/{SECRET}@/x.sock",
     f"redis://a:1/0?pasword={SECRET}",
     f"unix://me:{SECRET}@",
     f"unix://:{SECRET}@?db=1",
