@@ -156,6 +156,29 @@ RULES = (
         },
     ),
     Rule(
+        name="mark-of-a-vote",
+        text="A process counts its wait from its start only if it has never voted.",
+        model=InModel(
+            f"{_MEMBERS}::test_start_of_a_process_that_has_voted_proves_nothing"
+        ),
+        simulator=Scenario("start trusted after a vote"),
+        contract=Guard(f"{_VIEWS}::test_process_that_has_voted_proves_nothing"),
+        why_not={
+            "specification": "The wait of its nodes begins with the loss, and no "
+            "process of it has never voted.",
+        },
+    ),
+    Rule(
+        name="never-a-replica",
+        text="A process that was a replica counts its wait from the notice.",
+        simulator=Scenario("start of a replica trusted"),
+        contract=Guard(f"{_VIEWS}::test_process_that_was_a_replica_proves_nothing"),
+        why_not={
+            "specification": "It has no replication.",
+            "model in Python": "It has no replication.",
+        },
+    ),
+    Rule(
         name="long-quarantine",
         text="It does not vote for longer than any lock lives.",
         specification=WithoutRule("lock", "LONG_QUARANTINE"),

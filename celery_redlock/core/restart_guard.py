@@ -34,8 +34,14 @@ The server judges itself, inside the script that votes, so all of this holds thr
 proxies and connection pools. Everything it knows of itself is one hash: to lose a part
 of it is to lose all. The hash may come back with an old memory. So it names two things
 that no key can hold: the process (``run_id``), and the history of its data
-(``master_replid``), which is another one after each time as a replica. The waits begin
-when the change is noted, so no clock that lies about the past can shorten them.
+(``master_replid``), which is another one after each time as a replica.
+
+The waits begin when the change is noted. Of a process that proves that it has never
+voted they begin with the process: it has refused every view since then, and what an
+earlier process granted has ended one quarantine later. So a first lock on servers that
+run for a minute is granted at once, and so is one on idle servers that restarted one
+by one a while ago. The proof is the server's own count of the commands that it ran,
+which no loss of keys resets: ``scripts/shared/proof.lua``.
 
 Whether nodes guard is part of the view, and so the same for all clients. Where they
 do not, the same happens without any wait.

@@ -63,12 +63,18 @@ def denied_command(error: str) -> str:
 
 
 def try_commands(
-    client: NodeClient, prefix: str
+    client: NodeClient, prefix: str, *, is_new: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Try each of ``COMMANDS`` and ``OUR_KEYS``.
 
     The trials use one key of their own, which expires after a second. The last trial
     subscribes to a channel: do not use the connection afterwards.
+
+    Args:
+        client: The connection.
+        prefix: The ``redlock_prefix``.
+        is_new: Whether the node has not voted yet, as far as is known. HSTRLEN is the
+            mark that it has (``scripts/shared/proof.lua``), and is not tried then.
 
     Returns:
         Those that the node denies, and the commands that it does not know.
@@ -81,6 +87,7 @@ def try_commands(
         "hget": ("HGET", key, "field"),
         "hgetall": ("HGETALL", key),
         "hmget": ("HMGET", key, "field"),
+        "hstrlen": ("HSTRLEN", key, "field"),
         "hset": ("HSET", key, "field", "value"),
         "get": ("GET", key),
         "mget": ("MGET", key),
@@ -106,6 +113,8 @@ def try_commands(
         # Last: a connection that has subscribed accepts no other commands.
         "subscribe": ("SUBSCRIBE", channel),
     }
+    if is_new:
+        del trials["hstrlen"]
     (stored,) = client.ask(("SET", key, "", "PX", _MS))
     if isinstance(stored, ErrorReply):
         del trials["hset"], trials["zadd"]  # would create a key without ttl

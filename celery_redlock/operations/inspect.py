@@ -292,7 +292,10 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
             saves=_saves(client),
             database=client.database,
         )
-        denied, unknown = try_commands(client, redlock.keys.prefix)  # must be last
+        is_new = status.state is NodeState.NEW
+        denied, unknown = try_commands(  # must be last
+            client, redlock.keys.prefix, is_new=is_new
+        )
         return replace(report, denied=denied, unknown=unknown)
 
     timeout = redlock.timing.connect_timeout

@@ -62,6 +62,7 @@ class MemoryKeyspace:
     Attributes:
         run_id: The name of the present server process.
         replid: The name of the history of its data, as replication knows it.
+        started_ms: When the process began, in ms since 1970; None once it has voted.
         publish: Sends a message; returns how many subscribers get it (PUBLISH).
         now_ms: The instant by which keys expire, until ``look_at_clock``.
     """
@@ -72,9 +73,26 @@ class MemoryKeyspace:
         self._clock = clock
         self.publish = publish
         self._entries: dict[bytes, _Entry] = {}
-        self.run_id = run_id.encode()
-        self.replid = self.run_id
+        self.begin(run_id.encode())
         self.look_at_clock()
+
+    def begin(self, run_id: bytes) -> None:
+        """Begin as a new process: it has never voted."""
+        self.run_id = self.replid = run_id
+        self.started_ms: int | None = self.now_us() // 1000
+
+    def note_vote(self) -> None:
+        """Note that this process votes: it proves nothing from now on."""
+        self.started_ms = None
+
+    def proven_start_ms(self) -> int | None:
+        """Return when the process began, in ms since 1970, if it has never voted."""
+        return self.started_ms
+
+    def promote(self) -> None:
+        """Become a master again that was a replica. It may have other keys then."""
+        self.replid += b"2"
+        self.started_ms = None
 
     def look_at_clock(self) -> None:
         """Move on to the present. A script does so once, at its start."""
@@ -283,7 +301,7 @@ class MemoryNode:
 
     def restart(self, *, keep_memory: bool = False) -> None:
         """Become a new process: another run id and, by default, no keys."""
-        self.redis.run_id = self.redis.replid = self._new_run_id().encode()
+        self.redis.begin(self._new_run_id().encode())
         if not keep_memory:
             self.redis.clear()
 
@@ -292,7 +310,7 @@ class MemoryNode:
 
         It may have the keys of another server then, such as an old copy of its own.
         """
-        self.redis.replid += b"2"
+        self.redis.promote()
 
     def flush(self) -> None:
         """Delete all keys and stay the same process (FLUSHALL)."""

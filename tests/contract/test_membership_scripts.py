@@ -40,6 +40,8 @@ from tests.contract.subjects import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.contract.subjects import ServerSubject
+
 OLDER = ["protocol 1, max_ttl 60 s, nodes a", "format 2, max_ttl 60 s, nodes a"]
 GROWN = view(b="1.b2")  # the view CONFIG, after b was replaced
 NEXT = view(epoch="2.bb")  # the next epoch, founded
@@ -375,6 +377,99 @@ def test_node_without_the_guard_votes_after_a_restart(subject: Subject) -> None:
     assert subject.counters(UNGUARDED)[0] == GRANTED
 
 
+# -- what a process proves ---------------------------------------------------------
+
+
+def started(subject: Subject) -> bytes | None:
+    """Return what a node notes at JOIN of the start of its process."""
+    subject.join()
+    return subject.hgetall(subject.meta).get(b"started")
+
+
+def test_waits_of_a_process_that_never_voted_count_from_its_start(
+    subject: Subject,
+) -> None:
+    """It has forgotten nothing, and what an earlier one granted ends in that time."""
+    subject.restart(keep_memory=False)
+    now_ms = subject.now_us // 1000
+    since = int(started(subject) or 0)
+    assert now_ms - 20_000 < since <= now_ms + 1000
+
+    subject.hset(subject.meta, "started", now_ms - 10_000)
+    assert subject.note(quarantine_ms=60_000) == [GRANTED, 0]
+
+    fields = subject.hgetall(subject.meta)
+    assert int(fields[b"quarantine_until"]) == now_ms + 50_000
+    assert int(fields[b"known:b:1/0"]) == now_ms - 10_000
+    assert b"started" not in fields
+
+
+def test_start_that_is_not_over_shortens_no_wait(subject: Subject) -> None:
+    """The uptime counts whole seconds, so a start may be noted that is to come."""
+    subject.join()
+    subject.hset(subject.meta, "started", subject.now_us // 1000 + 60_000)
+
+    subject.note(quarantine_ms=60_000)
+
+    until_ms = int(subject.hgetall(subject.meta)[b"quarantine_until"])
+    assert until_ms - subject.now_us // 1000 <= 60_000
+
+
+def flush(subject: Subject) -> None:
+    """Delete all keys of a node."""
+    subject.flush()
+
+
+def promote(subject: Subject) -> None:
+    """Make a node a replica, and a master again."""
+    subject.promote()
+
+
+@pytest.mark.parametrize("later", [lose_memory, flush, promote])
+def test_process_that_has_voted_proves_nothing(
+    subject: Subject, later: Callable[[Subject], None]
+) -> None:
+    """It may have forgotten what it granted, with or without its keys."""
+    subject.restart(keep_memory=False)
+    assert started(subject)
+    lose_memory(subject)
+    subject.admit()
+
+    later(subject)
+
+    assert started(subject) is None
+
+
+def test_process_that_was_a_replica_proves_nothing(subject: Subject) -> None:
+    """Its master has granted what it may not have got."""
+    subject.restart(keep_memory=False)
+
+    subject.promote()
+
+    assert started(subject) is None
+
+
+@pytest.mark.parametrize("reset", [("CONFIG", "RESETSTAT"), ("HSTRLEN", "a", "b")])
+def test_server_whose_counters_do_not_count_from_its_start_proves_nothing(
+    server: ServerSubject, reset: tuple[str, ...]
+) -> None:
+    """The mark that it has voted may be gone, or not be ours."""
+    server.restart(keep_memory=False)
+    server.command(*reset)
+
+    assert started(server) is None
+
+
+def test_server_that_flushed_its_scripts_proves_its_start(
+    server: ServerSubject,
+) -> None:
+    """The proof does not rest on scripts, which any client may load and flush."""
+    server.restart(keep_memory=False)
+    server.command("SCRIPT", "FLUSH")
+
+    assert started(server)
+
+
 # -- JOIN --------------------------------------------------------------------------
 
 
@@ -386,6 +481,7 @@ def test_join_gives_an_identity_and_no_view(subject: Subject) -> None:
     assert reply == [GRANTED, 0, JOINED.encode(), identity, 0, b"", b""]
     stored = subject.hgetall(subject.meta)
     assert stored.pop(b"replid", b"") == subject.replid
+    stored.pop(b"started", None)
     assert stored == {
         b"config": JOINED.encode(),
         b"run_id": subject.run_id,

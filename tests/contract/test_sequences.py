@@ -379,8 +379,8 @@ def contents(subject: Subject) -> dict[str, Any]:
         found["meta"] = {
             field: without_identity(subject, value)
             for field, value in found["meta"].items()
-            # The first is read from a clock; a store has no replid.
-            if field not in (b"quarantine_until", b"replid")
+            # Some are read from clocks; a store has no replid, and no start.
+            if field not in (b"quarantine_until", b"replid", b"started")
             and not field.startswith(b"known:")
         }
         found["known"] = {

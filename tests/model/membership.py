@@ -26,6 +26,8 @@ compares it with its own::
   majority has lost its memory. A client writes a view of the next epoch with the
   present identities of *all* places. A server that moves to it stops voting. It votes
   when *all* others have had this view for a whole quarantine.
+* A server whose process has **never voted** has refused every view since it began. Its
+  waits count from then: it votes at once if every ballot is over that had begun before.
 * An operator's **init** founds an epoch of servers without view, which vote at once.
   The operator promises that no lock lives.
 
@@ -115,7 +117,8 @@ class Server(NamedTuple):
         told: The places that have confirmed it.
         key: The ballots that wrote the key that it keeps.
         target: The epoch for which it is closed.
-        waits: The ballots that began before it was closed.
+        waits: The ballots that began before it was closed; of a server without view,
+            those that began before its process did.
         aborted: The epochs for which it never opens.
     """
 
@@ -202,6 +205,7 @@ class Rules:
         confirmers_vote: They vote themselves.
         own_wait: A newcomer waits for a quarantine itself.
         identity_is_new: A JOIN that arrives twice does not give one identity twice.
+        vote_is_marked: A process that has voted proves no more that it has not.
         data_is_named: A server notices that an old memory of its own has come back.
         founders_wait: Founders wait for a quarantine.
         founders_all: All others confirm a founder. Otherwise r.
@@ -226,6 +230,7 @@ class Rules:
     confirmers_vote: bool = True
     own_wait: bool = True
     identity_is_new: bool = True
+    vote_is_marked: bool = True
     data_is_named: bool = True
     founders_wait: bool = True
     founders_all: bool = True
@@ -331,7 +336,7 @@ class Membership:
             yield from self._end(state, n)
         for at in range(len(state.servers)):
             yield from self._lose(state, at, active)
-            yield from self._join(state, at, active)
+            yield from self._join(state, at)
             yield from self._note(state, at, active)
             yield from self._confirm(state, at)
             yield from self._move(state, at, active)
@@ -483,18 +488,21 @@ class Membership:
         if not self.rules.data_is_named and server.phase == Phase.VOTING:
             again = state.with_server(at, key=0)
             yield f"server {at} gets back the memory from before its key", again
-        lost = state._replace(servers=with_item(state.servers, at, self.empty))
+        # A process that begins now. One that has only lost its keys waits for longer.
+        began = active if self.rules.vote_is_marked else 0
+        empty = self.empty._replace(waits=began)
+        lost = state._replace(servers=with_item(state.servers, at, empty))
         if not self.rules.renew_needs_vote:
             yield what, lost
-        for then, after in self._join(lost, at, active):
+        for then, after in self._join(lost, at):
             yield f"{what}; {then}", after
 
-    def _join(self, state: State, at: int, active: int) -> Iterator[tuple[str, State]]:
+    def _join(self, state: State, at: int) -> Iterator[tuple[str, State]]:
         """Let a server without memory execute JOIN, or one without view a NOTE."""
         server = state.servers[at]
         home = self.homes[at]
         if server.phase == Phase.JOINED:
-            yield from self._enter(state, at, server.ident, active)
+            yield from self._enter(state, at, server.ident, server.waits)
         if server.phase != Phase.EMPTY:
             return
         used = state.used[home]
@@ -508,24 +516,27 @@ class Membership:
             if bounds.foundings or bounds.inits or bounds.targets:
                 what = f"server {at} gets identity {ident}"
                 yield what, after.with_server(at, ident=ident, phase=Phase.JOINED)
-            yield from self._enter(after, at, ident, active)
+            yield from self._enter(after, at, ident, server.waits)
 
     def _enter(
-        self, state: State, at: int, ident: int, active: int
+        self, state: State, at: int, ident: int, waits: int
     ) -> Iterator[tuple[str, State]]:
-        """Give a newcomer a view: the first of an epoch, with itself in its place."""
+        """Give a newcomer a view: the first of an epoch, with itself in its place.
+
+        Its process has refused all others since it began: so long it has waited.
+        """
         home = self.homes[at]
         for epoch, plan in enumerate(state.plans):
             if NONE < plan.ids[home] < ident:
                 ids = with_item(plan.ids, home, ident)
-                joining = self._joining(ident, epoch, ids, active)
+                joining = self._joining(ident, epoch, ids, waits)
                 after = state.with_server(at, **joining)
                 yield f"server {at} joins as {ident} in view {epoch}{ids}", after
 
     def _joining(
-        self, ident: int, epoch: int, ids: Ids, active: int
+        self, ident: int, epoch: int, ids: Ids, waits: int
     ) -> dict[str, object]:
-        since = (active,) * len(self.places)
+        since = (waits,) * len(self.places)
         return {
             "ident": ident,
             "phase": Phase.JOINING,
@@ -533,6 +544,7 @@ class Membership:
             "ids": ids,
             "since": since,
             "told": 0,
+            "waits": 0,
         }
 
     def _note(self, state: State, at: int, active: int) -> Iterator[tuple[str, State]]:
@@ -655,7 +667,8 @@ class Membership:
                 continue
             if self.bounds.members and not epoch:
                 continue  # these votes are not founded, they are there
-            joining = self._joining(server.ident, epoch, plan.ids, active)
+            waits = server.waits if server.phase == Phase.JOINED else active
+            joining = self._joining(server.ident, epoch, plan.ids, waits)
             if not plan.at_once:
                 after = state.with_server(at, **joining)
                 yield f"server {at} moves to epoch {epoch}", after

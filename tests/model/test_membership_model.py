@@ -185,6 +185,13 @@ def test_founding_without_a_wait_forgets_living_locks() -> None:
     assert report.violation == TWO, report
 
 
+def test_start_of_a_process_that_has_voted_proves_nothing() -> None:
+    """A server whose keys were deleted looks like one that has just been set up."""
+    report = search(ALONE, Rules(vote_is_marked=False))
+
+    assert report.violation == TWO, report
+
+
 def test_single_node_must_wait_itself() -> None:
     """With one member there is no other one that knows how long ago it was."""
     report = search(ALONE, Rules(own_wait=False))

@@ -212,6 +212,47 @@ def test_node_that_forgot_lets_no_second_holder_in(
         redlock.release(later)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_first_lock_on_nodes_that_run_for_long_is_granted_at_once(
+    start_nodes: Callable[..., DevNodes], key: str, count: int
+) -> None:
+    """They prove that they have never voted, and so have forgotten nothing.
+
+    Later a node that loses all its keys proves nothing any more: it has voted.
+    """
+    nodes = start_nodes(count, initialize=False)
+    until(lambda: all(uptime_of(node) > QUARANTINE + 1 for node in nodes.nodes))
+    with client(nodes, **SHORT) as redlock, client(nodes, **SHORT) as rival:
+        lease = redlock.acquire(key)
+
+        for node in nodes.nodes:
+            node.command("DEL", "redlock:meta", f"redlock:lock:{key}")
+
+        with pytest.raises(LockUnavailable):
+            rival.acquire(key)
+        until(lambda: not lease.is_valid())
+
+
+def test_first_lock_waits_for_a_node_that_has_just_started(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """An earlier process may have granted a lock until then. The wait has an end."""
+    nodes = start_nodes(3, initialize=False)
+    nodes.nodes[0].restart()
+    with client(nodes, **SHORT) as redlock:
+        with pytest.raises(LockUnavailable) as refused:
+            redlock.acquire(key)
+
+        assert VoteKind.QUARANTINED in kinds(refused.value.ballot)
+        until_all_vote(redlock)
+    assert uptime_of(nodes.nodes[0]) >= int(QUARANTINE)
+
+
+def uptime_of(node: DevNode) -> int:
+    """Return for how many seconds the process of a node runs."""
+    return int(node.command("INFO", "server")["uptime_in_seconds"])
+
+
 def refusals(redlock: Redlock, key: str) -> tuple[list[list[VoteKind]], Lease]:
     """Try until the lock is granted; return the ballots before that, and the lease."""
     ballots: list[list[VoteKind]] = []

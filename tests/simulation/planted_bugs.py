@@ -35,6 +35,7 @@ from celery_redlock.core.scripts import (
 from celery_redlock.core.transport import broadcast, node, requests
 from celery_redlock.core.view import View
 from celery_redlock.core.wait_queue import WaitQueue
+from celery_redlock.testing.memory_node import MemoryKeyspace
 from tests.simulation import clients
 from tests.simulation.observed_lease import ObservedLease
 from tests.simulation.planner import PERMITS
@@ -407,12 +408,31 @@ def _memory_back_trusted() -> _Patches:
     return [(operations, "_present_names", present_names)]
 
 
+def _start_trusted_after_a_vote() -> _Patches:
+    return [(MemoryKeyspace, "note_vote", lambda _: None)]
+
+
+def _start_of_a_replica_trusted() -> _Patches:
+    right = MemoryKeyspace.promote
+
+    def promote(self: MemoryKeyspace) -> None:
+        started_ms = self.started_ms
+        right(self)
+        self.started_ms = started_ms
+
+    return [
+        (MemoryKeyspace, "promote", promote),
+        (MemoryKeyspace, "note_vote", lambda _: None),
+    ]
+
+
 def _open_lifts_quarantine() -> _Patches:
     def open_(store: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
         (meta,), (_, planned, *_) = keys, args
         present = store.hget(meta, b"identity") or store.run_id[:8]
         fields = {b"config": planned, b"votes": b"1"}
-        fields |= {b"run_id": store.run_id, b"identity": present}
+        fields |= {b"run_id": store.run_id, b"replid": store.replid}
+        fields |= {b"identity": present}
         store.hset(meta, fields)
         store.hdel(meta, b"quarantine_until")
         return [GRANTED, 0]
@@ -681,6 +701,13 @@ MEMBERSHIP_BUGS = {
             ("members are not checked", _members_are_not_checked, _HOLDERS),
             ("identity by name", _identity_by_name, _HOLDERS),
             ("memory back trusted", _memory_back_trusted, _HOLDERS),
+            *(
+                (name, bug, _HOLDERS)
+                for name, bug in (
+                    ("start trusted after a vote", _start_trusted_after_a_vote),
+                    ("start of a replica trusted", _start_of_a_replica_trusted),
+                )
+            ),
             ("open lifts a quarantine", _open_lifts_quarantine, _HOLDERS),
             ("newcomer waits alone", _newcomer_waits_alone, _HOLDERS),
             ("one member confirms", _one_confirms, _HOLDERS),

@@ -513,6 +513,17 @@ def memory_back(at: float) -> Plan:
     )
 
 
+def forgotten_alone(kind: str) -> Plan:
+    """Let the only node forget the lock of c0, long after its process began."""
+    return plan_of(
+        (run(2.0, 1.0, stops_on_loss=False, renews=False),),
+        (run(2.05, 0.01), *(run(0.02) for _ in range(20))),
+        nodes=nodes("n0"),
+        final_quorums=(("n0",),),
+        faults=(Fault("snapshot", 1.9, "n0"), Fault(kind, 2.1, "n0")),
+    )
+
+
 _SPLIT = [replaced("n0", "c1")]
 _PLANS = {
     "members are not checked": _SPLIT,
@@ -525,6 +536,10 @@ _PLANS = {
     "renewal without a vote": [replaced("n1", "c0")],
     "recovery before the quarantine": [counters_read_early()],
     "memory back trusted": [memory_back(0.2 + 0.02 * n) for n in range(4)],
+    "start trusted after a vote": [
+        forgotten_alone(kind) for kind in ("flush", "forget meta")
+    ],
+    "start of a replica trusted": [forgotten_alone("come back")],
     "open lifts a quarantine": [opened_late(2.45 + 0.02 * n) for n in range(8)],
 }
 

@@ -9,6 +9,7 @@
 -- include shared/state.lua
 -- include shared/view.lua
 -- include shared/raise_counter.lua
+-- include shared/proof.lua
 local meta = KEYS[1]
 local view, hint_us, tolerance_us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
@@ -24,6 +25,7 @@ end
 local floor = now_us()
 if math.abs(hint_us - floor) <= tolerance_us then floor = hint_us + tolerance_us end
 raise_counter(meta, 'floor', floor + tolerance_us)
-store_view(meta, view, labels_of(new))
+store_view(meta, view, labels_of(new), now_ms())
 redis.call('HSET', meta, 'votes', '1')
+note_vote(meta)
 return {GRANTED, 0}

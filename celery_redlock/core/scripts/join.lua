@@ -1,5 +1,6 @@
 -- Give an identity to a server that has lost its memory, or that is to forget its view.
 -- Tell what the node knows of itself. Never send the same random part twice.
+-- A process that proves that it has never voted notes since when it runs: see NOTE.
 -- Compares no view: it tells the view of the node, and forgets only the one that it is told.
 --
 -- KEYS  1 meta
@@ -9,6 +10,7 @@
 --         {UNSYNCED, ''} for a replica, which gets no identity
 -- include shared/statuses.lua
 -- include shared/state.lua
+-- include shared/proof.lua
 local meta = KEYS[1]
 local random, forget = ARGV[1], ARGV[2]
 
@@ -22,9 +24,13 @@ if is_without_memory(state) or state[1] == forget then
   -- Servers that get the same message have different run ids.
   local run_id, replid = present_names()
   local identity = random .. string.sub(run_id, 1, 8)
-  redis.call('HDEL', meta, 'votes', 'quarantine_until', 'view', 'aborted')
+  local started = proven_start()
+  redis.call('HDEL', meta, 'votes', 'quarantine_until', 'view', 'aborted', 'started')
   redis.call('HSET', meta, 'config', JOINED, 'run_id', run_id, 'replid', replid,
     'identity', identity)
+  if started then
+    redis.call('HSET', meta, 'started', string.format('%.0f', started))
+  end
   return {GRANTED, 0, JOINED, identity, 0, '', ''}
 end
 return {GRANTED, 0, state[1], state[4] or '', state[3] and 1 or 0,

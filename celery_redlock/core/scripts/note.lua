@@ -1,6 +1,8 @@
 -- Note a view: enter it as a new member, or learn that another member was replaced.
 -- Within an epoch a view only grows. A node that enters a view does not vote: see SYNC.
 -- From one view to that of another epoch goes only a first member of a founded epoch.
+-- A process that has never voted has refused all other views since it began, so its waits
+-- count from then. All others count from now.
 --
 -- KEYS  1 meta
 -- ARGV  1 text (of the view)  2 quarantine_ms
@@ -11,7 +13,7 @@
 local meta = KEYS[1]
 local text, quarantine_ms = ARGV[1], ARGV[2]
 
-local state = read_state(meta)
+local state = read_state(meta, 'started')
 local config, votes, identity = state[1], state[3], state[4]
 if is_without_memory(state) then return {UNSYNCED, ''} end
 if config == text then return {GRANTED, 0} end
@@ -32,7 +34,7 @@ if old and old.deployment == new.deployment and old.epoch == new.epoch and
     end
     if precedes(before, after) then table.insert(replaced, label) end
   end
-  store_view(meta, text, replaced)
+  store_view(meta, text, replaced, now_ms())
   return {GRANTED, 0}
 end
 
@@ -42,8 +44,10 @@ if old and (not is_first or votes and old.deployment ~= new.deployment or
    precedes({new.epoch, new.nonce}, {old.epoch, old.nonce})) then
   return {MISCONFIGURED, config}
 end
-store_view(meta, text, labels_of(new))
-redis.call('HDEL', meta, 'votes')
+local since = now_ms()
+if config == JOINED and state[7] then since = math.min(since, tonumber(state[7])) end
+store_view(meta, text, labels_of(new), since)
+redis.call('HDEL', meta, 'votes', 'started')
 redis.call('HSET', meta, 'quarantine_until',
-  string.format('%.0f', now_ms() + quarantine_ms))
+  string.format('%.0f', since + quarantine_ms))
 return {GRANTED, 0}

@@ -11,6 +11,7 @@
 -- include shared/view.lua
 -- include shared/aborted.lua
 -- include shared/raise_counters.lua
+-- include shared/proof.lua
 local meta = KEYS[1]
 local closed, planned = ARGV[1], ARGV[2]
 
@@ -25,7 +26,8 @@ end
 local left = quarantine_left(state[5])
 if left > 0 then return {QUARANTINED, left} end
 raise_counters(meta, 3)
-store_view(meta, planned, labels_of(new))
+store_view(meta, planned, labels_of(new), now_ms())
 redis.call('HSET', meta, 'votes', '1')
+note_vote(meta)
 redis.call('HDEL', meta, 'view', 'quarantine_until')
 return {GRANTED, 0}

@@ -130,6 +130,15 @@ class Keyspace(Protocol):
     def replid(self) -> bytes:
         """Another name after replication may have replaced keys; b"": none can."""
 
+    def proven_start_ms(self) -> int | None:
+        """Return when the process began, if it proves that it has never voted.
+
+        In milliseconds since 1970, as ``shared/proof.lua`` does.
+        """
+
+    def note_vote(self) -> None:
+        """Note that the process votes, where no loss of keys removes it."""
+
     def now_us(self) -> int:
         """Return microseconds since 1970 by the clock of the node (TIME)."""
 
@@ -549,11 +558,14 @@ def join(store: Keyspace, keys: Words, args: Words) -> Reply:
     random, forget = args
     state = store.hgetall(meta)
     if _is_without_memory(store, state) or state[b"config"] == forget:
-        for field in (b"votes", b"quarantine_until", b"view", b"aborted"):
+        started = store.proven_start_ms()
+        for field in (b"votes", b"quarantine_until", b"view", b"aborted", b"started"):
             store.hdel(meta, field)
         # Servers that get the same message have different run ids.
         identity = random + store.run_id[:8]
         fields = {b"config": _JOINED, b"identity": identity, **_present_names(store)}
+        if started is not None:
+            fields[b"started"] = b"%d" % started
         store.hset(meta, fields)
         return [GRANTED, 0, _JOINED, identity, 0, b"", b""]
     names = (b"identity", b"view", b"aborted")
@@ -587,7 +599,7 @@ def note(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: PLR0911
         if any(after < before for _, before, after in places):
             return [MISCONFIGURED, config]
         replaced = [label for label, before, after in places if before < after]
-        _store_view(store, meta, text, replaced)
+        _store_view(store, meta, text, replaced, _now_ms(store))
         return [GRANTED, 0]
     is_first = member.number == 0
     if is_first and not new.is_founded:
@@ -598,10 +610,13 @@ def note(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: PLR0911
         or new.order < old.order
     ):
         return [MISCONFIGURED, config]
-    _store_view(store, meta, text, new.configuration.labels)
+    since = _now_ms(store)
+    if config == _JOINED and b"started" in state:
+        since = min(since, int(_number(state[b"started"])))
+    _store_view(store, meta, text, new.configuration.labels, since)
     store.hdel(meta, b"votes")
-    until = store.now_us() // 1000 + int(quarantine_ms)
-    store.hset(meta, {b"quarantine_until": b"%d" % until})
+    store.hdel(meta, b"started")
+    store.hset(meta, {b"quarantine_until": b"%d" % (since + int(quarantine_ms))})
     return [GRANTED, 0]
 
 
@@ -645,6 +660,7 @@ def sync(store: Keyspace, keys: Words, args: Words) -> Reply:
         floor = store.now_us() + _number(tolerance_us)
         _raise_counter(store, meta, b"floor", floor)
     store.hset(meta, {b"votes": b"1"})
+    store.note_vote()
     store.hdel(meta, b"quarantine_until")
     return [GRANTED, 0]
 
@@ -665,8 +681,9 @@ def initialize(store: Keyspace, keys: Words, args: Words) -> Reply:
     if abs(_number(hint_us) - floor) <= tolerance:
         floor = _number(hint_us) + tolerance
     _raise_counter(store, meta, b"floor", floor + tolerance)
-    _store_view(store, meta, view, _labels(new))
+    _store_view(store, meta, view, _labels(new), _now_ms(store))
     store.hset(meta, {b"votes": b"1"})
+    store.note_vote()
     return [GRANTED, 0]
 
 
@@ -724,8 +741,9 @@ def open(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: A001
     if left := _quarantine_left(store, state):
         return [QUARANTINED, left]
     _raise_counters(store, meta, pairs)
-    _store_view(store, meta, planned, _labels(new))
+    _store_view(store, meta, planned, _labels(new), _now_ms(store))
     store.hset(meta, {b"votes": b"1"})
+    store.note_vote()
     store.hdel(meta, b"view")
     store.hdel(meta, b"quarantine_until")
     return [GRANTED, 0]
@@ -761,6 +779,7 @@ def reopen(store: Keyspace, keys: Words, args: Words) -> Reply:
     _mark_aborted(store, meta, state, closed)
     _raise_counters(store, meta, pairs)
     store.hset(meta, {b"config": state[b"view"], b"votes": b"1"})
+    store.note_vote()
     store.hdel(meta, b"view")
     store.hdel(meta, b"quarantine_until")
     return [GRANTED, 0]
@@ -1015,6 +1034,10 @@ def _until_ms(record: bytes) -> int:
     return int(_number(record.partition(b"\n")[0]))
 
 
+def _now_ms(store: Keyspace) -> int:
+    return store.now_us() // 1000
+
+
 def _digits(number: float) -> bytes:
     return b"%.0f" % number
 
@@ -1084,11 +1107,10 @@ def _own_member(view: View | None, state: Mapping[bytes, bytes]) -> Member | Non
 
 
 def _store_view(
-    store: Keyspace, meta: bytes, text: bytes, labels: Iterable[str]
+    store: Keyspace, meta: bytes, text: bytes, labels: Iterable[str], since_ms: int
 ) -> None:
     """Store a view, and since when the node knows the members at these labels."""
-    now_ms = b"%d" % (store.now_us() // 1000)
-    known = {_KNOWN + label.encode(): now_ms for label in labels}
+    known = {_KNOWN + label.encode(): b"%d" % since_ms for label in labels}
     store.hset(meta, {b"config": text, **known})
 
 

@@ -9,6 +9,7 @@
 -- include shared/state.lua
 -- include shared/aborted.lua
 -- include shared/raise_counters.lua
+-- include shared/proof.lua
 local meta = KEYS[1]
 local closed = ARGV[1]
 
@@ -18,5 +19,6 @@ if state[1] ~= closed or not state[7] then return {FREE} end
 mark_aborted(meta, state[8], closed)
 raise_counters(meta, 2)
 redis.call('HSET', meta, 'config', state[7], 'votes', '1')
+note_vote(meta)
 redis.call('HDEL', meta, 'view', 'quarantine_until')
 return {GRANTED, 0}

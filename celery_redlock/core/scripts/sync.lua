@@ -9,6 +9,7 @@
 -- include shared/statuses.lua
 -- include shared/state.lua
 -- include shared/raise_counters.lua
+-- include shared/proof.lua
 local meta = KEYS[1]
 local view, identity = ARGV[1], ARGV[2]
 local set_floor, tolerance_us = ARGV[3], ARGV[4]
@@ -23,5 +24,6 @@ end
 raise_counters(meta, 5)
 if set_floor == '1' then raise_counter(meta, 'floor', now_us() + tolerance_us) end
 redis.call('HSET', meta, 'votes', '1')
+note_vote(meta)
 redis.call('HDEL', meta, 'quarantine_until')
 return {GRANTED, 0}

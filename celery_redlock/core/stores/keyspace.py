@@ -207,6 +207,12 @@ class StoreKeyspace:
 
     # -- what scripts do -------------------------------------------------------------
 
+    def proven_start_ms(self) -> None:
+        """Prove nothing: a store has no process that forgets when it ends."""
+
+    def note_vote(self) -> None:
+        """Note nothing, for the same reason."""
+
     def now_us(self) -> int:
         """Return microseconds since 1970 by the clock of the store (TIME).
 

@@ -32,11 +32,11 @@ local function own_member(view, identity)
   end
 end
 
--- Store a view, and since when the node knows the members at these labels.
-local function store_view(meta, text, labels)
+-- Store a view, and since when (in ms) the node knows the members at these labels.
+local function store_view(meta, text, labels, since)
   redis.call('HSET', meta, 'config', text)
   for _, label in ipairs(labels) do
-    redis.call('HSET', meta, 'known:' .. label, string.format('%.0f', now_ms()))
+    redis.call('HSET', meta, 'known:' .. label, string.format('%.0f', since))
   end
 end
 
