@@ -188,7 +188,8 @@ def store_of(url: str) -> type[Store]:
 
 def connection_to(url: str, timeout: float) -> AbstractConnection:
     """Build redis-py's connection to a store; it is not opened."""
-    from redis.backoff import NoBackoff  # noqa: PLC0415  (import is 60 ms)
+    import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
+    from redis.backoff import NoBackoff  # noqa: PLC0415
     from redis.connection import AbstractConnection  # noqa: PLC0415
     from redis.exceptions import ConnectionError  # noqa: A004, PLC0415
     from redis.retry import Retry  # noqa: PLC0415

@@ -99,7 +99,8 @@ def open_connection(  # noqa: PLR0911  (one for each kind of failure)
         timeout: Seconds for each step.
         load_scripts: Load our scripts. Off for a server that need not be a node.
     """
-    from redis.exceptions import (  # noqa: PLC0415  (import is 60 ms)
+    import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
+    from redis.exceptions import (  # noqa: PLC0415
         AuthenticationError,
         RedisError,
         TimeoutError,  # noqa: A004
@@ -147,7 +148,8 @@ def _load_scripts(connection: AbstractConnection) -> bool:
     Returns:
         Whether the server has them all.
     """
-    from redis.exceptions import ResponseError  # noqa: PLC0415  (import is 60 ms)
+    import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
+    from redis.exceptions import ResponseError  # noqa: PLC0415
 
     for script in ALL_SCRIPTS:
         connection.send_command("SCRIPT", "LOAD", script.source)
