@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
+from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from kombu.serialization import prepare_accept_content
 from kombu.utils.imports import symbol_by_name
@@ -237,6 +238,12 @@ class Outbox:
             ConfigurationError: An option cannot be stored, or no transaction is known.
             kombu.exceptions.EncodeError: An argument cannot be serialized.
         """
+        if isinstance(task, Signature):
+            raise ConfigurationError(
+                f"Outbox.send() takes a task, and {task} is a signature. Write "
+                "outbox.send(task, args, kwargs). For a chain, a group or a chord, "
+                "send a task that starts it."
+            )
         if unknown := sorted(set(options) - set(_OPTIONS)):
             raise ConfigurationError(
                 f"Outbox.send() does not know the option {unknown[0]!r}. "

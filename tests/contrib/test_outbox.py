@@ -500,6 +500,29 @@ def test_singleton_task_is_sent_as_it_is(
 # -- Bad input -----------------------------------------------------------------------
 
 
+def test_signature_is_refused(outbox: Outbox, ship: Any) -> None:
+    """The message has one task, and its arguments are given apart."""
+    for one in (ship.s("a"), ship.s("a") | ship.si("b")):
+        with pytest.raises(ConfigurationError, match="is a signature"):
+            outbox.send(one)
+
+
+def test_transaction_of_another_database_is_refused(
+    worker: Worker, sqlite: str, postgres: str, ship: Any
+) -> None:
+    """The message would be published also after a rollback of that transaction."""
+    here, other = (DjangoLedger(url).database for url in (sqlite, postgres))
+    outbox = Outbox(here, app=worker.app)
+    with (
+        closing_connections(),
+        transaction.atomic(using=other),
+        pytest.raises(ConfigurationError, match=f"in a transaction of '{other}'"),
+    ):
+        outbox.send(ship, ("a",))
+
+    assert deliver(worker) == []
+
+
 def test_arguments_that_do_not_fit_are_an_error_before_the_commit(
     ledger: Ledger, outbox: Outbox, ship: Any
 ) -> None:

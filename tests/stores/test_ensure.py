@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from celery_redlock.errors import ConfigurationError, LockHeld, LockLost
@@ -116,6 +118,40 @@ def test_connection_without_a_transaction_is_refused(
         pytest.raises(ConfigurationError, match="no transaction"),
     ):
         lease.ensure(connection)
+    redlock.release(lease)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+def test_transaction_that_reads_old_rows_is_refused(
+    redlock: Redlock, connection: psycopg.Connection, key: str, level: str
+) -> None:
+    """It would judge by the lock as it was at its begin."""
+    lease = redlock.acquire(key)
+    connection.isolation_level = psycopg.IsolationLevel[level]
+
+    with pytest.raises(ConfigurationError, match=level.replace("_", " ")):
+        lease.ensure(connection)
+
+    redlock.release(lease)
+
+
+def test_asynchronous_connections_are_refused(
+    redlock: Redlock, postgresql_store: str, key: str
+) -> None:
+    """`ensure` waits for the reply by itself."""
+    lease = redlock.acquire(key)
+    url = postgresql_store.replace("postgresql:", "postgresql+psycopg:")
+
+    async def ensure() -> None:
+        engine = create_async_engine(url)
+        driver = await psycopg.AsyncConnection.connect(postgresql_store)
+        async with driver, AsyncSession(engine) as session, engine.begin() as own:
+            for given in (driver, session, own):
+                with pytest.raises(ConfigurationError, match="Use a synchronous"):
+                    lease.ensure(given)
+        await engine.dispose()
+
+    asyncio.run(ensure())
     redlock.release(lease)
 
 

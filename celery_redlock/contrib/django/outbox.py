@@ -49,6 +49,7 @@ class DjangoMessages:
                 f"Outbox({self._alias!r}).send() writes in the open transaction of "
                 "this Django database, so it takes no session. Leave it out."
             )
+        self._refuse_other_transaction()
         self._rows().create(
             id=message.id,
             task=message.task,
@@ -60,6 +61,20 @@ class DjangoMessages:
         ids = self._written_before(then)
         ids.append(message.id)
         transaction.on_commit(_AfterCommit(then, ids), using=self._alias)
+
+    def _refuse_other_transaction(self) -> None:
+        """Refuse a message that would be published whether the transaction commits."""
+        if connections[self._alias].in_atomic_block:
+            return
+        for other in connections.all(initialized_only=True):
+            if other.in_atomic_block:
+                raise ConfigurationError(
+                    f"Outbox({self._alias!r}).send() was called in a transaction of "
+                    f"{other.alias!r}, and {self._alias!r} is in none: the message "
+                    "would be published also after a rollback. Use "
+                    f"Outbox({other.alias!r}), or begin a transaction of "
+                    f"{self._alias!r}."
+                )
 
     def _written_before(self, then: Callable[[list[str]], None]) -> list[str]:
         """Return the ids of the messages that wait for the commit, to add to them."""

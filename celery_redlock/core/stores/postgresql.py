@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -95,8 +96,9 @@ _HOLD = (
     f"(SELECT count(*) FROM (SELECT FROM {TABLE} WHERE name = ANY(%s) "
     "AND field = '' AND substr(value, 1, %s) = %s AND (expires_at IS NULL OR "
     "expires_at >= floor(extract(epoch FROM clock_timestamp()) * 1000)) "
-    "FOR KEY SHARE) AS held)"
+    "FOR KEY SHARE) AS held), current_setting('transaction_isolation')"
 )
+_READS_NEW_ROWS = {"read committed", "read uncommitted"}
 _TRANSACTION_MODE = (
     "goes through a pooler in transaction mode; use session mode, or the address of "
     "the server itself"
@@ -399,9 +401,15 @@ class PostgreSQL:
             Whether all of the locks are there, have not ended, and have this token.
 
         Raises:
-            ConfigurationError: The connection is in no transaction, or leads to
-                another database.
+            ConfigurationError: The connection is in no transaction, or in one that
+                reads old rows; it is asynchronous, or leads to another database.
         """
+        if _is_asynchronous(connection):
+            raise ConfigurationError(
+                "`lease.ensure(connection)` takes a connection of psycopg, Django or "
+                f"SQLAlchemy, and this is a {_kind(connection)}. Use a synchronous "
+                "connection, or the fence instead."
+            )
         raw = _driver_connection(connection)
         start = f"{token}\n".encode()
         with raw.cursor() as cursor:
@@ -419,7 +427,7 @@ class PostgreSQL:
                 if getattr(error, "sqlstate", None) == "42P01":  # undefined table
                     raise ConfigurationError(_ELSEWHERE) from error
                 raise
-            found, held = cursor.fetchone()
+            found, held, isolation = cursor.fetchone()
         status = getattr(getattr(raw, "info", None), "transaction_status", None)
         if status is not None and not status:
             raise ConfigurationError(
@@ -429,6 +437,12 @@ class PostgreSQL:
             )
         if found is None or bytes(found).decode() != identity:
             raise ConfigurationError(_ELSEWHERE)
+        if isolation not in _READS_NEW_ROWS:
+            raise ConfigurationError(
+                f"The transaction is {isolation.upper()}. `lease.ensure(connection)` "
+                "would see the lock as it was when the transaction began. Use READ "
+                "COMMITTED for it, or the fence instead."
+            )
         return bool(held == len(set(names)))
 
     # -- listening -------------------------------------------------------------------
@@ -470,6 +484,15 @@ def _driver_connection(connection: Any) -> Any:
         connection = connection.connection()
     pooled = getattr(connection, "connection", None)
     return getattr(pooled, "driver_connection", None) or connection
+
+
+def _is_asynchronous(connection: Any) -> bool:
+    return inspect.iscoroutinefunction(getattr(connection, "execute", None))
+
+
+def _kind(connection: Any) -> str:
+    kind = type(connection)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
 
 
 def _hash(name: bytes) -> int:
