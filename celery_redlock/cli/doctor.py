@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from statistics import median
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -118,7 +120,11 @@ def _wrapped(text: str) -> list[str]:
 def _acl(redlock: Redlock) -> tuple[list[str], dict[str, str]]:
     """Return the ACL rules of a user with all permissions that we need."""
     if redlock.addresses[0].is_store:
-        rules = store_of(redlock.addresses[0].url).grants
+        url = redlock.addresses[0].url
+        user = unquote(urlsplit(url).username or "redlock")
+        if not re.fullmatch(r"[a-z_][a-z0-9_]*", user):
+            user = f'"{user}"'
+        rules = store_of(url).grants.format(user=user)
         return ["A user with the needed permissions:", "", f"    {rules}"], {
             "rules": rules
         }

@@ -96,6 +96,22 @@ def test_site_without_locks_is_no_error(project: Project) -> None:
     assert not run_checks()["settings"].is_serious()
 
 
+def test_site_whose_app_is_not_imported_is_told_so() -> None:
+    """Its settings are those of the app, which these checks have not seen."""
+    program = """
+from celery_redlock.contrib.django.checks import check_project
+from django.conf import settings
+settings.configure(INSTALLED_APPS=["celery_redlock.contrib.django"])
+import django; django.setup()
+(found,) = check_project()
+print(found.id, found.msg)
+"""
+
+    (said,) = run_python(program)
+
+    assert said.startswith("celery_redlock.app No Celery app of the project")
+
+
 def test_findings_about_tasks_have_doctors_code_and_remedy(project: Project) -> None:
     """The id is doctor's code, the hint its remedy, the object the task."""
     project({"acks_late": True}, redlock_nodes=NOWHERE)

@@ -183,7 +183,7 @@ def test_doctor_tells_of_standbys(primary: Primary) -> None:
     unknown = "has standbys, and does not tell our user whether it waits for them"
     with psycopg.connect(primary.plain_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE plain LOGIN")
-        connection.execute(f"{Store.grants.removesuffix('redlock;')} plain")
+        connection.execute(Store.grants.format(user="plain"))
         with closing(service(primary)) as redlock:
             redlock.initialize()
         standby = Standby(primary)

@@ -97,6 +97,7 @@ def test_connection_of_django_is_a_node() -> None:
         (["postgresql://db/app", "etcd://a"], "A store decides alone"),
         (["postgresql://u:secret@db:x/app"], "cannot be used: its port must be a num"),
         (["postgresql://u:secret@[db/app"], "it is no URL of PostgreSQL"),
+        (["postgresql://u:secret@db/app?options=-c x=y"], "%20 for a blank"),
         (["etcd://u:secret@a:x"], "write the members as host:port,host:port"),
         (["zookeeper://u:secret@a:x"], "write the servers as host:port,host:port"),
         (["etcds://u:secret@a?tls=1"], "there is no option tls; there are ca, cert"),

@@ -180,7 +180,7 @@ def test_doctor_names_the_missing_privileges(
 
     found = {one["code"]: one["fact"] for one in doctor.document["findings"]}
     assert "denies our user INSERT, UPDATE, DELETE" in found["privileges"]
-    assert "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_keys" in rules
+    assert "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_keys TO reader;" in rules
     server.execute("DROP OWNED BY reader")
     server.execute("DROP ROLE reader")
 

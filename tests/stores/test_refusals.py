@@ -14,6 +14,7 @@ from psycopg import sql
 
 from celery_redlock import runtime_of, singleton_task
 from celery_redlock.core.redlock import Redlock
+from celery_redlock.core.stores.connection import StoreError
 from celery_redlock.core.stores.etcd import Etcd
 from celery_redlock.core.stores.postgresql import PostgreSQL
 from celery_redlock.core.stores.zookeeper import ZooKeeper
@@ -254,7 +255,7 @@ def test_user_who_may_not_make_the_table_can_use_it(postgresql: str) -> None:
         assert str(it.value).endswith("Nothing was changed.")
         PostgreSQL.prepare(owner, 5.0)
         with psycopg.connect(owner, autocommit=True) as server:
-            server.execute(PostgreSQL.grants.replace("redlock;", "poor"))
+            server.execute(PostgreSQL.grants.format(user="poor"))
         redlock.initialize()
         assert redlock.release(redlock.acquire("k")) == 1
 
@@ -291,6 +292,42 @@ def etcd() -> Iterator[str]:
     """Give ``etcd://{}host:port,…`` of a cluster with users who lack something."""
     with store_servers("etcd") as cluster:
         yield with_users(cluster.urls[0])
+
+
+def fill(url: str) -> None:
+    """Write more into an etcd than it takes, as another client."""
+    with closing(Etcd(url, 5.0)) as store:
+        for number in range(100):
+            put = {"key": f"{number:04d}", "value": "AAAA" * 30_000}
+            store._call("/kv/put", put)  # noqa: SLF001
+
+
+@pytest.mark.long
+def test_full_etcd_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers, so "start it" would be no help."""
+    monkeypatch.setenv("ETCD_QUOTA_BACKEND_BYTES", "2000000")
+    with store_servers("etcd", members=1) as cluster:
+        (url,) = cluster.urls
+        with closing(Redlock([url], **PATIENT)) as redlock:
+            redlock.initialize()
+            redlock.release(redlock.acquire("k"))
+            with pytest.raises(StoreError, match="is full"):
+                fill(url)
+
+            with pytest.raises(QuorumUnreachable, match=r"is full \(NOSPACE\)"):
+                redlock.acquire("k")
+            (finding,) = [it for it in diagnose(redlock) if "is full" in it.fact]
+        assert "etcdctl alarm disarm" in finding.remedy
+
+
+@pytest.mark.long
+def test_etcd_without_tls_is_told_apart_from_a_wrong_certificate() -> None:
+    """The remedy is another scheme, and not another certificate."""
+    with store_servers("etcd", members=1) as cluster:
+        url = cluster.urls[0].replace("etcd://", "etcds://")
+        with closing(Redlock([url], **PATIENT)) as redlock:
+            (problem,) = redlock.check().problems
+    assert "if it speaks no TLS, write etcd:// in redlock_nodes" in problem
 
 
 @pytest.mark.long

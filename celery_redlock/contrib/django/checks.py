@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["TAG", "check_nodes", "check_project"]
 
 TAG = "celery_redlock"
+_NO_APP = "default"  # the name of the app that Celery makes where there is none
 
 # Celery runs all checks when it imports a project's tasks, as these checks make it do.
 _busy = threading.local()
@@ -81,6 +82,14 @@ def _project_messages() -> Iterator[CheckMessage]:
         for _, task in sorted(app.tasks.items())
         if isinstance(getattr(task, "lock_options", None), LockOptions)
     ]
+    if not tasks and app.main == _NO_APP:
+        yield Info(
+            "No Celery app of the project is imported, so its locks are not checked.",
+            hint="Import it in the project's __init__.py, as Celery's guide for Django "
+            'recommends, or set REDLOCK_CELERY_APP = "proj.celery:app".',
+            id=f"{TAG}.app",
+        )
+        return
     if not tasks and not app.conf.get("redlock_nodes"):
         yield Info(
             "redlock_nodes is not set, and no task takes a lock.",

@@ -82,7 +82,7 @@ class Store(Protocol):
     """The number of a socket that can be read when its server has closed it."""
 
     grants: str
-    """How to give a user the permissions that it needs, for operators."""
+    """How to give ``{user}`` the permissions that it needs, for operators."""
 
     empties: str
     """How to delete all our keys, for operators."""

@@ -83,10 +83,19 @@ _MOST_RELEASED = 50  # locks in one transaction: each has a wait queue
 _LISTENER_TTL = 10  # seconds
 _READ_SIZE = 1 << 16
 _UNREACHABLE = "it cannot be reached"
+_PLAIN = ("UNEXPECTED_EOF", "WRONG_VERSION_NUMBER")  # what a port without TLS replies
+_NO_TLS = (
+    "it closes TLS connections; if it speaks no TLS, write etcd:// in redlock_nodes"
+)
 _ELECTION_PAUSE = 0.1  # seconds
 _OPTIONS = ("ca", "cert", "key")
 _NO_PERMISSION = "permission denied"
 # What etcd says when a client connects -> the same, after the name of the node.
+_IS_FULL = (
+    "is full (NOSPACE) and takes no changes; compact its history "
+    "(--auto-compaction-mode=periodic), defragment it, raise --quota-backend-bytes, "
+    "and run `etcdctl alarm disarm`"
+)
 _REFUSALS = {
     "authentication failed": "rejected the credentials",
     "user name is empty": "asks for a user and a password; write them as "
@@ -466,9 +475,11 @@ class Etcd(CompareAndSwapStore):
                     reply = member.ask(path, body)
                 except (Etcd3Exception, RequestException, OSError) as error:
                     reason = _reason(error)
+                    if "space exceeded" in reason:
+                        raise StoreError(_IS_FULL) from None
                     if _is_refusal(reason):
                         raise StoreError(f"refused the request: {reason}") from None
-                    is_up = is_up or reason != _UNREACHABLE
+                    is_up = is_up or reason not in {_UNREACHABLE, _NO_TLS}
                     self._members.append(self._members.pop(0))
                 else:
                     return reply
@@ -608,7 +619,10 @@ def _reason(error: Exception) -> str:
         return str(found.get("message") or found.get("error"))
     if isinstance(error, ConnectionTimeoutError):
         return "it did not answer in time"
-    if isinstance(error.__cause__ or error.__context__ or error, SSLError):
+    cause = error.__cause__ or error.__context__ or error
+    if isinstance(cause, SSLError) and any(one in str(cause) for one in _PLAIN):
+        return _NO_TLS
+    if isinstance(cause, SSLError):
         return "TLS failed: its certificate is not trusted, or it does not trust ours"
     if isinstance(error, (ConnectionFailedError, OSError)):
         return _UNREACHABLE

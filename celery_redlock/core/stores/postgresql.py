@@ -112,7 +112,7 @@ _ELSEWHERE = (
 class PostgreSQL:
     """One connection to a PostgreSQL server: see ``core.stores.connection.Store``."""
 
-    grants = f"GRANT {', '.join(_NEEDED)} ON {TABLE} TO redlock;"
+    grants = f"GRANT {', '.join(_NEEDED)} ON {TABLE} TO {{user}};"
     empties = f"DELETE FROM {TABLE};"  # noqa: S608
 
     def __init__(self, url: str, timeout: float) -> None:

@@ -45,7 +45,10 @@ def name_of(url: str) -> str:
     try:
         parts: dict[str, Any] = conninfo_to_dict(url)
     except Error:
-        raise ValueError("it is no URL of PostgreSQL") from None
+        raise ValueError(
+            "it is no URL of PostgreSQL; in its parts, write %20 for a blank, %3D for "
+            "=, %40 for @ and %2F for /"
+        ) from None
     host = parts.get("host") or "localhost"
     port = str(parts.get("port") or _PORT)
     if not re.fullmatch(r"\d+(,\d+)*", port):
@@ -78,12 +81,18 @@ def url_of(spec: str) -> str:
 def _in_django(alias: str) -> dict[str, Any]:
     """Return the keywords of a connection of the Django project."""
     try:
+        from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415
         from django.db import connections  # noqa: PLC0415  (only where it is asked for)
     except ImportError:
         raise ValueError("Django is not installed") from None
-    # ImproperlyConfigured if there are no settings: its own text says best what to do.
-    if alias not in connections.settings:
-        known = ", ".join(sorted(connections.settings))
+    try:
+        aliases = connections.settings
+    except ImproperlyConfigured:
+        raise ValueError(
+            "Django has no settings in this process; set DJANGO_SETTINGS_MODULE"
+        ) from None
+    if alias not in aliases:
+        known = ", ".join(sorted(aliases))
         raise ValueError(f"DATABASES has no {alias!r}; there is {known}")
     settings = connections[alias].settings_dict
     if connections[alias].vendor != "postgresql":
