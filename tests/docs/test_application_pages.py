@@ -1,0 +1,196 @@
+"""The programs of the pages about FastAPI, Flask and scripts, as they are written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.devnodes.processes import Process, free_port
+from tests.docs.reader import blocks_of
+from tests.harness.waiting import until
+from tests.nodes.support import client, until_nothing_is_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.devnodes import DevNode, DevNodes
+
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
+NODE, BROKER = "redis://localhost:6379/0", "redis://localhost:6379/1"
+
+
+@pytest.fixture
+def nodes(start_nodes: Callable[..., DevNodes]) -> DevNodes:
+    """Give the one Redis that the pages name."""
+    return start_nodes(1)
+
+
+@pytest.fixture
+def broker(node_of_broker: DevNode) -> str:
+    """Give the URL of a broker."""
+    return node_of_broker.url
+
+
+@pytest.fixture
+def node_of_broker(start_nodes: Callable[..., DevNodes]) -> DevNode:
+    """Give a Redis for messages."""
+    return start_nodes(1, initialize=False).nodes[0]
+
+
+def files_of(page: str, folder: Path, nodes: DevNodes, broker: str = BROKER) -> str:
+    """Write the programs of a page to a folder; return its text with real addresses."""
+    text = (PAGES / page).read_text("utf-8")
+    text = text.replace(NODE, nodes.urls[0]).replace(BROKER, broker)
+    for language, code in blocks_of(text):
+        if language == "python" and (title := re.match(r"# (\S+\.py)\n", code)):
+            (folder / title[1]).write_text(code)
+    return text
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[list[str], str], str]]:
+    """Give a function that starts a server in the folder, and returns its address."""
+    started: list[Process] = []
+
+    def start(command: list[str], ready: str) -> str:
+        port = free_port()
+        words = [word.replace("PORT", str(port)) for word in command]
+        log = tmp_path / f"{port}.log"
+        process = Process("server", words, log=log, ready=ready, cwd=tmp_path)
+        process.start()
+        started.append(process)
+        process.wait_until_ready()
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def post(url: str) -> tuple[int, str, str]:
+    """Post, and return the status, the body and the header `Retry-After`."""
+    request = urllib.request.Request(url, method="POST")  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+            return response.status, response.read().decode(), ""
+    except urllib.error.HTTPError as error:
+        after = str(error.headers.get("Retry-After", ""))
+        return error.code, error.read().decode(), after
+
+
+def pays_once_at_a_time(url: str, nodes: DevNodes) -> None:
+    """Pay, be refused while another client has the lock, and pay again."""
+    assert post(f"{url}/orders/7/pay")[0] == 200
+    with client(nodes) as rival:
+        lease = rival.acquire("order:7", wait=20)
+        status, body, after = post(f"{url}/orders/7/pay")
+        assert (status, "busy" in body) == (409, True)
+        assert int(after) > 0
+        rival.release(lease)
+    until(lambda: post(f"{url}/orders/7/pay")[0] == 200)
+
+
+def test_page_about_fastapi(
+    nodes: DevNodes,
+    broker: str,
+    tmp_path: Path,
+    serve: Callable[[list[str], str], str],
+) -> None:
+    """The endpoints lock, answer 409 with a time, and publish once."""
+    pytest.importorskip("fastapi")
+    files_of("fastapi.md", tmp_path, nodes, broker)
+    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", "PORT"]
+
+    url = serve(command, "Uvicorn running on")
+
+    pays_once_at_a_time(url, nodes)
+    counts = [post(f"{url}/shelves/a/count")[1] for _ in range(2)]
+    assert [('"new":true' in count) for count in counts] == [True, False]
+    assert post(f"{url}/shelves/a/close")[0] == 200
+
+
+@pytest.mark.parametrize("line", [0, 1, 2], ids=["sync preload", "gthread", "gevent"])
+def test_page_about_flask(
+    nodes: DevNodes,
+    broker: str,
+    tmp_path: Path,
+    serve: Callable[[list[str], str], str],
+    line: int,
+) -> None:
+    """Each command line of the page serves the application."""
+    pytest.importorskip("flask")
+    pytest.importorskip("gunicorn")
+    text = files_of("flask.md", tmp_path, nodes, broker)
+    [commands] = [code for language, code in blocks_of(text) if language == "sh"]
+    words = commands.splitlines()[line].replace('"', "").split()
+    assert words[0] == "gunicorn"
+    command = [sys.executable, "-m", *words, "--bind", "127.0.0.1:PORT"]
+
+    url = serve(command, "Booting worker")
+
+    pays_once_at_a_time(url, nodes)
+    counts = [post(f"{url}/shelves/a/count")[1] for _ in range(2)]
+    assert [('"new":true' in count) for count in counts] == [True, False]
+
+
+def test_page_about_scripts(nodes: DevNodes, tmp_path: Path) -> None:
+    """The command line runs; a refused script says one line; SIGTERM releases."""
+    text = files_of("scripts.md", tmp_path, nodes)
+    script = tmp_path / "nightly.sh"
+    script.write_text("#!/bin/sh\necho nightly\n")
+    script.chmod(0o755)
+    [line] = [code for language, code in blocks_of(text) if language == "sh"]
+    celery = shutil.which("celery", path=str(Path(sys.executable).parent))
+    assert celery
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # noqa: S603  (the page's own programs)
+            words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert run("sh", "-c", line.replace("celery", celery, 1)).stdout == "nightly\n"
+
+    first = Process(
+        "script",
+        [sys.executable, "nightly.py", "60"],
+        log=tmp_path / "log",
+        ready="working",
+        cwd=tmp_path,
+    )
+    first.start()
+    first.wait_until_ready()
+    second = run(sys.executable, "nightly.py", "0")
+    assert (second.returncode, second.stdout) == (75, "")
+    assert re.fullmatch(r"The lock 'nightly' is held by .*\n", second.stderr)
+    first.signal(signal.SIGTERM)
+    first.wait()
+    assert first.returncode == 143
+    until_nothing_is_left(nodes)
+    assert run(sys.executable, "nightly.py", "0").stdout == "working\n"
+
+
+def test_page_about_a_pool(nodes: DevNodes, tmp_path: Path) -> None:
+    """A process of a pool that is terminated releases its lock."""
+    files_of("scripts.md", tmp_path, nodes)
+    with subprocess.Popen(
+        [sys.executable, "pool.py"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as pool:
+        assert pool.stdout is not None
+        assert pool.stdout.readline() == "working\n"
+        pool.communicate("x", timeout=60)
+
+    assert pool.returncode == 0
+    until_nothing_is_left(nodes)
