@@ -20,13 +20,14 @@ A message states a fact with its numbers, what holds now, and the remedy.
 
 Every error is built as ``E(message, *, extras=None)``, so that ``type(e)(*e.args)``
 works. It therefore survives pickling *and* Celery's JSON results, which rebuild an
-exception from its ``args`` alone. (An exception that cannot be rebuilt stops a
-Celery worker.) This module imports nothing of the package, so extras that are
-objects of the core have the type ``Any``.
+exception from its ``args`` alone; those of a `DuplicateTask` have its facts, too. (An
+exception that cannot be rebuilt stops a Celery worker.) This module imports nothing of
+the package, so extras that are objects of the core have the type ``Any``.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = [
@@ -51,7 +52,7 @@ class RedlockError(Exception):
 
     The extras of a subclass are its attributes, and optional keywords of its
     constructor. Pickle keeps them; after a round trip through a JSON result backend
-    they are ``None``.
+    they are ``None``, but for those of `DuplicateTask` that say so.
     """
 
     def __init__(self, message: str = "", **extras: Any) -> None:
@@ -112,8 +113,74 @@ class LockHeld(LockUnavailable):
     due: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredHolder:
+    """The part of a ``Holder`` that a result backend keeps."""
+
+    task: str = ""
+    task_id: str = ""
+    host: str = ""
+    pid: int = 0
+    started: float = 0.0
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class DuplicateTask(LockHeld):
-    """A task did not run, because the same call is running elsewhere."""
+    """A task did not run, because the same call is running elsewhere.
+
+    Its key, held_key, retry_after and holder survive each result backend. The holder
+    from a JSON result has its task, task_id, host, pid and started. So the result of
+    the call that runs is ``app.AsyncResult(error.holder.task_id)``.
+
+    Args:
+        message: The text.
+        facts: These attributes, as a result backend stores them.
+        **extras: The attributes.
+    """
+
+    def __init__(self, message: str = "", facts: Any = None, **extras: Any) -> None:
+        super().__init__(message, **extras)
+        if isinstance(facts, dict):
+            self._restore(facts)
+        else:
+            facts = self._facts()
+        if facts:
+            self.args = (message, facts)
+
+    def _facts(self) -> dict[str, Any]:
+        holder = self.holder
+        facts: dict[str, Any] = {"key": self.key, "held_key": self.held_key}
+        facts["retry_after"] = self.retry_after
+        if holder is not None:
+            names = _StoredHolder.__slots__[:-1]
+            kept = {name: getattr(holder, name, None) for name in names}
+            facts["holder"] = {**kept, "text": str(holder)}
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def _restore(self, facts: dict[str, Any]) -> None:
+        """Take the attributes from what is stored, where they have the right type."""
+        for name in ("key", "held_key"):
+            if isinstance(facts.get(name), str):
+                setattr(self, name, facts[name])
+        if isinstance(facts.get("retry_after"), int | float):
+            self.retry_after = facts["retry_after"]
+        if isinstance(holder := facts.get("holder"), dict):
+            usual = asdict(_StoredHolder())
+            kept = {
+                name: holder[name]
+                for name, value in usual.items()
+                if type(holder.get(name)) in (type(value), int)
+            }
+            self.holder = _StoredHolder(**kept)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class LockContended(LockUnavailable):

@@ -153,6 +153,7 @@ class EarlyStarts:
         self._timer, self._clock, self._stays_for = timer, clock, stays_for
         self._redlock = redlock
         self._lines: dict[Wanted, _Line] = {}
+        self._calls: set[WaitingCall] = set()  # those with an entry in the timer
         self._news: deque[tuple[Wanted, int, bool]] = deque()
         self._number = 0
         self._is_stopped = False
@@ -173,6 +174,11 @@ class EarlyStarts:
         self._watch.stop()
         hub.remove_reader(self._reader)
         self._lines.clear()
+        for call in self._calls:
+            # The broker delivers it again. Timers also run while a pool ends, which
+            # takes no further calls.
+            self._timer.cancel(call.entry)
+        self._calls.clear()
         with self._closing:
             self._is_stopped = True
             os.close(self._reader)
@@ -269,6 +275,7 @@ class EarlyStarts:
         call.entry = self._timer.call_at(
             at, self._when_due, (call.request, call), priority=call.priority
         )
+        self._calls.add(call)
 
     def _when_due(self, request: Any, call: WaitingCall) -> None:
         """Start a call whose countdown is over, unless its lock is held."""
@@ -276,6 +283,7 @@ class EarlyStarts:
             return
         line = self._lines.get(call.waits.wanted)
         if line is None:
+            self._calls.discard(call)
             call.entry = None
             call.start()
             return
@@ -306,6 +314,7 @@ class EarlyStarts:
         """Hand a call to the pool, as Celery does when its countdown is over."""
         call.entry.cancel()
         call.entry = None
+        self._calls.discard(call)
         line.waiting -= 1
         line.trying.add(call)
         # As the timer does: an error is logged, and not one of the event loop.

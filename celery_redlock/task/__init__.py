@@ -44,6 +44,7 @@ Beside this path:
   with ``exactly_once_in``; `call_records` says what a record is. `outbox` publishes
   messages if, and only if, such a transaction commits. `stored` writes values into
   columns of both.
+* `beat_thread` recognizes the thread of a beat, which is no caller for an exception.
 * `autoretry` retries a call after an error outside of its body, as Celery does inside.
 * `results` asks the result backend whether a call has ended.
 * `explain` says what would happen to a call, and changes nothing.

@@ -32,12 +32,14 @@ skips the call                 ``task-revoked``      REVOKED, `DuplicateTask`
 fails the call                 ``task-failed``       FAILURE, `DuplicateTask`
 republishes the call           ``task-conflict``,    RETRY, `DuplicateTask`
                                ``task-retried``
-waits, or runs without it      ``task-conflict``     that of its run, in the end
+waits, or runs without it      ``task-conflict``,    that of its run, in the end
+                               ``task-started``
 =============================  ====================  ============================
 
 Each names the key, the policy and the holder. ``task-conflict`` is an event of this
-package: monitors show a task in the state CONFLICT until the next event. Workers send
-events where Celery's own are on (``-E``).
+package: monitors show a task in the state CONFLICT until the next event, which is
+``task-started`` when its body begins. Workers send events where Celery's own are on
+(``-E``).
 """
 
 from __future__ import annotations
@@ -106,6 +108,7 @@ class Admission:
         may_be_registered = call.header.next or call.options.keeps
         self._successor = Successor(call) if may_be_registered else None
         self._is_in_backlog = call.options.has_backlog and bool(call.header.deferred)
+        self.is_shown_as_refused = False  # to monitors, by an event
 
     def enter(self) -> Lease | None:
         """Acquire the lock; it is for the caller to release it.
@@ -129,6 +132,7 @@ class Admission:
                 self._end_outage()
                 if self._may_run() and self._holds(tried):
                     self._leave_backlog()
+                    self._show_start()
                     return tried
                 wait = 0.0
             elif isinstance(tried, LockHeld):
@@ -138,7 +142,18 @@ class Admission:
                 wait = self._when_unreachable(tried)
             else:
                 wait = self._wait_or_republish(tried)
+        self._show_start()
         return None
+
+    def _show_start(self) -> None:
+        """Send ``task-started`` for a call that monitors show in the state CONFLICT."""
+        if not self.is_shown_as_refused:
+            return
+        try:
+            self.call.task.send_event("task-started", retry=False)
+        except Exception:
+            # The broker may be away. The body runs all the same.
+            log.exception("The event task-started of %s could not be sent.", self.call)
 
     # -- for decisions -----------------------------------------------------------
 
@@ -351,6 +366,7 @@ class _RefusedCall:
         fields = {**self._event_fields(), "decision": f"will {what}"}
         try:
             call.task.send_event("task-conflict", retry=False, **fields)
+            self.admission.is_shown_as_refused = True
         except Exception:
             # The broker may be away. The decision is performed all the same.
             log.exception("The event task-conflict of %s could not be sent.", call)

@@ -31,7 +31,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import SuccessorRegister
 from celery_redlock.core.text import check_id
-from celery_redlock.errors import QuorumUnreachable, RedlockError
+from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
 from celery_redlock.options.broker import (
     accepted_countdown,
     broker_errors,
@@ -396,8 +396,9 @@ class Call:
             text = "%s cannot be republished, and fails: the broker is not the reason."
             log.exception(text, self, extra=extra)
             raise
-        # An outage is logged as a whole, and not for each call; see `OutageLog`.
-        level = DEBUG if isinstance(reason, QuorumUnreachable) else INFO
+        # An outage is logged as a whole (`OutageLog`), and a duplicate was announced.
+        is_known = isinstance(reason, (QuorumUnreachable, DuplicateTask))
+        level = DEBUG if is_known else INFO
         text = "%s is republished, to run after %.1f s: %s"
         extra = self.log_fields("republished", countdown=countdown)
         log.log(level, text, self, countdown, reason, extra=extra)

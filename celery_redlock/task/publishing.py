@@ -55,6 +55,7 @@ from celery_redlock.core.text import is_id
 from celery_redlock.errors import DuplicateTask, LockUnavailable, QuorumUnreachable
 from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.signals import publish_claimed, publish_deduplicated
+from celery_redlock.task.beat_thread import is_beat
 from celery_redlock.task.header import attach_claim, claim_in, has_ended_before
 from celery_redlock.task.message import SentMessage, watched
 from celery_redlock.task.results import has_ended
@@ -180,7 +181,7 @@ def publish(  # noqa: PLR0913  (called in one place)
     call = {"task": task.name, "task_id": job.task_id, "args": args, "kwargs": kwargs}
     conflict = conflict_with(here, stage="publish", **call)
     decision = resolved.on_publish(conflict)
-    if decision.raises and not can_raise:
+    if decision.raises and (not can_raise or is_beat()):
         decision = Skip()
     duplicate = _DuplicateCall(task, conflict, here, decision, send_job)
     duplicate.announce()

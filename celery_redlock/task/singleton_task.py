@@ -40,10 +40,12 @@ from celery_redlock.errors import (
     DuplicateTask,
     FingerprintError,
     LockLost,
+    RedlockError,
 )
 from celery_redlock.locking import aheld_by, held_by
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.announcement import send_announced
+from celery_redlock.task.autoretry import retry_as_configured
 from celery_redlock.task.awaitables import refuse_async
 from celery_redlock.task.call import Call
 from celery_redlock.task.execution import Execution, TaskLock, running
@@ -91,14 +93,16 @@ class SingletonTask(Task):
         ConfigurationError: When a subclass is defined, or bound to its app: an
             option is wrong, or does not fit the task's signature.
 
-    ``autoretry_for`` does not retry after a lost lock, unless it names ``LockLost``.
+    ``autoretry_for`` retries a call that its policy has failed, if it names
+    ``DuplicateTask`` or another error of this package. It does not retry after a lost
+    lock, unless it names ``LockLost``.
     (If Celery's own decorator gets a ``dont_autoretry_for``, it uses only that: name
     ``LockLost`` there.)
     """
 
     abstract = True
     Request = _REQUEST
-    throws = (DuplicateTask,)
+    throws: ClassVar[tuple[type[BaseException], ...]] = (DuplicateTask,)
     dont_autoretry_for: ClassVar[tuple[type[Exception], ...]] = (LockLost,)
     __trace__ = RefusalTracer()
 
@@ -114,6 +118,7 @@ class SingletonTask(Task):
         cls.dont_autoretry_for = without_lost(
             getattr(cls, "autoretry_for", ()), cls.dont_autoretry_for
         )
+        cls.throws = _with_duplicate(cls.throws)
 
     @classmethod
     def _read_options(cls) -> None:
@@ -174,7 +179,22 @@ class SingletonTask(Task):
             if execution.is_admitted:
                 raise
             refusal = error
+        if isinstance(refusal, RedlockError) and self._retries_after(refusal):
+            try:
+                retry_as_configured(self, refusal)
+            except RedlockError as error:  # there is no further retry
+                refusal = error
         raise end_refused(refusal)
+
+    def _retries_after(self, refusal: RedlockError) -> bool:
+        """Tell whether ``autoretry_for`` names an error of this package like this one.
+
+        Celery retries after errors of the body, which has not begun. A class such as
+        ``Exception`` is about these.
+        """
+        named = getattr(self, "autoretry_for", ())
+        ours = tuple(one for one in named if issubclass(one, RedlockError))
+        return isinstance(refusal, ours)
 
     def _takes_lock(self, request: Any) -> bool:
         if request.called_directly or self.lock_options is None:
@@ -480,6 +500,14 @@ class PublishedOnCommit:
         """Publish when the database transaction is committed."""
         base: Any = super()
         base.apply_async_on_commit(*args, **{**options, _AFTER_COMMIT: True})
+
+
+def _with_duplicate(throws: Any) -> tuple[type[BaseException], ...]:
+    """Return ``throws`` with ``DuplicateTask``: a duplicate is no fault of a task."""
+    given = throws if isinstance(throws, tuple | list) else (throws,)
+    if any(issubclass(DuplicateTask, one) for one in given):
+        return tuple(given)
+    return (*given, DuplicateTask)
 
 
 def without_lost(

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["RefusalInfo", "TraceInfo"]
 
 
-def _the_body_did_not_run() -> Iterator[None]:
-    """Lend its name and its frame, which has no callers, to a traceback."""
+def _lend_a_frame() -> Iterator[None]:
+    """Lend its frame, which has no callers, to a traceback."""
     yield
 
 
-_FRAME: Any = _the_body_did_not_run().gi_frame  # type: ignore[attr-defined]
+# What a traceback of a refused call says in place of a file and a function.
+_lend_a_frame.__code__ = _lend_a_frame.__code__.replace(
+    co_filename="celery-redlock", co_name="refused by its policy; the body did not run"
+)
+_FRAME: Any = _lend_a_frame().gi_frame  # type: ignore[attr-defined]
 # At no instruction: Python would parse the source line, to underline a part of it.
 _TRACEBACK = TracebackType(None, _FRAME, -1, _FRAME.f_lineno)
 

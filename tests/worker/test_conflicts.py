@@ -74,7 +74,7 @@ def test_short_runs_follow_each_other(prefork: Deployment, key: str) -> None:
     for result in results:
         assert result.get(timeout=60) == result.id
     logs = prefork.logs()
-    republished = [logs.count(f"[{r.id}] is republished, ") for r in results]
+    republished = [logs.count(f"[{r.id}] will be republished, ") for r in results]
     assert max(republished) <= 1
     assert prefork.stage.overlaps(key) == []
 

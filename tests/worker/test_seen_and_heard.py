@@ -111,7 +111,7 @@ CASES = [
     Case("job-raise", "raise", "Raise", ("task-failed",), "FAILURE", states.FAILURE),
     Case("job-retry", "retry", "Retry", *REPUBLISHED),
     Case("job-wait", "wait", "Wait", (OURS,), "CONFLICT", states.PENDING),
-    Case("job-allow", "allow", "Run", (OURS,), "CONFLICT", states.PENDING),
+    Case("job-allow", "allow", "Run", (OURS,), "STARTED", states.PENDING),
     Case("buffered", "buffer_one", "BufferOne", *REPUBLISHED),
     Case("replacing-deaf", "cancel_running", "CancelRunning", *REPUBLISHED),
 ]
@@ -151,6 +151,22 @@ def test_duplicate_is_seen_and_heard(
     for gate in (key, f"{key}-0"):
         here.stage.open(gate)
     _end(first, second)
+
+
+def test_monitors_show_that_a_call_runs_which_has_waited(
+    here: Deployment, monitor: Monitor, key: str
+) -> None:
+    """The state CONFLICT ends with the wait, and not with the run."""
+    first = here.begin("job-wait", key)
+    second = here.send("job-wait", key)
+    monitor.until(second.id, OURS)
+
+    here.finish(key, first, second)
+    monitor.until(second.id, "task-succeeded")
+
+    told = [e["type"] for e in monitor.events if e.get("uuid") == second.id]
+    waited = told[told.index(OURS) :]
+    assert waited.index("task-started") < waited.index("task-succeeded")
 
 
 def test_superseded_call_says_so(here: Deployment, monitor: Monitor, key: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chain, chord, group, states
+from celery.signals import beat_init
 
 from celery_redlock import DuplicateTask, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
@@ -213,6 +215,30 @@ def test_raise_names_the_job_that_is_here(worker: Worker) -> None:
     assert refusal.value.retry_after == pytest.approx(HOUR)
     assert "waits in the queue" in str(refusal.value)
     assert worker.messages() == [first.id]
+
+
+def test_beat_gets_no_error_for_a_duplicate(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would log one as an error with two tracebacks, at each tick."""
+    task = worker.unique_job(on_conflict="raise")
+    first = task.delay(0)
+    ticks: list[Any] = []
+
+    def tick() -> None:
+        beat_init.send(sender=None)
+        ticks.append(task.delay(0))
+
+    with caplog.at_level(logging.INFO, "celery_redlock"):
+        thread = threading.Thread(target=tick)
+        thread.start()
+        thread.join()
+
+    assert [tick.id for tick in ticks] == [first.id]
+    (line,) = caplog.records
+    assert line.levelno == logging.INFO
+    with pytest.raises(DuplicateTask):
+        task.delay(0)
 
 
 def test_allow_publishes_and_signals_the_duplicate(worker: Worker) -> None:

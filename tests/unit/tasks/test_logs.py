@@ -47,7 +47,8 @@ def test_fields_are_flat_and_begin_alike() -> None:
 def test_conflict_names_call_decision_and_holder(
     worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line about a republished call has its countdown."""
+    """It is the only line about a refusal. A second one, for debugging, has no news."""
+    caplog.set_level(logging.DEBUG, "celery_redlock")
     task = worker.leased_job(on_conflict="retry", retry_countdown=7)
 
     run = worker.refuse(task, "hush")
@@ -58,6 +59,8 @@ def test_conflict_names_call_decision_and_holder(
     assert fields(caplog, "conflict") == {**call, **conflict}
     assert 3 < republish.pop("countdown") < 11
     assert republish == {**call, "event": "republished"}
+    ours = [r for r in caplog.records if r.levelno >= logging.INFO]
+    assert len([r for r in ours if r.name.startswith("celery_redlock")]) == 1
     assert "hush" not in caplog.text
 
 

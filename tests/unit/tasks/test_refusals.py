@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Retry
 from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
-from celery_redlock import DuplicateTask
+from celery_redlock import DuplicateTask, LockHeld
 from celery_redlock.task.request import Skipped
 from tests.unit.tasks.support import KEY
 
@@ -67,7 +67,7 @@ def test_skipped_call_formats_one_line(worker: Worker, formatted: list[int]) -> 
         outcome = traced(worker, task)
 
     assert formatted == _ONE
-    is_short = "_the_body_did_not_run" in outcome.retval.traceback
+    is_short = "in refused by its policy;" in outcome.retval.traceback
     assert is_short == (sys.version_info >= (3, 11))
     assert (outcome.info.state, stored(worker).state) == (
         states.IGNORED,
@@ -215,3 +215,56 @@ def test_call_without_a_worker_is_ignored(worker: Worker) -> None:
 
     assert result.state == states.IGNORED
     assert isinstance(result.result, Ignore)
+
+
+# -- options of Celery about errors ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "state"),
+    [
+        (DuplicateTask, states.RETRY),
+        (LockHeld, states.RETRY),
+        (Exception, states.FAILURE),
+    ],
+)
+def test_autoretry_that_names_the_error_retries_a_refused_call(
+    worker: Worker, named: type[Exception], state: str
+) -> None:
+    """Other errors that it names are those of the body, which has not begun."""
+    task = worker.leased_job(
+        on_conflict="raise", autoretry_for=(named,), retry_kwargs={"countdown": 7}
+    )
+
+    run = worker.refuse(task)
+
+    assert run.stored == state
+    assert [h["retries"] for h, _ in worker.published] == [1] * (state == states.RETRY)
+
+
+def test_autoretry_ends_with_the_refusal(worker: Worker) -> None:
+    """After ``max_retries`` the call has failed as a duplicate."""
+    task = worker.leased_job(
+        on_conflict="raise", autoretry_for=(DuplicateTask,), max_retries=2
+    )
+
+    run = worker.refuse(task, retries=2)
+
+    assert run.stored == states.FAILURE
+    assert isinstance(run.result, DuplicateTask)
+    assert worker.published == []
+
+
+@pytest.mark.parametrize(
+    "throws", [(), (ValueError,), ValueError, (DuplicateTask, KeyError), (Exception,)]
+)
+def test_throws_of_a_task_leaves_a_duplicate_expected(
+    worker: Worker, throws: Any
+) -> None:
+    """Celery logs an expected error at INFO, and error trackers leave it out."""
+    task = worker.leased_job(on_conflict="raise", throws=throws)
+
+    given = throws if isinstance(throws, tuple) else (throws,)
+    assert set(given) <= set(task.throws)
+    assert issubclass(DuplicateTask, task.throws)
+    assert len(task.throws) == len(set(task.throws))
