@@ -19,6 +19,7 @@ from celery import signals
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.broker import broadcast_of
 from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def _check_configuration(sender: Any, **_: Any) -> None:
         for task in tasks:
             runtime = runtime_of(sender.app)
             runtime.options(task.name, task.lock_options)
+            _refuse_broadcast(sender.app, task.name)
             runtime.redlock  # noqa: B018  (building it checks the nodes)
     except ConfigurationError as error:
         # Signal.send catches all other exceptions.
@@ -58,6 +60,16 @@ def _check_configuration(sender: Any, **_: Any) -> None:
 
         runtime_of(sender.app).refusal_log.share()  # before the pool forks
         sender.app.steps["consumer"] |= {RefusalStep, EarlyStartStep}
+
+
+def _refuse_broadcast(app: Any, task: str) -> None:
+    if exchange := broadcast_of(app, task):
+        raise ConfigurationError(
+            f"The task {task} is routed to the Broadcast (fanout) exchange "
+            f"{exchange!r}: each worker gets a copy of a call, with the same id and "
+            "key, and a lock lets one of them run. Route it to a queue, or make it a "
+            "plain task; it can take a lock with a key of its worker in its body."
+        )
 
 
 def _check_nodes(sender: Any, **_: Any) -> None:

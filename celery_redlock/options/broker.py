@@ -17,6 +17,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import kombu
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import OperationalError
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accepted_countdown",
+    "broadcast_of",
     "broker_errors",
+    "is_broadcast",
     "is_in_memory",
     "loses_publications",
     "marks_redeliveries",
@@ -33,6 +36,7 @@ __all__ = [
     "way_back",
 ]
 
+_KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
 
 
@@ -85,20 +89,71 @@ def accepted_countdown(app: Any, countdown: float) -> float:
 def way_back(app: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options by which a call is published to the queue that it came from.
 
-    Celery publishes a call to the exchange and with the routing key of its delivery.
-    Where the broker delays calls, it would take the routing key of the default queue
-    instead, and a call that was delayed before comes from another exchange.
+    Celery publishes a call to the exchange and with the routing key of its delivery. So
+    each queue that is bound there would get a copy. Here it goes through the default
+    exchange to the one queue, which exists already. Where the broker delays calls, it
+    goes through the exchange of that queue: only this one delays.
     """
     exchange, key = delivery.get("exchange"), delivery.get("routing_key")
-    if not key or not _delays_calls(app):
+    if not key:
         return {}
-    bare = _DELAY.sub("", key)
-    for queue in {**app.amqp.queues, **app.amqp.queues.consume_from}.values():
-        if queue.routing_key == bare and (
-            bare != key or queue.exchange.name == exchange
-        ):
-            return {"queue": queue, "exchange": None, "routing_key": None}
+    queues = _queues(app)
+    if _delays_calls(app):
+        bare = _DELAY.sub("", key)
+        for queue in queues:
+            if queue.routing_key == bare and (
+                bare != key or queue.exchange.name == exchange
+            ):
+                return {"queue": queue, "exchange": None, "routing_key": None}
+        return {}
+    if exchange:  # else the routing key is the queue, and Celery does the same
+        for queue in queues:
+            if _is_bound(queue, exchange, key):
+                name = queue.name
+                bare_queue = _KOMBU.Queue(name, _KOMBU.Exchange(""), routing_key=name)
+                there = {"queue": bare_queue, "declare": []}
+                return {**there, "exchange": None, "routing_key": None}
     return {}
+
+
+def is_broadcast(app: Any, exchange: str) -> bool:
+    """Tell whether each queue that is bound to this exchange gets a copy of a call."""
+    return bool(exchange) and any(
+        queue.exchange.type == "fanout" and queue.exchange.name == exchange
+        for queue in _queues(app)
+    )
+
+
+def broadcast_of(app: Any, task: str) -> str:
+    """Return the name of the fanout exchange to which a task is routed, or ``""``."""
+    queue = app.amqp.router.route({}, task).get("queue")
+    exchange = getattr(queue, "exchange", None)
+    return exchange.name if exchange is not None and exchange.type == "fanout" else ""
+
+
+def _queues(app: Any) -> list[Any]:
+    """Return the queues that this process knows; first those that it consumes."""
+    return [*{**app.amqp.queues.consume_from, **app.amqp.queues}.values()]
+
+
+def _is_bound(queue: Any, exchange: str, key: str) -> bool:
+    """Tell whether a message to this exchange, with this key, comes to the queue."""
+    bindings = queue.bindings or [queue]
+    return any(
+        one.exchange is not None
+        and one.exchange.name == exchange
+        and _is_routed(one.exchange.type, one.routing_key or "", key)
+        for one in bindings
+    )
+
+
+def _is_routed(kind: str, pattern: str, key: str) -> bool:
+    if kind == "topic":
+        words = {"*": r"[^.]+", "#": r".*"}
+        parts = (words.get(word, re.escape(word)) for word in pattern.split("."))
+        text = r"\.".join(parts).replace(r"\..*", r"(\..*)?")
+        return re.fullmatch(text, key) is not None
+    return kind not in ("", "direct") or pattern == key
 
 
 def broker_errors(app: Any) -> tuple[type[BaseException], ...]:

@@ -31,10 +31,16 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.successors import SuccessorRegister
 from celery_redlock.core.text import check_id
-from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
+from celery_redlock.errors import (
+    ConfigurationError,
+    DuplicateTask,
+    QuorumUnreachable,
+    RedlockError,
+)
 from celery_redlock.options.broker import (
     accepted_countdown,
     broker_errors,
+    is_broadcast,
     way_back,
 )
 from celery_redlock.task.header import TaskHeader, extract
@@ -112,6 +118,7 @@ class Call:
             check_id(request.id)
         delivery, given = request.delivery_info or {}, (args, kwargs)
         try:
+            _refuse_broadcast(task, delivery.get("exchange") or "")
             received = as_received(task, *given) if request.is_eager else given
             key, limits = task.key_rule.wanted_by(*received, may_have_more=True)
             options = runtime.options(task.name, task.lock_options)
@@ -472,3 +479,18 @@ def _arguments_in(request: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the arguments of the message of a request; by default these."""
     sent_args = args if request.args is None else request.args
     return sent_args, kwargs if request.kwargs is None else request.kwargs
+
+
+def _refuse_broadcast(task: Any, exchange: str) -> None:
+    """Refuse a call of which each worker gets a copy.
+
+    Raises:
+        ConfigurationError: The call came from a fanout exchange.
+    """
+    if exchange and is_broadcast(task.app, exchange):
+        raise ConfigurationError(
+            f"{task.name} came from the Broadcast (fanout) exchange {exchange!r}, and "
+            "did not run: each worker has a copy of this call, with the same id and "
+            "key, and a lock would let one of them run. Publish it to a queue, or make "
+            "it a plain task."
+        )

@@ -103,7 +103,8 @@ def test_call_finds_the_queue_that_it_came_from() -> None:
     assert found("own", "unknown") is None
     assert way_back(app, {}) == {}
     classic = app_on("amqp://here", task_queues=queues[1:])
-    assert way_back(classic, {"exchange": "own", "routing_key": "own"}) == {}
+    options = way_back(classic, {"exchange": "own", "routing_key": "own"})
+    assert options["queue"].exchange.name == ""  # no call is delayed there
 
 
 @pytest.mark.parametrize("url", ["amqp://here", "redis://here", "memory://"])
@@ -120,3 +121,49 @@ def test_errors_of_the_broker_are_known(url: str) -> None:
 def test_refusal_of_the_broker_is_an_error_of_it() -> None:
     """RabbitMQ may not know the exchange yet."""
     assert issubclass(NotFound, broker_errors(app_on("amqp://here")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "binding", "key"),
+    [
+        ("direct", "own", "own"),
+        ("topic", "own.#", "own.eu.now"),
+        ("topic", "own.#", "own"),
+        ("topic", "*.eu.*", "own.eu.now"),
+        ("headers", "", "any"),
+    ],
+)
+def test_call_goes_back_to_one_queue_alone(kind: str, binding: str, key: str) -> None:
+    """Each queue that is bound to its exchange would get a copy."""
+    library: Any = kombu  # has no types
+    exchange = library.Exchange("shop", type=kind)
+    queues = [
+        library.Queue("other", library.Exchange("other"), routing_key=key),
+        library.Queue("elsewhere", exchange, routing_key="elsewhere.#")
+        if kind != "headers"
+        else library.Queue("plain"),
+        library.Queue("mine", exchange, routing_key=binding),
+    ]
+    app = app_on("amqp://here", task_queues=queues)
+
+    options = way_back(app, {"exchange": "shop", "routing_key": key})
+
+    assert options["queue"].name == "mine"
+    assert options["queue"].exchange.name == ""
+    assert options["declare"] == []
+    assert way_back(app, {"exchange": "", "routing_key": "mine"}) == {}
+    assert way_back(app, {"exchange": "unknown", "routing_key": key}) == {}
+
+
+def test_queue_with_several_bindings_is_found_by_each() -> None:
+    """Its own exchange is then none of them."""
+    library: Any = kombu  # has no types
+    bindings = [
+        library.binding(library.Exchange("shop", type="direct"), routing_key=key)
+        for key in ("one", "two")
+    ]
+    app = app_on("amqp://here", task_queues=[library.Queue("mine", bindings)])
+
+    for key in ("one", "two"):
+        options = way_back(app, {"exchange": "shop", "routing_key": key})
+        assert options["queue"].name == "mine"
