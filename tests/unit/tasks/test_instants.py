@@ -1,0 +1,59 @@
+"""Instants without a zone are read as Celery's worker reads them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery.utils.time import timezone as zones
+from celery.worker.request import Request
+from kombu.asynchronous.timer import to_timestamp
+from kombu.message import Message
+from kombu.serialization import dumps
+
+from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.task.publishing import seconds_until
+from tests.unit.tasks.support import JUST_NOW
+
+if TYPE_CHECKING:
+    from tests.unit.tasks.support import Worker
+
+
+def received(task: Any, when: datetime, *, utc: bool) -> tuple[float, float]:
+    """Return when a worker starts such a message, and when it expires."""
+    app = task.app
+    sent = app.amqp.as_task_v2("id", "job", eta=when, expires=when)
+    content_type, encoding, body = dumps(sent.body, "json")  # type: ignore[no-untyped-call]
+    message = Message(  # type: ignore[no-untyped-call]
+        body=body,
+        content_type=content_type,
+        content_encoding=encoding,
+        headers=sent.headers,
+        properties=sent.properties,
+        delivery_info={"exchange": "", "routing_key": "q"},
+    )
+    request = Request(message, app=app, task=task, utc=utc)
+    clock: Any = SYSTEM_CLOCK.wall
+    eta: Any = zones.to_system(request.eta) if utc else request.eta
+    starts = to_timestamp(eta, app.timezone, clock)  # type: ignore[no-untyped-call]
+    return starts, request._expires.timestamp()  # noqa: SLF001
+
+
+@pytest.mark.parametrize("utc", [True, False], ids=["utc", "local"])
+@pytest.mark.parametrize("name", ["America/New_York", "Asia/Kolkata", "UTC"])
+@pytest.mark.parametrize("is_local", [True, False], ids=["of the zone", "of UTC"])
+def test_instant_without_a_zone_is_the_one_of_the_worker(
+    worker: Worker, name: str, *, utc: bool, is_local: bool
+) -> None:
+    """Celery reads it as UTC, also with ``enable_utc=False``."""
+    worker.app.conf.update(timezone=name, enable_utc=utc)
+    zone = ZoneInfo(name) if is_local else timezone.utc
+    when = datetime.now(zone).replace(tzinfo=None) + timedelta(hours=12)
+
+    task = worker.leased_job()
+    ours = seconds_until(task, when)
+    assert ours is not None
+    for theirs in received(task, when, utc=utc):
+        assert abs(SYSTEM_CLOCK.wall() + ours - theirs) < JUST_NOW
