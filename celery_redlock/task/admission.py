@@ -14,9 +14,10 @@ the votes are split                 it waits 1 s, then is republished
 too few answer                      ``on_backend_error``
 ==================================  ==========================================
 
-*This very call* is another message with the same task id: a redelivery, or a
-retry that overtook its parent. The lock is never a reason to drop such a copy, and
-the result belongs to the other copy.
+*This very call* is another message with the same task id: a redelivery. The lock is
+never a reason to drop such a copy, and the result belongs to the other copy. A retry
+that overtook its parent, or a call that replaced itself, is no copy: it waits in the
+same way and runs then, and the result of its parent says nothing of it.
 
 To *republish* is to publish the same call again with a delay, and to end this copy of
 it. If the broker does not accept the message, this copy keeps its worker process and
@@ -265,6 +266,8 @@ class Admission:
             # Not waited for here: Celery stores the result after the lock is released,
             # and this copy would be woken, and run, between the two.
             self._patience = 0.0
+            if call.follows_its_holder:
+                return self._wait_or_republish(held, again=True)
             return self._wait_or_republish(held, redelivered=True, met_copy=True)
         conflict = Conflict(
             **call.facts(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from logging import DEBUG, INFO
@@ -41,6 +42,8 @@ from celery_redlock.options.broker import (
     accepted_countdown,
     broker_errors,
     is_broadcast,
+    is_in_memory,
+    marks_redeliveries,
     way_back,
 )
 from celery_redlock.task.header import TaskHeader, extract
@@ -169,6 +172,40 @@ class Call:
         names = {"key": self.key, "task": self.task.name, "task_id": self.id}
         return {**names, "retries": self.request.retries}
 
+    @property
+    def follows_its_holder(self) -> bool:
+        """Whether it is no copy of a call with its id that has the lock.
+
+        It is a retry, or what a call has replaced itself with, and comes for the first
+        time: the holder is the run that has published it. (Some brokers do not say that
+        a message comes again.)
+        """
+        request, app = self.request, self.task.app
+        is_next = request.retries or getattr(request, "replaced_task_nesting", 0)
+        is_first = not self.is_redelivered and (
+            marks_redeliveries(app) or is_in_memory(app)
+        )
+        return bool(is_next and is_first)
+
+    def note_started(self) -> None:
+        """Store STARTED, where the task tracks that.
+
+        Celery would store it before the task is called, over the result of another copy
+        that has ended.
+        """
+        if not self.task.tracks_start or self.request.is_eager:
+            return
+        if not self.keeps_result():
+            return
+        meta = {"pid": os.getpid(), "hostname": self.request.hostname}
+        try:
+            self.task.backend.store_result(
+                self.id, meta, states.STARTED, request=self.request
+            )
+        except Exception:
+            # The call can run. Its end is stored, or fails, as Celery does it.
+            log.exception("STARTED could not be stored for %s.", self.id)
+
     def register(self, keep: str) -> SuccessorRegister:
         """Return the successor register of its key, entered for this call."""
         return SuccessorRegister(
@@ -222,6 +259,8 @@ class Call:
         run.
         """
         if not (self.header.ended or self._has_finished()):
+            return
+        if self.header.again and not (self.header.ended or self.is_redelivered):
             return
         while left := self._try_to_count():
             reason = RedlockError("it has ended, and its chord may not know it yet")
@@ -390,6 +429,8 @@ class Call:
         if not fresh.redelivered:
             if self.header.deferred:
                 self.drop_if_finished()
+            elif self._has_finished():  # its id was used before
+                fresh = fresh._replace(again=True)
             self._note_retry(reason)
         app = self.task.app
         countdown = accepted_countdown(app, countdown)

@@ -278,6 +278,7 @@ class Execution(TaskLock):
             if call.options.needs_arguments:
                 call.preserve_arguments()
             lease.begin()
+        call.note_started()
         try:
             returned = self._run_body(body)
         except RetriesItself:

@@ -13,6 +13,8 @@ field            meaning                                            written by
                  run
 ``met_copy``     another copy with this task id had the lock when   the task
                  this one was published
+``again``        a result under its id is of an earlier call, or    the task
+                 of the run that retries: it says nothing of this
 ``ended``        the call has ended, and is only to be counted in   the task
                  its chord
 ``slot``         the tick of a beat schedule that the call is for   beat
@@ -147,6 +149,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "outages": _is_count,
     "redelivered": _is_bool,
     "met_copy": _is_bool,
+    "again": _is_bool,
     "ended": _is_bool,
     "slot": _is_slot,
     "published": _is_instant,
@@ -172,6 +175,7 @@ class TaskHeader(NamedTuple):
     outages: int = 0
     redelivered: bool = False
     met_copy: bool = False
+    again: bool = False
     ended: bool = False
     slot: str = ""
     published: int = 0
@@ -203,7 +207,16 @@ class TaskHeader(NamedTuple):
         """Return the headers of the next copy: all but what is of this execution."""
         fields, always = self._asdict(), ("deferred", "outages", "redelivered")
         carried = {name: fields[name] for name in always}
-        others = ("met_copy", "ended", "slot", "published", "refused", "next", "claim")
+        others = (
+            "met_copy",
+            "again",
+            "ended",
+            "slot",
+            "published",
+            "refused",
+            "next",
+            "claim",
+        )
         more = {n: fields[n] for n in (*others, "waits") if fields[n]}
         return {HEADER: carried | more}
 

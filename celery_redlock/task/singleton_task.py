@@ -88,6 +88,8 @@ class SingletonTask(Task):
         redlock: The lock options of this class; see ``options.LockOptions``.
         lock_options: These options and those of its base classes, checked.
         key_rule: Reduces a call to its key.
+        tracks_start: Whether STARTED is stored when the body begins: Celery's
+            ``track_started``, which it would do before the lock is asked for.
 
     Raises:
         ConfigurationError: When a subclass is defined, or bound to its app: an
@@ -110,6 +112,7 @@ class SingletonTask(Task):
     lock_options: ClassVar[Any] = LockOptions()  # None: a task of Celery's own
     _redlock_options: ClassVar[Mapping[str, Any]] = {}
     key_rule: ClassVar[KeyRule]
+    tracks_start: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -158,6 +161,7 @@ class SingletonTask(Task):
         hidden = hidden_parameters(cls.run)
         cls.key_rule = cls.lock_options.key_rule(cls.name, signature, hidden)
         cls.Request = _request_class_of(cls)
+        cls.tracks_start, cls.track_started = bool(cls.track_started), False
         if cls.lock_options.exactly_once_in is not None:
             from celery_redlock.task.call_records import PruneTask, register  # noqa: PLC0415
 
