@@ -87,6 +87,7 @@ class Runtime:
         self.refusal_log = RefusalLog()
         self._service: dict[str, Redlock] = {}
         self._options: dict[str, ResolvedOptions] = {}
+        self._called_directly: set[tuple[str, str]] = set()
         self._waiters: set[str] = set()
         _runtimes.add(self)
 
@@ -139,6 +140,19 @@ class Runtime:
             "or 'buffer_one', which wait in the queue.",
             task,
             extra=log_fields("waits-in-a-process", task=task),
+        )
+
+    def warn_of_direct_calls(self, task: str, how: str) -> None:
+        """Log once for each task that ``.map`` and the like run it without its lock."""
+        if (task, how) in self._called_directly:
+            return
+        self._called_directly.add((task, how))
+        log.warning(
+            "%s runs without its lock: %s calls it as a plain function. Use a group "
+            "of its calls, where each must have its lock.",
+            task,
+            how,
+            extra=log_fields("runs-without-lock", task=task),
         )
 
     def use(self, redlock: Redlock) -> None:

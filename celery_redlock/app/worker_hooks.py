@@ -45,6 +45,8 @@ def _check_configuration(sender: Any, **_: Any) -> None:
     """End a worker that could run none of its tasks, with the reason."""
     tasks = _locking_tasks(sender.app)
     try:
+        for task in sender.app.tasks.values():
+            _refuse_task_above(task)
         for task in tasks:
             runtime = runtime_of(sender.app)
             runtime.options(task.name, task.lock_options)
@@ -60,6 +62,16 @@ def _check_configuration(sender: Any, **_: Any) -> None:
 
         runtime_of(sender.app).refusal_log.share()  # before the pool forks
         sender.app.steps["consumer"] |= {RefusalStep, EarlyStartStep}
+
+
+def _refuse_task_above(task: Any) -> None:
+    inner: Any = getattr(task, "run", None)
+    if isinstance(getattr(inner, "lock_options", None), LockOptions):
+        raise ConfigurationError(
+            f"The function of the task {task.name} is the task {inner.name}, and would "
+            "run without its lock. Apply @singleton_task alone, and no @app.task or "
+            "@shared_task above it."
+        )
 
 
 def _refuse_broadcast(app: Any, task: str) -> None:

@@ -1,9 +1,12 @@
-"""Refuse bodies whose work begins after their lock has ended: coroutines.
+"""Refuse bodies whose work begins after their lock has ended: coroutines, generators.
 
-To call an ``async def`` function only makes a coroutine. A lock that is held during
-the call ends before the coroutine has done anything. Celery does not run coroutines,
-but a base class may: its ``__call__`` gets the coroutine under the lock, and the lock
-lasts until it returns.
+To call an ``async def`` function, or one with ``yield``, only makes a coroutine or a
+generator. A lock that is held during the call ends before that has done anything.
+Celery does not run it, but a base class may: its ``__call__`` gets it under the lock,
+and the lock lasts until it returns.
+
+A base class that collects calls, and runs the body with a list of them, does so without
+a lock; it is refused, too.
 """
 
 from __future__ import annotations
@@ -19,45 +22,87 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["refuse_async", "refuse_awaitable"]
+__all__ = ["PLAIN", "is_lazy", "refuse_async", "refuse_awaitable", "refuse_batches"]
 
 _REMEDY = (
-    "Make it a plain function that calls asyncio.run(...), or give "
-    "singleton_task(base=...) a task class whose __call__ runs the coroutine and "
-    "returns its result."
+    "Make it a plain function that calls asyncio.run(...), or returns a list, or give "
+    "singleton_task(base=...) a task class whose __call__ runs the coroutine or the "
+    "generator and returns its result."
 )
 
 
-def refuse_async(name: str, body: Callable[..., Any], bases: tuple[type, ...]) -> None:
-    """Refuse an ``async def`` body, unless one of these base classes may run it.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "an async def function, and nothing runs its coroutine": (
+        inspect.iscoroutinefunction
+    ),
+    "an async def function with yield, and nothing runs it": (
+        inspect.isasyncgenfunction
+    ),
+    "a function with yield, and nothing runs its generator": (
+        inspect.isgeneratorfunction
+    ),
+}
+
+
+# What most bodies return; such a value needs no closer look.
+PLAIN = (type(None), bool, int, float, str, bytes, list, dict, tuple)
+
+
+def is_lazy(returned: Any) -> bool:
+    """Tell whether the work of what a body has returned has not been done yet."""
+    return (
+        inspect.isawaitable(returned)
+        or inspect.isasyncgen(returned)
+        or inspect.isgenerator(returned)
+    )
+
+
+def refuse_batches(name: str, bases: tuple[type, ...]) -> None:
+    """Refuse the base class of celery-batches.
 
     Raises:
-        ConfigurationError: Nothing runs the coroutine.
+        ConfigurationError: One of these classes is of celery-batches.
+    """
+    for base in bases:
+        if base.__module__.partition(".")[0] == "celery_batches":
+            raise ConfigurationError(
+                f"{name} has the base class {base.__qualname__} of celery-batches, "
+                "which runs the body with a list of calls, and without a lock. Let the "
+                "body of a plain Batches task take the lock: with lock(...)."
+            )
+
+
+def refuse_async(name: str, body: Callable[..., Any], bases: tuple[type, ...]) -> None:
+    """Refuse a body that makes a coroutine or a generator, which nothing runs.
+
+    One of these base classes may run it.
+
+    Raises:
+        ConfigurationError: None of them has a ``__call__``.
     """
     while isinstance(body, functools.partial):
         body = body.func
-    made_by = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     called = (body, inspect.getattr_static(type(body), "__call__", None))
-    if not any(is_async(one) for is_async in made_by for one in called):
+    kinds = [kind for kind, made_by in _KINDS.items() if any(map(made_by, called))]
+    if not kinds:
         return
     if any("__call__" in vars(base) for base in bases if base not in (Task, object)):
         return
     raise ConfigurationError(
-        f"{name} is an async def function, and nothing runs its coroutine. The lock "
-        f"would end before it begins. {_REMEDY}"
+        f"{name} is {kinds[0]}. The lock would end before it begins. {_REMEDY}"
     )
 
 
 def refuse_awaitable(name: str, returned: Any) -> NoReturn:
-    """Refuse what a body has returned under its lock: it must still be awaited.
+    """Refuse what a body has returned under its lock: its work is not done.
 
     Raises:
-        ConfigurationError: Always. A coroutine is closed: it has not begun, and will
-            not.
+        ConfigurationError: Always. A coroutine or a generator is closed.
     """
-    if inspect.iscoroutine(returned):
+    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
         returned.close()
+    how = "consumed" if inspect.isgenerator(returned) else "awaited"
     raise ConfigurationError(
         f"{name} has returned a {type(returned).__qualname__}, which must still be "
-        f"awaited: its work would begin after the lock has ended. {_REMEDY}"
+        f"{how}: its work would begin after the lock has ended. {_REMEDY}"
     )

@@ -11,7 +11,7 @@ from celery.local import Proxy
 
 from celery_redlock.core.signature import hidden_parameters
 from celery_redlock.options.lock_options import LockOptions
-from celery_redlock.task.awaitables import refuse_async
+from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.singleton_task import (
     PublishedOnCommit,
     SingletonTask,
@@ -109,6 +109,7 @@ def singleton_task(
     hidden = hidden_parameters(function)
     LockOptions.of(ours).key_rule(_name_of(function), signature, hidden)
     if known := base or (app and app.Task):
+        refuse_batches(_name_of(function), known.__mro__)
         refuse_async(_name_of(function), function, _under_the_lock(known))
     celerys["redlock"] = ours
     if "dont_autoretry_for" in celerys:  # Celery then ignores the class's own

@@ -47,7 +47,6 @@ Interrupts and soft time limits reach the body only, never the commit.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -60,7 +59,7 @@ from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.keys import shown
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
 from celery_redlock.task.autoretry import retry_as_configured
-from celery_redlock.task.awaitables import refuse_awaitable
+from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
 from celery_redlock.task.call_records import CallRecord, now, record_id
 from celery_redlock.task.stored import StoredValue
 
@@ -154,7 +153,7 @@ class _OnceRun:
             except BaseException:
                 self._has_failed = True
                 raise
-        if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+        if not isinstance(returned, PLAIN) and is_lazy(returned):
             refuse_awaitable(self._call.task.name, returned)
         return returned
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 import logging
 import threading
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ from celery_redlock.errors import LockCancelled, LockLost
 from celery_redlock.locking import Hold
 from celery_redlock.policies import Abort, CancelRunning, Loss, LossDecision
 from celery_redlock.task.admission import Admission
-from celery_redlock.task.awaitables import refuse_awaitable
+from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
 from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
 
@@ -288,7 +287,7 @@ class Execution(TaskLock):
             raise
         finally:
             self.has_ended = True
-        if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
+        if not isinstance(returned, PLAIN) and is_lazy(returned):
             refuse_awaitable(call.task.name, returned)
         if call.options.unique_for:
             cool_down(call)

@@ -25,6 +25,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task
+from celery._state import get_current_worker_task
 from celery.result import ResultBase
 from kombu.utils.imports import symbol_by_name
 
@@ -46,7 +47,7 @@ from celery_redlock.locking import aheld_by, held_by
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.announcement import send_announced
 from celery_redlock.task.autoretry import retry_as_configured
-from celery_redlock.task.awaitables import refuse_async
+from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
 from celery_redlock.task.execution import Execution, TaskLock, running
 from celery_redlock.task.header import attach, clean
@@ -74,6 +75,7 @@ __all__ = [
 _REQUEST = "celery_redlock.task.request:RedlockRequest"
 _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
 _AFTER_COMMIT = "redlock_after_commit"
+_CALLERS = {"celery.map": ".map", "celery.starmap": ".starmap or .chunks"}
 _OF_A_CLASS = (FunctionType, classmethod, staticmethod, property)
 
 
@@ -157,6 +159,7 @@ class SingletonTask(Task):
         bound = not isinstance(inspect.getattr_static(cls, "run"), staticmethod)
         signature = signature_of_body(cls.run, bound=bound)
         lock = cls.__mro__.index(SingletonTask)
+        refuse_batches(cls.name, cls.__mro__)
         refuse_async(cls.name, cls.run, cls.__mro__[lock + 1 :])
         hidden = hidden_parameters(cls.run)
         cls.key_rule = cls.lock_options.key_rule(cls.name, signature, hidden)
@@ -175,6 +178,8 @@ class SingletonTask(Task):
         request = self.request
         body = functools.partial(super().__call__, *args, **kwargs)
         if not self._takes_lock(request):
+            if request.called_directly and self.lock_options is not None:
+                self._warn_of_map()
             return body()
         execution = Execution(Call.of(self, request, args, kwargs))
         try:
@@ -208,6 +213,12 @@ class SingletonTask(Task):
         # ``self(n - 1)`` in a body comes here with the request of that body.
         execution = running()
         return execution is None or not execution.is_of(self, request)
+
+    def _warn_of_map(self) -> None:
+        """Log that a task of Celery's calls this one as a function, if it does."""
+        caller = get_current_worker_task()
+        if caller is not None and caller.name in _CALLERS:
+            runtime_of(self.app).warn_of_direct_calls(self.name, _CALLERS[caller.name])
 
     # -- the same lock elsewhere --------------------------------------------
 
