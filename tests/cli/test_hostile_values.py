@@ -88,10 +88,12 @@ SEQUENCE = "id\x1b]0;OWNED\x07\x1b[2J"
     "words",
     [
         ["show", "invoice:7"],
-        ["release", "invoice:7", "--dry-run"],
-        ["explain", "proj.send_invoice", "--args", "[7]"],
-        ["ls"],
-        ["show", "invoice:7", "--json"],
+        pytest.param(["release", "invoice:7", "--dry-run"], marks=pytest.mark.long),
+        pytest.param(
+            ["explain", "proj.send_invoice", "--args", "[7]"], marks=pytest.mark.long
+        ),
+        pytest.param(["ls"], marks=pytest.mark.long),
+        pytest.param(["show", "invoice:7", "--json"], marks=pytest.mark.long),
     ],
     ids=" ".join,
 )

@@ -134,10 +134,10 @@ def assert_one_at_a_time_and_in_order(load: Load) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "max_ttl"),
     [
-        ([0, 1, 2], [0, 1, 3], MAX_TTL),
-        ([0, 1, 2], [0, 1, 2, 3, 4], MAX_TTL),
+        pytest.param([0, 1, 2], [0, 1, 3], MAX_TTL, marks=pytest.mark.long),
+        pytest.param([0, 1, 2], [0, 1, 2, 3, 4], MAX_TTL, marks=pytest.mark.long),
         ([0, 1, 2], [3, 4, 2], MAX_TTL),
-        ([0, 1, 2], [0, 1, 2], 2 * MAX_TTL),
+        pytest.param([0, 1, 2], [0, 1, 2], 2 * MAX_TTL, marks=pytest.mark.long),
     ],
     ids=["one replaced", "three to five", "a majority replaced", "max_ttl doubled"],
 )

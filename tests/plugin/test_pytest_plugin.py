@@ -244,6 +244,7 @@ def test_plugin_starts_real_nodes(pytester: pytest.Pytester) -> None:
     pytest_passes(pytester, passed=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", with_long(STORES, "etcd", "zookeeper"))
 def test_plugin_starts_a_store_in_place_of_nodes(
     pytester: pytest.Pytester, kind: str

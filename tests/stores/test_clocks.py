@@ -13,7 +13,7 @@ import pytest
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.stores.connection import store_of
 from celery_redlock.errors import LockHeld
-from tests.conftest import missing
+from tests.conftest import missing, with_long
 from tests.harness.clocks import ClockError, faketime_environment
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def redlock(store_url: str) -> Iterator[Redlock]:
         yield redlock
 
 
-@pytest.mark.parametrize("off", [HOUR, -HOUR])
+@pytest.mark.parametrize("off", with_long([HOUR, -HOUR], f"{-HOUR}"))
 def test_wrong_clock_of_a_client_ends_no_lock(
     redlock: Redlock, run_at: Callable[..., list[str]], off: int
 ) -> None:

@@ -90,6 +90,7 @@ def test_store_forgets_nothing_when_all_servers_are_killed(store: DevStore) -> N
         redlock.acquire("kept")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", ALL, indirect=True)
 def test_paused_store_grants_nothing(store: DevStore) -> None:
     """Its connections stay, and after the block it grants locks as before."""
@@ -123,6 +124,7 @@ def test_release_of_a_store_that_stalls_is_sent_until_it_answers(
         watchdog.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ALL)
 def test_stopped_store_leaves_nothing_and_can_start_again(kind: str) -> None:
     """The second time, it is a new deployment."""
@@ -135,6 +137,7 @@ def test_stopped_store_leaves_nothing_and_can_start_again(kind: str) -> None:
         assert not any(process.is_running() for process in processes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", ["postgresql"], indirect=True)
 def test_store_cannot_restart_empty(store: DevStore) -> None:
     """The error says so, and the server runs on."""

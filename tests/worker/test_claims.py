@@ -339,6 +339,7 @@ def test_worker_that_cannot_run_a_job_releases_its_claim(
         until_unclaimed(workers, task.lock_key(key))
 
 
+@pytest.mark.long
 def test_argument_with_a_default_changes_no_key(deploy: Deploy, key: str) -> None:
     """Old and new workers, side by side: a call of either is the other's duplicate."""
     old = deploy(concurrency=1)

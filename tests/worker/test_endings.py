@@ -140,6 +140,7 @@ def test_soft_limit_that_lands_in_the_release_leaves_no_lock(
 # -- The end of a child or a worker ------------------------------------------------
 
 
+@pytest.mark.long
 def test_child_that_is_replaced_leaves_no_lock(deploy: Deploy, key: str) -> None:
     """A child that ends because of ``max_tasks_per_child`` leaves no lock."""
     here = deploy(concurrency=1, options=["--max-tasks-per-child", "1"])

@@ -126,6 +126,7 @@ def test_kill_ends_the_holder_before_the_release(deploy: Deploy, key: str) -> No
     assert second.get(timeout=20)
 
 
+@pytest.mark.long
 def test_thread_cannot_be_killed(deploy: Deploy, key: str) -> None:
     """Nothing is released, and the message says what a release without it does."""
     here = deploy(pool="threads", concurrency=2)

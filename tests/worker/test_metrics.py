@@ -109,6 +109,7 @@ def test_loss_and_outage_are_scraped(
     assert edge["redlock_nodes", frozenset()] == 5
 
 
+@pytest.mark.long
 @pytest.mark.several_nodes
 def test_node_that_restarts_is_scraped_in_quarantine(
     metered: Start, start_nodes: Callable[..., DevNodes]
@@ -127,6 +128,7 @@ def test_node_that_restarts_is_scraped_in_quarantine(
     nodes.close()
 
 
+@pytest.mark.long
 @pytest.mark.several_nodes
 def test_prefork_worker_without_a_folder_says_so(metered: Start) -> None:
     """No scrape sees the counts of the children; the worker runs all the same."""
@@ -137,6 +139,7 @@ def test_prefork_worker_without_a_folder_says_so(metered: Start) -> None:
     assert it.value("redlock_nodes") == 5
 
 
+@pytest.mark.long
 def test_port_that_is_taken_stops_no_worker(metered: Start, key: str) -> None:
     """The second worker of a machine logs that the port is taken, and runs tasks."""
     it = metered(workers=2, pool="solo", concurrency=1, shared=False)
@@ -146,6 +149,7 @@ def test_port_that_is_taken_stops_no_worker(metered: Start, key: str) -> None:
     it.deployment.finish(key, it.deployment.send("quick", key))
 
 
+@pytest.mark.long
 @pytest.mark.several_nodes
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_pools_of_one_process_need_no_folder(
@@ -170,6 +174,7 @@ def sockets_of(pid: int) -> set[str]:
     return {link for link in links if link.startswith("socket:")}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
 def test_child_that_replaces_another_does_not_keep_the_port(
     metered: Start, stage: Stage, key: str

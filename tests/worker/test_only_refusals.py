@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.harness.waiting import until
 from tests.worker.support import pools
 
@@ -37,6 +39,7 @@ def test_worker_whose_processes_all_wait_says_so(
     assert len(said(deployment)) == 1
 
 
+@pytest.mark.long
 def test_worker_whose_other_processes_only_refuse_says_so(
     deploy: Deploy, key: str
 ) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.harness.deployment import Deploy, Deployment, Site
     from tests.harness.lock_nodes import LockNodes
 
+pytestmark = pytest.mark.long  # a RabbitMQ takes ten seconds to start
+
 NOT_THE_BROKER = "could not be republished"
 
 

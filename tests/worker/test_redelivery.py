@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from celery import states, uuid
 
+from tests.conftest import with_long
 from tests.harness.processes import RedisServer
 from tests.harness.waiting import until
 from tests.worker.support import pools, redelivery, stored_by
@@ -53,6 +54,7 @@ def late(site: Site) -> dict[str, str]:
     return stored_by(site, "LateRetries")
 
 
+@pytest.mark.long
 @pools
 def test_duplicate_that_was_republished_has_its_own_result_in_the_end(
     deploy: Deploy, late: dict[str, str], key: str, pool: str
@@ -70,6 +72,7 @@ def test_duplicate_that_was_republished_has_its_own_result_in_the_end(
     assert worker.app.AsyncResult(second.id).state == states.SUCCESS
 
 
+@pytest.mark.long
 @pools
 def test_retry_without_delay_begins_when_its_parent_has_stored_that_it_retries(
     deploy: Deploy, late: dict[str, str], key: str, pool: str
@@ -104,6 +107,7 @@ def test_copy_is_dropped_if_there_is_a_result(prefork: Deployment, key: str) -> 
     assert len(prefork.stage.runs(key)) == 1
 
 
+@pytest.mark.long
 @pools
 def test_copy_that_has_the_lock_before_the_result_is_stored_is_dropped(
     deploy: Deploy, site: Site, key: str, pool: str
@@ -158,7 +162,9 @@ def impatient(deploy: Deploy) -> Deployment:
     return deploy(workers=2, concurrency=2, settings=redelivery())
 
 
-@pytest.mark.parametrize("name", ["short", "job", "limited-late"])
+@pytest.mark.parametrize(
+    "name", with_long(["short", "job", "limited-late"], "job", "limited-late")
+)
 def test_redelivery_while_the_job_runs_runs_it_once(
     impatient: Deployment, key: str, name: str
 ) -> None:
@@ -176,6 +182,7 @@ def test_redelivery_while_the_job_runs_runs_it_once(
     assert len(impatient.stage.runs(key)) == 1
 
 
+@pytest.mark.long
 def test_redelivery_without_a_result_waits(impatient: Deployment, key: str) -> None:
     """Without a stored result a redelivered copy runs after the job, not beside it."""
     result = impatient.begin("job-unstored", key)
@@ -188,6 +195,7 @@ def test_redelivery_without_a_result_waits(impatient: Deployment, key: str) -> N
     assert impatient.stage.overlaps(key) == []
 
 
+@pytest.mark.long
 def test_expired_copy_touches_no_result(impatient: Deployment, key: str) -> None:
     """Expiry is for jobs that have not begun: the running one keeps its result."""
     result = impatient.begin("job", key, expires=1.5)
@@ -248,6 +256,7 @@ def test_duplicate_waits_for_the_broker_to_be_republished(
     assert len(cut_off.stage.runs(key)) == 1
 
 
+@pytest.mark.long
 def test_duplicate_runs_when_the_lock_is_free_before_the_broker_is_back(
     cut_off: Deployment, own_broker: RedisServer, key: str
 ) -> None:

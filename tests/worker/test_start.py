@@ -52,6 +52,7 @@ def test_worker_says_all_findings_in_one_line_at_its_start(
     assert {"even-nodes", "one-host", "result-backend"} <= {*codes.split(", ")}
 
 
+@pytest.mark.long
 def test_what_the_vote_has_shown_is_not_said_again(
     deploy: Deploy, six_nodes: LockNodes
 ) -> None:
@@ -70,6 +71,7 @@ def test_what_the_vote_has_shown_is_not_said_again(
     assert "4 of 6 nodes vote" in line
 
 
+@pytest.mark.long
 def test_hung_node_does_not_delay_the_start(
     deploy: Deploy, six_nodes: LockNodes
 ) -> None:
