@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -28,7 +29,7 @@ from tests.worker.project.app import SETTINGS, create_app
 from tests.worker.project.body import STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from celery import Celery, Task
     from celery.result import AsyncResult
@@ -94,10 +95,10 @@ class Deployment(CeleryTestSetup):
     def finish(self, key: str, *jobs: AsyncResult) -> None:
         """Open the gate of a key, and check that each of these jobs returns its id."""
         self.stage.open(key)
-        returned = [job.get(timeout=20) for job in jobs]
+        returned = [job.get(timeout=60) for job in jobs]
         assert returned == [job.id for job in jobs], returned
 
-    def until_running(self, key: str, *task_ids: str, seconds: float = 10.0) -> None:
+    def until_running(self, key: str, *task_ids: str, seconds: float = 60.0) -> None:
         """Wait until the bodies of these tasks run, and no others with the key."""
         until(
             lambda: {run.task_id for run in self.stage.running(key)} == {*task_ids},
@@ -105,7 +106,7 @@ class Deployment(CeleryTestSetup):
             what=f"{task_ids} to run",
         )
 
-    def until_received(self, task_id: str, times: int, seconds: float = 30.0) -> None:
+    def until_received(self, task_id: str, times: int, seconds: float = 60.0) -> None:
         """Wait until the workers have received this number of messages of the task."""
         until(
             lambda: self.logs().count(f"[{task_id}] received") >= times,
@@ -193,6 +194,15 @@ class Deployment(CeleryTestSetup):
     def resume_worker(self, number: int) -> None:
         """Continue all processes of a worker (SIGCONT)."""
         self.worker_cluster[number].container.resume()
+
+    @contextmanager
+    def worker_paused(self, number: int = 0) -> Iterator[None]:
+        """Stop a worker while the block runs: it takes no message from the broker."""
+        self.pause_worker(number)
+        try:
+            yield
+        finally:
+            self.resume_worker(number)
 
     def _jobs_in_broker(self) -> set[str]:
         """Return the ids of all jobs that are queued or taken by a worker."""

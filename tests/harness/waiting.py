@@ -13,12 +13,13 @@ T = TypeVar("T")
 __all__ = ["until"]
 
 
-def until(event: Callable[[], T], seconds: float = 20.0, *, what: str = "") -> T:
+def until(event: Callable[[], T], seconds: float = 60.0, *, what: str = "") -> T:
     """Poll an event until its value is true, and return this value.
 
     Args:
         event: Returns the value.
-        seconds: The longest wait.
+        seconds: After how long the event will not come any more. It is no measurement:
+            a busy machine takes long.
         what: The name of the event in the error.
 
     Raises:

@@ -65,7 +65,7 @@ def test_place_stays_while_the_call_waits(prefork: Deployment, key: str) -> None
     holder = prefork.begin("placed", key)
     call = refused(prefork, key)
 
-    prefork.send("plain-clock", key, countdown=3).get(timeout=20)
+    prefork.send("plain-clock", key, countdown=3).get(timeout=60)
 
     until_waiting(prefork, key, 1)
     prefork.finish(key, holder, call)

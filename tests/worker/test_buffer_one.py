@@ -56,12 +56,12 @@ def assert_one_follows(
 
     here.stage.open(key)
 
-    assert first.get(timeout=10) == 0
+    assert first.get(timeout=60) == 0
     successor = others.pop(runs)
-    assert successor.get(timeout=20) == runs
+    assert successor.get(timeout=60) == runs
     for other in others.values():
         with pytest.raises(DuplicateTask, match="runs instead"):
-            other.get(timeout=20)
+            other.get(timeout=60)
         assert other.state == states.REVOKED
     assert numbers(here, key) == [0, runs]
     assert here.stage.overlaps(key) == []
@@ -93,7 +93,7 @@ def test_call_that_finds_the_lock_free_just_runs(here: Deployment, key: str) -> 
     here.stage.open(key)
 
     for number in range(3):
-        assert here.send("buffered", key, number).get(timeout=10) == number
+        assert here.send("buffered", key, number).get(timeout=60) == number
 
     assert numbers(here, key) == [0, 1, 2]
 
@@ -103,15 +103,15 @@ def test_duplicate_of_the_next_call_is_buffered(here: Deployment, key: str) -> N
     here.begin("buffered", key, 0)
     (second,) = send_waiting(here, "buffered", key, 1)
     here.stage.open(key)
-    assert second.get(timeout=20) == 1
+    assert second.get(timeout=60) == 1
     here.stage.close(key)
 
     third = here.begin("buffered", key, 2)
     (fourth,) = send_waiting(here, "buffered", key, 3)
     here.stage.open(key)
 
-    assert third.get(timeout=10) == 2
-    assert fourth.get(timeout=20) == 3
+    assert third.get(timeout=60) == 2
+    assert fourth.get(timeout=60) == 3
     assert numbers(here, key) == [0, 1, 2, 3]
 
 
@@ -125,8 +125,8 @@ def test_calls_of_another_task_are_not_superseded(here: Deployment, key: str) ->
 
     here.stage.open(key)
 
-    assert first.get(timeout=10) == 0
-    assert [result.get(timeout=20) for result in results] == [1, 2]
+    assert first.get(timeout=60) == 0
+    assert [result.get(timeout=60) for result in results] == [1, 2]
     assert here.stage.overlaps(key) == []
 
 
@@ -138,7 +138,7 @@ def test_call_sent_by_name_is_buffered_as_well(here: Deployment, key: str) -> No
 
     here.stage.open(key)
 
-    assert first.get(timeout=10) == 0
+    assert first.get(timeout=60) == 0
     until(lambda: all(r.ready() for r in results), 20)
     assert sorted(r.state for r in results) == [states.REVOKED, states.SUCCESS]
     assert len(here.stage.runs(key)) == 2
@@ -154,8 +154,8 @@ def test_call_that_expires_replaces_no_other(here: Deployment, key: str) -> None
 
     here.stage.open(key)
 
-    assert first.get(timeout=10) == 0
-    assert older.get(timeout=30) == 1
+    assert first.get(timeout=60) == 0
+    assert older.get(timeout=60) == 1
     assert numbers(here, key) == [0, 1]
 
 
@@ -169,8 +169,8 @@ def test_revoked_successor_is_withdrawn(here: Deployment, key: str) -> None:
     (second,) = send_waiting(here, "buffered-first", key, 2)
     here.stage.open(key)
 
-    assert first.get(timeout=10) == 0
-    assert second.get(timeout=20) == 2
+    assert first.get(timeout=60) == 0
+    assert second.get(timeout=60) == 2
     assert numbers(here, key) == [0, 2]
 
 
@@ -201,8 +201,8 @@ def test_one_more_run_follows_although_no_process_is_free(
 
     single.stage.open(key)
 
-    assert first.get(timeout=10) == 0
-    assert results[runs - 1].get(timeout=20) == runs
+    assert first.get(timeout=60) == 0
+    assert results[runs - 1].get(timeout=60) == runs
     for result in results:
         until(result.ready, 20)
     assert [r.state for r in results].count(states.REVOKED) == 9
@@ -221,8 +221,8 @@ def test_newest_runs_whatever_the_clocks_of_its_publisher_say(
 
     single.stage.open(key)
 
-    assert first.get(timeout=10) == 0
-    assert newer.get(timeout=20) == 2
+    assert first.get(timeout=60) == 0
+    assert newer.get(timeout=60) == 2
     assert_refused(older, newer)
 
 
@@ -237,8 +237,8 @@ def test_call_with_a_countdown_holds_no_other_back(
 
     single.stage.open(key)
 
-    assert first.get(timeout=10) == 0
-    assert now.get(timeout=20) == 1
+    assert first.get(timeout=60) == 0
+    assert now.get(timeout=60) == 1
     later.revoke()
 
 
@@ -270,10 +270,10 @@ def test_killed_holder_stops_no_other_call(prefork: Deployment, key: str) -> Non
     prefork.kill_child(key)
     prefork.stage.open(key)
 
-    assert newer.get(timeout=30) == 2
+    assert newer.get(timeout=60) == 2
     assert_ran_again(0, first, older, newer)
     with pytest.raises(DuplicateTask):
-        older.get(timeout=30)
+        older.get(timeout=60)
     assert prefork.stage.overlaps(key) == []
 
 
@@ -298,9 +298,9 @@ def test_killed_workers_lose_nothing(
         here.start_worker(number)
     here.stage.open(key)
 
-    assert others[-1].get(timeout=40) == 2
+    assert others[-1].get(timeout=60) == 2
     if victims == "waiter":
-        assert first.get(timeout=40) == 0
+        assert first.get(timeout=60) == 0
     assert_ran_again(1, *others)  # it may run, too, if nodes have forgotten by then
     assert_ran_again(0, first, *others)
     assert here.stage.overlaps(key) == []
@@ -314,10 +314,10 @@ def test_lost_nodes_lose_no_call(frail: Deployment, key: str) -> None:
     with frail.nodes.minority_paused():
         older, newer = send_waiting(frail, "buffered", key, 1, 2)
         frail.stage.open(key)
-        assert first.get(timeout=10) == 0
-        assert newer.get(timeout=30) == 2
+        assert first.get(timeout=60) == 0
+        assert newer.get(timeout=60) == 2
         with pytest.raises(DuplicateTask):
-            older.get(timeout=30)
+            older.get(timeout=60)
 
     assert numbers(frail, key) == [0, 2]
 
@@ -337,7 +337,7 @@ def test_hung_majority_loses_no_call(frail: Deployment, key: str) -> None:
             )
     frail.stage.open(key)
 
-    assert first.get(timeout=10) == 0
+    assert first.get(timeout=60) == 0
     assert newer.get(timeout=60) == 2
     until(older.ready, 60)
     assert frail.stage.overlaps(key) == []
@@ -351,5 +351,5 @@ def test_nodes_that_forget_lose_no_call(prefork: Deployment, key: str) -> None:
     prefork.nodes.forget_next(key)
     prefork.stage.open(key)
 
-    assert first.get(timeout=10) == 0
-    assert other.get(timeout=20) == 1
+    assert first.get(timeout=60) == 0
+    assert other.get(timeout=60) == 1

@@ -31,7 +31,7 @@ def until_asked(here: Deployment, result: AsyncResult) -> None:
 def assert_cancelled(first: AsyncResult, by: AsyncResult) -> None:
     """Check that a call ends as cancelled, and that its error names the other call."""
     with pytest.raises(LockCancelled, match=by.id):
-        first.get(timeout=10)
+        first.get(timeout=60)
 
 
 def test_newcomer_replaces_the_running_call(any_pool: Deployment, key: str) -> None:
@@ -43,7 +43,7 @@ def test_newcomer_replaces_the_running_call(any_pool: Deployment, key: str) -> N
     assert_cancelled(first, by=second)
     assert first.state == states.REVOKED
     any_pool.stage.open(key)
-    assert second.get(timeout=10) == 2
+    assert second.get(timeout=60) == 2
     assert any_pool.stage.outcomes(key) == ["LockCancelled", "done"]
     assert any_pool.stage.overlaps(key) == []
 
@@ -59,11 +59,11 @@ def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> Non
     here.stage.open(f"{key}-tidied")
     here.stage.open(f"{key}-3")
 
-    assert first.get(timeout=10) == "half of 0"
-    assert others[-1].get(timeout=20) == "all of 3"
+    assert first.get(timeout=60) == "half of 0"
+    assert others[-1].get(timeout=60) == "all of 3"
     for other in others[:-1]:
         with pytest.raises(DuplicateTask, match="runs instead"):
-            other.get(timeout=20)
+            other.get(timeout=60)
         assert other.state == states.REVOKED
     assert here.stage.overlaps(key) == []
 
@@ -81,7 +81,7 @@ def test_call_that_no_process_can_look_at_replaces_the_running_one(
     with pytest.raises(LockCancelled):
         first.get()
     here.stage.open(key)
-    assert others[-1].get(timeout=20) == 3
+    assert others[-1].get(timeout=60) == 3
     until(lambda: all(other.ready() for other in others), 20)
     assert here.stage.overlaps(key) == []
 
@@ -97,8 +97,8 @@ def test_body_may_tidy_up_and_keep_its_result(here: Deployment, key: str) -> Non
     here.stage.open(f"{key}-tidied")
     here.stage.open(f"{key}-2")
 
-    assert first.get(timeout=10) == "half of 1"
-    assert second.get(timeout=10) == "all of 2"
+    assert first.get(timeout=60) == "half of 1"
+    assert second.get(timeout=60) == "all of 2"
     assert here.stage.overlaps(key) == []
 
 
@@ -113,8 +113,8 @@ def test_body_that_goes_on_is_interrupted_again(here: Deployment, key: str) -> N
     here.stage.open(f"{key}-1")
     here.stage.open(f"{key}-2")
 
-    assert first.get(timeout=10) == 1
-    assert second.get(timeout=20) == 2
+    assert first.get(timeout=60) == 1
+    assert second.get(timeout=60) == 2
     assert here.stage.overlaps(key) == []
 
 
@@ -125,7 +125,7 @@ def test_body_can_ask_whether_it_is_to_end(here: Deployment, key: str) -> None:
     here.stage.open(f"{key}-2")
 
     assert_cancelled(first, by=second)
-    assert second.get(timeout=10) == 2
+    assert second.get(timeout=60) == 2
     assert here.stage.overlaps(key) == []
 
 
@@ -138,7 +138,7 @@ def test_callable_cancels_where_it_decides(here: Deployment, key: str) -> None:
 
     assert_cancelled(first, by=forced)
     here.stage.open(key)
-    assert forced.get(timeout=10) == 3
+    assert forced.get(timeout=60) == 3
 
 
 def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> None:
@@ -152,7 +152,7 @@ def test_older_call_does_not_cancel_a_newer_one(here: Deployment, key: str) -> N
     assert_refused(older, newer)
     assert older.state == states.REVOKED
     here.stage.open(key)
-    assert newer.get(timeout=10) == 2
+    assert newer.get(timeout=60) == 2
     assert here.stage.notes(key, "signal-cancelled") == []
 
 
@@ -165,7 +165,7 @@ def test_retry_does_not_cancel_its_successor(here: Deployment, key: str) -> None
     here.until_running(key, second.id)
     assert_refused(first, second)
     here.stage.open(key)
-    assert second.get(timeout=10) == 2
+    assert second.get(timeout=60) == 2
     assert here.stage.overlaps(key) == []
 
 
@@ -183,7 +183,7 @@ def test_block_outside_of_a_task_asks_its_lease(here: Deployment, key: str) -> N
         assert lease.is_valid()
 
     here.stage.open(key)
-    assert second.get(timeout=20) == 2
+    assert second.get(timeout=60) == 2
 
 
 @pytest.mark.parametrize("victim", with_long(["running", "newcomer"], "newcomer"))
@@ -206,5 +206,5 @@ def test_killed_workers_lose_no_newest_call(
     here.start_worker(number)
     here.stage.open(key)
 
-    assert newest.get(timeout=40) == 2
+    assert newest.get(timeout=60) == 2
     assert here.stage.overlaps(key) == []

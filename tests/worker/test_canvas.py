@@ -30,7 +30,7 @@ def test_chain_of_one_call_twice_runs_it_twice(prefork: Deployment, key: str) ->
 
         result = chain(quick, quick)()
 
-        assert result.get(timeout=10) == result.id
+        assert result.get(timeout=60) == result.id
         assert len(prefork.stage.runs(f"{key}-{number}")) == 2
         assert prefork.stage.overlaps(f"{key}-{number}") == []
 
@@ -54,8 +54,8 @@ def test_chain_whose_head_waits_runs_to_its_end(prefork: Deployment, key: str) -
     until(lambda: tail.parent.state == states.RETRY)
     prefork.stage.open(key)
 
-    assert tail.get(timeout=10) == tail.parent.id
-    assert first.get(timeout=10) == first.id
+    assert tail.get(timeout=60) == tail.parent.id
+    assert first.get(timeout=60) == first.id
 
 
 def test_group_with_a_skipped_member_ends(prefork: Deployment, key: str) -> None:
@@ -66,7 +66,7 @@ def test_group_with_a_skipped_member_ends(prefork: Deployment, key: str) -> None
     skipped, other = group(sig(prefork, "job", key), other)()
 
     assert_refused(skipped, first)
-    assert other.get(timeout=10) == other.id
+    assert other.get(timeout=60) == other.id
 
 
 def test_chord_with_equal_members_fails_under_skip(
@@ -118,7 +118,7 @@ def test_member_that_was_revoked_elsewhere_ends_a_chord(
 
     until(lambda: result.state == states.FAILURE)
     assert isinstance(result.result, ChordError)
-    assert first.get(timeout=10) == first.id
+    assert first.get(timeout=60) == first.id
     assert len(prefork.stage.runs(key)) == 1
     assert prefork.stage.runs(f"{key}-tail") == []
 
@@ -144,10 +144,10 @@ def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord
     header = [sig(worker, "late", key), sig(worker, "quick", f"{key}-other")]
 
     result = chord(header)(worker.task("tail").s(key))
-    result.parent[1].get(timeout=10)
+    result.parent[1].get(timeout=60)
     worker.stage.open(key)
 
-    assert result.get(timeout=40) == [result.parent[0].id, result.parent[1].id]
+    assert result.get(timeout=60) == [result.parent[0].id, result.parent[1].id]
     assert worker.stage.notes(key, "killed-in-chord")
     assert len(worker.stage.runs(key)) == 1
     assert len(worker.stage.runs(f"{key}-tail")) == 1
@@ -162,6 +162,6 @@ def test_waiting_members_end_a_chord(prefork: Deployment, key: str, name: str) -
     until(lambda: prefork.stage.notes(key, "signal-conflict"))
     prefork.stage.open(key)
 
-    assert sorted(result.get(timeout=20)) == sorted(m.id for m in result.parent)
+    assert sorted(result.get(timeout=60)) == sorted(m.id for m in result.parent)
     assert len(prefork.stage.runs(key)) == 2
     assert prefork.stage.overlaps(key) == []

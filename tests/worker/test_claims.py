@@ -46,8 +46,9 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
     here: Deployment, key: str
 ) -> None:
     """Of many published calls one runs and one waits; the others return that one."""
-    first = here.send("one-queued", key, countdown=2)
-    assert [here.send("one-queued", key).id for _ in range(3)] == [first.id] * 3
+    with here.worker_paused():
+        first = here.send("one-queued", key)
+        assert [here.send("one-queued", key).id for _ in range(3)] == [first.id] * 3
 
     here.until_running(key, first.id)
     until_unclaimed(here, key)
@@ -62,8 +63,9 @@ def test_queued_lets_one_wait_and_another_one_as_soon_as_that_runs(
 
 def test_queued_or_running_lasts_to_the_end(here: Deployment, key: str) -> None:
     """Publishing an equal call returns the first job, and later its result."""
-    first = here.send("one-at-all", key, countdown=2)
-    assert here.send("one-at-all", key).id == first.id
+    with here.worker_paused():
+        first = here.send("one-at-all", key)
+        assert here.send("one-at-all", key).id == first.id
 
     here.until_running(key, first.id)
     until_unclaimed(here, key)
@@ -204,9 +206,10 @@ def at_once(apps: Sequence[Celery], call: str) -> list[Any]:
 # -- withdrawn -------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_revoked_job_releases_its_claim(here: Deployment, key: str) -> None:
     """The next call is published: it does not wait for a job that will never run."""
-    first = here.send("one-at-all", key, countdown=3)
+    first = here.send("one-at-all", key, countdown=10)  # seconds to revoke it
     here.until_received(first.id, 1)
     assert here.nodes.claimant(key) == first.id
 
@@ -220,8 +223,9 @@ def test_revoked_job_releases_its_claim(here: Deployment, key: str) -> None:
 
 def test_expired_job_releases_its_claim(here: Deployment, key: str) -> None:
     """The claim of an expired job is withdrawn, and the next call is published."""
-    first = here.send("one-at-all", key, countdown=2.2, expires=2)
-    assert here.nodes.claimant(key) == first.id
+    with here.worker_paused():
+        first = here.send("one-at-all", key, expires=0.001)
+        assert here.nodes.claimant(key) == first.id
 
     until_unclaimed(here, key)
     here.nodes.until_all_see_the_end()

@@ -46,9 +46,9 @@ def test_skip_calls_neither_links_nor_errbacks(prefork: Deployment, key: str) ->
     tail = prefork.task("tail").s(f"{key}-linked")
 
     with pytest.raises(DuplicateTask):
-        prefork.send("job", key, link=tail, link_error=tail).get(timeout=10)
+        prefork.send("job", key, link=tail, link_error=tail).get(timeout=60)
 
-    prefork.send("quick", f"{key}-later").get(timeout=10)  # would come after them
+    prefork.send("quick", f"{key}-later").get(timeout=60)  # would come after them
     assert prefork.stage.runs(f"{key}-linked-tail") == []
 
 
@@ -62,7 +62,7 @@ def test_raise_spares_the_worker(prefork: Deployment, key: str) -> None:
     assert_refused(second, first)
     assert second.state == states.FAILURE
     prefork.finish(key, first)
-    assert prefork.send("job-raise", key).get(timeout=10)
+    assert prefork.send("job-raise", key).get(timeout=60)
     assert prefork.worker.container.is_running
     assert prefork.worker.container.pid == main
 

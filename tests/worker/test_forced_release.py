@@ -48,7 +48,7 @@ def test_holder_whose_lock_was_released_stops_and_says_by_whom(
 
     assert done.exit_code == 0
     with pytest.raises(LockLost):
-        first.get(timeout=20)
+        first.get(timeout=60)
     assert first.state == states.FAILURE
     event = monitor.until(first.id, "task-lock-lost")["task-lock-lost"]
     (signal,) = until(lambda: here.stage.notes(key, "signal-force-released"))
@@ -71,7 +71,7 @@ def test_show_lists_the_release(here: Deployment, key: str) -> None:
     here.nodes.until_held(key, everywhere=True)
     done = command(here, "release", key, "--yes", "--reason", "stuck since noon")
     with pytest.raises(LockLost):
-        first.get(timeout=20)
+        first.get(timeout=60)
 
     nodes = len(here.nodes.urls)
     assert f"Released on {nodes} of {nodes} nodes." in done.stdout
@@ -102,7 +102,7 @@ def test_second_run_waits_for_no_ttl_and_first_stops_early(
 
     until(lambda: second.id in {run.task_id for run in here.stage.running(key)})
     with pytest.raises(LockLost):
-        first.get(timeout=20)
+        first.get(timeout=60)
     here.finish(key, second)
 
 
@@ -123,7 +123,7 @@ def test_kill_ends_the_holder_before_the_release(deploy: Deploy, key: str) -> No
     (found,) = released(here, key)
     assert (found["killed"], found["reason"]) == (True, "leaks")
     second = here.send("quick", key)
-    assert second.get(timeout=20)
+    assert second.get(timeout=60)
 
 
 @pytest.mark.long

@@ -46,25 +46,25 @@ def test_worker_without_work_does_nothing(
         worker = deploy(nodes, pool=pool, concurrency=2, settings=settings)
         until_idle("its start")
 
-        worker.send("quick", f"{key}-first").get(timeout=20)
+        worker.send("quick", f"{key}-first").get(timeout=60)
         assert turns_in(folder) > 0, "the turns are not counted"
         until_idle("a task")
 
         held = worker.begin("job", key)
         until_idle("an acquire")
         with pytest.raises(DuplicateTask):
-            worker.send("job", key).get(timeout=20)
+            worker.send("job", key).get(timeout=60)
         until_idle("a refusal")
 
         nodes.dev.nodes[0].kill()
-        worker.send("quick", f"{key}-second").get(timeout=20)
+        worker.send("quick", f"{key}-second").get(timeout=60)
         until_idle("the end of a node")
         nodes.dev.nodes[0].restart()
-        worker.send("quick", f"{key}-third").get(timeout=20)
+        worker.send("quick", f"{key}-third").get(timeout=60)
         until_idle("its return")
 
         with nodes.minority_paused():
-            worker.send("quick", f"{key}-fourth").get(timeout=20)
+            worker.send("quick", f"{key}-fourth").get(timeout=60)
         until_idle("late replies")
 
         worker.finish(key, held)

@@ -27,7 +27,7 @@ EAGER = {"task_always_eager": True}
 
 def test_lease_in_the_body_is_of_this_run(any_pool: Deployment, key: str) -> None:
     """``current_lease()`` is the run's own lease; each later run's fence is greater."""
-    leases = [any_pool.send("informed", key).get(timeout=10) for _ in range(5)]
+    leases = [any_pool.send("informed", key).get(timeout=60) for _ in range(5)]
 
     fences = [lease["fence"] for lease in leases]
     assert fences == sorted(set(fences))
@@ -44,19 +44,19 @@ def test_nested_take_of_the_own_lock_is_reentrant(
 
     any_pool.stage.open(key)
 
-    assert result.get(timeout=10) is True
+    assert result.get(timeout=60) is True
 
 
 def test_recursion_does_not_meet_its_own_lock(any_pool: Deployment, key: str) -> None:
     """A task that calls itself inside its own run is not refused: it is one run."""
-    assert any_pool.send("recursive", key, 5).get(timeout=10) == 5
+    assert any_pool.send("recursive", key, 5).get(timeout=60) == 5
 
 
 def test_thread_of_the_body_does_not_inherit_the_lock(
     any_pool: Deployment, key: str
 ) -> None:
     """Another thread or greenlet is another execution, and finds the lock held."""
-    assert any_pool.send("spawning", key).get(timeout=15) == "held"
+    assert any_pool.send("spawning", key).get(timeout=60) == "held"
 
 
 # -- Inner runs --------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_apply_in_the_body_is_the_same_execution(
     """Where eager runs take locks, an inner run shares the lease of the outer run."""
     here = deploy(pool=pool, settings={"redlock_eager": True})
 
-    tokens = here.send("applying", key, 2).get(timeout=10)
+    tokens = here.send("applying", key, 2).get(timeout=60)
 
     assert len(tokens) == 3
     assert len(set(tokens)) == 1
@@ -79,7 +79,7 @@ def test_apply_in_the_body_is_the_same_execution(
 
 def test_apply_in_the_body_takes_no_lock_by_default(here: Deployment, key: str) -> None:
     """An eager run in a body runs under the body's lock, and does not wait for it."""
-    tokens = here.send("applying", key, 2).get(timeout=10)
+    tokens = here.send("applying", key, 2).get(timeout=60)
 
     assert len(set(tokens)) == 1
 
@@ -91,7 +91,7 @@ def test_apply_in_a_thread_of_the_body_is_another_execution(
     """The thread finds the lock held: its call does not run beside the body."""
     here = deploy(pool=pool, settings={"redlock_eager": True})
 
-    answer = here.send("applying-elsewhere", key, 1).get(timeout=15)
+    answer = here.send("applying-elsewhere", key, 1).get(timeout=60)
 
     assert answer == "DuplicateTask"
 
@@ -103,11 +103,11 @@ def test_hold_at_least_keeps_the_lock(prefork: Deployment, key: str) -> None:
     """Until ``hold_at_least`` ends, an equal call of a late clock is a duplicate."""
     ends = prefork.stage.now() + HOLD - 0.01  # at least: it counts from the acquire on
     first = prefork.send("keeping", key)
-    assert first.get(timeout=20) == first.id
+    assert first.get(timeout=60) == first.id
 
     second = prefork.send("keeping", key)
     with contextlib.suppress(DuplicateTask):  # a busy machine may send it too late
-        second.get(timeout=20)
+        second.get(timeout=60)
     begun = [run.began for run in prefork.stage.runs(key)]
     assert all(began >= ends for began in begun[1:])
 
@@ -134,7 +134,7 @@ def test_signals_tell_the_life_of_a_lock(any_pool: Deployment, key: str) -> None
 
 def test_heartbeat_signal_renews_the_lock_now(any_pool: Deployment, key: str) -> None:
     """A body that sends ``lock_heartbeat`` has its lock renewed without waiting."""
-    assert any_pool.send("beating", key).get(timeout=10) is True
+    assert any_pool.send("beating", key).get(timeout=60) is True
 
 
 # -- Outside of a worker -----------------------------------------------------------
@@ -145,7 +145,7 @@ def test_lock_taken_here_excludes_the_workers(prefork: Deployment, key: str) -> 
     with prefork.task("job").lock(key) as lease:
         assert current_lease() is lease
         with pytest.raises(DuplicateTask):
-            prefork.send("job", key).get(timeout=10)
+            prefork.send("job", key).get(timeout=60)
 
     prefork.finish(key, prefork.send("job", key))
     assert len(prefork.stage.runs(key)) == 1

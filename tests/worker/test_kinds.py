@@ -103,7 +103,7 @@ def test_body_may_mutate_its_arguments(prefork: Deployment, key: str) -> None:
 
     prefork.finish(key, first)
     prefork.nodes.until_free("mutating")
-    assert prefork.send(*call).get(timeout=10)
+    assert prefork.send(*call).get(timeout=60)
 
 
 def test_call_by_name_is_deduplicated(prefork: Deployment, key: str) -> None:

@@ -81,7 +81,7 @@ def test_killed_child_frees_its_permit(prefork: Deployment, key: str) -> None:
 
     prefork.until_running(f"{key}-c", third.id, seconds=2 * FREED_WITHIN)
     with pytest.raises(WorkerLostError):
-        first.get(timeout=10)
+        first.get(timeout=60)
     prefork.until_running(f"{key}-b", second.id)
     fourth = prefork.send("limited", key, "d")
     until_refused(prefork, fourth)

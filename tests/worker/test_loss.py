@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,7 +42,7 @@ def test_lost_run_ends_as_lost(prefork: Deployment, key: str, name: str) -> None
     prefork.nodes.steal(key, seconds=30)
 
     with pytest.raises(LockLost):
-        first.get(timeout=20)
+        first.get(timeout=60)
     assert first.state == states.FAILURE
     assert len(prefork.stage.notes(key, "caught")) == (name == "lost-deaf")
     assert prefork.stage.outcomes(key) == ["LockLost"]
@@ -65,7 +67,7 @@ def test_lost_run_runs_again_when_the_lock_is_free(
     prefork.nodes.undo_steal(key)
     prefork.stage.open(key)
 
-    assert first.get(timeout=20) == (args[0] if args else first.id)
+    assert first.get(timeout=60) == (args[0] if args else first.id)
     assert prefork.stage.outcomes(key) == ["LockLost", "done"]
     assert {run.task_id for run in prefork.stage.runs(key)} == {first.id}
 
@@ -79,7 +81,7 @@ def test_warn_lets_the_body_go_on(prefork: Deployment, key: str) -> None:
     assert prefork.stage.running(key)
     prefork.stage.open(key)
 
-    assert first.get(timeout=10) is False
+    assert first.get(timeout=60) is False
     assert prefork.nodes.is_stolen(key)
 
 
@@ -96,12 +98,15 @@ def test_callable_is_called_once(prefork: Deployment, key: str) -> None:
 
 def test_soft_limit_reaches_a_body_under_a_lock(prefork: Deployment, key: str) -> None:
     """The code that interrupts on loss passes soft limits on; the run does not end."""
-    result = prefork.begin("lost-stubborn", key, soft_time_limit=2)
+    result = prefork.begin("lost-stubborn", key)
+    (run,) = prefork.stage.running(key)
+
+    os.kill(run.pid, signal.SIGUSR1)  # as billiard does when the limit is over
 
     until(lambda: prefork.stage.notes(key, "caught"))
     prefork.stage.open(key)
 
-    assert result.get(timeout=10) is None
+    assert result.get(timeout=60) is None
     assert prefork.stage.outcomes(key) == ["done"]
 
 
@@ -124,7 +129,7 @@ def test_hung_majority_stops_the_body(frail: Deployment, key: str) -> None:
     first = frail.begin("short", key)
 
     with frail.nodes.majority_paused(), pytest.raises(LockLost):
-        first.get(timeout=10)
+        first.get(timeout=60)
 
     assert frail.stage.outcomes(key) == ["LockLost"]
     frail.nodes.until_free(key)

@@ -101,7 +101,7 @@ def test_loss_and_outage_are_scraped(
         edge = it.samples()
     result.get(timeout=20, propagate=False)
     stage.open(f"{key}-2")
-    outage.get(timeout=40)
+    outage.get(timeout=60)
 
     votes = [value for (name, _), value in edge.items() if name == "redlock_node_votes"]
     assert sorted(votes) == [0, 0, 0, 1, 1]
@@ -158,7 +158,7 @@ def test_pools_of_one_process_need_no_folder(
     """Threads and greenlets count in the process that serves the metrics."""
     it = metered(pool=pool, shared=False)
 
-    it.deployment.send("quick", key).get(timeout=10)
+    it.deployment.send("quick", key).get(timeout=60)
 
     it.until_at_least(1, "redlock_hold_seconds_count", task="quick")
     assert it.value("redlock_nodes") == 5
@@ -182,7 +182,7 @@ def test_child_that_replaces_another_does_not_keep_the_port(
     """A child with the port could outlive its parent, and block the next worker."""
     it = metered(concurrency=1)
     main = it.deployment.worker_cluster[0].container.pid
-    it.deployment.send("quick", key).get(timeout=10)
+    it.deployment.send("quick", key).get(timeout=60)
     (first,) = stage.runs(key)
 
     os.kill(first.pid, signal.SIGKILL)

@@ -35,10 +35,10 @@ def test_pool_runs_equal_calls_once(every_pool: Deployment, key: str) -> None:
 
     for result in results:
         if result.id == run.task_id:
-            assert result.get(timeout=10) == run.task_id
+            assert result.get(timeout=60) == run.task_id
         else:
             with pytest.raises(DuplicateTask, match=run.task_id):
-                result.get(timeout=10)
+                result.get(timeout=60)
             assert result.state == states.REVOKED
     assert len(every_pool.stage.runs(key)) == 1
 
@@ -78,7 +78,7 @@ def test_pool_stops_a_body_whose_lock_is_lost(every_pool: Deployment, key: str) 
     every_pool.nodes.steal(key, seconds=8)
 
     with pytest.raises(LockLost, match=key):
-        first.get(timeout=10)
+        first.get(timeout=60)
     assert first.state == states.FAILURE
     assert every_pool.stage.outcomes(key) == ["LockLost"]
     assert every_pool.nodes.is_stolen(key)
@@ -93,8 +93,8 @@ def test_pool_goes_on_after_an_interrupt(any_pool: Deployment, key: str) -> None
         any_pool.nodes.steal(name, seconds=5)
     for result in interrupted:
         with pytest.raises(LockLost):
-            result.get(timeout=10)
+            result.get(timeout=60)
 
     results = [any_pool.send("quick", f"{key}-after-{number}") for number in range(20)]
 
-    assert [result.get(timeout=10) for result in results] == [r.id for r in results]
+    assert [result.get(timeout=60) for result in results] == [r.id for r in results]

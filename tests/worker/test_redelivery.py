@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,7 +82,7 @@ def test_retry_without_delay_begins_when_its_parent_has_stored_that_it_retries(
     worker = deploy(pool=pool, settings=late)
 
     result = worker.send("retried-at-once", key, 1)
-    assert result.get(timeout=20) == 1
+    assert result.get(timeout=60) == 1
     until(lambda: f"{result.id}] retry: " in worker.logs(), 20)  # when it is stored
 
     assert worker.app.AsyncResult(result.id).state == states.SUCCESS
@@ -103,7 +104,7 @@ def test_copy_is_dropped_if_there_is_a_result(prefork: Deployment, key: str) -> 
     prefork.finish(key, first)
 
     prefork.until_settled(task_id)
-    assert first.get(timeout=10) == task_id
+    assert first.get(timeout=60) == task_id
     assert len(prefork.stage.runs(key)) == 1
 
 
@@ -152,7 +153,7 @@ def test_copy_of_a_job_without_an_end_runs(prefork: Deployment, key: str) -> Non
         assert result.state == states.PENDING
 
     prefork.stage.open(key)
-    assert result.get(timeout=40) == task_id
+    assert result.get(timeout=60) == task_id
     assert len(prefork.stage.runs(key)) == 1
 
 
@@ -178,7 +179,7 @@ def test_redelivery_while_the_job_runs_runs_it_once(
     impatient.finish(key, result)
 
     impatient.until_settled(result.id)
-    assert result.get(timeout=10) == result.id
+    assert result.get(timeout=60) == result.id
     assert len(impatient.stage.runs(key)) == 1
 
 
@@ -198,9 +199,12 @@ def test_redelivery_without_a_result_waits(impatient: Deployment, key: str) -> N
 @pytest.mark.long
 def test_expired_copy_touches_no_result(impatient: Deployment, key: str) -> None:
     """Expiry is for jobs that have not begun: the running one keeps its result."""
-    result = impatient.begin("job", key, expires=1.5)
+    expires = datetime.now(timezone.utc) + timedelta(seconds=10)  # to begin until then
+    result = impatient.begin("job", key, expires=expires)
+    until(lambda: datetime.now(timezone.utc) > expires)
+    before = impatient.logs().count(f"[{result.id}] received")
 
-    impatient.until_received(result.id, times=3)
+    impatient.until_received(result.id, times=before + 2)
     assert result.state == states.PENDING
     impatient.finish(key, result)
 

@@ -143,13 +143,13 @@ def test_late_finisher_frees_no_successor(prefork: Deployment, key: str) -> None
     prefork.nodes.undo_steal(key)
     with prefork.task("job").lock(key) as successor:
         prefork.stage.open(key)
-        assert late.get(timeout=10) is False
+        assert late.get(timeout=60) is False
         prefork.until_settled(late.id)
 
         successor.ensure(network=True)
 
         with pytest.raises(DuplicateTask):
-            prefork.send("job", key).get(timeout=10)
+            prefork.send("job", key).get(timeout=60)
 
 
 def test_worker_that_comes_and_goes_leaves_live_locks(
@@ -165,7 +165,7 @@ def test_worker_that_comes_and_goes_leaves_live_locks(
     tokens = prefork.nodes.tokens(key)
 
     other = deploy(concurrency=1)
-    assert other.send("quick", f"{key}-other").get(timeout=10)
+    assert other.send("quick", f"{key}-other").get(timeout=60)
     os.kill(other.worker.container.pid, signal.SIGTERM)
     other.worker.container.wait()
 
@@ -192,7 +192,7 @@ def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
 
     between = here.send("quick", key)
 
-    assert between.get(timeout=10) == between.id
+    assert between.get(timeout=60) == between.id
     here.until_running(key, first.id)
     here.nodes.until_held(key)
     here.nodes.until_renewed(key, times=2)

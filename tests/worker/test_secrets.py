@@ -69,7 +69,7 @@ def test_logs_and_results_show_no_password(here: Deployment, key: str) -> None:
     """Runs, conflicts and nodes that are down put no password into logs or errors."""
     first = here.begin("job", key)
     with here.nodes.majority_paused(), pytest.raises(QuorumUnreachable) as failure:
-        here.send("unreachable-raise", f"{key}-2").get(timeout=10)
+        here.send("unreachable-raise", f"{key}-2").get(timeout=60)
     here.finish(key, first)
 
     assert "unreachable-raise" in here.logs()

@@ -40,7 +40,7 @@ def test_killed_child_frees_all_keys(
 
     prefork.nodes.until_free(key, FREED_WITHIN)
     with pytest.raises(WorkerLostError):
-        result.get(timeout=10)
+        result.get(timeout=60)
     prefork.finish(key, prefork.send("pair", key, *order))
 
 
@@ -91,7 +91,7 @@ def test_release_by_an_operator_releases_all_keys(here: Deployment, key: str) ->
     assert done.exit_code == 0
     assert f"taken together with {key}-a: all are released" in done.output
     with pytest.raises(LockLost):
-        first.get(timeout=20)
+        first.get(timeout=60)
     assert first.state == states.FAILURE
     here.nodes.until_free(key)
     assert len(released(here, f"{key}-a")) == len(released(here, f"{key}-b")) == 1
@@ -113,10 +113,10 @@ def test_same_keys_in_another_order_are_the_same_call(
     here: Deployment, key: str
 ) -> None:
     """One waits in the queue; a call with another set is published beside it."""
-    first = here.send("pair-queued", key, "a", "b", countdown=2)
-
-    assert here.send("pair-queued", key, "b", "a").id == first.id
-    other = here.send("pair-queued", key, "b", "c")
+    with here.worker_paused():
+        first = here.send("pair-queued", key, "a", "b")
+        assert here.send("pair-queued", key, "b", "a").id == first.id
+        other = here.send("pair-queued", key, "b", "c")
 
     assert other.id != first.id
     here.finish(key, first, other)

@@ -43,7 +43,7 @@ def test_worker_says_all_findings_in_one_line_at_its_start(
     deployment = deploy(six_nodes)
 
     until(lambda: findings(deployment), 20, what="the findings")
-    deployment.send("quick", "said-once").get(timeout=10)
+    deployment.send("quick", "said-once").get(timeout=60)
 
     ((level, number, codes),) = findings(deployment)
     assert level == "ERROR"
@@ -80,7 +80,7 @@ def test_hung_node_does_not_delay_the_start(
 
     # The vote at the start waits so long for the node, and then the diagnosis does.
     deployment = deploy(six_nodes, settings={"redlock_connect_timeout": 15})
-    deployment.send("quick", "meanwhile").get(timeout=20)
+    deployment.send("quick", "meanwhile").get(timeout=60)
 
     assert findings(deployment) == []
     six_nodes.dev.nodes[3].resume()

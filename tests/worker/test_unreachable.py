@@ -81,7 +81,7 @@ def test_raise_and_skip_end_the_job(
         result = outage.here.send(f"unreachable-{policy}", key)
 
         with pytest.raises(QuorumUnreachable, match=r"Only [012] of [15] nodes"):
-            result.get(timeout=10)
+            result.get(timeout=60)
 
     assert result.state == state
     assert outage.here.stage.runs(key) == []
@@ -90,7 +90,7 @@ def test_raise_and_skip_end_the_job(
 def test_run_runs_the_job_without_a_lock(outage: Outage, key: str) -> None:
     """With ``run`` the job runs and knows that it has no lease."""
     with outage.lasts():
-        has_lease = outage.here.send("unreachable-run", key).get(timeout=10)
+        has_lease = outage.here.send("unreachable-run", key).get(timeout=60)
 
     assert has_lease is False
     assert len(outage.here.stage.runs(key)) == 1
@@ -99,10 +99,10 @@ def test_run_runs_the_job_without_a_lock(outage: Outage, key: str) -> None:
 def test_failed_attempts_leave_nothing(frail: Deployment, key: str) -> None:
     """A call without a quorum releases the votes that it has received."""
     with frail.nodes.majority_paused(), pytest.raises(QuorumUnreachable):
-        frail.send("unreachable-raise", key).get(timeout=10)
+        frail.send("unreachable-raise", key).get(timeout=60)
 
     frail.nodes.until_free(key)
-    assert frail.send("quick", key).get(timeout=20)
+    assert frail.send("quick", key).get(timeout=60)
 
 
 def test_minority_down_stops_no_lock(frail: Deployment, key: str) -> None:
@@ -122,12 +122,12 @@ def test_outage_that_is_over_delays_no_request(frail: Deployment, key: str) -> N
     with frail.nodes.majority_paused():
         for result in [frail.send("unreachable-raise", name) for name in names]:
             with pytest.raises(QuorumUnreachable):
-                result.get(timeout=20)
+                result.get(timeout=60)
 
     later = {"countdown": LONGEST_BACKOFF + 0.5}
     results = [frail.send("unreachable-raise", name, **later) for name in names]
 
-    assert [result.get(timeout=10) for result in results] == [r.id for r in results]
+    assert [result.get(timeout=60) for result in results] == [r.id for r in results]
 
 
 @pytest.mark.several_nodes
@@ -137,7 +137,7 @@ def test_new_nodes_are_waited_for(redis_server: str, site: Site, key: str) -> No
         result = here.send("quick", key)
         until(lambda: result.state == states.RETRY)
 
-        assert result.get(timeout=20) == result.id
+        assert result.get(timeout=60) == result.id
         assert len(here.stage.runs(key)) == 1
         assert "quarantine" in here.logs_of_the_package()
 
@@ -163,7 +163,7 @@ def test_outage_is_two_lines_in_the_log(
 ) -> None:
     """Its begin and its end, for any number of tries; Celery's own lines are short."""
     here = deploy(frail_nodes, concurrency=1)
-    assert here.send("quick", f"{key}-before").get(timeout=20)
+    assert here.send("quick", f"{key}-before").get(timeout=60)
     before = len(here.logs().splitlines())
     with frail_nodes.majority_paused():
         jobs = [here.send("quick", f"{key}-{number}") for number in range(4)]
@@ -194,4 +194,4 @@ def test_worker_starts_without_its_nodes(
         here = deploy(frail_nodes, concurrency=1)
         assert "Tasks that need a lock do not run until " in here.logs_of_the_package()
 
-    assert here.send("quick", key).get(timeout=40)
+    assert here.send("quick", key).get(timeout=60)
