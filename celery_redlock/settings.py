@@ -54,6 +54,8 @@ class Settings:
             or a name that ``-S`` knows.
         beat_ttl: Seconds after which another beat takes over from a dead one; 15 s,
             or max_ttl if that is less.
+        doctor_ignore: Codes of findings of the doctor that the project has decided
+            about: the doctor and workers leave them out.
         beat_catchup: Age in seconds up to which a new leader sends a missed slot; or
             0.
 
@@ -73,6 +75,7 @@ class Settings:
     beat_scheduler: Any = None
     beat_ttl: float = _BEAT_TTL
     beat_catchup: float = 60.0
+    doctor_ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _put(self, "nodes", _nodes(self.nodes))
@@ -96,6 +99,13 @@ class Settings:
             )
         for name in ("restart_guard", "eager"):
             flag(_PREFIX + name, getattr(self, name))
+        codes: Any = self.doctor_ignore
+        if isinstance(codes, str) or not all(isinstance(one, str) for one in codes):
+            raise ConfigurationError(
+                f"redlock_doctor_ignore is {codes!r}; it must be a list of codes of "
+                'findings, such as ["few-nodes"].'
+            )
+        _put(self, "doctor_ignore", tuple(codes))
         with naming("redlock_on_backend_error"):
             ON_BACKEND_ERROR.policy(self.on_backend_error)
 

@@ -107,12 +107,18 @@ def _check_nodes(sender: Any, **_: Any) -> None:
 
 
 def _log_report(report: NodesReport, *, is_store: bool) -> None:
+    # Only a worker pays for this import.
+    from celery_redlock.operations.words import with_app  # noqa: PLC0415
+
     ballot, problems = report.ballot, "; ".join(report.problems)
     nodes, quorum = len(ballot.labels), ballot.quorum
     fields = log_fields("votes", votes=ballot.granted, nodes=nodes, quorum=quorum)
     votes = f"{ballot.granted} of {nodes} nodes vote (quorum: {quorum})"
     if not problems:
-        log.info("All nodes vote: %d (quorum: %d).", nodes, quorum, extra=fields)
+        text = f"All nodes vote: {nodes} (quorum: {quorum})."
+        if nodes == 1:
+            text = f"The {'store' if is_store else 'node'} votes."
+        log.info(text, extra=fields)
     elif report.has_quorum:
         log.warning("%s: %s.", votes, problems, extra=fields)
     else:
@@ -125,9 +131,10 @@ def _log_report(report: NodesReport, *, is_store: bool) -> None:
             when = f"for {left:.0f} s more"
         log.error(
             "%s: %s. Tasks that need a lock do not run %s. (For a brand-new "
-            "deployment, run `celery -A proj redlock init`.)",
+            "deployment, run %s.)",
             votes,
             problems,
             when,
+            with_app("`celery -A proj redlock init`"),
             extra=fields,
         )

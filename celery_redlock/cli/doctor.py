@@ -25,11 +25,13 @@ from celery_redlock.operations.acl import acl_rules
 from celery_redlock.operations.doctor import (
     Case,
     Severity,
+    address_of,
     counted,
     findings_of,
     worst_of,
 )
 from celery_redlock.operations.inspect import inspect_nodes
+from celery_redlock.operations.words import with_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,12 +48,22 @@ _CODES = {Severity.NOTE: DONE, Severity.WARNING: WARNING, Severity.ERROR: ERROR}
 
 @click.command(cls=Command, short_help="Find what makes locks unsafe or slow.")
 @click.option("--acl", is_flag=True, help="Print ACL rules for a user of the nodes.")
+@click.option(
+    "--ignore",
+    "ignored",
+    metavar="CODE",
+    multiple=True,
+    help="Leave out findings with this code. Can be repeated.",
+)
 @click.pass_obj
-def doctor(session: Session, *, acl: bool) -> int:
+def doctor(session: Session, *, acl: bool, ignored: Sequence[str]) -> int:
     """Examine the nodes, the settings and the tasks.
 
     Exits with 0 if there is nothing worse than a note, 1 for a warning, 3 for an
     error. Watches the nodes' clocks for a second.
+
+    Findings that a project has decided about are left out: --ignore few-nodes, or for
+    all commands and workers redlock_doctor_ignore = ["few-nodes"] in its settings.
     """
     if acl:
         lines, document = _acl(session.redlock)
@@ -59,9 +71,12 @@ def doctor(session: Session, *, acl: bool) -> int:
         return DONE
     session.app.loader.import_default_modules()
     reports = inspect_nodes(session.redlock)
-    found = findings_of(Case(session.redlock, reports, session.app))
+    case = Case(session.redlock, reports, session.app)
+    found = [it for it in findings_of(case) if it.code not in ignored]
     worst = worst_of(found)
     summary = f"{counted(found)}." if found else "No findings."
+    if left_out := sorted({*case.ignored, *ignored}):
+        summary += f" Left out: {', '.join(left_out)}."
     session.tell(
         [*_nodes(reports), "", *_findings(found), summary],
         lambda: {
@@ -70,6 +85,7 @@ def doctor(session: Session, *, acl: bool) -> int:
                 for report in reports
             ],
             "findings": [finding.as_dict() for finding in found],
+            "ignored": left_out,
             "worst": worst.word if worst else None,
         },
     )
@@ -100,8 +116,9 @@ def _findings(found: Sequence[Finding]) -> list[str]:
     for (severity, code, remedy), findings in alike:
         lines.append(f"{painted(f'{severity.word:<9}', _MOODS[severity])}{code}")
         for finding in findings:
-            lines += _wrapped(finding.fact)
-        lines += [painted(line, "faint") for line in _wrapped(remedy)]
+            lines += _wrapped(with_app(finding.fact))
+        lines += [painted(line, "faint") for line in _wrapped(with_app(remedy))]
+        lines.append(painted(f"  {address_of(code)}", "faint"))
         lines.append("")
     return lines
 

@@ -92,8 +92,11 @@ def unreachable(
     """
     wait_ms = ballot.quarantine_ms()
     if wait_ms is not None:
+        them = "They vote again by themselves"
+        if len(ballot.labels) == 1:
+            them = "It votes again by itself"
         remedy = (
-            f"They vote again by themselves in {wait_ms / _MS:.1f} s. In a brand-new "
+            f"{them} in {wait_ms / _MS:.1f} s. In a brand-new "
             "deployment, `celery -A proj redlock init` ends the wait"
         )
     elif _configurations(ballot):
@@ -102,10 +105,14 @@ def unreachable(
         remedy = f"The nodes {differences}. {told[0][1]}"
     else:
         remedy = "Run `celery -A proj redlock doctor`"
+    nodes = len(ballot.labels)
+    fact = f"Only {ballot.answered} of {nodes} nodes gave a vote on {shown(key)}"
+    needed = f" (need {ballot.quorum})"
+    if nodes == 1:
+        fact, needed = f"The node gave no vote on {shown(key)}", ""
     return QuorumUnreachable(
-        f"Only {ballot.answered} of {len(ballot.labels)} nodes gave a vote on "
-        f"{shown(key)} within {node_timeout:g} s (need {ballot.quorum}): "
-        f"{ballot.reasons()}. {state}. {remedy}.",
+        f"{fact} within {node_timeout:g} s{needed}: {ballot.reasons()}. {state}. "
+        f"{remedy}.",
         key=key,
         ballot=ballot,
         retry_after=None if wait_ms is None else wait_ms / _MS,
@@ -148,11 +155,12 @@ def _held(key: str, ballot: Ballot) -> LockHeld:
     holder, left = Holder.parse(ballot.holder_value()), ttl_left(ballot)
     keys = keys_of(key)
     held_key = keys[ballot.top_place]
-    ours = f"You hold none of {shown(key)}" if keys[1:] else "You do not hold the lock"
+    ours = f" You hold none of {shown(key)}." if keys[1:] else ""
+    nodes = len(ballot.labels)
+    source = f", as {votes} of {nodes} nodes say," if nodes > 1 else ""
     return LockHeld(
-        f"The lock {held_key!r} is held by {holder}, as {votes} of "
-        f"{len(ballot.labels)} nodes say, for {left:.1f} s more unless renewed. "
-        f"{ours}.",
+        f"The lock {held_key!r} is held by {holder}{source} for {left:.1f} s more "
+        f"unless renewed.{ours}",
         key=key,
         held_key=held_key,
         ballot=ballot,
@@ -189,8 +197,10 @@ def _full(key: str, ballot: Ballot, occupancy: Occupancy, limits: Limits) -> Loc
             else f"All {limit.most} permits of {shown(limit.key)} are in use"
             f"{f', one of them by {holder}' if holder else ''}"
         )
+    nodes = len(ballot.labels)
+    source = f" So a majority of {nodes} nodes says." if nodes > 1 else ""
     return LockHeld(
-        f"{fact}. So a majority of {len(ballot.labels)} nodes says. You hold nothing.",
+        f"{fact}.{source} You hold nothing.",
         key=key,
         held_key=None if limit.is_call else limit.key,
         ballot=ballot,

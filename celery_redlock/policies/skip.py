@@ -26,7 +26,9 @@ class Skip(PublishDecision, ConflictDecision, OutageDecision):
 
     name: ClassVar[str] = "skip"
     words: ClassVar[str] = "be skipped"
-    words_at_publish: ClassVar[str] = "not be published, and return the other result"
+    words_at_publish: ClassVar[str] = (
+        "not be published; its result is that of the other job"
+    )
     sends_event: ClassVar[bool] = False
 
     def perform(self, call: DecidedCall) -> Any:

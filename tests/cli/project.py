@@ -141,6 +141,7 @@ class Project:
 
     Attributes:
         nodes: The servers.
+        app_name: The name by which commands find the app.
     """
 
     def __init__(self, folder: Path, nodes: DevNodes, **settings: Any) -> None:
@@ -150,6 +151,7 @@ class Project:
         patient = {"redlock_nodes": nodes.urls, "redlock_node_timeout": PATIENT}
         self._settings = {**patient, **settings}
         self._stack = contextlib.ExitStack()
+        self.app_name = "proj"
 
     def __enter__(self) -> Self:
         return self
@@ -279,4 +281,4 @@ class Project:
         }
 
     def _command(self, words: Sequence[str]) -> list[str]:
-        return [sys.executable, "-m", "celery", "-A", "proj", "redlock", *words]
+        return [sys.executable, "-m", "celery", "-A", self.app_name, "redlock", *words]

@@ -64,6 +64,7 @@ def test_doctor_in_json_has_every_finding(project: Project) -> None:
         "about": label,
         "fact": f"Node {label} refused the connection.",
         "remedy": "Start it, or check the network and the firewall.",
+        "address": found["unreachable"]["address"],
     }
 
 
@@ -187,3 +188,33 @@ def test_examination_leaves_no_key_behind(start_nodes: Callable[..., DevNodes]) 
             node.command("ACL", "SETUSER", "redlock", f"+{without}")
 
     until(lambda: sorted(node.command("KEYS", "*")) == before)
+
+
+def test_doctor_ignores_codes_and_prints_the_page_of_the_others(
+    start_project: Callable[..., Project],
+) -> None:
+    """The summary says which codes were left out."""
+    project = start_project(1)
+
+    whole = project.redlock("doctor")
+    run = project.redlock("doctor", "--ignore", "few-nodes")
+
+    assert (whole.code, run.code) == (0, 0)
+    assert "docs/reference/findings.md#few-nodes" in whole.out
+    assert "few-nodes\n" not in run.out
+    assert "Left out: few-nodes." in run.out
+    ignored = project.redlock("doctor", redlock_doctor_ignore=["few-nodes"])
+    assert "Left out: few-nodes." in ignored.out
+
+
+def test_remedies_name_the_app_of_the_command(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands in remedies can be typed as they are."""
+    for node in project.nodes[:2]:
+        node.command("DEL", "redlock:meta")
+
+    assert "celery -A proj redlock init" in project.run("doctor").out
+    monkeypatch.setattr(project, "app_name", "proj:app")
+    named = project.run("doctor").out
+    assert "celery -A proj:app redlock init" in " ".join(named.split())

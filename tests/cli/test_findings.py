@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -17,6 +20,7 @@ from celery_redlock.core.clock import SystemClock
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.view import CLOSED
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
+from celery_redlock.errors import RedlockError
 from celery_redlock.operations.doctor import Case, Severity, diagnose
 from celery_redlock.operations.doctor.placement import hosts, password, tls
 from tests.nodes.clocks import clock_environment
@@ -24,6 +28,7 @@ from tests.nodes.support import client, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from celery_redlock.operations.doctor import Finding
     from celery_redlock.operations.doctor.rule import Rule
@@ -398,13 +403,106 @@ def test_password_of_the_broker_is_not_shown(three_nodes: DevNodes) -> None:
     assert "hush" not in str(found)
 
 
+FIRST_DAY = [
+    ("rediss", "plain", "", "did not answer as a TLS server", "Write redis:// in its"),
+    (
+        "redis",
+        "tls",
+        "",
+        "closed the connection at the first",
+        "Write rediss:// in its",
+    ),
+    ("rediss", "tls", "", "whose authority is not known here", "?ssl_ca_certs=/path"),
+    ("redis", "plain", "/9999", "no database with this number", "such as /0, or raise"),
+    (
+        "redis",
+        "web",
+        "",
+        "does not speak the protocol of Redis",
+        "Correct the host and",
+    ),
+    ("rediss", "web", "", "does not speak TLS at this port", "Write redis:// in its"),
+    (
+        "redis",
+        "unknown",
+        "",
+        "a host name that this machine does",
+        "Correct it in redl",
+    ),
+]
+
+
+@pytest.fixture
+def servers(
+    start_nodes: Start, certificate: tuple[Path, Path]
+) -> Iterator[dict[str, str]]:
+    """Give the addresses of a Redis, one with TLS, and an HTTP server."""
+    options = ServerOptions(certificate=(str(certificate[0]), str(certificate[1])))
+    try:
+        with_tls = start_nodes(1, options=options, initialize=False)
+    except RedlockError as error:
+        if "tls" not in str(error):
+            raise
+        pytest.skip("this redis-server was built without TLS")
+    plain = start_nodes(1, initialize=False)
+    with web_server() as web:
+        urls = {"plain": plain.urls[0], "tls": with_tls.urls[0], "web": web}
+        urls["unknown"] = "redis://no-such-host.invalid:6379/0"
+        yield {name: urlsplit(url).netloc for name, url in urls.items()}
+
+
+@contextlib.contextmanager
+def web_server() -> Iterator[str]:
+    """Give the URL of a server that answers each command as a web server does."""
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_faults_of_the_first_day_have_a_remedy_each(servers: dict[str, str]) -> None:
+    """A wrong scheme, port, host, number or certificate is no matter of a firewall."""
+    for scheme, name, database, fact, remedy in FIRST_DAY:
+        url = f"{scheme}://{servers[name]}{database or '/0'}"
+
+        finding = the("unreachable", found_on([url], connect_timeout=1.0))
+
+        assert fact in finding.fact, (url, finding)
+        assert remedy in finding.remedy, (url, finding)
+        is_late = fact.startswith("did not answer")
+        assert ("firewall" in finding.remedy) is is_late
+
+
+def test_one_redis_for_all_is_no_warning(start_nodes: Start) -> None:
+    """It is what a project begins with."""
+    nodes = start_nodes(1)
+
+    found = found_with(nodes, "shared", {"broker_url": nodes.urls[0]})
+
+    assert {one.severity for one in found} == {NOTE}
+
+
+def test_findings_that_the_project_has_decided_about_are_left_out(
+    start_nodes: Start,
+) -> None:
+    """The setting has their codes."""
+    app = Celery("proj", set_as_current=False)
+    app.conf.redlock_doctor_ignore = ["few-nodes"]
+    nodes = start_nodes(1)
+
+    assert "few-nodes" in codes(found_on(nodes))
+    assert "few-nodes" not in codes(found_on(nodes, app))
+
+
 # -- placement ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("count", "code", "severity"),
     [
-        (1, "few-nodes", WARNING),
+        (1, "few-nodes", NOTE),
         (2, "few-nodes", WARNING),
         (3, None, None),
         (4, "even-nodes", NOTE),

@@ -175,7 +175,7 @@ def test_first_question_waits_for_slow_greetings(
 @pytest.mark.parametrize(
     ("greeting", "reason"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "cannot be connected to"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak the protocol"),
         (
             b"-ERR max number of clients reached\r\n",
             "cannot be connected to: max number",

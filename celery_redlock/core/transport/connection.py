@@ -11,6 +11,8 @@ import contextlib
 # Else the first thread that connects imports it, and a child that is forked meanwhile
 # has a half-imported module: it can never connect.
 import encodings.idna  # noqa: F401
+import re
+import socket
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,7 +125,9 @@ def open_connection(  # noqa: PLR0911  (one for each kind of failure)
         return made  # noqa: TRY300  (only one that could not be made is closed below)
     except AuthenticationError:
         return "rejected the credentials"
-    except TimeoutError:
+    except TimeoutError as error:
+        if "handshake" in str(error.__context__):
+            return _NO_TLS_ANSWER.format(timeout=timeout)
         return f"did not accept a connection within {timeout:g} s"
     except (RedisError, OSError, ValueError) as error:
         if told := getattr(error, "told", ""):  # by a store, in words
@@ -132,6 +136,8 @@ def open_connection(  # noqa: PLR0911  (one for each kind of failure)
             return "refused the connection"
         if command := unknown_command(str(error)):
             return DOES_NOT_KNOW + command
+        if fault := _first_day_fault(address, error):
+            return fault
         # redis-py wraps the system's error in words about hosts and numbers.
         cause = error if isinstance(error, OSError) else error.__context__
         words = cause.strerror if isinstance(cause, OSError) else ""
@@ -140,6 +146,58 @@ def open_connection(  # noqa: PLR0911  (one for each kind of failure)
         if connection is not None:
             with contextlib.suppress(RedisError, OSError):
                 connection.disconnect()
+
+
+def _first_day_fault(address: NodeAddress, error: Exception) -> str:
+    """Return a clause with its remedy, for an error that most deployments see once."""
+    if isinstance(error.__context__, socket.gaierror):
+        return _UNKNOWN_HOST
+    text = str(error)
+    was_closed = "reset by peer" in text or "closed by server" in text
+    if was_closed and address.url.startswith("redis://"):
+        return _CLOSED_AT_ONCE
+    told = (told for sign, told in _FIRST_DAY.items() if re.search(sign, text))
+    return next(told, "")
+
+
+# Sign in the text of the error -> fact and remedy.
+_FIRST_DAY = {
+    "WRONG_VERSION_NUMBER|wrong version number|record layer failure": (
+        "does not speak TLS at this port; write redis:// in its URL if it is a Redis "
+        "without TLS, else correct the port"
+    ),
+    "CERTIFICATE_VERIFY_FAILED.*(mismatch|is not valid for)": (
+        "has a certificate for another name; write a name that is in its "
+        "certificate into redlock_nodes"
+    ),
+    "CERTIFICATE_VERIFY_FAILED.*expired": (
+        "has a certificate that has expired; renew it, or check this machine's clock"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "has a certificate whose authority is not known here; name the file of the "
+        "authority in its URL: rediss://...?ssl_ca_certs=/path/to/ca.pem"
+    ),
+    "DB index is out of range": (
+        "has no database with this number; write a lower number at the end of its "
+        "URL, such as /0, or raise `databases` in redis.conf"
+    ),
+    "Protocol error, got": (
+        "does not speak the protocol of Redis; correct the host and the port in "
+        "redlock_nodes: another server listens there"
+    ),
+}
+_UNKNOWN_HOST = (
+    "has a host name that this machine does not know; correct it in redlock_nodes, or "
+    "check the name service"
+)
+_CLOSED_AT_ONCE = (
+    "closed the connection at the first command; write rediss:// in its URL if the "
+    "port expects TLS, else look into its log"
+)
+_NO_TLS_ANSWER = (
+    "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "
+    "it is a Redis without TLS, else start it, or check the network and the firewall"
+)
 
 
 def _load_scripts(connection: AbstractConnection) -> bool:

@@ -29,9 +29,11 @@ from celery_redlock.operations.doctor.rule import (
     Finding,
     Rule,
     Severity,
+    address_of,
     worst_of,
 )
 from celery_redlock.operations.inspect import inspect_nodes
+from celery_redlock.operations.words import with_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +46,7 @@ __all__ = [
     "Case",
     "Finding",
     "Severity",
+    "address_of",
     "counted",
     "diagnose",
     "findings_of",
@@ -93,11 +96,12 @@ def diagnose(
 
 
 def findings_of(case: Case, rules: Iterable[Rule] = RULES) -> list[Finding]:
-    """Return the findings, the worst first.
+    """Return the findings, the worst first, without those that the project ignores.
 
     Of equally bad ones, those about the whole deployment come first.
     """
-    found = [finding for rule in rules for finding in rule(case)]
+    ignored = case.ignored
+    found = [it for rule in rules for it in rule(case) if it.code not in ignored]
     return sorted(found, key=lambda finding: (-finding.severity, bool(finding.about)))
 
 
@@ -116,10 +120,10 @@ def log_findings(findings: Iterable[Finding]) -> None:
     codes = list(dict.fromkeys(finding.code for finding in found))
     log.log(
         _LEVELS[worst],
-        "The doctor found %s: %s. `celery -A proj redlock doctor` describes each, and "
-        "its remedy.",
+        "The doctor found %s: %s. %s describes each, and its remedy.",
         counted(found),
         ", ".join(codes),
+        with_app("`celery -A proj redlock doctor`"),
         extra=log_fields("findings", number=len(found), codes=codes),
     )
 

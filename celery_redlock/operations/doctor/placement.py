@@ -17,6 +17,7 @@ from celery_redlock.operations.doctor.rule import (
     Case,
     Finding,
     Problem,
+    Severity,
     node_rule,
     rule,
 )
@@ -59,7 +60,7 @@ def number(case: Case) -> Iterator[Finding]:
     if nodes < _FEW:
         yield Finding(
             "few-nodes",
-            WARNING,
+            NOTE if nodes == 1 else WARNING,
             f"There {'is 1 node' if nodes == 1 else f'are {nodes} nodes'}: while one "
             "is down, no lock is granted.",
             "This is enough to begin. Use three or five when locks must survive the "
@@ -155,7 +156,7 @@ def _place_of(address: NodeAddress) -> str:
 
 
 @node_rule()
-def foreign_keys(report: NodeReport, _: Case) -> Iterator[Problem]:
+def foreign_keys(report: NodeReport, case: Case) -> Iterator[Problem]:
     """Find nodes with keys of other programs."""
     others = [f"the key {key!r}" for key in report.foreign_keys[:_SHOWN]]
     others += [
@@ -165,7 +166,7 @@ def foreign_keys(report: NodeReport, _: Case) -> Iterator[Problem]:
     ]
     if others:
         fact = f"has other uses besides locks: it has {', '.join(others)}"
-        yield Problem("shared", WARNING, fact, _REMEDY)
+        yield Problem("shared", _sharing(case), fact, _REMEDY)
 
 
 @rule()
@@ -183,8 +184,13 @@ def celery_servers(case: Case) -> Iterator[Finding]:
         fact = f"is Celery's {use} as well ({', '.join(map(mask_url, addresses))})"
         for report in case.reports:
             if report.status.run_id in run_ids:
-                problem = Problem("shared", WARNING, fact, _REMEDY)
+                problem = Problem("shared", _sharing(case), fact, _REMEDY)
                 yield problem.of("Node", report.label)
+
+
+def _sharing(case: Case) -> Severity:
+    """Return how bad other uses are. With one Redis for all, they are meant."""
+    return NOTE if len(case.reports) == 1 else WARNING
 
 
 def _addresses_in(value: Any) -> Iterator[NodeAddress]:

@@ -37,6 +37,7 @@ __all__ = [
     "Problem",
     "Rule",
     "Severity",
+    "address_of",
     "as_sentence",
     "node_rule",
     "rule",
@@ -62,6 +63,10 @@ class Severity(enum.IntEnum):
 
 
 NOTE, WARNING, ERROR = Severity
+_PAGE = (
+    "https://github.com/celery-redlock/celery-redlock/blob/main/docs/reference/"
+    "findings.md"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,16 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""
-        return {**asdict(self), "severity": self.severity.word}
+        severity, address = self.severity.word, address_of(self.code)
+        return {**asdict(self), "severity": severity, "address": address}
 
     def __str__(self) -> str:
         return f"{self.fact} {self.remedy} [{self.code}]"
+
+
+def address_of(code: str) -> str:
+    """Return the address of the page that describes findings with this code."""
+    return f"{_PAGE}#{code}"
 
 
 def worst_of(findings: Iterable[Finding]) -> Severity | None:
@@ -129,6 +140,12 @@ class Case:
     redlock: Redlock
     reports: Sequence[NodeReport]
     app: Any = None
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The codes of the findings that the project has decided about."""
+        conf = self.app.conf if self.app else {}
+        return frozenset(conf.get("redlock_doctor_ignore") or ())
 
     @property
     def voting(self) -> list[NodeReport]:

@@ -50,7 +50,7 @@ def test_lock_held_names_the_holder(site: Site) -> None:
     assert error.ballot.taken == 5
     assert str(error) == (
         "The lock 'k' is held by report[42] on h (pid 3), as 5 of 5 nodes say, for "
-        "10.0 s more unless renewed. You do not hold the lock."
+        "10.0 s more unless renewed."
     )
     assert asked(site.nodes) == ["acquire"]
     assert site.clock.slept == []
@@ -322,7 +322,7 @@ def test_each_outcome_has_its_error(votes: str, kind: type[LockUnavailable]) -> 
 MESSAGES = {
     "AAB": """
         The lock 'k' is held by task-a on an unknown host (pid 0), as 2 of 3 nodes
-        say, for 1.0 s more unless renewed. You do not hold the lock.
+        say, for 1.0 s more unless renewed.
         """,
     "ABS": """
         The votes for 'k' were split: 0 of 3 nodes granted it (need 2), 2 named
