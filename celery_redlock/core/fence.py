@@ -16,6 +16,10 @@ R share a node, and its number there is at least t + 1. So fences are unique. A 
 whose attempt began after another grant is greater, however wrong clocks are. Without
 (1) or (2) there are counterexamples: see ``docs/explanation/safety.md``.
 
+One node that decides alone, such as a store, raises a counter to its own time instead
+of a hint. If old data come back and nothing tells so, two grants have two numbers.
+Several nodes do not: their times differ, and each grant would need a second round.
+
 Counters are striped (``core.keys.stripes_of``), so that their memory is bounded for
 any number of keys. The fences of a key are a part of the sequence of its stripe,
 which changes nothing above.

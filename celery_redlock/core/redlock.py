@@ -101,6 +101,7 @@ T = TypeVar("T")
 
 _TRIES_AT_ONCE = 5
 _MS, _US = 1000, 1_000_000
+_OWN_TIME = -1  # in place of a hint: the node numbers by its own time
 
 
 class Redlock:
@@ -410,7 +411,7 @@ class Redlock:
             token,
             holder_info,
             round(ttl * _MS),
-            round(self.clock.wall() * _US),
+            _OWN_TIME if guard.decides_alone else round(self.clock.wall() * _US),
             guard.hint_tolerance_us,
             guard.config,
         )

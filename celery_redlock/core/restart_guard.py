@@ -128,6 +128,9 @@ class RestartGuard:
         view: The view that its requests carry; None until a node has told one.
         config: The text of that view, or of the settings as long as there is none.
         quarantine_ms: For how long a node without memory does not vote.
+        decides_alone: Whether there is one node. It numbers its grants by its own time,
+            so that two of them never have one number where it has lost a grant and
+            has not noticed. Several nodes need the same number: the time of the client.
         hint_tolerance_us: By how much the clock of a client may differ from a node's.
     """
 
@@ -141,7 +144,9 @@ class RestartGuard:
         self.view: View | None = None
         self.config = str(self.configuration)
         self.quarantine_ms = round(timing.quarantine * _MS) if enabled else 0
-        self.hint_tolerance_us = round(timing.max_ttl / 4 * 1_000_000)
+        self.decides_alone = len(labels) == 1
+        self.clocks_apart_us = round(timing.max_ttl / 4 * 1_000_000)
+        self.hint_tolerance_us = 0 if self.decides_alone else self.clocks_apart_us
         self._nodes = nodes
         self._max_ttl = timing.max_ttl
         self._next_recovery_at = 0.0

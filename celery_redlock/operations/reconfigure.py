@@ -625,7 +625,7 @@ class _Move:
         An operator's clock may be wrong. What raises the floor above the TIME of the
         nodes does not depend on it.
         """
-        tolerance_us = self._old.guard.hint_tolerance_us
+        tolerance_us = self._old.guard.clocks_apart_us
         now_us = round(self._clock.wall() * 1e6)
         return [b"floor", now_us + tolerance_us, b"time", 2 * tolerance_us]
 

@@ -190,6 +190,28 @@ def test_acquire_ignores_a_hint_far_from_its_time(
     assert subject.acquire(hint_us=subject.now_us + off_us) == [GRANTED, 6]
 
 
+def test_acquire_numbers_by_the_time_of_a_node_that_decides_alone(
+    subject: Subject,
+) -> None:
+    """Its counter may be one that has come back from a backup."""
+    subject.hset(subject.meta, STRIPE, 5)
+    before = subject.now_us
+
+    status, number = subject.acquire(hint_us=-1)
+
+    assert status == GRANTED
+    assert before <= number <= subject.now_us
+    assert subject.counter() == str(number).encode()
+
+
+def test_acquire_never_counts_back_to_its_own_time(subject: Subject) -> None:
+    """A counter above it grows by one."""
+    ahead = subject.now_us + 3_600_000_000
+    subject.hset(subject.meta, STRIPE, ahead)
+
+    assert subject.acquire(hint_us=-1) == [GRANTED, ahead + 1]
+
+
 def test_acquire_never_counts_back_to_a_hint(subject: Subject) -> None:
     """A hint below the counter is ignored."""
     ahead = subject.now_us + 3_600_000_000

@@ -87,6 +87,19 @@ def test_lock_outlives_a_crash_after_a_reload(primary: Primary, key: str) -> Non
         assert redlock.release(lease)
 
 
+def test_restored_table_repeats_no_fence(primary: Primary, key: str) -> None:
+    """Nothing tells that old rows came back. Both hold the lock, and one write wins."""
+    with closing(service(primary)) as redlock, closing(service(primary)) as rival:
+        redlock.initialize()
+        with psycopg.connect(primary.plain_url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE old AS SELECT * FROM redlock_keys")
+            first = redlock.acquire(key)
+            connection.execute("DELETE FROM redlock_keys")
+            connection.execute("INSERT INTO redlock_keys SELECT * FROM old")
+
+        assert rival.acquire(key).fence > first.fence
+
+
 def test_database_without_an_encoding_is_understood(primary: Primary) -> None:
     """Its texts come as bytes, unless the client asks for an encoding."""
     with psycopg.connect(primary.plain_url, autocommit=True) as connection:

@@ -2,7 +2,8 @@
 -- none. The same token again is granted again, with the same number.
 --
 -- KEYS  1... locks, then meta
--- ARGV  1 token  2 holder_info  3 ttl_ms  4 hint_us  5 tolerance_us  6 view
+-- ARGV  1 token  2 holder_info  3 ttl_ms  4 hint_us (-1: the time of the node)
+--       5 tolerance_us  6 view
 --       7... stripes: the one of each lock
 -- Returns {GRANTED, number}, {TAKEN, value, ttl_ms, ...}, {QUARANTINED, ms},
 --         {UNSYNCED, identity} or {MISCONFIGURED, config}

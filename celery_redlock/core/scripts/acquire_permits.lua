@@ -2,7 +2,8 @@
 -- not get them is told which permits have a holder, and can choose others.
 --
 -- KEYS  1... locks, then meta
--- ARGV  1 token  2 holder_info  3 ttl_ms  4 hint_us  5 tolerance_us  6 view
+-- ARGV  1 token  2 holder_info  3 ttl_ms  4 hint_us (-1: the time of the node)
+--       5 tolerance_us  6 view
 --       7... stripes: the one of each lock; then of each limit: head, most, ttl_ms.
 --       The names of the permits of a limit are its head and a number: shared/permits.lua.
 --       Another ttl_ms than the common one is that of a permit for a start, which is

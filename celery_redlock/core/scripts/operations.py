@@ -86,6 +86,7 @@ _FORMAT = b"format 3, "
 _GUARD_OFF = b"restart guard off"  # in the view of a node
 _JOINED = JOINED.encode()
 _KNOWN = b"known:"  # with a label: since when the node knows the member there
+_OWN_TIME = -1.0  # in place of a hint
 _NUMBER = re.compile(rb"\n(\d+)")
 _CANCELLED = re.compile(rb"\ncancelled ([^\n]*)\Z")
 _ASKED_TO_END = re.compile(rb"\ncancelled [^\n]*\Z")
@@ -243,7 +244,9 @@ def _acquire(
         found = _NUMBER.search(_one_of(ours))
         return [GRANTED, int(_number(found[1]))] if found else [GRANTED]
     number = max(_number(state.get(field)) for field in (b"floor", *stripes)) + 1
-    if abs(_number(hint_us) - store.now_us()) <= _number(tolerance_us):
+    if _number(hint_us) == _OWN_TIME:
+        number = max(number, float(store.now_us()))
+    elif abs(_number(hint_us) - store.now_us()) <= _number(tolerance_us):
         number = max(number, _number(hint_us))
     value = b"\n".join((token, _digits(number), holder_info))
     for lock, stripe, its_ttl in zip(locks, stripes, ttls, strict=True):
