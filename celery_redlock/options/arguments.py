@@ -156,7 +156,7 @@ class LockArguments(TypedDict, total=False):
 
 
 class TaskArguments(LockArguments, total=False):
-    """The lock options, and the options of Celery's own decorator.
+    """The lock options, and the options of Celery's own decorator but ``bind``.
 
     Celery takes any other name as an attribute of the task. Type checkers refuse such
     names, because most of them are typing errors: give the attributes to a class, and
@@ -165,7 +165,6 @@ class TaskArguments(LockArguments, total=False):
 
     redlock: LockArguments
     name: str | None
-    bind: bool
     shared: bool
     lazy: bool
     typing: bool

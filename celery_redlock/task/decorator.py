@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
@@ -22,52 +31,62 @@ from celery_redlock.task.singleton_task import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery.result import AsyncResult
     from typing_extensions import Unpack
 
     from celery_redlock.options.arguments import TaskArguments
-    from celery_redlock.policies import Conflict
 
-    class _Result(AsyncResult):
-        conflict: Conflict | None
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
-    class _Task(SingletonTask):
-        """The result, for type checkers: a task, or with options a decorator.
+    class _Decorator(Protocol):
+        """The decorator with options, for type checkers."""
 
-        ``singleton_task`` has no overloads, because of errors in overloaded calls
-        checkers do not say which argument is wrong. A class that is given as ``base``
-        may have any other attribute.
-        """
+        def __call__(self, function: Callable[P, R], /) -> SingletonTask[P, R]: ...
 
-        @overload
-        def __call__(self, function: Callable[..., Any], /) -> _Task: ...
-        @overload
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError
+    class _BoundDecorator(Protocol):
+        """The decorator with ``bind=True``: a call of the task has no ``self``."""
 
-        def delay(self, *args: Any, **kwargs: Any) -> _Result:
-            raise NotImplementedError
-
-        def apply_async(
-            self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
-        ) -> _Result:
-            raise NotImplementedError
-
-        def __getattr__(self, name: str, /) -> Any: ...
+        def __call__(
+            self, function: Callable[Concatenate[Any, P], R], /
+        ) -> SingletonTask[P, R]: ...
 
 
 __all__ = ["singleton_task"]
 
 
+@overload
+def singleton_task(
+    function: Callable[P, R],
+    /,
+    *,
+    app: Any = None,
+    base: type[Task] | None = None,
+    **options: Unpack[TaskArguments],
+) -> SingletonTask[P, R]: ...
+@overload
+def singleton_task(
+    *,
+    app: Any = None,
+    base: type[Task] | None = None,
+    bind: Literal[True],
+    **options: Unpack[TaskArguments],
+) -> _BoundDecorator: ...
+@overload
+def singleton_task(
+    *,
+    app: Any = None,
+    base: type[Task] | None = None,
+    bind: bool = False,
+    **options: Unpack[TaskArguments],
+) -> _Decorator: ...
 def singleton_task(
     function: Callable[..., Any] | None = None,
     /,
     *,
     app: Any = None,
     base: type[Task] | None = None,
-    **options: Unpack[TaskArguments],
-) -> _Task:
+    **options: Any,
+) -> Any:
     """Turn a function into a task that runs once at a time.
 
     ::
@@ -94,8 +113,7 @@ def singleton_task(
         TypeError: The function is a task, or no function.
     """
     if function is None:
-        decorate = functools.partial(singleton_task, app=app, base=base, **options)
-        return cast("_Task", decorate)
+        return functools.partial(singleton_task, app=app, base=base, **options)
     if isinstance(function, (Proxy, Task)):
         raise TypeError("@singleton_task was applied to a task; apply it once, alone.")
     if not callable(function):
@@ -118,9 +136,8 @@ def singleton_task(
             celerys["dont_autoretry_for"],
         )
     if app is None:
-        return cast("_Task", _share(function, base, celerys))
-    task = app.task(base=_composed(base or app.Task), **celerys)(function)
-    return cast("_Task", task)
+        return _share(function, base, celerys)
+    return app.task(base=_composed(base or app.Task), **celerys)(function)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

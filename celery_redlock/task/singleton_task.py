@@ -21,8 +21,14 @@ import functools
 import inspect
 import warnings
 from contextlib import asynccontextmanager, contextmanager
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import FunctionType, GenericAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    overload,
+)
 
 from celery import Task
 from celery._state import get_current_worker_task
@@ -58,11 +64,45 @@ from celery_redlock.task.tracer import RefusalTracer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from celery.canvas import Signature
+    from celery.result import AsyncResult
+    from typing_extensions import ParamSpec, TypeVar
 
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.limits import Limits
     from celery_redlock.options.call_key import KeyRule
+    from celery_redlock.policies import Conflict
     from celery_redlock.task.explain import Explanation
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", covariant=True, default=Any)  # noqa: PLC0105
+
+    class _Result(AsyncResult, Generic[R]):
+        """The result of a call that was published, for type checkers."""
+
+        conflict: Conflict | None
+
+        def get(self, timeout: float | None = None, **options: Any) -> R: ...
+
+    class _Base(Task, Generic[P, R]):
+        """Celery's class, as type checkers see it: with types of its calls.
+
+        A class of a user, as ``base``, may have any other attribute.
+        """
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> _Result[R]: ...
+        def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature: ...
+        def __getattr__(self, name: str, /) -> Any: ...
+
+else:
+    P = R = None
+
+    class _Base:
+        def __class_getitem__(cls, _: Any) -> type[Task]:
+            return Task
+
 
 __all__ = [
     "NextToCelery",
@@ -79,7 +119,7 @@ _CALLERS = {"celery.map": ".map", "celery.starmap": ".starmap or .chunks"}
 _OF_A_CLASS = (FunctionType, classmethod, staticmethod, property)
 
 
-class SingletonTask(Task):
+class SingletonTask(_Base[P, R]):
     """Base class of tasks that run once at a time.
 
     Use it through ``@singleton_task``, with Celery's own decorator,
@@ -105,6 +145,8 @@ class SingletonTask(Task):
     """
 
     abstract = True
+    if not TYPE_CHECKING:  # older versions of Celery have none
+        __class_getitem__ = classmethod(GenericAlias)
     Request = _REQUEST
     throws: ClassVar[tuple[type[BaseException], ...]] = (DuplicateTask,)
     dont_autoretry_for: ClassVar[tuple[type[Exception], ...]] = (LockLost,)
@@ -173,10 +215,10 @@ class SingletonTask(Task):
 
     # -- running ------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the body: under the lock in a worker, without one elsewhere."""
         request = self.request
-        body = functools.partial(super().__call__, *args, **kwargs)
+        body: Callable[[], R] = functools.partial(super().__call__, *args, **kwargs)
         if not self._takes_lock(request):
             if request.called_directly and self.lock_options is not None:
                 self._warn_of_map()
@@ -222,6 +264,16 @@ class SingletonTask(Task):
 
     # -- the same lock elsewhere --------------------------------------------
 
+    # Type checkers cannot add a keyword to those of the task: with it, they do not
+    # check the arguments.
+    @overload
+    def lock(
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> AbstractContextManager[Lease]: ...
+    @overload
+    def lock(
+        self, *args: Any, wait: float, **kwargs: Any
+    ) -> AbstractContextManager[Lease]: ...
     @contextmanager
     def lock(self, *args: Any, **kwargs: Any) -> Iterator[Lease]:
         """Hold the lock of the call with these arguments while the block runs.
@@ -267,6 +319,14 @@ class SingletonTask(Task):
             options=runtime.options(self.name, self.lock_options),
         )
 
+    @overload
+    def alock(
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> AbstractAsyncContextManager[Lease]: ...
+    @overload
+    def alock(
+        self, *args: Any, wait: float, **kwargs: Any
+    ) -> AbstractAsyncContextManager[Lease]: ...
     @asynccontextmanager
     async def alock(self, *args: Any, **kwargs: Any) -> AsyncIterator[Lease]:
         """Hold the lock of the call with these arguments in a coroutine.
@@ -279,7 +339,7 @@ class SingletonTask(Task):
         async with aheld_by(self._lock_of(args, kwargs), wait) as lease:
             yield lease
 
-    def lock_key(self, *args: Any, **kwargs: Any) -> str:
+    def lock_key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the key of the call with these arguments.
 
         Raises:
@@ -288,7 +348,7 @@ class SingletonTask(Task):
         args, kwargs = self._as_sent(args, kwargs)
         return self.key_rule.key_of(args, kwargs)
 
-    def lock_wanted(self, *args: Any, **kwargs: Any) -> tuple[str, Limits]:
+    def lock_wanted(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, Limits]:
         """Return the key of the call with these arguments, and the limits of its keys.
 
         The limits are empty where each key has one holder at a time, and starts are
@@ -304,7 +364,7 @@ class SingletonTask(Task):
         """Return arguments as a worker gets them."""
         return as_received(self, args, kwargs)
 
-    def release_claim(self, *args: Any, **kwargs: Any) -> str | None:
+    def release_claim(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
         """Release the claim of the call with these arguments, whichever job has it.
 
         The next call is then published, also while the job still waits in its queue.
@@ -322,7 +382,7 @@ class SingletonTask(Task):
         claims = Claims(runtime_of(self.app).redlock)
         return claims.release_any(self.lock_key(*args, **kwargs))
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Return what would happen to a call with these arguments. Changes nothing.
 
         The explanation names its key, the decisions of its policies, and the job that
@@ -348,7 +408,7 @@ class SingletonTask(Task):
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
-    ) -> Any:
+    ) -> _Result[R]:
         """Publish as Celery does, unless the call has no key or is a duplicate.
 
         Only tasks with ``unique_while`` or ``unique_for`` look for duplicates here;
@@ -369,19 +429,20 @@ class SingletonTask(Task):
                 ``raise``. Nothing was sent.
             ValueError: Nodes cannot store the ``task_id``. Nothing was sent.
         """
-        send = super().apply_async
+        send: Callable[..., _Result[R]] = super().apply_async
         if self.lock_options is None or not isinstance(self, NextToCelery):
-            return _publish(self, send, args, kwargs, *more, **options)
+            sent: _Result[R] = _publish(self, send, args, kwargs, *more, **options)
+            return sent
         with called_with(self, {**dict(zip(_MORE, more, strict=False)), **options}):
             return send(args, kwargs, *more, **options)
 
-    async def adelay(self, *args: Any, **kwargs: Any) -> Any:
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> _Result[R]:
         """Publish as ``delay`` does, in a coroutine; see ``aapply_async``."""
         return await self.aapply_async(args, kwargs)
 
     async def aapply_async(
         self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
-    ) -> Any:
+    ) -> _Result[R]:
         """Publish as ``apply_async`` does, in a coroutine.
 
         A thread asks the nodes and the broker, so the event loop is not blocked. If the

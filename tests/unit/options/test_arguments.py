@@ -68,6 +68,45 @@ def from_elsewhere(options: dict[str, Any], arguments: LockArguments) -> LockOpt
     singleton_task(**options)(print)
     return LockOptions(**arguments)
 
+@singleton_task(key="order:{number}")
+def named(number: int, note: str = "") -> str:
+    return note
+
+@singleton_task(bind=True, max_retries=3)
+def bound(self: SingletonTask, number: int) -> list[int]:
+    return [number] if self.request.retries else []
+
+@singleton_task
+def counted(number: int) -> int:
+    return number
+
+class Import(SingletonTask[[int], str]):
+    def run(self, number: int) -> str:
+        return str(number)
+
+def import_all(task: SingletonTask[[int], str]) -> str:
+    return task(3) + task.delay(3).get()
+
+async def in_a_view() -> str:
+    async with named.alock(3, note="x"), named.alock(3, wait=0.5) as lease:
+        lease.ensure()
+    return (await named.adelay(3)).get() + (await named.aapply_async((3,))).get()
+
+named(3).upper() + named(number=3, note="x").upper()
+named.delay(3, note="x").get(timeout=1).upper()
+named.apply_async((3,), countdown=1).get().upper()
+named.lock_key(3).upper()
+named.explain(3)
+named.s(3)
+named.s()  # the task before it gives the rest
+named.si(3, "x")
+bound(3) + bound.delay(3).get()
+counted(3) + counted.delay(number=3).get()
+import_all(Import())
+named.retry
+with named.lock(3, "x"), named.lock(3, wait=5), bound.lock(3), Import().lock(3):
+    pass
+
 same: list[SingletonTask] = [plain, keyed, called, staged, based, limited, pair]
 plain(1)
 if (conflict := keyed.delay(number=1).conflict) is not None:
@@ -101,6 +140,26 @@ singleton_task(acks_late="yes")  # refused
 singleton_task(retrys=3)  # refused
 lease.fence + "1"  # refused
 keyed.delay(1).conflict.phase  # refused
+named("wrong")  # refused
+named(3) + 1  # refused
+named.delay("wrong")  # refused
+named.delay()  # refused
+named.delay(3, nota="x")  # refused
+named.delay(3).get() + 1  # refused
+named.apply_async((3,)).get() + 1  # refused
+named.lock("wrong")  # refused
+named.lock(3, wait="long")  # refused
+named.alock("wrong")  # refused
+named.adelay("wrong")  # refused
+named.lock_key("wrong")  # refused
+named.explain("wrong")  # refused
+named.si("wrong")  # refused
+bound("wrong")  # refused
+bound.delay(None, 3)  # refused
+bound(3) + 1  # refused
+counted("wrong")  # refused
+Import()("wrong")  # refused
+Import().delay("wrong")  # refused
 """
 
 
