@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from celery.app.trace import TraceInfo
@@ -21,11 +21,12 @@ def _lend_a_frame() -> Iterator[None]:
     yield
 
 
-# What a traceback of a refused call says in place of a file and a function.
-_lend_a_frame.__code__ = _lend_a_frame.__code__.replace(
+# What a traceback of a refused call says in place of a file and a function. Without the
+# globals of this module no line of source is found for it.
+_CODE = _lend_a_frame.__code__.replace(
     co_filename="celery-redlock", co_name="refused by its policy; the body did not run"
 )
-_FRAME: Any = _lend_a_frame().gi_frame  # type: ignore[attr-defined]
+_FRAME: Any = FunctionType(_CODE, {})().gi_frame
 # At no instruction: Python would parse the source line, to underline a part of it.
 _TRACEBACK = TracebackType(None, _FRAME, -1, _FRAME.f_lineno)
 

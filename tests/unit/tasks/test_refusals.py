@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,23 @@ def test_skipped_call_formats_one_line(worker: Worker, formatted: list[int]) -> 
     sent = pickle.loads(pickle.dumps(outcome.retval))  # noqa: S301  (our own)
     assert isinstance(sent.exception, BaseException)
     assert isinstance(getattr(sent.exception, "exc", sent.exception), Skipped)
+
+
+def test_traceback_of_a_refusal_shows_no_source() -> None:
+    """A line of this package would read like the place of a fault.
+
+    It is formatted in a process of its own: in this one, the package was imported by
+    pytest, which gives away no source.
+    """
+    code = (
+        "import traceback; from celery_redlock.task.trace_info import _TRACEBACK;"
+        "print(''.join(traceback.format_tb(_TRACEBACK)), end='')"
+    )
+
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True)  # noqa: S603
+
+    (line,) = shown.splitlines()
+    assert "refused by its policy; the body did not run" in line
 
 
 @pytest.mark.parametrize("policy", ["raise", "retry", "buffer_one"])
