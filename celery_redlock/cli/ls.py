@@ -18,7 +18,7 @@ from celery_redlock.cli.output.format import (
     seen_document,
     table,
 )
-from celery_redlock.cli.output.session import DONE, ERROR, Command, Session
+from celery_redlock.cli.output.session import DONE, ERROR, Command, Interval, Session
 from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 from celery_redlock.operations.words import unknown_text
@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 )
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option(
-    "--every", default=2.0, show_default=True, help="Seconds between refreshes."
+    "--every",
+    type=Interval(),
+    default=2.0,
+    show_default=True,
+    help="Seconds between refreshes.",
 )
 @click.pass_obj
 def ls(

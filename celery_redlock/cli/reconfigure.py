@@ -22,6 +22,7 @@ from celery_redlock.cli.output.format import (
 from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations import reconfigure as operation
+from celery_redlock.operations.doctor import workers_by_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,6 +76,8 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
     after = _redlock(session, new, max_ttl)
     with closing(before), closing(after):
         session.say(*_comparison(before, after, abort=abort))
+        if before.labels != after.labels:
+            session.say(*_workers(session, after if abort else before), "")
         question = "Take this change back now?" if abort else "Change it now?"
         session.confirm(question, yes=yes)
         steps = _run(session, before, after, gone=gone, abort=abort)
@@ -144,6 +147,20 @@ def _nodes_in(text: str) -> Sequence[str | Mapping[str, str] | NodeAddress]:
         has_name = bool(equals) and re.match(_URL, spec) and "://" not in name
         nodes.append({"name": name, "url": url} if has_name else spec)
     return nodes
+
+
+def _workers(session: Session, present: Redlock) -> list[str]:
+    """Say which running workers must be updated after the change."""
+    session.app.loader.import_default_modules()
+    these, others = workers_by_nodes(session.app, present.labels)
+    if not these and not others:
+        return ["No running worker has told which nodes it uses."]
+    seen = plural(len(these), "running worker")
+    lines = [f"{seen} with the present nodes: {', '.join(these) or 'none'}."]
+    if others:
+        named = ", ".join(others)
+        lines.append(painted(f"Workers with other nodes: {named}.", "warning"))
+    return lines
 
 
 def _comparison(before: Redlock, after: Redlock, *, abort: bool) -> list[str]:

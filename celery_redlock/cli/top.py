@@ -22,7 +22,7 @@ from celery_redlock.cli.output.format import (
     state_cell,
     table,
 )
-from celery_redlock.cli.output.session import Command, Session
+from celery_redlock.cli.output.session import Command, Interval, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.operations.inspect import NodeState, other_settings
 from celery_redlock.operations.scan import Scan, scan
@@ -47,7 +47,11 @@ _FOOT = 3  # lines below the locks
 
 @click.command(cls=Command, short_help="Watch nodes, locks and rates.")
 @click.option(
-    "--every", default=2.0, show_default=True, help="Seconds between refreshes."
+    "--every",
+    type=Interval(),
+    default=2.0,
+    show_default=True,
+    help="Seconds between refreshes.",
 )
 @click.pass_obj
 def top(session: Session, *, every: float) -> None:

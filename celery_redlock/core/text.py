@@ -6,9 +6,12 @@ refused, or replaced, where it enters, so that no later step meets it.
 
 from __future__ import annotations
 
+import unicodedata
+
 __all__ = [
     "MOST_ID",
     "check_id",
+    "cut_to",
     "is_encodable",
     "is_id",
     "is_line",
@@ -17,6 +20,7 @@ __all__ = [
     "printable",
     "printable_line",
     "seconds_in",
+    "width_of",
 ]
 
 MOST_ID = 1024
@@ -86,6 +90,34 @@ def printable_line(text: str, most: int) -> str:
     """Return one printable line of a text, with single spaces, cut to these bytes."""
     words = printable(text[: 2 * most], " ").split()
     return line_of(" ".join(words), most)
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal a printable text takes."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def cut_to(text: str, width: int, *, at_start: bool = False) -> str:
+    """Return the part of a text that fits into so many columns: its start, or its end.
+
+    Args:
+        text: A printable text.
+        width: How many columns there are.
+        at_start: Cut the start, and return the end.
+    """
+    letters, taken = list(reversed(text) if at_start else text), 0
+    for number, letter in enumerate(letters):
+        taken += _columns(letter)
+        if taken > width:
+            del letters[number:]
+            break
+    return "".join(reversed(letters) if at_start else letters)
+
+
+def _columns(letter: str) -> int:
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
 def number_in(text: str) -> int:

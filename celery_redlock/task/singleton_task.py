@@ -453,6 +453,16 @@ class SingletonTask(_Base[P, R]):
         send = functools.partial(self.apply_async, args, kwargs, *more, **options)
         return await asyncio.to_thread(send)
 
+    @property
+    def lock_nodes(self) -> str | None:
+        """The names of the nodes of its locks, without passwords; None for no lock.
+
+        Workers tell it to ``redlock reconfigure``, over the broker.
+        """
+        if self.lock_options is None:
+            return None
+        return " ".join(sorted(runtime_of(self.app).redlock.labels))
+
     def AsyncResult(self, *args: Any, **options: Any) -> Any:  # noqa: N802  (Celery's)
         """Return the result of a call by its id; its ``conflict`` is None.
 

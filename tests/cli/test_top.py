@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from celery_redlock.core.limits import Limit
+from celery_redlock.core.text import width_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,3 +91,23 @@ def test_top_works_without_rich(project: Project, tmp_path: Path) -> None:
 
     assert "3 of 3 nodes vote" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("every", ["-1", "nan", "1e9"])
+def test_top_refuses_an_interval_that_is_none(project: Project, every: str) -> None:
+    """It would ask the nodes without a pause, or never again."""
+    run = project.redlock("top", "--every", every)
+
+    assert run.code == 2
+    assert "--every" in run.err
+
+
+def test_table_counts_the_columns_of_wide_letters(project: Project) -> None:
+    """A letter of two columns moves no other column of its row."""
+    project.hold("顧客:一")
+    project.hold("customer")
+
+    lines = project.redlock("ls").out.splitlines()
+
+    starts = {width_of(line.partition("proj.")[0]) for line in lines if "proj." in line}
+    assert len(starts) == 1

@@ -15,6 +15,8 @@ from celery import states
 from celery.events.state import State
 
 from celery_redlock import DuplicateTask
+from celery_redlock.app.runtime import runtime_of
+from celery_redlock.operations.doctor import workers_by_nodes
 from tests.conftest import with_long
 from tests.harness.waiting import until
 
@@ -223,3 +225,12 @@ def test_worker_without_events_sends_none(prefork: Deployment, key: str) -> None
 
 def _end(*results: AsyncResult) -> None:
     until(lambda: all(result.ready() for result in results), 30)
+
+
+def test_workers_tell_the_names_of_their_nodes(prefork: Deployment) -> None:
+    """They tell no password, and those with other nodes are told apart."""
+    labels = runtime_of(prefork.app).redlock.labels
+
+    these, others = workers_by_nodes(prefork.app, labels)
+    assert (len(these), others) == (1, [])
+    assert workers_by_nodes(prefork.app, labels[:3]) == ([], these)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.cli.output.ink import painted
 from celery_redlock.core.keys import keys_of
-from celery_redlock.core.text import printable
+from celery_redlock.core.text import cut_to, printable, width_of
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -101,7 +101,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
     """Return the lines of a table, with the header first, as wide as the terminal."""
     names = [column.name for column in columns]
     cells = zip(names, *(map(str, row) for row in rows), strict=True)
-    widths = [max(map(len, texts)) for texts in cells]
+    widths = [max(map(width_of, texts)) for texts in cells]
     shown = list(range(len(columns)))
     if width := _terminal_width():
         shown = _worth_showing(columns, widths, width)
@@ -154,12 +154,11 @@ def _squeeze(
 
 def _fitted(column: Column, width: int, cell: str | Cell) -> str:
     text = printable(str(cell))
-    if len(text) > width:
-        if column.cut == "start":
-            text = _ELLIPSIS + text[len(text) - width + 1 :]
-        else:
-            text = text[: width - 1] + _ELLIPSIS
-    filling = " " * (width - len(text))
+    if width_of(text) > width:
+        at_start = column.cut == "start"
+        part = cut_to(text, width - 1, at_start=at_start)
+        text = _ELLIPSIS + part if at_start else part + _ELLIPSIS
+    filling = " " * (width - width_of(text))
     if isinstance(cell, Cell):
         text = painted(text, cell.mood)
     return filling + text if column.right else text + filling

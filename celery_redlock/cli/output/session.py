@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import shutil
 import sys
 from dataclasses import dataclass
@@ -109,6 +110,22 @@ class Session:
             click.echo(err=True)
         click.echo("Nothing was done.", err=True)
         raise click.exceptions.Exit(WARNING)
+
+
+class Interval(click.FloatRange):
+    """Seconds between two looks at the nodes: an hour at most, and a number."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(min=0.0, max=3600.0)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the seconds."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.operations.doctor.deploys import workers_by_nodes
 from celery_redlock.operations.doctor.rule import (
     Case,
     Finding,
@@ -52,6 +53,7 @@ __all__ = [
     "findings_of",
     "log_diagnosis",
     "log_findings",
+    "workers_by_nodes",
     "worst_of",
 ]
 

@@ -23,13 +23,14 @@ from celery_redlock.options.broker import broker_errors, is_in_memory
 from celery_redlock.policies import Retry, given_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["countdowns", "kills", "told_by_workers", "versions"]
+__all__ = ["countdowns", "kills", "told_by_workers", "versions", "workers_by_nodes"]
 
 _SOON = 300.0  # seconds after which a call comes back without a remark
 _REPLY_WITHIN = 1.0  # seconds
 _COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}
+_NODES, _HAS_NODES = " [lock_nodes={}]", " [lock_nodes="
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -101,6 +102,23 @@ def versions(case: Case) -> Iterator[Finding]:
 def _described(task: Any) -> dict[str, str]:
     """Return what is compared of a task, as workers tell it."""
     return {n: _ADDRESS.sub("", str(getattr(task, n))) for n in _COMPARED}
+
+
+def workers_by_nodes(app: Any, labels: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the running workers that use these nodes, and of the others.
+
+    A worker tells the names of its nodes, which have no passwords: its answer goes over
+    the broker. One without lock tasks, of an earlier version, or that does not answer
+    within a second is in neither list.
+    """
+    ours = _NODES.format(" ".join(sorted(labels)))
+    these: list[str] = []
+    others: list[str] = []
+    told = told_by_workers(app, "registered", "lock_nodes")
+    for worker, tasks in sorted(told.items()):
+        if named := {text[text.index(" [") :] for text in tasks if _HAS_NODES in text}:
+            (these if named == {ours} else others).append(worker)
+    return these, others
 
 
 def told_by_workers(app: Any, what: str, *arguments: str) -> dict[str, Any]:
