@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import celery_redlock
+from tests.conftest import with_long
 
 if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
@@ -205,7 +206,7 @@ def run(system: str, program: str, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", with_long(SYSTEMS, *[*SYSTEMS][1:]))
 def test_all_of_the_package_works_without_linux(
     system: str, three_nodes: DevNodes
 ) -> None:

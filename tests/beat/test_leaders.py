@@ -185,6 +185,7 @@ def leader_facts(beats: Beats) -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.long
 def test_leader_command_shows_the_leader_and_the_standbys(beats: Beats) -> None:
     """It prints text or JSON, and its exit code tells whether there is a leader."""
     none = beats.command("redlock", "leader")

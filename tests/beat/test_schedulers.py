@@ -85,6 +85,7 @@ def dues(beats: Beats, entry: str = "often") -> list[datetime]:
     return [sent.due for sent in beats.sent() if sent.entry == entry]
 
 
+@pytest.mark.long
 def test_standby_continues_where_the_leader_was_killed(
     inner: tuple[Beats, StartBeat],
 ) -> None:

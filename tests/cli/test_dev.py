@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from tests.cli.project import Project
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "ended_by",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+)
 def test_dev_runs_nodes_until_it_is_ended(
     project: Project, redis_server: str, ended_by: signal.Signals
 ) -> None:
@@ -95,7 +98,11 @@ def test_dev_runs_a_store_in_place_of_nodes(project: Project, store: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("store", "package"), [("etcd", "etcd-server"), ("zookeeper", "zookeeper")]
+    ("store", "package"),
+    [
+        ("etcd", "etcd-server"),
+        pytest.param("zookeeper", "zookeeper", marks=pytest.mark.long),
+    ],
 )
 def test_dev_names_the_package_of_a_server_that_is_missing(
     project: Project, store: str, package: str, monkeypatch: pytest.MonkeyPatch
@@ -113,7 +120,11 @@ def test_dev_names_the_package_of_a_server_that_is_missing(
 
 @pytest.mark.parametrize(
     ("store", "driver"),
-    [("postgresql", "psycopg"), ("etcd", "etcd3gw"), ("zookeeper", "kazoo")],
+    [
+        ("postgresql", "psycopg"),
+        pytest.param("etcd", "etcd3gw", marks=pytest.mark.long),
+        pytest.param("zookeeper", "kazoo", marks=pytest.mark.long),
+    ],
 )
 def test_dev_names_the_extra_of_a_driver_that_is_missing(
     project: Project, store: str, driver: str, tmp_path: Path

@@ -37,7 +37,10 @@ def patient(project: Project) -> None:
     project.change(redlock_connect_timeout=10.0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)],
+)
 def test_web_serves_the_page_until_it_is_interrupted(
     project: Project, number: int
 ) -> None:

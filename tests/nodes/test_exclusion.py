@@ -16,6 +16,7 @@ import pytest
 
 from celery_redlock.errors import LockUnavailable
 from celery_redlock.locking import lock
+from tests.conftest import with_long
 from tests.nodes.support import (
     MAX_TTL,
     SHORT,
@@ -73,7 +74,7 @@ def contention(
             yield
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", with_long(range(2), "1"))
 def test_valid_leases_never_overlap_in_any_history(
     start_nodes: StartNodes, key: str, seed: int
 ) -> None:
@@ -106,7 +107,7 @@ def test_valid_leases_never_overlap_in_any_history(
     until_nothing_is_left(nodes)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", with_long(range(2), "1"))
 def test_fences_grow_while_one_node_at_a_time_fails(
     start_nodes: StartNodes, key: str, seed: int
 ) -> None:

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 _PATIENCE = 300  # seconds: several thousand histories on a slow machine
 
 
+FEW = {  # in `make test`
+    *("half is a quorum", "grant of a taken lock", "no drift", "release by DEL"),
+    *("locks without an end", "fence without a second round"),
+}
+
+
 def first_found(bug: PlantedBug) -> int | None:
     """Return the seed of the first history that shows a planted bug."""
     with simulated_core(), bug.planted():
@@ -42,12 +48,7 @@ def first_found(bug: PlantedBug) -> int | None:
 @pytest.mark.timeout(_PATIENCE)
 @pytest.mark.parametrize(
     "bug",
-    with_long(
-        PLANTED_BUGS,
-        *("no restart guard", "one token for all tries", "extension re-creates"),
-        *("raise without the lock", "renewal by another connection"),
-        *("short quarantine", "counters are not taken over"),
-    ),
+    with_long(PLANTED_BUGS, *(bug.name for bug in PLANTED_BUGS if bug.name not in FEW)),
 )
 def test_simulator_finds(bug: PlantedBug) -> None:
     """Each planted bug shows in the stated number of histories, as its own finding."""
@@ -70,7 +71,7 @@ def test_planted_bug_is_removed_afterwards(bug: PlantedBug) -> None:
 # -- Histories -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 7))
+@pytest.mark.parametrize("seed", range(0, 200, 50))
 def test_history_depends_on_its_seed_alone(seed: int) -> None:
     """A seed that is played twice gives the same history, message by message."""
     with simulated_core():

@@ -64,6 +64,7 @@ def test_slope_is_the_growth_per_step() -> None:
     assert slope({1: 30.0, 3: 50.0, 5: 70.0}) == pytest.approx(10.0)
 
 
+@pytest.mark.long
 def test_contenders_take_turns_and_each_is_first_once() -> None:
     """After a warm-up, each round begins with the next contender."""
     order: list[str] = []

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_redlock.core.records.successors import (
@@ -256,7 +256,6 @@ class Course:
         return [call for call in self.ended if self.arrived[call] > last]
 
 
-@settings(max_examples=300, deadline=None)
 @example(seed=145273, keep="latest", announced=True)  # told of after it gave way
 @given(
     seed=st.integers(0, 2**32),

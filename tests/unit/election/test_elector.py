@@ -14,6 +14,7 @@ from celery_redlock.core.lease import Holder
 from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError
+from tests.conftest import with_long
 from tests.interruptions import counts_places, interruptions
 from tests.unit.election.support import KEY, TTL, Candidate, run
 
@@ -281,7 +282,7 @@ PACKAGE = Path(celery_redlock.__file__).parent
 
 
 @counts_places
-@pytest.mark.parametrize("where", ["election.py", "core"])
+@pytest.mark.parametrize("where", with_long(["election.py", "core"], "core"))
 def test_campaign_that_is_interrupted_anywhere_leaves_no_lock(
     nodes: FakeNodes, clock: FakeClock, where: str
 ) -> None:

@@ -198,6 +198,7 @@ def test_mypy_refuses_wrong_words_and_types_only(tmp_path: Path) -> None:
     assert check(tmp_path, "mypy", "--strict") == expected_lines()
 
 
+@pytest.mark.long
 def test_pyright_refuses_wrong_words_and_types_only(tmp_path: Path) -> None:
     """Pyright, which many editors use, refuses the same lines."""
     pytest.importorskip("pyright", reason="pyright is not installed")
