@@ -158,8 +158,7 @@ class _Block:
     def end(self) -> None:
         """Note that the block has ended. Twice is harmless."""
         self.is_open, self.generator = False, None
-        if _blocks.get():
-            _blocks.set(_open_blocks())  # in this context; others forget it later
+        _blocks.set(_open_blocks())  # in this context; others forget it later
 
     def is_around(self, execution: _Execution, *, event_loop: bool) -> bool:
         """Tell whether the code that runs now is inside, as part of this execution.
@@ -184,9 +183,10 @@ _blocks: ContextVar[tuple[weakref.ref[_Block], ...]] = ContextVar(
 
 def _open_blocks() -> tuple[weakref.ref[_Block], ...]:
     """Return the blocks of this context that have not ended, innermost last."""
-    return tuple(
+    references = _blocks.get()
+    return references and tuple(
         reference
-        for reference in _blocks.get()
+        for reference in references
         if (block := reference()) is not None and block.is_open
     )
 
@@ -245,8 +245,9 @@ def _asyncio_task() -> object | None:
     if asyncio is None:
         return None
     try:
-        task = asyncio.current_task()
-    except (AttributeError, RuntimeError):  # half imported, or no loop runs here
+        loop = asyncio._get_running_loop()  # noqa: SLF001  (documented; no exception)
+        task = loop and asyncio.current_task(loop)
+    except AttributeError:  # half imported
         return None
     return task and weakref.ref(task)
 

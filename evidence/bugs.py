@@ -71,6 +71,19 @@ _NO_FORKS = "The simulator has no forks."
 BUGS = (
     # -- two holders -----------------------------------------------------------------
     Bug(
+        name="several-users-in-one-block",
+        effect=Effect.HOLDERS,
+        text="A request that a pool ran in the thread that had entered a block was "
+        "taken for its user: a dependency of FastAPI, `asyncio.to_thread`, "
+        "tasks of trio, and the consumer of a generator shared the lock and its fence.",
+        found_by=Finder.TESTS,
+        fixed_in="e800b8b",
+        way=Guard(
+            "tests/projects/test_fastapi.py::test_one_request_at_a_time_is_inside"
+        ),
+        note="Found by a site of FastAPI. No tool has threads that serve many users.",
+    ),
+    Bug(
         name="old-settings",
         effect=Effect.HOLDERS,
         text="After a `reconfigure`, a client with the settings that were left took "
@@ -898,6 +911,20 @@ BUGS = (
         fixed_in="cedf804",
         way=WithoutRule("lock", "SPARE_VOTE"),
         note="A property of every lock on majorities. The fence holds.",
+    ),
+    Bug(
+        name="loss-that-looks-like-a-cancellation",
+        effect=Effect.STATEMENT,
+        text="The consumer of an async generator that held a lock was cancelled when "
+        "the lock was lost. It never saw `LockLost`, and a task group ended without an "
+        "error.",
+        found_by=Finder.TESTS,
+        fixed_in="9bf552f",
+        way=Guard(
+            "tests/nodes/test_event_loop.py::"
+            "test_loss_reaches_the_consumer_of_a_generator_as_lock_lost"
+        ),
+        note="The simulator has no coroutines.",
     ),
     Bug(
         name="model-without-late-messages",
