@@ -22,9 +22,12 @@ __all__ = [
     "ReplyReader",
     "new_reader",
     "pack",
+    "pack_words",
     "python_pack",
     "refusal_of",
     "unknown_command",
+    "unsendable",
+    "word_of",
 ]
 
 
@@ -150,30 +153,41 @@ def pack(parts: Iterable[Any]) -> bytes:
         ConfigurationError: A part is neither text, bytes nor a number, or it is text
             that has no UTF-8. Nothing was sent.
     """
-    words = tuple([one if type(one) is str else _word_of(one) for one in parts])
     try:
-        return _packed(words)
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"The text {error.object!r:.200} cannot be sent to a node: the character "
-            f"{error.object[error.start]!r} has no UTF-8. Nothing was sent; use text "
-            "that can be encoded."
-        ) from None
+        return pack_words(tuple([word_of(part) for part in parts]))
+    except ValueError as error:
+        raise unsendable(error) from None
 
 
-def _word_of(part: Any) -> str | bytes:
+def word_of(part: Any) -> str | bytes:
+    """Return one part of a command as text or bytes.
+
+    Raises:
+        ConfigurationError: It is neither text, bytes nor a number.
+        ValueError: It is a number of too many digits.
+    """
     if type(part) is int or type(part) is float:
-        try:
-            return str(part)
-        except ValueError:  # more digits than Python writes
-            part = "a number of too many digits"
-    elif isinstance(part, bytes):
+        return str(part)
+    if isinstance(part, bytes):
         return part
-    elif isinstance(part, str):
+    if isinstance(part, str):
         return str.__str__(part)
     raise ConfigurationError(
         f"A node cannot be sent {part!r:.200}: it is neither text, bytes nor a number. "
         "Nothing was sent."
+    )
+
+
+def unsendable(error: ValueError) -> ConfigurationError:
+    """Return the error for a command that could not be packed, for this reason."""
+    if not isinstance(error, UnicodeEncodeError):
+        return ConfigurationError(
+            "A node cannot be sent a number of too many digits. Nothing was sent."
+        )
+    return ConfigurationError(
+        f"The text {error.object!r:.200} cannot be sent to a node: the character "
+        f"{error.object[error.start]!r} has no UTF-8. Nothing was sent; use text that "
+        "can be encoded."
     )
 
 
@@ -189,14 +203,14 @@ def python_pack(words: tuple[str | bytes, ...]) -> bytes:
 try:
     import hiredis
 except ImportError:
-    _packed: Callable[[Any], bytes] = python_pack
+    pack_words: Callable[[Any], bytes] = python_pack
 
     def new_reader() -> ReplyReader:
         """Return a reader for one connection."""
         return PythonReader()
 
 else:
-    _packed = hiredis.pack_command
+    pack_words = hiredis.pack_command
 
     def new_reader() -> ReplyReader:
         """Return a reader for one connection."""

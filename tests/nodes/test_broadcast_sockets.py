@@ -7,13 +7,11 @@ when a byte is read and when it is sent.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import celery_redlock.core
-from celery_redlock.core.lease import Holder, new_base
+from celery_redlock.core.lease import Holder
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.resp import ErrorReply
 from celery_redlock.core.scripts import ALL_SCRIPTS
@@ -21,7 +19,6 @@ from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.testing import MemoryNode
 from tests.harness.tcp import ScriptedServer
 from tests.harness.waiting import until
-from tests.interruptions import counts_places, interruptions
 from tests.unit.core.sockets import encoded
 
 if TYPE_CHECKING:
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SOON = 10.0  # seconds
-CORE = str(Path(celery_redlock.core.__file__).parent)
-EVERY = 2  # places from one interruption to the next: a test of all would be slow
 # Seconds for nodes that are not late on purpose.
 PATIENT_OPTIONS = {"node_timeout": 5.0, "connect_timeout": SOON, "max_ttl": 60.0}
 SCRIPTS = {
@@ -200,44 +195,3 @@ def test_server_that_is_none_is_named(
         redlock.acquire("k")
 
     assert str(caught.value).count(reason) == 2
-
-
-@counts_places
-def test_conversation_survives_an_interruption_anywhere(
-    servers: list[TinyServer], connect: Callable[..., Redlock]
-) -> None:
-    """An interruption at any place misreads no reply and leaves no lock."""
-    redlock, rival = connect(), connect()
-    rival.check()
-    misread: list[str] = []
-
-    def work(base: str) -> None:
-        lease = redlock.acquire("k", wait=1.0, base=base)
-        holder = redlock.inspect("k").holder
-        if holder is None or holder.token != lease.token:
-            misread.append(f"{holder} instead of {lease.token}")
-        redlock.extend(lease)
-        redlock.release(lease)
-
-    def gone() -> bool:
-        redlock.transport.drain(redlock.clock.monotonic())
-        return rival.inspect("k").votes == 0
-
-    at = 0
-    for interruption in interruptions(CORE, every=EVERY):
-        at, base = interruption.at, new_base()
-        with interruption:
-            work(base)
-        # As `lock` does after an interruption; here in another thread, which must get
-        # its turn to talk.
-        other = threading.Thread(
-            target=redlock.release_base, args=("k", base), daemon=True
-        )
-        other.start()
-        other.join(SOON)
-        assert not other.is_alive(), f"no turn after an interruption at {at}"
-        until(gone, what=f"a release after an interruption at {at}")
-
-    assert misread == []
-    assert at > 100 * EVERY
-    assert redlock.acquire("k").votes >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -150,6 +151,40 @@ assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
 print("apart")
 """
     assert run(program) == ["apart"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_child_of_a_c_program_has_its_own_connections_and_watchdog(run: Run) -> None:
+    """A fork that runs no hook of Python, as that of uWSGI, is noticed at once."""
+    program = """
+import ctypes
+fork = ctypes.PyDLL(None).fork          # os.fork runs hooks; this one does not
+
+def work(name):
+    for number in range(40):
+        with lock(redlock, f"{key}:{name}:{number}", wait=0.1) as lease:
+            holder = redlock.inspect(lease.key).holder
+            assert holder.token == lease.token, (holder, lease)
+            assert holder.pid == os.getpid()
+            assert watchdog_of(redlock)._watched.keys() == {lease.token}
+
+with lock(redlock, key):
+    assert refused(key) is False        # the same execution
+pids = []
+for name in "abc":
+    pid = fork()
+    if not pid:
+        code = 1
+        try:
+            work(name)
+            code = 0
+        finally:
+            os._exit(code)
+    pids.append(pid)
+work("parent")
+print([os.waitpid(pid, 0)[1] for pid in pids])
+"""
+    assert run(program) == ["[0, 0, 0]"]
 
 
 def test_forked_children_exclude_each_other(run: Run) -> None:

@@ -18,11 +18,12 @@ from celery_redlock.core import (
     backoff,
     deployment,
     lease,
+    process,
     redlock,
     restart_guard,
     view,
 )
-from celery_redlock.core.renewal import schedule, watchdog
+from celery_redlock.core.renewal import schedule
 from celery_redlock.core.transport import broadcast, client, connector, pubsub
 from tests.simulation.network import Selector, Waker
 from tests.simulation.observed_guard import ObservedGuard
@@ -273,22 +274,20 @@ def _open_blocking(address: NodeAddress, timeout: float, *, load_scripts: bool) 
 
 
 _PATCHES: tuple[tuple[Any, str, Any], ...] = (
-    (connector, "_thread", _LowLevelThreading),
+    (process, "_thread", _LowLevelThreading),
+    (process, "threading", _Threading),
     (connector, "open_connection", _open_connection),
     (client, "open_connection", _open_blocking),
     (client, "threading", _Threading),
     (client, "SYSTEM_CLOCK", _SystemClock),
     (deployment, "SYSTEM_CLOCK", _SystemClock),
-    (broadcast, "_thread", _LowLevelThreading),
     (broadcast, "threading", _Threading),
     (broadcast, "Waker", Waker),
-    (watchdog, "threading", _Threading),
     (schedule, "queue", _Queue),
     # With the real values all leases here, which last a second or two, are urgent.
     (schedule, "_LONGEST_SLEEP", 0.2),
     (schedule, "_SOON", 0.25),
     (locking, "threading", _Threading),
-    (pubsub, "_thread", _LowLevelThreading),
     (pubsub, "threading", _Threading),
     (pubsub, "new_selector", Selector),
     (pubsub, "secrets", _ChannelSecrets),

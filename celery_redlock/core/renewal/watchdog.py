@@ -26,7 +26,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.callbacks import call_safely
@@ -34,6 +33,7 @@ from celery_redlock.core.keys import keys_of, shown
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.log_limit import LogLimit
+from celery_redlock.core.process import Background, OfOneProcess, Run
 from celery_redlock.core.renewal.schedule import RenewalSchedule, WakeupQueue, Watch
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ _RETRY_AT = 1 / 12  # of the ttl, after a renewal that failed
 _MOST_AT_ONCE = 256  # renewals on the wire, so that other requests get in between
 _RESEND_EVERY = 0.25  # seconds
 _PAUSE_AFTER_ERROR = 0.1
+_ENDS_WITHIN = 5.0  # seconds
 
 
-class Watchdog:
+class Watchdog(OfOneProcess):
     """Renews leases in the background.
 
     The thread starts with the first lease, and can be stopped and started again. A
@@ -66,25 +67,20 @@ class Watchdog:
     """
 
     def __init__(self, redlock: Redlock) -> None:
+        super().__init__()
         self._redlock = redlock
         self._clock = redlock.clock
-        self._reset()
+        self.forget_parent()
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
+    def forget_parent(self) -> None:
+        """Start without leases."""
         self._watched: dict[str, Watch] = {}
         self._wakeups = WakeupQueue(self._clock)
         self._is_used = False
         self._schedule = RenewalSchedule()
         self._in_flight: list[tuple[Watch, Extension, float]] = []
         self._failure_limit = LogLimit(self._clock)
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-
-    def _start_anew_after_fork(self) -> None:
-        if self._pid != os.getpid():
-            self._reset()
+        self._background = Background("redlock-watchdog", self._run, self._clock)
 
     # -- for holders ---------------------------------------------------------------
 
@@ -111,7 +107,8 @@ class Watchdog:
             renew_every: Seconds between renewals, where a third of the ttl is too
                 long to wait for ``on_cancelled``.
         """
-        self._start_anew_after_fork()
+        if self.pid != os.getpid():
+            self.notice_fork()
         every = min(lease.ttl * RENEW_AT, renew_every or math.inf)
         renew_at = lease.started_at + every if renew else math.inf
         watch = Watch(lease, renew_at, every, on_lost, on_renewed, on_cancelled)
@@ -127,7 +124,8 @@ class Watchdog:
             True if it was under watch. False if its loss was or is just being
             announced, or if it never was under watch.
         """
-        self._start_anew_after_fork()
+        if self.pid != os.getpid():
+            self.notice_fork()
         was_watched = self._watched.pop(lease.token, None) is not None
         self._wakeups.discard(lease.token)
         return was_watched
@@ -138,7 +136,8 @@ class Watchdog:
 
     def renew_now(self, lease: Lease) -> None:
         """Renew the lease in the background without waiting for its time."""
-        self._start_anew_after_fork()
+        if self.pid != os.getpid():
+            self.notice_fork()
         watch = self._watched.get(lease.token)
         if watch and not watch.renewing and watch.renew_at != math.inf:
             watch.renew_at = self._clock.monotonic()
@@ -153,7 +152,8 @@ class Watchdog:
         Returns:
             Whether a lease of these locks is under watch.
         """
-        self._start_anew_after_fork()
+        if self.pid != os.getpid():
+            self.notice_fork()
         watches = list(self._watched.values())
         names = {*keys_of(key)}
         leases = [watch.lease for watch in watches if names <= {*watch.lease.keys}]
@@ -172,7 +172,8 @@ class Watchdog:
         Returns:
             The lease; None if none is under watch.
         """
-        self._start_anew_after_fork()
+        if self.pid != os.getpid():
+            self.notice_fork()
         for watch in list(self._watched.values()):
             lease = watch.lease
             if lease is what or (isinstance(what, str) and lease.covers(what)):
@@ -189,36 +190,33 @@ class Watchdog:
         """
         transport = self._redlock.transport
         if transport.has_pending or transport.has_unanswered:
-            self._start_anew_after_fork()
+            self.notice_fork()
             self._is_used = True
             if transport.has_pending:
                 self._wakeups.wake()
             self.start()
 
     def start(self) -> None:
-        """Start the thread, if it is not running."""
-        self._start_anew_after_fork()
-        with self._starting:
-            if self._thread is None or not self._thread.is_alive():
-                self._stopping = False
-                self._thread = threading.Thread(
-                    target=self._run, name="redlock-watchdog", daemon=True
-                )
-                self._thread.start()
+        """Start the thread, if it is not running and there can be one."""
+        if self.pid != os.getpid():
+            self.notice_fork()
+        if not self._background.has_begun:
+            self._background.ensure()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread runs."""
+        return self._background.is_running
 
     def stop(self) -> None:
         """End the thread. Leases under watch are renewed no more."""
-        thread, self._thread = self._thread, None
-        if thread and thread.is_alive() and self._pid == os.getpid():
-            self._stopping = True
-            self._wakeups.wake()
-            if thread is not threading.current_thread():
-                thread.join()
+        if self.pid == os.getpid():
+            self._background.stop(self._wakeups.wake, _ENDS_WITHIN)
 
     # -- the watchdog's thread -----------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stopping:
+    def _run(self, run: Run) -> None:
+        while not self._background.is_over(run):
             try:
                 next_at = self.step()
             except Exception:
@@ -226,22 +224,21 @@ class Watchdog:
                 log.exception("The watchdog had an error and continues.")
                 next_at = self._recover()
             woken = self._wakeups.sleep(math.inf if next_at is None else next_at)
-            if not woken and next_at is None and self._is_done():
+            if woken or next_at is not None:
+                continue
+            if self._has_work():
+                self._is_used = False  # it stays for one more sleep
+            elif self._background.ends(run, self._has_work):
                 return
 
-    def _is_done(self) -> bool:
-        """End if there was no lease for a while; the next one starts a new thread.
+    def _has_work(self) -> bool:
+        """Tell whether there are leases, or a reply is missing, or there was a lease.
 
-        Not while a reply is missing, which may be the refusal of a release.
+        A reply that is missing may be the refusal of a release.
         """
         transport = self._redlock.transport
-        with self._starting:
-            is_used = self._watched or self._is_used or self._wakeups.was_woken
-            if is_used or transport.has_unanswered or transport.has_pending:
-                self._is_used = False
-                return False
-            self._thread = None
-            return True
+        is_used = self._watched or self._is_used or self._wakeups.was_woken
+        return bool(is_used or transport.has_unanswered or transport.has_pending)
 
     def _recover(self) -> float:
         """Plan all watches anew after an error. Return when to go on."""

@@ -13,10 +13,10 @@ one that replaces a connection that worked, or one long after the last failure.
 
 from __future__ import annotations
 
-import _thread
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.backoff import doubled
+from celery_redlock.core.process import start_thread
 from celery_redlock.core.transport.connection import open_connection
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ class Connector:
             attempt.is_wanted = False
             _close_unwanted(attempt)
 
+    def hurry(self) -> None:
+        """Let the next attempt need no pause: the last connection was well."""
+        self.failures, self._next_at = 0, 0.0
+
     @property
     def is_busy(self) -> bool:
         """Whether a connection is being made and has no result yet. For tests."""
@@ -89,15 +93,9 @@ class Connector:
         if self._attempt or now < self._next_at:
             return
         self._hopeful = not self.failures or now - self._next_at > _LONG_AGO
-        attempt = _Attempt()
-        try:
-            # Not by `threading`, whose `start` waits for the thread: the exception of
-            # a time limit inside it would spoil the lock that both share. No exception
-            # can come between these two lines, because nothing is called.
-            self._attempt = attempt
-            _thread.start_new_thread(self._connect, (attempt,))
-        except RuntimeError as error:  # too many threads
-            self._end(attempt, f"cannot be connected to: {error}")
+        attempt = self._attempt = _Attempt()
+        if not start_thread(self._connect, attempt):
+            self._end(attempt, "cannot be connected to: there can be no new thread")
 
     def take(self) -> Connection | str | None:
         """Return the new connection, why it failed, or None while it is being made."""

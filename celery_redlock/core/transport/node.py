@@ -14,10 +14,9 @@ Requests travel on ONE connection in the order in which they were sent. So a rel
 can never overtake the acquire or the renewal before it. A time-out does not close the
 connection: the late reply is entered in the request that it answers.
 
-A signal handler or a finaliser may use the node in the middle of another use. So all
-that belongs to one connection is in one `_Conversation`. A use that was interrupted
-goes on with the conversation that it began with. If that has ended meanwhile, it
-touches nothing of a later one.
+A caller that is interrupted in the middle of a change throws the node away: `anew`
+returns one without a connection, and the connection is closed. Requests in flight fail
+there, and releases are owed. Nothing is repaired.
 
 A suspect node gets all requests, but no call waits for it. When it has been silent for
 longer than it takes to connect, a second connection is made in the background. If that
@@ -29,6 +28,7 @@ Nothing here blocks; connections are made in the background, by ``connector``.
 from __future__ import annotations
 
 import contextlib
+import copy
 import selectors
 from collections import deque
 from typing import TYPE_CHECKING
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 __all__ = ["Node"]
 
 _READ_SIZE = 1 << 14
+_READ = selectors.EVENT_READ
 _READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
 _MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
-_INTERRUPTED = "lost its connection, because a request was interrupted"
 
 
 class _Conversation:
@@ -70,17 +70,9 @@ class _Conversation:
         is_tls: Whether it may hold more bytes than its socket shows.
         pending: The requests that have no reply yet, in order.
         unsent: The bytes that the socket did not take.
-        is_torn: Whether it is in the middle of a change, or was interrupted there.
     """
 
-    __slots__ = (
-        "connection",
-        "has_scripts",
-        "is_tls",
-        "is_torn",
-        "pending",
-        "unsent",
-    )
+    __slots__ = ("connection", "has_scripts", "is_tls", "pending", "unsent")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -88,11 +80,10 @@ class _Conversation:
         self.is_tls = hasattr(connection.sock, "pending")
         self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
         self.unsent = bytearray()
-        self.is_torn = True  # until a selector waits for it
 
 
 class Node:
-    """One master. Used with the mutex of its broadcast, except for the connecting.
+    """One master. Used by one thread at a time, except for the connecting.
 
     Attributes:
         label: The name of the node.
@@ -175,15 +166,23 @@ class Node:
             else:
                 self._fail(request, index, self._down_because or "is not connected")
 
+    def refuse(self, request: ScriptRequest, index: int) -> None:
+        """Enter that this request cannot be sent, unless the node has voted on it."""
+        self._fail(request, index, self._down_because or "could not be sent to")
+
+    def lose(self, reason: str) -> None:
+        """Close the connection for a reason of this process."""
+        self._drop(reason)
+
     @property
     def needs_maintenance(self) -> bool:
         """Whether ``maintain`` has something to do."""
         conversation = self._conversation
         return (
             conversation is None
-            or conversation.is_torn
             or self.suspect
             or bool(self.unfit_because)
+            or bool(self._backlog)
             or bool(self._pending_releases)
         )
 
@@ -191,8 +190,6 @@ class Node:
         """Take a new connection or begin to make one. Return whether one was taken."""
         self._selector = selector
         now = self._clock.monotonic()
-        if self._conversation and self._conversation.is_torn:
-            self._drop(_INTERRUPTED)
         made = self._connector.take()
         taken = False
         if isinstance(made, str):
@@ -212,11 +209,24 @@ class Node:
         if self._conversation is None:
             return
         while self._backlog:
-            request, index = self._backlog.popleft()
-            self.send((request,), index)
+            request, index = self._backlog[0]
+            if request.ballot.votes[index] is None:
+                self.send((request,), index)
+            self._backlog.popleft()  # now: an interruption sends it once more
         if not self.unfit_because:
             for request, index in self._pending_releases.due(self._clock.monotonic()):
                 self.send((request,), index)
+
+    def unsent_of(
+        self, requests: Sequence[ScriptRequest], index: int
+    ) -> list[ScriptRequest]:
+        """Return those that this node was not sent yet."""
+        sent = {id(request) for request, _ in [*self.pending, *self._backlog]}
+        return [
+            request
+            for request in requests
+            if request.ballot.votes[index] is None and id(request) not in sent
+        ]
 
     def disqualify(self, reason: str) -> None:
         """Give this node no vote for this reason; ``""`` lets it vote."""
@@ -226,7 +236,7 @@ class Node:
 
     def receive(self) -> None:
         """Read what has come, and enter it where it belongs. Never blocks."""
-        conversation = self._begin()
+        conversation = self._conversation
         if conversation is None:
             return
         connection = conversation.connection
@@ -239,23 +249,20 @@ class Node:
                 data = connection.sock.recv(_READ_SIZE)
         except OSError as error:
             if not would_block(error):
-                self._drop(f"lost its connection: {error}", conversation)
+                self._drop(f"lost its connection: {error}")
                 return
             data = b"."
         if not data:
-            self._drop("closed the connection", conversation)
+            self._drop("closed the connection")
             return
         try:
             self._enter_replies(conversation)
         except (ErrorReply, UnreadableReply) as error:
-            reason = f"does not speak the protocol of Redis: {error}"
-            self._drop(reason, conversation)
-            return
-        conversation.is_torn = False
+            self._drop(f"does not speak the protocol of Redis: {error}")
 
     def flush(self) -> None:
         """Send bytes that the socket did not take before."""
-        conversation = self._begin()
+        conversation = self._conversation
         if conversation is None:
             return
         sock, unsent = conversation.connection.sock, conversation.unsent
@@ -263,27 +270,17 @@ class Node:
             del unsent[: sock.send(unsent)]
         except OSError as error:
             if not would_block(error):
-                self._drop(f"lost its connection: {error}", conversation)
+                self._drop(f"lost its connection: {error}")
                 return
         if not unsent:
             self._wait_for(conversation, selectors.EVENT_READ)
-        conversation.is_torn = False
 
-    def _begin(self) -> _Conversation | None:
-        """Return the conversation for a change; end it if another one was interrupted.
-
-        An asynchronous exception (a time limit, LockLost) may come between any two
-        lines of a change, and so may a handler that uses this node. A conversation
-        that is torn is never used again.
-        """
-        conversation = self._conversation
-        if conversation is None:
-            return None
-        if conversation.is_torn:
-            self._drop(_INTERRUPTED)
-            return None
-        conversation.is_torn = True
-        return conversation
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Have this selector wait for the connection, if there is one."""
+        self._selector = selector
+        if self._conversation:
+            events = _READ_AND_WRITE if self._conversation.unsent else _READ
+            selector.register(self._conversation.connection.sock, events, self)
 
     def mark_suspect(self, since: float) -> None:
         """Note that a reply is late: from now on no call waits for this node.
@@ -294,6 +291,34 @@ class Node:
         if self._conversation and not self.suspect:
             self.suspect, self.silent_since = True, since
             self._log.late()
+
+    def anew(self, reason: str) -> Node:
+        """Return this node without the connection, which was interrupted.
+
+        Its requests fail, and those that must arrive are owed. This node changes
+        nothing of itself, so an interruption of this very call is harmless, too. Close
+        it when the new one has taken its place.
+        """
+        made = copy.copy(self)
+        made._begin_anew(self, reason)  # noqa: SLF001  (of this class)
+        return made
+
+    def _begin_anew(self, torn: Node, reason: str) -> None:
+        self._conversation = self._selector = None
+        self._down_because, self.suspect = reason, False
+        self._backlog = deque(torn.backlog)
+        if torn._conversation:
+            self._last_seen_at = self._clock.monotonic()
+            self._log.lost(reason)
+            self._end(torn._conversation, reason)
+            self._connector.hurry()
+
+    def cut(self) -> None:
+        """Close the connection of a node that another one has taken the place of."""
+        conversation, self._conversation = self._conversation, None
+        self._backlog = deque()
+        if conversation:
+            conversation.connection.close()
 
     def forget(self) -> None:
         """Start anew in a forked child: the connection is the parent's."""
@@ -320,7 +345,6 @@ class Node:
         sent: Sequence[tuple[ScriptRequest | ScriptLoad, int]],
         packed: bytes,
     ) -> None:
-        was_torn, conversation.is_torn = conversation.is_torn, True
         conversation.pending.extend(sent)
         if conversation.unsent:
             conversation.unsent += packed
@@ -329,18 +353,14 @@ class Node:
                 count = conversation.connection.sock.send(packed)
             except OSError as error:
                 if not would_block(error):
-                    self._drop(f"lost its connection: {error}", conversation)
+                    self._drop(f"lost its connection: {error}")
                     return
                 count = 0
             if count < len(packed):
                 conversation.unsent += packed[count:]
                 self._wait_for(conversation, _READ_AND_WRITE)
-        if conversation is not self._conversation:
-            self._drop(_INTERRUPTED, conversation)
-        elif len(conversation.unsent) > _MOST_UNSENT:
+        if len(conversation.unsent) > _MOST_UNSENT:
             self._drop("accepts no more data")
-        else:
-            conversation.is_torn = was_torn
 
     def _wait_for(self, conversation: _Conversation, events: int) -> None:
         if self._selector:
@@ -353,7 +373,7 @@ class Node:
             try:
                 request, index = pending.popleft()
             except IndexError:
-                self._drop("sent a reply to no request", conversation)
+                self._drop("sent a reply to no request")
                 return
             try:
                 if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
@@ -393,7 +413,7 @@ class Node:
             later.call[1][0] == request.call[1][0]
             # A release may begin with another key: of several permits, say.
             or (later.resend_until and not keys.isdisjoint(later.call[1]))
-            for later, _ in list(conversation.pending)
+            for later, _ in conversation.pending
         ):
             load = ScriptLoad(request.script)
             self._write(conversation, [(load, index)], load.packed())
@@ -413,31 +433,26 @@ class Node:
 
     # -- the connection ----------------------------------------------------------
 
-    def _drop(self, reason: str, conversation: _Conversation | None = None) -> None:
-        """End this conversation, or the current one. It may have ended already."""
-        ended = conversation or self._conversation
-        if ended is None or ended is self._conversation:
-            self._down_because, self.suspect = reason, False
+    def _drop(self, reason: str) -> None:
+        """End the conversation, if there is one."""
+        self._down_because, self.suspect = reason, False
+        ended = self._conversation
         if ended is None:
             return
-        # It may be interrupted at any line, and is then done once more.
-        ended.is_torn = True
-        sock = ended.connection.sock
-        if ended is self._conversation:
-            self._last_seen_at = self._clock.monotonic()
-            self._log.lost(reason)
-            if self._selector:
-                with contextlib.suppress(KeyError, ValueError):  # interrupted before
-                    self._selector.unregister(sock)
+        self._last_seen_at = self._clock.monotonic()
+        self._log.lost(reason)
+        if self._selector:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended
+                self._selector.unregister(ended.connection.sock)
         ended.connection.close()
+        self._end(ended, reason)
+        self._conversation = None  # last: until then an interruption finds it
+
+    def _end(self, ended: _Conversation, reason: str) -> None:
+        """Enter that the requests in flight failed; owe those that must arrive."""
         for request, index in list(ended.pending):
             self._owe(request, index)
-        while ended.pending:
-            with contextlib.suppress(IndexError):
-                request, index = ended.pending.popleft()
-                request.fail(index, reason)
-        if ended is self._conversation:
-            self._conversation = None
+            request.fail(index, reason)
 
     def _connecting_failed(self, reason: str) -> None:
         if self._conversation is None:
@@ -445,8 +460,8 @@ class Node:
         if self._connector.failures == 1:
             self._log.unreachable(reason)
         while self._backlog:
-            request, index = self._backlog.popleft()
-            self._fail(request, index, reason)
+            self._fail(*self._backlog[0], reason)
+            self._backlog.popleft()
 
     def _adopt(self, made: Connection) -> bool:
         if self._conversation and self.suspect:
@@ -454,14 +469,10 @@ class Node:
         if self._conversation and (self.suspect or self.unfit_because):
             late = "did not answer for too long, and has a new connection now"
             self._drop(late if self.suspect else "is asked again whether it may vote")
-        conversation = _Conversation(made)
-        if (
-            self._conversation is None
-        ):  # no call, and so no handler, before the next line
-            self._conversation = conversation
-        if self._conversation is not conversation:
+        if self._conversation:
             made.close()
             return False
+        self._conversation = _Conversation(made)
         if self._connector.failures:
             self._log.back()
         if self._selector:
@@ -470,7 +481,6 @@ class Node:
         self._down_because = ""
         self.disqualify(made.facts.unfit_because)
         self._connector.accept(usable=not self.unfit_because)
-        conversation.is_torn = False
         return True
 
 

@@ -69,11 +69,15 @@ class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
             if entry.request.resend_until <= now:
                 self.pop(name, None)
             elif entry.due_at <= now:
-                self.pop(name, None)  # a send that failed may have dropped it
-                if not entry.is_second:
+                yield entry.request.again(), entry.node
+                # It stays until it was sent: the caller may be interrupted.
+                if self.get(name) is not entry:  # the send has failed
+                    continue
+                if entry.is_second:
+                    del self[name]
+                else:
                     later = now + _SECOND_SEND_AFTER
                     self[name] = entry._replace(due_at=later, is_second=True)
-                yield entry.request.again(), entry.node
 
 
 def _name_of(request: ScriptRequest) -> tuple[object, ...]:

@@ -17,18 +17,18 @@ A wake-up is a hint. Only the delay of a waiter depends on it.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
+import itertools
 import logging
-import os
 import secrets
 import selectors
 import threading
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.process import Background, OfOneProcess, Run
 from celery_redlock.core.resp import ErrorReply, pack
 from celery_redlock.core.selector import new_selector
 from celery_redlock.core.transport.connection import Connection, would_block
@@ -51,7 +51,6 @@ _CHANNEL_BYTES = 16
 _POLL_EVERY = 0.002  # seconds between two looks at a connection that is being made
 _SELECT_FOR = 0.5  # seconds, at most, without looking for other work
 _IDLE = 30.0  # seconds without a waiter after which the thread ends
-_PRESUMED_DEAD = 10.0  # seconds of silence, of a thread that wakes twice in one
 _PAUSE_AFTER_ERROR = 0.1
 _MS = 1000
 
@@ -119,19 +118,7 @@ class Waiter:
         self.wakeups, self.must_look = {}, False
 
 
-_all_listeners: WeakSet[WakeupListener] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for listeners in list(_all_listeners):
-        listeners.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-class WakeupListener:
+class WakeupListener(OfOneProcess):
     """Listens to all nodes on behalf of the waiters of this process.
 
     The thread starts with the first waiter. A forked child starts with a new one.
@@ -150,6 +137,7 @@ class WakeupListener:
         timing: Timing,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        super().__init__()
         self._keys = keys
         self._clock = clock
         self._subscriptions = [
@@ -157,10 +145,9 @@ class WakeupListener:
             for index, address in enumerate(addresses)
         ]
         self._selector: selectors.BaseSelector | None = None
-        self.forget()
-        _all_listeners.add(self)
+        self.forget_parent()
 
-    def forget(self) -> None:
+    def forget_parent(self) -> None:
         """Start anew in a forked child, touching nothing of the parent's."""
         for subscription in self._subscriptions:
             subscription.forget()
@@ -169,12 +156,9 @@ class WakeupListener:
         self._selector = None
         # Weakly: a wait that is interrupted before it has a name leaves none behind.
         self._waiters: WeakValueDictionary[str, Waiter] = WeakValueDictionary()
-        self._starting = threading.Lock()
-        self._thread = 0  # the number of the running thread
-        self._threads = 0
-        self._alive_at = 0.0
+        self._background = Background("redlock-listener", self._run, self._clock)
         self._closing = False
-        self._count = 0
+        self._count = itertools.count(1)
         unique = secrets.token_hex(_CHANNEL_BYTES)
         self.channel = self._keys.channel(unique)
 
@@ -185,20 +169,12 @@ class WakeupListener:
 
     def add_waiter(self) -> Waiter:
         """Return a new waiter, which is woken until it is removed."""
-        with self._starting:
-            self._closing = False
-            self._count += 1
-            waiter = Waiter(f"{self.channel}/{self._count}")
-            self._waiters[str(self._count)] = waiter
-            now = self._clock.monotonic()
-            if not self._thread or now - self._alive_at > _PRESUMED_DEAD:
-                self._threads += 1
-                self._thread, self._alive_at = self._threads, now
-                try:
-                    # Not by `threading`, for the reason in `Connector.begin`.
-                    _thread.start_new_thread(self._run, (self._thread,))
-                except RuntimeError:  # too many threads; waiters look more often
-                    self._thread = 0
+        self.notice_fork()
+        number = str(next(self._count))
+        waiter = Waiter(f"{self.channel}/{number}")
+        self._waiters[number] = waiter
+        self._closing = False
+        self._background.ensure()  # if there can be none, waiters look more often
         return waiter
 
     def remove_waiter(self, waiter: Waiter) -> None:
@@ -211,35 +187,37 @@ class WakeupListener:
 
     # -- the thread -----------------------------------------------------------
 
-    def _run(self, number: int) -> None:
-        selector = self._selector = new_selector()
-        for subscription in self._subscriptions:
-            subscription.close()  # connections of a thread that was presumed dead
+    def _run(self, run: Run) -> None:
         needed_at = self._clock.monotonic()
-        while not self._is_done(number, needed_at):
-            self._alive_at = self._clock.monotonic()
+        while not self._background.is_over(run):
+            now = self._clock.monotonic()
             if self._waiters:
-                needed_at = self._alive_at
+                needed_at = now
             try:
-                self._step(selector)
+                if not self._is_done(needed_at, now):
+                    self._step()
+                elif self._background.ends(run, self._has_work):
+                    self._disconnect()
             except Exception:
                 log.exception("The listener for wake-ups had an error and continues.")
                 self._clock.sleep(_PAUSE_AFTER_ERROR)
-        selector.close()
 
-    def _is_done(self, number: int, needed_at: float) -> bool:
+    def _is_done(self, needed_at: float, now: float) -> bool:
         """End if there was no waiter for a while; the next one starts a new thread."""
-        with self._starting:
-            if number != self._thread:
-                return True
-            idle = not self._waiters and self._clock.monotonic() - needed_at > _IDLE
-            if self._closing or idle:
-                self._thread = 0
-                for subscription in self._subscriptions:
-                    subscription.close()
-            return not self._thread
+        return self._closing or (not self._waiters and now - needed_at > _IDLE)
 
-    def _step(self, selector: selectors.BaseSelector) -> None:
+    def _has_work(self) -> bool:
+        return bool(self._waiters) and not self._closing
+
+    def _disconnect(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.close()
+        selector, self._selector = self._selector, None
+        if selector:
+            selector.close()
+
+    def _step(self) -> None:
+        selector = self._selector = self._selector or new_selector()
         for subscription in self._subscriptions:
             subscription.maintain(selector, self.channel)
         connecting = any(one.is_connecting for one in self._subscriptions)

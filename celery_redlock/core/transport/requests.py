@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.core import scripts
 from celery_redlock.core.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
-from celery_redlock.core.resp import ErrorReply, pack, refusal_of
+from celery_redlock.core.resp import (
+    ErrorReply,
+    pack,
+    pack_words,
+    refusal_of,
+    unsendable,
+    word_of,
+)
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -248,6 +255,7 @@ class ScriptRequest:
         "_eval",
         "_evalsha",
         "_keys",
+        "_open",
         "asked_by",
         "ballot",
         "is_obsolete",
@@ -275,7 +283,14 @@ class ScriptRequest:
         self._keys = keys
         self._args = args
         self._done_when = done_when
-        self._evalsha = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
+        words = [
+            one if type(one) is str else str(one) if type(one) is int else word_of(one)
+            for one in ("EVALSHA", script.sha, len(keys), *keys, *args)
+        ]
+        try:
+            self._evalsha = pack_words(tuple(words))
+        except ValueError as error:
+            raise unsendable(error) from None
         self._eval: bytes | None = None
         if len(self._evalsha) > _MOST_BYTES:
             raise ConfigurationError(
@@ -283,6 +298,9 @@ class ScriptRequest:
                 f"most {_MOST_BYTES:,}. Nothing was sent; use shorter keys and texts."
             )
         self.ballot = Ballot(labels, done_when)
+        # Nodes that have not voted. Whoever takes a node out enters its vote: a thread
+        # that was presumed dead may do so at the same time as its successor.
+        self._open = dict.fromkeys(range(len(labels)), True)
         self.replies: list[Any] = [None] * len(labels)
         self.resend_since = resend_since
         self.resend_until = resend_until
@@ -309,14 +327,24 @@ class ScriptRequest:
         return self._eval
 
     def answer(self, index: int, reply: Any) -> None:
-        """Enter the reply of one node."""
+        """Enter the reply of one node, unless the request has failed there.
+
+        Raises:
+            ValueError: It is the second one. It belongs to another request.
+        """
         vote = vote_of(reply, self.script)
+        if self._open.pop(index, None) is None:
+            if self.replies[index] is None:
+                return
+            label = self.ballot.labels[index]
+            raise ValueError(f"{label} has already voted in this ballot")
         self.replies[index] = reply
         self._cast(index, vote)
 
     def fail(self, index: int, reason: str) -> None:
-        """Enter that this node gave no answer, and why."""
-        self._cast(index, Vote(VoteKind.SILENT, reason=reason))
+        """Enter that this node gave no answer, and why, unless it has voted."""
+        if self._open.pop(index, None) is not None:
+            self._cast(index, Vote(VoteKind.SILENT, reason=reason))
 
     def _cast(self, index: int, vote: Vote) -> None:
         self.ballot.cast(index, vote)

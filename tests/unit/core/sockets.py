@@ -309,7 +309,7 @@ class ClockedSelector(Selector):
         self,
         clock: FakeClock,
         on_select: list[Callable[[], Any]],
-        nodes: list[Node],
+        nodes: Sequence[Node],
     ) -> None:
         super().__init__()
         self.clock = clock
@@ -368,16 +368,20 @@ class Net:
         ]
         self.selectors: list[ClockedSelector] = []
         self.on_select: list[Callable[[], Any]] = []
-        self.nodes = [
-            Node(cast("Any", address), clock=clock, connect_timeout=CONNECT_TIMEOUT)
-            for address in self.addresses
-        ]
         self.broadcast = Broadcast(
-            self.nodes,
+            [
+                Node(cast("Any", address), clock=clock, connect_timeout=CONNECT_TIMEOUT)
+                for address in self.addresses
+            ],
             clock=clock,
             timing=Timing(30.0, 60.0, NODE_TIMEOUT, CONNECT_TIMEOUT),
             new_selector=cast("Any", self._new_selector),
         )
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes."""
+        return self.broadcast.nodes
 
     def _new_selector(self) -> ClockedSelector:
         self.selectors.append(ClockedSelector(self.clock, self.on_select, self.nodes))

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from celery_redlock.core import process
 from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.transport import broadcast
 from celery_redlock.core.transport.requests import all_answered, grant_is_decided
 from tests.harness.threads import threads_started_here
 from tests.harness.waiting import until as eventually
-from tests.interruptions import counts_places, interruptions
 from tests.unit.core.sockets import (
     CONNECT_TIMEOUT,
     FREE,
@@ -194,7 +193,7 @@ def test_drain_reads_without_waiting(net: Net, clock: FakeClock) -> None:
 
 
 def test_obsolete_request_is_not_sent(net: Net) -> None:
-    """The mutex is held: no other request can be sent in between."""
+    """One thread drives: no other request can be sent in between."""
     is_obsolete, wanted = net.request("a", is_obsolete=lambda: True), net.request("b")
 
     net.broadcast.send(is_obsolete, wanted)
@@ -380,11 +379,11 @@ def test_close_waits_for_no_longer_than_a_node_may_take(
 
 
 def test_forked_child_starts_anew(net: Net) -> None:
-    """It has a mutex, a selector and connections of its own."""
+    """It has a selector and connections of its own."""
     net.broadcast.send(net.request())
     selector = net.selector
 
-    net.broadcast.forget()
+    net.broadcast.forget_parent()
 
     assert not any(connection.is_disconnected for connection in net.connections)
     assert selector.is_closed
@@ -603,7 +602,7 @@ def test_thread_with_a_deadline_goes_first(net: Net) -> None:
     urgent = net.request("urgent")
     until = net.clock.monotonic() + 1.0
     occupied.start(net.broadcast.send, urgent, until=until)
-    eventually(lambda: bool(net.broadcast._urgent))  # noqa: SLF001
+    eventually(lambda: bool(net.broadcast._queue.urgent))  # noqa: SLF001
 
     occupied.leave()
 
@@ -651,7 +650,7 @@ def test_requests_that_wait_together_leave_together(net: Net) -> None:
     sends = net.socks[0].sends
     occupied = Occupied(net)
     names = [f"other {number}" for number in range(10)]
-    queue = net.broadcast._queue  # noqa: SLF001
+    queue = net.broadcast._queue.others  # noqa: SLF001
     for number, name in enumerate(names):
         occupied.start(net.broadcast.ask, net.request(name))
         eventually(partial(lambda count: len(queue) == count, number + 1))
@@ -713,7 +712,7 @@ def test_callers_are_told_though_no_thread_can_be_started(
     asked = [net.request(f"other {number}") for number in range(5)]
     for request in asked:
         occupied.start(net.broadcast.ask, request)
-    monkeypatch.setattr(broadcast, "_thread", SimpleNamespace(start_new_thread=refuse))
+    monkeypatch.setattr(process, "_thread", SimpleNamespace(start_new_thread=refuse))
 
     occupied.leave()
 
@@ -734,8 +733,8 @@ def test_rest_of_an_interrupted_batch_is_sent_first(net: Net) -> None:
     assert sent[0] == sent[2] == [b"first", b"second"]
 
 
-def test_mutex_is_released_by_a_time_limit(net: Net, clock: FakeClock) -> None:
-    """A time limit that interrupts a wait blocks no later call."""
+def test_time_limit_blocks_no_later_call(net: Net, clock: FakeClock) -> None:
+    """The thread that was interrupted does not drive any more."""
 
     def interrupt() -> None:
         net.on_select.clear()
@@ -751,48 +750,15 @@ def test_mutex_is_released_by_a_time_limit(net: Net, clock: FakeClock) -> None:
     assert net.broadcast.send(net.request(), until=clock.monotonic())
 
 
-@counts_places
-@pytest.mark.parametrize("method", ["ask", "send", "wait", "drain"])
-def test_mutex_is_released_after_an_interruption_anywhere(
-    net: Net, clock: FakeClock, method: str
-) -> None:
-    """Otherwise the next call, which may be a release, waits for ever."""
-
-    def call() -> None:
-        until = clock.monotonic() + NODE_TIMEOUT
-        asked = net.request()
-        if method == "ask":
-            net.broadcast.ask(asked)
-        elif method == "drain":
-            net.broadcast.drain(until)
-        else:
-            getattr(net.broadcast, method)(asked, until=until)
-
-    places = 0
-    for interruption in interruptions(broadcast.__file__):
-        places = interruption.at
-        with interruption:
-            call()
-        other = threading.Thread(target=net.broadcast.send, args=(net.request(),))
-        other.daemon = True
-        other.start()
-        other.join(SOON)
-        assert not other.is_alive(), (
-            f"the mutex is held after an interruption at {places}"
-        )
-
-    assert places > 2
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_fork_while_the_mutex_is_held_does_not_block_the_child(net: Net) -> None:
-    """The child has a mutex of its own."""
+def test_fork_while_a_thread_drives_does_not_block_the_child(net: Net) -> None:
+    """The child has an exchange of its own."""
     outcome: list[int] = []
 
     def fork() -> None:
         net.on_select.clear()
         pid = os.fork()
-        if pid == 0:  # the child: does it get the mutex?
+        if pid == 0:  # the child
             done = net.broadcast.send(net.request(), until=net.clock.monotonic())
             os._exit(17 if done else 1)
         outcome.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

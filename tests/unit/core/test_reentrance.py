@@ -1,22 +1,15 @@
-"""A signal handler or a finaliser that uses the connections in the middle of a use.
-
-The mutex of a broadcast lets its own thread in again. So a handler that runs between
-any two lines of ``node`` may send, receive, and have a connection replaced.
-"""
+"""A signal handler or a finaliser that asks nodes in the middle of another request."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.resp import ErrorReply, PythonReader
 from celery_redlock.core.scripts import RELEASE
-from celery_redlock.core.transport import node
 from celery_redlock.core.transport.requests import all_answered
-from tests.interruptions import Interruption, counts_places
-from tests.unit.core.sockets import Address, Connection, Net, Sock, encoded
+from tests.unit.core.sockets import Connection, Net, commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,113 +17,186 @@ if TYPE_CHECKING:
     from celery_redlock.core.transport.requests import ScriptRequest
     from celery_redlock.testing import FakeClock
 
-NOSCRIPT = ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
-
-
-class Call(Interruption):
-    """Calls a function at one place of the code, as a signal handler does."""
-
-    def __init__(self, at: int, below: str, call: Callable[[], object]) -> None:
-        super().__init__(at, below)
-        self._call = call
-
-    def _pass(self) -> None:
-        self.passed += 1
-        if self.passed == self.at:
-            self._call()
-
-
-class Echo(Sock):
-    """A socket of a server that names the key of each command in its reply."""
-
-    def __init__(self, *, forgets: bool) -> None:
-        super().__init__()
-        self._reader = PythonReader()
-        self._forgets = forgets
-
-    def send(self, data: bytes | bytearray) -> int:
-        """Take half of the bytes at most, and answer the commands that are whole."""
-        self.room = -(-len(data) // 2)
-        taken = super().send(data)
-        self._reader.feed(bytes(data[:taken]))
-        self.room = 1
-        while (words := self._reader.gets()) is not False:
-            self.incoming.append(encoded(self._reply(words)))
-        return taken
-
-    def _reply(self, words: list[bytes]) -> Any:
-        if words[0] == b"SCRIPT":
-            return b"sha"
-        if words[0] == b"EVALSHA" and self._forgets:
-            return NOSCRIPT
-        return [2, words[3], 900]
-
-
-class Echoes(Address):
-    """The address of such a server; it accepts every connection."""
-
-    def __init__(self, name: str, *, forgets: bool) -> None:
-        super().__init__(name=name)
-        self._forgets = forgets
-
-    def connection(self, timeout: float) -> Connection:
-        """Return a new connection."""
-        connection = Connection(run_id=self.name)
-        connection._sock = Echo(forgets=self._forgets)  # noqa: SLF001  (a stand-in)
-        self.coming.append(connection)
-        return super().connection(timeout)
+REASON = "lost its connection, because a request was interrupted"
 
 
 class Stage:
-    """A node that echoes, and the requests to it."""
+    """Three nodes that answer at once, and a handler that asks them."""
 
-    def __init__(self, clock: FakeClock, *, forgets: bool) -> None:
-        self.net = Net(clock, "a")
-        self.requests: list[ScriptRequest] = []
-        address: Any = Echoes("node", forgets=forgets)
-        self.net.nodes[0]._connector._address = address  # noqa: SLF001
+    def __init__(self, clock: FakeClock) -> None:
+        self.net = Net(clock, "a", "b", "c")
+        self.net.connect()
+        self.again = [Connection(name) for name in "abc"]
+        for address, connection in zip(self.net.addresses, self.again, strict=True):
+            address.coming.append(connection)
+        self.net.on_select.append(self._answer)
+        self.asked: list[tuple[Connection, bytes]] = []  # each key, and by which one
+        self.inner: ScriptRequest | None = None
+
+    def _answer(self) -> None:
+        for connection in [*self.net.connections, *self.again]:
+            sock = connection.sock
+            for words in commands(sock.sent):
+                self.asked.append((connection, words[3]))
+                sock.replies([2, words[3], 900])
+            sock.sent.clear()
 
     def request(self, key: str, **options: Any) -> ScriptRequest:
-        """Return a request about this key, whose replies are checked."""
-        request = self.net.request(key, done_when=all_answered, **options)
-        self.requests.append(request)
-        return request
+        """Return a request whose replies name its key."""
+        return self.net.request(key, done_when=all_answered, **options)
 
-    def release(self, key: str) -> ScriptRequest:
-        """Return a release of this key, which must arrive."""
-        until = self.net.clock.monotonic() + 60.0
-        return self.request(key, script=RELEASE, resend_until=until)
-
-    def ask(self, key: str) -> None:
-        """Ask about this key, between two requests that are not waited for."""
-        self.net.broadcast.send(self.release(f"{key} before"))
-        self.net.broadcast.ask(self.request(key))
-        self.net.broadcast.send(self.release(f"{key} after"))
+    def handle(self) -> None:
+        """Ask the nodes, as a handler does; once."""
+        if self.inner is None:
+            self.inner = self.request("inner")
+            self.net.broadcast.ask(self.inner)
 
 
-@counts_places
-@pytest.mark.parametrize("forgets", [False, True], ids=["known", "forgotten"])
-def test_reply_is_never_entered_for_another_request(
-    clock: FakeClock, *, forgets: bool
+@pytest.fixture
+def stage(clock: FakeClock) -> Stage:
+    """Give the stage."""
+    return Stage(clock)
+
+
+def during_select(stage: Stage) -> None:
+    """Call the handler while the caller waits for replies."""
+    stage.net.on_select.insert(0, stage.handle)
+
+
+def during_send(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the handler while the caller sends to the second node."""
+    sock = stage.net.socks[1]
+    send = sock.send
+
+    def interrupted(data: bytes) -> int:
+        stage.handle()
+        return send(data)
+
+    monkeypatch.setattr(sock, "send", interrupted)
+
+
+def during_recv(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the handler while the caller reads from the second node."""
+    sock = stage.net.socks[1]
+    recv = sock.recv
+
+    def interrupted(size: int) -> bytes:
+        stage.handle()
+        return recv(size)
+
+    monkeypatch.setattr(sock, "recv", interrupted)
+
+
+def keys(request: ScriptRequest | None) -> list[Any]:
+    """Return the key that each node has named in its reply."""
+    assert request is not None
+    return [reply and reply[1] for reply in request.replies]
+
+
+def test_handler_that_comes_while_the_caller_waits_costs_it_nothing(
+    stage: Stage,
 ) -> None:
-    """Wherever the handler comes, each reply belongs to its request."""
-    for place in itertools.count(1):
-        stage = Stage(clock, forgets=forgets)
-        stage.ask("first")
-        clock.advance(10.0)  # so that a connection can be made anew at once
-        call = Call(place, node.__file__, lambda: stage.ask("inner"))  # noqa: B023
-        with call:
-            stage.ask("outer")
-        clock.advance(10.0)
-        stage.ask("last")
+    """Both get their own replies, on the connections that there were."""
+    during_select(stage)
+    outer = stage.request("outer")
 
-        for request in stage.requests:
-            key = request.call[1][0].encode()
-            replies = [reply for reply in request.replies if reply is not None]
-            assert all(reply == [2, key, 900] for reply in replies), (place, replies)
-        last = stage.requests[-2]
-        assert last.replies == [[2, b"last", 900]], (place, last.ballot.reasons())
-        if not call.was_raised:
-            break
+    stage.net.broadcast.ask(outer)
 
-    assert place > 50
+    assert keys(stage.inner) == [b"inner"] * 3
+    assert keys(outer) == [b"outer"] * 3
+    assert not any(connection.is_disconnected for connection in stage.net.connections)
+
+
+@pytest.mark.parametrize("interrupt", [during_send, during_recv])
+def test_handler_that_comes_in_a_change_gets_its_replies_on_new_connections(
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupt: Callable[[Stage, pytest.MonkeyPatch], None],
+) -> None:
+    """The request in flight fails as if the nodes had closed their connections."""
+    interrupt(stage, monkeypatch)
+    outer = stage.request("outer")
+
+    stage.net.broadcast.ask(outer)
+    last = stage.request("last")
+    stage.net.broadcast.ask(last)
+
+    assert keys(stage.inner) == [b"inner"] * 3
+    assert REASON in outer.ballot.reasons()
+    assert {key for key in keys(outer) if key} <= {b"outer"}
+    assert keys(last) == [b"last"] * 3
+    assert all(connection.is_disconnected for connection in stage.net.connections)
+
+
+def test_release_that_a_handler_interrupts_is_sent_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    """To each node that may not have had it; twice is harmless."""
+    during_send(stage, monkeypatch)
+    until = clock.monotonic() + 60.0
+
+    stage.net.broadcast.send(stage.request("outer", script=RELEASE, resend_until=until))
+    assert keys(stage.inner) == [b"inner"] * 3
+    stage.net.broadcast.drain(0.0)
+    stage.net.broadcast.drain(0.0)
+
+    assert all((one, b"outer") in stage.asked for one in stage.again)
+
+
+def test_interruption_in_a_change_costs_one_connection(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are kept, and the next request has all nodes."""
+
+    def interrupt(_: bytes) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage.net.socks[1], "send", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stage.net.broadcast.ask(stage.request("interrupted"))
+    asked = stage.request("next")
+
+    stage.net.broadcast.ask(asked)
+
+    assert keys(asked) == [b"next"] * 3
+    gone = [connection.is_disconnected for connection in stage.net.connections]
+    assert gone == [False, True, False]
+
+
+def test_interruption_of_a_wait_costs_no_connection(stage: Stage) -> None:
+    """Nothing is being changed then."""
+
+    def interrupt() -> None:
+        stage.net.on_select.remove(interrupt)
+        raise KeyboardInterrupt
+
+    stage.net.on_select.insert(0, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stage.net.broadcast.ask(stage.request("interrupted"))
+    asked = stage.request("next")
+
+    stage.net.broadcast.ask(asked)
+
+    assert keys(asked) == [b"next"] * 3
+    assert not any(connection.is_disconnected for connection in stage.net.connections)
+
+
+def test_request_that_meets_an_error_each_time_fails_alone(stage: Stage) -> None:
+    """It does not stay in the queue, where all other requests would wait behind it."""
+
+    def fail() -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stage.net.broadcast.send(stage.request("bad", is_obsolete=fail))
+    tries = [try_to_ask(stage) for _ in range(20)]
+
+    assert keys(tries[-1]) == [b"next"] * 3
+
+
+def try_to_ask(stage: Stage) -> ScriptRequest:
+    """Ask, and ignore the error that another request meets."""
+    asked = stage.request("next")
+    with contextlib.suppress(ZeroDivisionError):
+        stage.net.broadcast.ask(asked)
+    return asked

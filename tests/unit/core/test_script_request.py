@@ -279,6 +279,18 @@ def test_node_cannot_answer_twice() -> None:
         asked.answer(0, [1])
 
 
+def test_reply_after_a_failure_is_ignored() -> None:
+    """The caller was told that the node is silent; the vote stays what it was."""
+    asked = request()
+    asked.fail(0, "was not asked any more")
+
+    asked.answer(0, [1, 9])
+    asked.fail(0, "is gone")
+
+    assert asked.ballot.reasons().startswith("a was not asked any more, ")
+    assert (asked.ballot.pending, asked.ballot.granted) == (2, 0)
+
+
 def test_request_that_is_sent_again_has_no_votes() -> None:
     """The copy has the same bytes, a new ballot, and is never obsolete."""
     asked = request(resend_until=5.0, resend_since=3.0, is_obsolete=lambda: True)

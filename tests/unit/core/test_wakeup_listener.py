@@ -201,18 +201,28 @@ def test_listener_closes_after_a_while_without_waiters(
     until(lambda: listener.listening == 0)
 
 
-def test_thread_that_died_is_replaced(
+def test_signal_handler_that_waits_for_a_lock_in_the_middle_of_a_wait_has_its_turn(
     listener: WakeupListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exception of a time limit can hit a thread that is just starting."""
-    monkeypatch.setattr(pubsub, "_PRESUMED_DEAD", 0.0)
-    with monkeypatch.context() as dying:
-        dying.setattr(listener, "_run", lambda _: None)
-        listener.add_waiter()
+    """No lock is held that its own thread would wait for."""
+    inner: list[Waiter] = []
+    ensure = listener._background.ensure  # noqa: SLF001
 
-    listener.add_waiter()
+    def interrupted() -> bool:
+        monkeypatch.undo()  # the handler comes once
+        inner.append(listener.add_waiter())
+        return ensure()
 
-    until(lambda: listener.listening == 1)
+    monkeypatch.setattr(listener._background, "ensure", interrupted)  # noqa: SLF001
+    outer: list[Waiter] = []
+    thread = threading.Thread(
+        target=lambda: outer.append(listener.add_waiter()), daemon=True
+    )
+    thread.start()
+    thread.join(10)
+
+    assert [waiter.name for waiter in outer] != [waiter.name for waiter in inner]
+    until(lambda: inner[0].must_look and outer[0].must_look)
 
 
 def test_waiters_come_and_go_while_all_are_asked_to_look(

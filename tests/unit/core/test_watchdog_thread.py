@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -29,31 +30,23 @@ SOON = 5.0  # seconds within which a thread must have done its work
 
 
 class Live:
-    """A service in real time, its watchdog, and the threads of that."""
+    """A service in real time, and its watchdog."""
 
-    def __init__(self, started: list[threading.Thread]) -> None:
-        self.started = started
+    def __init__(self) -> None:
         self.redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=0.3)
         self.watchdog = Watchdog(self.redlock)
 
-    @property
-    def threads(self) -> list[str]:
-        """The names of the threads that the test has started and that still run."""
-        return [thread.name for thread in self.started if thread.is_alive()]
-
     def wait_for_its_end(self) -> None:
         """Wait until no thread is left."""
-        for thread in self.started:
-            thread.join(SOON)
+        until(lambda: not self.watchdog.is_running, SOON)
 
 
 @pytest.fixture
 def live() -> Iterator[Live]:
     """Give a service in real time; its watchdog is stopped afterwards."""
-    with threads_started_here() as started:
-        live = Live(started)
-        yield live
-        live.watchdog.stop()
+    live = Live()
+    yield live
+    live.watchdog.stop()
 
 
 def wait(event: threading.Event) -> None:
@@ -63,18 +56,20 @@ def wait(event: threading.Event) -> None:
 
 def test_thread_renews_by_itself(live: Live) -> None:
     """It starts with the first lease and ends with ``stop``; both may come twice."""
-    assert live.threads == []
+    before = live.watchdog.is_running
     event = threading.Event()
 
     lease = live.redlock.acquire("k")
-    live.watchdog.watch(lease, on_renewed=lambda *_: event.set())
-    live.watchdog.start()
+    with threads_started_here() as started:
+        live.watchdog.watch(lease, on_renewed=lambda *_: event.set())
+        live.watchdog.start()
     wait(event)
 
-    assert live.threads == ["redlock-watchdog"]
+    assert len(started) == 1
+    assert (before, live.watchdog.is_running) == (False, True)
     live.watchdog.stop()
     live.watchdog.stop()
-    assert live.threads == []
+    live.wait_for_its_end()
 
 
 def test_thread_announces_a_loss(live: Live) -> None:
@@ -116,7 +111,6 @@ def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
     wait(event)
 
     live.wait_for_its_end()
-    assert live.threads == []
 
 
 class Cut:
@@ -154,16 +148,22 @@ def test_thread_stays_until_all_replies_are_there(
     """A release without a reply may have to be sent again."""
     cut = Cut(monkeypatch, longest_sleep=0.01)
     cut.redlock.transport.send(cut.redlock.release_request("k", cut.lease.token))
-    with threads_started_here() as started:
-        cut.watchdog.resend_releases()
-        (thread,) = started
-        thread.join(0.5)  # it sleeps many times
+    steps = itertools.count()
+    drain = cut.redlock.transport.drain
 
-        cut.notice()
+    def count(until: float) -> None:
+        next(steps)
+        drain(until)
 
-        until(lambda: cut.is_free, SOON)
-        thread.join(SOON)
-        assert not thread.is_alive()
+    monkeypatch.setattr(cut.redlock.transport, "drain", count)
+    cut.watchdog.resend_releases()
+    until(lambda: next(steps) > 100, SOON)  # it sleeps many times
+    assert cut.watchdog.is_running
+
+    cut.notice()
+
+    until(lambda: cut.is_free, SOON)
+    until(lambda: not cut.watchdog.is_running, SOON)
 
 
 def test_thread_looks_soon_for_the_reply_to_a_release(
@@ -277,5 +277,4 @@ def test_forked_child_that_stops_ends_nothing_of_its_parent(
     live.watchdog.renew_now(lease)
     wait(renewed)
 
-    live.watchdog.forget(lease)
-    live.wait_for_its_end()
+    assert live.watchdog.forget(lease)

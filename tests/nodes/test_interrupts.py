@@ -1,0 +1,257 @@
+"""Interrupts at random, and programs that end in a block: nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.nodes.support import ROOT, run_python, until_nothing_is_left
+
+if TYPE_CHECKING:
+    from celery_redlock.devnodes import DevNodes
+
+MANY = 10_000
+
+PRELUDE = """
+import asyncio, gc, json, logging, os, random, signal, sys, threading, time
+mode, count, key, *urls = sys.argv[1:]
+if mode == "greenlets":
+    from gevent import monkey
+    monkey.patch_all()
+    import gevent
+    sys.stderr = open(os.devnull, "w")  # gevent prints each kill
+import redis
+from celery_redlock import RedlockError, Redlock, alock, lock
+from tests.harness.waiting import until
+
+logging.disable(logging.CRITICAL)
+TTL = 3.0
+redlock = Redlock(urls, ttl=TTL, node_timeout=0.9)
+over = threading.Event()
+lost, rounds = [], []
+
+class Interrupt(BaseException):
+    pass
+
+def hold(number):
+    with lock(redlock, f"{key}:held:{number}") as lease:
+        while not over.wait(0.02):
+            if not lease.is_valid():
+                lost.append(lease.key)
+                return
+
+def come_and_go():
+    while not over.wait(0.005):
+        try:
+            with lock(redlock, f"{key}:other", wait=1.0):
+                rounds.append(1)
+        except RedlockError:
+            pass
+
+def work(number):
+    try:
+        if number % 3 == 0:
+            with lock(redlock, f"{key}:{number % 5}") as lease:
+                redlock.extend(lease)
+        elif number % 3 == 1:
+            with lock(redlock, f"{key}:held:0", wait=0.02):
+                pass
+        else:
+            with lock(redlock, [f"{key}:{number % 5}", f"{key}:b"], wait=0.05):
+                pass
+    except RedlockError:
+        pass
+
+async def awork(number):
+    try:
+        if number % 2:
+            async with alock(redlock, f"{key}:held:0", wait=0.02):
+                pass
+        else:
+            keys = [f"{key}:{number % 5}", f"{key}:b"]
+            async with alock(redlock, keys, wait=0.05):
+                await asyncio.sleep(0)
+    except RedlockError:
+        pass
+
+def work_on(number):
+    while True:
+        work(number)
+        number += 1
+
+async def awork_on(number):
+    while True:
+        await awork(number)
+        number += 1
+
+def in_threads():
+    def interrupt(*_):
+        raise Interrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    for number in range(int(count)):
+        try:
+            try:
+                after = random.uniform(0.00003, 0.003)
+                signal.setitimer(signal.ITIMER_REAL, after)
+                work_on(number)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            pass
+
+def in_greenlets():
+    for number in range(0, int(count), 10):
+        group = [gevent.spawn(work_on, number + i) for i in range(10)]
+        gevent.sleep(random.uniform(0.0001, 0.01))
+        gevent.killall(group, exception=Interrupt)
+
+async def in_coroutines():
+    for number in range(0, int(count), 10):
+        group = [asyncio.ensure_future(awork_on(number + i)) for i in range(10)]
+        await asyncio.sleep(random.uniform(0.0001, 0.01))
+        for one in group:
+            one.cancel()
+        await asyncio.gather(*group, return_exceptions=True)
+
+with lock(redlock, f"{key}:warm"):
+    pass
+others = [threading.Thread(target=hold, args=(n,), daemon=True) for n in range(2)]
+others.append(threading.Thread(target=come_and_go, daemon=True))
+for thread in others:
+    thread.start()
+until(lambda: rounds)
+if mode == "threads":
+    in_threads()
+elif mode == "greenlets":
+    in_greenlets()
+else:
+    asyncio.run(in_coroutines())
+gone_on = len(rounds)
+until(lambda: len(rounds) > gone_on)
+over.set()
+for thread in others:
+    thread.join(10)
+stuck = [thread.name for thread in others if thread.is_alive()]
+with lock(redlock, f"{key}:after", wait=2.0):
+    pass
+gc.collect()
+clients = [redis.Redis.from_url(url) for url in urls]
+
+def left():
+    names = (f"redlock:lock:{key}*", f"redlock:line:{key}*")
+    return [k for c in clients for name in names for k in c.scan_iter(name)]
+
+until(lambda: not left(), TTL + 2.0, what="an end of all locks")
+print(json.dumps({
+    "lost": lost, "stuck": stuck, "waiters": len(redlock.listener._waiters),
+    "queued": sum(map(len, redlock.transport._queue)),
+    "descriptors": len(os.listdir("/proc/self/fd")) - 4 * len(urls),
+    "threads": len(sys._current_frames()),
+}))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def storm(nodes: DevNodes, key: str, mode: str, count: int) -> None:
+    """Let this many interrupts hit callers, and see that nothing is left of them."""
+    arguments = (mode, str(count), key, *nodes.urls)
+    (line,) = run_python(PRELUDE, *arguments, timeout=60 + count / 10)
+    found: dict[str, Any] = json.loads(line)
+
+    assert (found["lost"], found["stuck"]) == ([], [])
+    assert (found["waiters"], found["queued"]) == (0, 0)
+    assert found["descriptors"] < 12
+    assert found["threads"] <= 5  # main, I/O, watchdog, listener, one that connects
+    until_nothing_is_left(nodes, key)
+
+
+MODES = ["threads", "greenlets", "coroutines"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
+@pytest.mark.parametrize("mode", MODES)
+def test_interrupts_leave_nothing_behind(
+    three_nodes: DevNodes, key: str, mode: str
+) -> None:
+    """No lock, waiter, thread or descriptor; others of the process lose no lease."""
+    storm(three_nodes, key, mode, 200)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
+@pytest.mark.parametrize("mode", MODES)
+def test_storm_of_interrupts_leaves_nothing_behind(
+    three_nodes: DevNodes, key: str, mode: str
+) -> None:
+    """The same with ten thousand."""
+    storm(three_nodes, key, mode, MANY)
+
+
+# -- the end of a process --------------------------------------------------------------
+
+START = """
+import atexit, contextlib, sys, threading
+from celery_redlock import Redlock, lock
+key, *urls = sys.argv[1:]
+redlock = Redlock(urls, node_timeout=1.0)
+
+def rows():
+    with lock(redlock, key):
+        yield 1
+        yield 2
+
+def work():
+    while True:
+        with contextlib.suppress(Exception), lock(redlock, f"{key}:other"):
+            pass
+"""
+
+# How a lock can still be entered when the interpreter ends.
+SHAPES = {
+    "generator": "rows_left = rows(); next(rows_left)",
+    "stack": "left = contextlib.ExitStack(); left.enter_context(lock(redlock, key))",
+    "global": "left = lock(redlock, key); left.__enter__()",
+    "cycle": """
+def leak():
+    class Left:
+        pass
+    left = Left()
+    left.itself = left
+    left.block = lock(redlock, key)
+    left.block.__enter__()
+leak()
+""",
+    "atexit": """
+left = lock(redlock, key)
+left.__enter__()
+atexit.register(left.__exit__, None, None, None)
+""",
+    "threads": """
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+left = lock(redlock, key)
+left.__enter__()
+""",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_process_ends_in_a_block(three_nodes: DevNodes, key: str, shape: str) -> None:
+    """It does not hang and prints nothing, and no lock is left."""
+    done = subprocess.run(  # noqa: S603  (a program of this file)
+        [sys.executable, "-c", START + SHAPES[shape], key, *three_nodes.urls],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    if shape != "threads":  # one of them may be in the middle of a request
+        until_nothing_is_left(three_nodes, key)
