@@ -17,7 +17,8 @@ Read in this order:
 7.  ``scripts``: what a node does, in Lua. ``keys``: the names of all keys there.
 8.  ``transport``: requests, connections, and one conversation with all nodes.
     ``resp``: from commands to bytes and from bytes to replies. ``selector``: waits for
-    sockets, in a thread or a greenlet. ``stores``: a database in place of the nodes.
+    sockets, in a thread or a greenlet. ``process``: what a fork must not copy, and how
+    threads start and end. ``stores``: a database in place of the nodes.
 9.  ``records``: what nodes remember besides locks.
 10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
     durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields``,

@@ -1,4 +1,4 @@
-"""What belongs to one process: state that a fork must not copy, and its threads.
+"""State of one process, which a fork must not copy, and its threads.
 
 A fork is noticed by the process id, when such state is used. Hooks of Python do not
 run when a C program forks, as uWSGI does. Where they run, they only hurry: a child
@@ -98,11 +98,11 @@ class Run:
 
 
 class Background:
-    """A thread that runs while there is work, started by who brings the first.
+    """A thread that runs while there is work, started by the first caller with work.
 
-    There is no lock that an interruption could leave locked. Who brings work enters it
-    first and calls `ensure` then. The thread gives up its place first, when it has
-    nothing to do, and then looks for work once more. So one of both sees the other.
+    There is no lock that an interruption could leave locked. A caller with work enters
+    the work first and calls `ensure` then. A thread with nothing to do gives up its
+    place first, and then looks for work once more. So one of both sees the other.
 
     Args:
         name: The name of the thread.
@@ -131,7 +131,7 @@ class Background:
         if run is not None:
             if run.has_begun or now < run.started_at + _BEGINS_WITHIN:
                 return True
-            self._give_up(run)  # whoever was to start it was interrupted
+            self._give_up(run)  # the caller that was to start it was interrupted
         made = Run(now)
         if self._run.setdefault(_ONE, made) is not made:
             return True  # another thread has just started it

@@ -122,12 +122,20 @@ class WaitQueue:
         The nodes then wake the next waiter, now or for the instant from which the
         lock is free (``hold_at_least``).
         """
+        try:
+            self._leave(acquired=acquired)
+        except BaseException:  # it was interrupted, and others wait behind this waiter
+            self._leave(acquired=acquired)
+            raise
+
+    def _leave(self, *, acquired: bool) -> None:
         self._listener.remove_waiter(self._waiter)
         free_in_ms: int | str = ""
         if not acquired:
             free_in = self._waiter.free_at - self._clock.monotonic()
             free_in_ms = max(0, round(free_in * _MS))
-        self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [self._waiter.name, free_in_ms])
+        name = self._waiter.name
+        self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [name, free_in_ms], resend=True)
 
     def _look(self) -> Steps[float | None]:
         """Join the queue. Return when to look again; None when the lock is free."""

@@ -54,9 +54,6 @@ CALLS: dict[str, Callable[[Redlock, str], object]] = {
     "rate": lambda redlock, text: a_lock(redlock, text, rate="3/m"),
     "keys": lambda redlock, text: a_lock(redlock, ["a", text]),
     "base": lambda redlock, text: redlock.acquire("k", base=text),
-    "holder": lambda redlock, text: redlock.acquire(
-        "k", holder=Holder.here(task=text, started=1.0)
-    ),
     "inspect": lambda redlock, text: redlock.inspect(text),
     "release": lambda redlock, text: redlock.release_base("k", text),
     "permits": lambda redlock, text: redlock.permits_in_use(wanted(text, 3)[1]),

@@ -37,7 +37,7 @@ flight fail, as if all nodes had closed them.
 No caller relies on another thread. It looks ten times a second whether it can drive
 itself. If its time is over and a second later the driver has still not ended its call,
 the driver is presumed dead: the caller drives a successor, without the old connections.
-When the interpreter ends there are no other threads, and nobody to wait for.
+When the interpreter ends there are no other threads, and so it never waits for one.
 
 No call waits for a *suspect* node, which was late before, unless no majority can answer
 without it. Then it waits for one node timeout from when the caller came, or from the
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.transport.node import Node
     from celery_redlock.core.transport.requests import Bell, ScriptRequest
 
-__all__ = ["Broadcast"]
+__all__ = ["Broadcast", "Call", "Exchange", "Queue"]
 
 log = logging.getLogger(__name__)
 
@@ -707,6 +707,7 @@ class Broadcast(OfOneProcess):
     def observer(
         self, observer: Callable[[ScriptRequest], Callable[[int, Vote], None]] | None
     ) -> None:
+        """Have this return the observer of each request from now on."""
         self._exchange.observer_of = observer
 
     @property

@@ -298,8 +298,8 @@ class ScriptRequest:
                 f"most {_MOST_BYTES:,}. Nothing was sent; use shorter keys and texts."
             )
         self.ballot = Ballot(labels, done_when)
-        # Nodes that have not voted. Whoever takes a node out enters its vote: a thread
-        # that was presumed dead may do so at the same time as its successor.
+        # Nodes that have not voted. The thread that takes a node out enters its vote: a
+        # driver that was presumed dead may go on beside its successor.
         self._open = dict.fromkeys(range(len(labels)), True)
         self.replies: list[Any] = [None] * len(labels)
         self.resend_since = resend_since
