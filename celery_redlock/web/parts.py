@@ -9,6 +9,7 @@ Without a majority of the nodes that can tell, no part says that nothing is lock
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,26 +69,35 @@ class Place:
     at: Callable[[float], str] = instant
 
 
-def shown_locks(seen: Scan, *, everything: bool) -> list[SeenHolder]:
-    """Return the rows of a list of locks, the oldest first.
+def shown_locks(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:
+    """Return the rows of a list of locks, the oldest first: the locks of each holder.
+
+    A call has a lock for each of its keys, a permit for each limit, and one for its
+    start. Its permits for a start come last.
 
     Args:
         seen: The locks.
         everything: Whether keys without a majority are among them.
     """
     found = seen.found if everything else [*seen.held, *seen.possible, *seen.starts]
-    return sorted(found, key=lambda lock: lock.holder.started or math.inf)
+    rows: defaultdict[tuple[object, ...], list[SeenHolder]] = defaultdict(list)
+    for lock in found:
+        of_one_holder = lock.holder.token, lock.is_held
+        rows[of_one_holder if lock.holder.is_readable else (lock.key,)].append(lock)
+    for row in rows.values():
+        row.sort(key=lambda lock: (lock.holder.is_kept, lock.key))
+    return sorted(rows.values(), key=lambda row: row[0].holder.started or math.inf)
 
 
 # -- locks -------------------------------------------------------------------------
 
 
-def lock_table(seen: Scan, shown: Sequence[SeenHolder], place: Place) -> Html:
-    """Return the table of these locks, or of none."""
+def lock_table(seen: Scan, shown: Sequence[Sequence[SeenHolder]], place: Place) -> Html:
+    """Return the table of these holders and their locks, or of none."""
     heads = [("Key", ""), ("Task", ""), ("Holder", ""), ("Age", "")]
     heads += [("Ends in", "number"), ("Fence", "number"), ("Nodes", "number")]
     heads += [("Release", "")] if place.link else []
-    rows = [_lock_row(lock, len(seen.labels), place) for lock in shown[:_MOST]]
+    rows = [_holder_row(row, len(seen.labels), place) for row in shown[:_MOST]]
     if not rows:
         fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
         selected = "" if seen.pattern == "*" else f" whose key matches {seen.pattern}"
@@ -96,7 +106,7 @@ def lock_table(seen: Scan, shown: Sequence[SeenHolder], place: Place) -> Html:
     return _table("Locks, the oldest first", heads, rows)
 
 
-def summary(seen: Scan, shown: Sequence[SeenHolder]) -> Html:
+def summary(seen: Scan, shown: Sequence[Sequence[SeenHolder]]) -> Html:
     """Return sentences on how many locks are held."""
     nodes = len(seen.labels)
     facts = []
@@ -140,12 +150,15 @@ def limit_list(seen: Scan) -> Html | None:
     return tag("ul", *items, class_="limits") if items else None
 
 
-def _lock_row(lock: SeenHolder, nodes: int, place: Place) -> Html:
+def _holder_row(locks: Sequence[SeenHolder], nodes: int, place: Place) -> Html:
+    """Return the row of one holder: all its keys and permits, with a link for each."""
+    lock = locks[0]
     holder, age = lock.holder, age_of(lock.holder)
-    votes = f"{lock.votes} of {nodes}"
+    votes = f"{min(one.votes for one in locks)} of {nodes}"
     doubt = {None: "may be held", False: "not held"}.get(lock.is_held)
+    keys = [join(one.key, *_permit_lines(one, locks)) for one in locks]
     cells = [
-        tag("th", lock.key, *_permit_lines(lock), scope="row", class_="key"),
+        tag("th", *_each_on_a_line(keys), scope="row", class_="key"),
         _cell("Task", holder.task, holder.task_id)
         if holder.is_readable
         else _cell("Task", UNREADABLE, ""),
@@ -158,22 +171,29 @@ def _lock_row(lock: SeenHolder, nodes: int, place: Place) -> Html:
         _number("Nodes", votes, doubt or ""),
     ]
     if place.link:
-        link = tag(
-            "a",
-            "Release …",
-            href=place.link(lock.key),
-            aria_label=f"Release {lock.key}",
-        )
-        cells.append(tag("td", link, class_="whole"))
+        # All keys that were taken together are released together, but no start.
+        alone = [one for one in locks[1:] if one.permit and one.holder.is_kept]
+        links = [_release_link(one, place.link) for one in (lock, *alone)]
+        cells.append(tag("td", *_each_on_a_line(links), class_="whole"))
     name = f"{lock.key} {holder.fence} {holder.task_id}"
     return tag("tr", *cells, data_id=name, data_key=lock.key)
+
+
+def _release_link(lock: SeenHolder, link: Callable[[str], str]) -> Html:
+    what = "Release the start …" if lock.holder.is_kept else "Release …"
+    return tag("a", what, href=link(lock.key), aria_label=f"Release {lock.key}")
+
+
+def _each_on_a_line(parts: Sequence[Html]) -> list[Html]:
+    return [*parts[:1], *(join(tag("br"), part) for part in parts[1:])]
 
 
 def _left(seconds: float) -> str:
     return "never" if math.isinf(seconds) else duration(seconds)
 
 
-def _permit_lines(lock: SeenHolder) -> list[Html]:
+def _permit_lines(lock: SeenHolder, row: Sequence[SeenHolder]) -> list[Html]:
+    """Say which permit it is, and which keys of its holder are not in the row."""
     lines = []
     if permit := lock.permit:
         limit, number = permit
@@ -182,7 +202,8 @@ def _permit_lines(lock: SeenHolder) -> list[Html]:
             if limit.period
             else f"permit {number} of {limit.most}"
         )
-    if others := _others(lock.holder, lock.key):
+    shown = {one.key for one in row}
+    if others := [one for one in _others(lock.holder, lock.key) if one not in shown]:
         lines.append(f"together with {' and '.join(others)}")
     return [join(tag("br"), tag("small", line)) for line in lines]
 

@@ -37,7 +37,7 @@ from celery_redlock.operations.inspect import (
     votes_of,
 )
 from celery_redlock.operations.scan import Scan, scan
-from celery_redlock.operations.words import instant, votes_text
+from celery_redlock.operations.words import instant, plural, votes_text
 from celery_redlock.web import parts, release
 from celery_redlock.web.guesses import Guesses
 from celery_redlock.web.html import Html, document, join, tag
@@ -270,7 +270,7 @@ class LockPage:
     # -- addresses -------------------------------------------------------------------
 
     def _answer(self, request: _Request) -> _Response:
-        # A health check uses the address of a container. The answer has no names.
+        # A health check uses the address of a container, and gets a status alone.
         if request.path != "/healthz" and not self._is_known(request):
             fact = f"This page does not answer under the name {request.host}.\n"
             return _Response(fact, _TEXT, HTTPStatus.MISDIRECTED_REQUEST)
@@ -306,7 +306,13 @@ class LockPage:
         """
         return self._hosts is None or _name_of(request.host) in self._hosts
 
-    def _health(self, _: _Request) -> _Response:
+    def _health(self, request: _Request) -> _Response:
+        told = self._state_of_nodes()
+        if self._is_known(request):
+            return told
+        return told._replace(body=f"{HTTPStatus(told.status).phrase}\n")
+
+    def _state_of_nodes(self) -> _Response:
         try:
             redlock = self._redlock()
         except RedlockError as error:
@@ -358,6 +364,16 @@ class LockPage:
                 data_live=True,
             ),
             tag(
+                "div",
+                _card("Nodes", parts.node_table(look.seen, look.nodes)),
+                _card("Limits", limits)
+                if (limits := parts.limit_list(look.seen))
+                else None,
+                id="nodes-and-limits",
+                class_="columns",
+                data_live=True,
+            ),
+            tag(
                 "section",
                 tag("h2", "Held locks"),
                 _search(request, pattern, everything=everything),
@@ -370,16 +386,6 @@ class LockPage:
                     data_live=True,
                 ),
                 class_="card",
-            ),
-            tag(
-                "div",
-                _card("Nodes", parts.node_table(look.seen, look.nodes)),
-                _card("Limits", limits)
-                if (limits := parts.limit_list(look.seen))
-                else None,
-                id="nodes-and-limits",
-                class_="columns",
-                data_live=True,
             ),
             tag("div", _releases(look.releases, place), id="releases", data_live=True),
         )
@@ -609,6 +615,8 @@ def _verdict(look: _Look) -> Html:
     else:
         text = "The node votes." if nodes == 1 else f"All {nodes} nodes vote."
         mood = "good"
+    if look.seen.has_quorum:
+        text = f"{plural(len(look.seen.held), 'lock')} held. {text}"
     return tag("p", text, id="verdict", class_=f"verdict {mood}", role="status")
 
 

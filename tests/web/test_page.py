@@ -154,7 +154,7 @@ def test_page_says_which_permit_a_lock_is(office: Office) -> None:
     assert "a start, kept until the period has passed" in page.text
     assert "imports: 1 of 2 permits in use." in page.text
     assert "imports: 1 of 3 starts in 60 s are taken." in page.text
-    assert "account:1 together with account:2" in page.text
+    assert "account:1 account:2 proj.send_invoice id-of-it" in page.text
 
 
 def test_page_is_searched_by_a_pattern(office: Office) -> None:
@@ -369,9 +369,11 @@ def test_page_for_known_hosts_answers_under_no_other_name(office: Office) -> Non
     def status(host: str, path: str) -> int:
         return office.get(path, page=page, HTTP_HOST=host).status
 
-    for path in ("/", "/healthz", "/metrics", "/release", "/page.js"):
+    for path in ("/", "/metrics", "/release", "/page.js"):
         assert status("evil.example:5556", path) == 421
         assert status("", path) == 421
+    probe = office.get("/healthz", page=page, HTTP_HOST="10.0.0.7:5556")
+    assert (probe.status, probe.body) == (200, "OK\n")
     assert [status(h, "/") for h in ("localhost", "LOCALHOST:5556", "[::1]:1")] == [
         200
     ] * 3
