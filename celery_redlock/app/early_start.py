@@ -154,7 +154,7 @@ class EarlyStarts:
         self._redlock = redlock
         self._lines: dict[Wanted, _Line] = {}
         self._calls: set[WaitingCall] = set()  # those with an entry in the timer
-        self._news: deque[tuple[Wanted, int, bool]] = deque()
+        self._news: deque[Callable[[], None]] = deque()
         self._number = 0
         self._is_stopped = False
         self._closing = threading.Lock()  # held while the pipe is written to, or closed
@@ -185,8 +185,11 @@ class EarlyStarts:
             os.close(self._writer)
 
     def _tell(self, wanted: Wanted, room: int, is_woken: bool) -> None:  # noqa: FBT001
-        """Pass news from the thread to the event loop."""
-        self._news.append((wanted, room, is_woken))
+        self._in_loop(lambda: self._when_told(wanted, room, is_woken=is_woken))
+
+    def _in_loop(self, do: Callable[[], None]) -> None:
+        """Have the event loop do this soon; in any thread."""
+        self._news.append(do)
         with self._closing:
             if self._is_stopped:
                 return
@@ -202,15 +205,17 @@ class EarlyStarts:
         except BlockingIOError:
             pass
         while self._news:
-            wanted, room, is_woken = self._news.popleft()
-            line = self._lines.get(wanted)
-            if line is not None and line.is_watched:
-                self._start_some(wanted, line, room, is_woken=is_woken)
+            self._apply(self._news.popleft())
 
-    def _start_some(
-        self, wanted: Wanted, line: _Line, room: int, *, is_woken: bool
-    ) -> None:
+    def _apply(self, do: Callable[[], Any]) -> None:
+        """Do it as the timer does: an error is logged, and ends no event loop."""
+        self._timer.apply_entry(self._timer.Entry(do))
+
+    def _when_told(self, wanted: Wanted, room: int, *, is_woken: bool) -> None:
         """Start as many calls as there is room for, and watch on for the others."""
+        line = self._lines.get(wanted)
+        if line is None or not line.is_watched:
+            return
         line.room, line.seen_at = room, self._clock.monotonic()
         # A release wakes this worker for a call that is not on its way yet.
         number = room if is_woken else room - len(line.trying)
@@ -317,16 +322,22 @@ class EarlyStarts:
         self._calls.discard(call)
         line.waiting -= 1
         line.trying.add(call)
-        # As the timer does: an error is logged, and not one of the event loop.
-        self._timer.apply_entry(self._timer.Entry(call.start))
+        self._apply(call.start)
 
     def accepted(self, call: WaitingCall) -> None:
-        """Note that a call has begun: in a moment it has its lock, or is refused."""
-        if not self._is_stopped:
-            self._timer.call_after(_TRIES_FOR, self.ended, (call,))
+        """Note that a call has begun: in a moment it has its lock, or is refused.
+
+        This and ``ended`` may be called in any thread: a pool of threads does so.
+        """
+        self._in_loop(
+            lambda: self._timer.call_after(_TRIES_FOR, self._has_tried, (call,))
+        )
 
     def ended(self, call: WaitingCall) -> None:
-        """Note that a call has its lock, or needs it no more. Twice is harmless."""
+        """Note that a call needs its lock no more. Twice is harmless."""
+        self._in_loop(lambda: self._has_tried(call))
+
+    def _has_tried(self, call: WaitingCall) -> None:
         line = self._lines.get(call.waits.wanted)
         if line is None or call not in line.trying:
             return
