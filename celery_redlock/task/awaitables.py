@@ -64,7 +64,7 @@ def refuse_batches(name: str, bases: tuple[type, ...]) -> None:
         ConfigurationError: One of these classes is of celery-batches.
     """
     for base in bases:
-        if base.__module__.partition(".")[0] == "celery_batches":
+        if (base.__module__ or "").partition(".")[0] == "celery_batches":
             raise ConfigurationError(
                 f"{name} has the base class {base.__qualname__} of celery-batches, "
                 "which runs the body with a list of calls, and without a lock. Let the "
