@@ -34,6 +34,7 @@ import json
 import re
 import string
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.utils import json as kombu_json
@@ -54,6 +55,7 @@ __all__ = ["KeyRule", "KeyTemplate", "LimitedKey", "PlainSignature"]
 _LONGEST_KEY = 512  # characters
 _HASH_BYTES = 16
 _SHORT = 64  # bits
+_HEADERS = "headers"  # the argument by which a key function asks for them
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
 _STEP = re.compile(r"[^.\[\]]+")
@@ -79,7 +81,8 @@ class KeyRule:
             each with the name of the wrapper.
         key: A template (see ``KeyTemplate``), or a callable that returns the key. A
             callable gets the bound arguments that it names, as a worker sees them: a
-            tuple as a list, and an object that JSON cannot carry as it is.
+            tuple as a list, and an object that JSON cannot carry as it is. If it names
+            ``headers``, which the task does not take, it gets those of the message.
         keys: Templates, instead: each call takes all of their keys together. A mapping
             has the number of holders that each key may have at once.
         unique_on: Names of the arguments that are hashed; ``None``: all of them;
@@ -115,6 +118,7 @@ class KeyRule:
         self._plain = PlainSignature.of(self.signature)
         self._hidden = hidden or {}
         self._by_position: list[str] = []  # arguments of a key function
+        self.wants_headers = False
         kinds = {p.kind: name for name, p in signature.parameters.items()}
         self._rest = kinds.get(_P.VAR_KEYWORD)
         self._form: Callable[[Any], Any] = _wire_form
@@ -127,6 +131,12 @@ class KeyRule:
             what, self._form = "The key function", _as_a_worker_sees
             self._names, self._needed = _names_taken_by(self.key, self.signature)
             self._by_position = _names_by_position(self.key)
+            self.wants_headers = _HEADERS in _names_of(self.key) and (
+                _HEADERS not in self.signature.parameters
+            )
+            if self.wants_headers:
+                self._names = [n for n in self._names or () if n != _HEADERS]
+                self._needed = [n for n in self._needed if n != _HEADERS]
         elif unique_on is None:
             self._needed = tuple(signature.parameters)
         self._defaults: dict[str, Any] = {}
@@ -163,6 +173,7 @@ class KeyRule:
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
         *,
+        headers: Mapping[str, Any] | None = None,
         may_have_more: bool = False,
     ) -> str:
         """Return the key of a call with these arguments, at most 512 characters.
@@ -173,6 +184,8 @@ class KeyRule:
         Args:
             args: Its arguments by position.
             kwargs: Its arguments by name.
+            headers: The headers of its message that the project has set; empty where
+                there is no message. A key function gets them as ``headers``.
             may_have_more: Whether names that the task does not take are left out of
                 the key, and are no error: a base class or a signal may add a keyword
                 to each message, and remove it before the body.
@@ -187,6 +200,8 @@ class KeyRule:
         elif len(self._templates) > 1:
             return self._together([one(**values) for one in self._templates])
         else:
+            if self.wants_headers:
+                values[_HEADERS] = MappingProxyType(dict(headers or {}))
             first = [values.pop(n) for n in self._by_position if n in values]
             key = self.key(*first, **values)
         return self._short(key)
@@ -196,6 +211,7 @@ class KeyRule:
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
         *,
+        headers: Mapping[str, Any] | None = None,
         may_have_more: bool = False,
     ) -> tuple[str, Limits]:
         """Return the key of a call, and the limits of the permits that it needs.
@@ -207,7 +223,9 @@ class KeyRule:
             FingerprintError: As ``key_of`` does.
         """
         if not self._mosts or not self._has_limits:
-            key = self.key_of(args, kwargs, may_have_more=may_have_more)
+            key = self.key_of(
+                args, kwargs, headers=headers, may_have_more=may_have_more
+            )
             return (
                 wanted(key, self._limit, self._rate) if self._has_limits else (key, ())
             )
@@ -524,9 +542,17 @@ def _names_taken_by(
         return [p.name for p in named], needed
     if hidden := hidden_parameters(key):
         return [p.name for p in named] + [
-            name for name in hidden if name in signature.parameters
+            name for name in hidden if name in (*signature.parameters, _HEADERS)
         ], needed
     return None, needed
+
+
+def _names_of(key: Callable[..., str]) -> list[str]:
+    """Return the parameters of a callable, or of the function in a wrapper."""
+    try:
+        return [*signature_of(key).parameters, *hidden_parameters(key)]
+    except ValueError:
+        return []
 
 
 def _names_by_position(key: Callable[..., str]) -> list[str]:

@@ -123,7 +123,9 @@ class Call:
         try:
             _refuse_broadcast(task, delivery.get("exchange") or "")
             received = as_received(task, *given) if request.is_eager else given
-            key, limits = task.key_rule.wanted_by(*received, may_have_more=True)
+            key, limits = task.key_rule.wanted_by(
+                *received, headers=request.headers, may_have_more=True
+            )
             options = runtime.options(task.name, task.lock_options)
         except BaseException:
             # It will never begin.

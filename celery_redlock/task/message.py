@@ -86,7 +86,7 @@ class SentMessage:
             return self._key
         try:
             args, kwargs = as_received(self.task, body[0], body[1], self._serializer)
-            return wanted_by_message(self.task, args, kwargs)[0]
+            return wanted_by_message(self.task, args, kwargs, self.headers)[0]
         except FingerprintError:
             return ""
 
@@ -166,27 +166,32 @@ def _is_kombus_json(serializer: str) -> bool:
 
 
 def key_to_publish(
-    task: Any, args: Any, kwargs: Any, serializer: str | None = None
+    task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> str:
-    """Return the key of a call that is about to be published.
+    """Return the key of a call that is published with these options.
 
     Raises:
         FingerprintError: The arguments cannot be reduced to a key. Without ``typing``,
             as Celery calls it, more keywords than the task takes are no error.
     """
+    serializer, headers = options.get("serializer"), options.get("headers")
     args, kwargs = as_received(task, args or (), kwargs or {}, serializer)
-    key: str = task.key_rule.key_of(args, kwargs, may_have_more=not task.typing)
+    key: str = task.key_rule.key_of(
+        args, kwargs, headers=headers, may_have_more=not task.typing
+    )
     return key
 
 
-def wanted_by_message(task: Any, args: Any, kwargs: Any) -> tuple[str, Limits]:
-    """Return the key and the limits of a call with the arguments of its message.
+def wanted_by_message(
+    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
+) -> tuple[str, Limits]:
+    """Return the key and the limits of a call with what is in its message.
 
     Raises:
         FingerprintError: They cannot be reduced to a key.
     """
     wanted: tuple[str, Limits] = task.key_rule.wanted_by(
-        args, kwargs, may_have_more=True
+        args, kwargs, headers=headers, may_have_more=True
     )
     return wanted
 

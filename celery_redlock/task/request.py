@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.app.early_start import WaitingCall
-    from celery_redlock.core.limits import Waits
+    from celery_redlock.core.limits import Limits, Waits
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -255,7 +255,7 @@ class RedlockRequest(Request):
             looks_for_claim = not claim and options.unique_while != "running"
             if not (looks_for_claim or options.registers_successors):
                 return
-            key, _ = wanted_by_message(self.task, self.args, self.kwargs)
+            key, _ = self._wanted()
             if looks_for_claim:  # the project has replaced the headers
                 release_claim(runtime, key, self.id, self.task.name)
             if options.registers_successors:
@@ -300,7 +300,7 @@ class RedlockRequest(Request):
             self._leave_backlog()
             self._release_claim()
         try:
-            key, limits = wanted_by_message(self.task, self.args, self.kwargs)
+            key, limits = self._wanted()
         except Exception:
             # The key may come from a user's function, and this is the main process.
             text = "The key of %s cannot be computed here; its lock is looked for."
@@ -318,6 +318,10 @@ class RedlockRequest(Request):
             self._tell_of_release(key, released)
             if not released:  # the child had no lock, or computed another key
                 self._look_in_background()
+
+    def _wanted(self) -> tuple[str, Limits]:
+        headers = self._context.headers
+        return wanted_by_message(self.task, self.args, self.kwargs, headers)
 
     def _look_in_background(self) -> None:
         name = f"redlock-look-for-{self.id}"

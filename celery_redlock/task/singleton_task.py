@@ -510,7 +510,7 @@ def _publish(
     if task_id := options.get("task_id"):
         check_id(task_id)
     try:
-        key = key_to_publish(task, args, kwargs, options.get("serializer"))
+        key = key_to_publish(task, args, kwargs, options)
     except FingerprintError:
         if task.typing:
             raise
