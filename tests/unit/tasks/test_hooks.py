@@ -1,0 +1,103 @@
+"""Which hooks of Celery run for a call, and under its lock: the table in the docs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Task, signals, states
+
+from celery_redlock import current_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.unit.tasks.support import Worker
+
+PAGE = Path(__file__).parents[3] / "docs/reference/works-with.md"
+SIGNALS = ("task_prerun", "task_postrun", "task_success", "task_failure", "task_retry")
+ENDS = ("runs", "skipped", "raises", "republished", "retries itself")
+
+
+class Hooked(Task):
+    """Notes each hook of a task class, and whether its lock is held."""
+
+    abstract = True
+    seen: dict[str, bool]
+
+    def note(self, hook: str) -> None:
+        """Note a hook."""
+        self.seen[hook] = current_lease() is not None
+
+    def before_start(self, *_: Any) -> None:
+        """Note it."""
+        self.note("before_start")
+
+    def on_success(self, *_: Any) -> None:
+        """Note it."""
+        self.note("on_success")
+
+    def on_failure(self, *_: Any) -> None:
+        """Note it."""
+        self.note("on_failure")
+
+    def on_retry(self, *_: Any) -> None:
+        """Note it."""
+        self.note("on_retry")
+
+    def after_return(self, *_: Any) -> None:
+        """Note it."""
+        self.note("after_return")
+
+
+@pytest.fixture
+def seen() -> Iterator[dict[str, bool]]:
+    """Give the hooks that have run, each with whether the lock was held."""
+    found: dict[str, bool] = {}
+    connected = []
+    for name in SIGNALS:
+
+        def note(name: str = name, **_: Any) -> None:
+            found[name] = current_lease() is not None
+
+        getattr(signals, name).connect(note, weak=False)
+        connected.append((getattr(signals, name), note))
+    yield found
+    for signal, receiver in connected:
+        signal.disconnect(receiver)
+
+
+def documented() -> dict[str, list[str]]:
+    """Return the rows of the table in the docs: the cells of each hook."""
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    return {hook: cells.split(" | ") for hook, cells in rows}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_hooks_of_a_call_are_those_of_the_docs(
+    worker: Worker, seen: dict[str, bool], end: str
+) -> None:
+    """A dash is a hook that does not run; ``held`` is one that has the lock."""
+
+    @worker.task(
+        bind=True,
+        base=Hooked,
+        on_conflict={"raises": "raise", "republished": "retry"}.get(end, "skip"),
+    )
+    def job(self: Any) -> None:
+        if end == "retries itself":
+            raise self.retry(countdown=60)
+
+    job.seen = seen
+    is_refused = end in ("skipped", "raises", "republished")
+    run = (worker.refuse if is_refused else worker.run)(job)
+
+    assert run.stored in states.ALL_STATES
+    cells = {
+        hook: ("held" if seen[hook] else "yes") if hook in seen else "–"
+        for hook in documented()
+    }
+    column = ENDS.index(end)
+    assert cells == {hook: row[column] for hook, row in documented().items()}
