@@ -124,7 +124,7 @@ RULES = (
     ),
     Rule(
         name="vote-to-renew",
-        text="A node that does not vote counts in no renewal.",
+        text="A node that does not vote and is without the key counts in no renewal.",
         specification=WithoutRule("lock", "VOTE_TO_RENEW"),
         model=InModel(
             f"{_MEMBERS}::test_restore_by_a_newcomer_lets_a_second_holder_in"

@@ -12,6 +12,9 @@
 A majority must say yes AND the lease must still be valid when it does: an extension
 never resurrects. The new validity counts from before the first send.
 
+A node that has restarted with its data extends a lock that it still has, before it
+votes again. RESTORE needs a vote.
+
 RESTORE is not sent once the release has begun. The transport asks for that at the
 moment of sending, so no release can come between. A node on which another client holds
 the key is left alone. RESTORE also brings the lock to nodes that were away at acquire.

@@ -80,6 +80,7 @@ class MemoryKeyspace:
         """Begin as a new process: it has never voted."""
         self.run_id = self.replid = run_id
         self.started_ms: int | None = self.now_us() // 1000
+        self._was_replica = False
 
     def note_vote(self) -> None:
         """Note that this process votes: it proves nothing from now on."""
@@ -93,6 +94,11 @@ class MemoryKeyspace:
         """Become a master again that was a replica. It may have other keys then."""
         self.replid += b"2"
         self.started_ms = None
+        self._was_replica = True
+
+    def may_be_copy(self) -> bool:
+        """Tell whether the keys may be those of another server, which lives on."""
+        return self._was_replica
 
     def look_at_clock(self) -> None:
         """Move on to the present. A script does so once, at its start."""

@@ -102,8 +102,11 @@ def test_node_that_does_not_vote_takes_part_in_nothing(
 ) -> None:
     """Neither in a grant nor in a renewal, in each of the states before the vote.
 
-    It may have forgotten another holder, or its place may have been given away.
+    It may have forgotten another holder, or its place may have been given away. The
+    one exception is a renewal of a lock that it still has: see below.
     """
+    if call == "extend" and has_lock:
+        return
     longer = {} if "claim" in call else {"ttl_ms": 30_000}
 
     def ask() -> Any:
@@ -129,6 +132,60 @@ def test_node_that_does_not_vote_takes_part_in_nothing(
     assert ask() == [MISCONFIGURED, subject.text(CLOSED)]
     seem_restarted(subject)
     assert ask() == [UNSYNCED, b""]
+
+
+RENEWED = [GRANTED, 0]
+
+
+def test_node_that_does_not_vote_yet_renews_a_lock_that_it_still_has(
+    subject: Subject,
+) -> None:
+    """For clients with its view: it has granted the lock to no other client since."""
+
+    def renew() -> Any:
+        subject.set(subject.lock, value(1), 10_000)
+        assert subject.extend(OTHER, config=CONFIG)[0] != GRANTED
+        assert subject.acquire(OTHER, config=CONFIG)[0] != GRANTED
+        reply = subject.extend(config=CONFIG, ttl_ms=20_000)
+        assert (subject.pttl(subject.lock) > 15_000) == (reply == RENEWED)
+        return reply
+
+    assert renew() == [UNSYNCED, b""]  # without memory
+    subject.join()
+    assert renew()[0] == UNSYNCED  # without a view
+    subject.note(quarantine_ms=20_000)
+    in_quarantine = renew()
+    if in_quarantine[0] == QUARANTINED:  # a store: it may be the copy of another one
+        return
+    assert in_quarantine == RENEWED
+    subject.end_quarantine()
+    assert renew() == RENEWED  # not confirmed
+    seem_restarted(subject)
+    assert renew() == RENEWED  # restarted, with what it has on its disk
+
+
+def test_node_that_was_a_replica_renews_nothing_before_it_votes(
+    subject: Subject,
+) -> None:
+    """Its keys may be those of a server that lives on, and grants them to others."""
+    subject.enter(CONFIG)
+    subject.set(subject.lock, value(1), 10_000)
+
+    subject.promote()
+
+    assert subject.extend(config=CONFIG) == [UNSYNCED, b""]
+
+
+def test_renewal_by_a_node_that_does_not_vote_is_a_vote(subject: Subject) -> None:
+    """After it, the process proves no more that it has never voted."""
+    subject.restart(keep_memory=False)
+    subject.enter(CONFIG)
+    subject.set(subject.lock, value(1), 10_000)
+
+    assert subject.extend(config=CONFIG) == RENEWED
+
+    lose_memory(subject)
+    assert started(subject) is None
 
 
 @pytest.mark.parametrize("call", [*VOTES, "counters", "sync"])
@@ -329,7 +386,7 @@ def test_part_of_a_memory_is_none(subject: Subject, config: str, field: str) -> 
 
 @pytest.mark.parametrize("keep_memory", [False, True])
 def test_restart_ends_the_vote(subject: Subject, *, keep_memory: bool) -> None:
-    """Also with memory: the node may lack its last writes. A release works on."""
+    """Also with memory: it may lack its last writes. What it has, it renews."""
     subject.admit()
     subject.acquire(config=CONFIG)
     before = subject.run_id
@@ -338,7 +395,8 @@ def test_restart_ends_the_vote(subject: Subject, *, keep_memory: bool) -> None:
 
     assert subject.run_id != before
     assert subject.acquire(OTHER, config=CONFIG) == [UNSYNCED, b""]
-    assert subject.extend(config=CONFIG) == [UNSYNCED, b""]
+    kept = RENEWED if keep_memory else [UNSYNCED, b""]
+    assert subject.extend(config=CONFIG) == kept
     assert subject.release() == int(keep_memory)
 
 

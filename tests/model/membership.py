@@ -28,6 +28,8 @@ compares it with its own::
   when *all* others have had this view for a whole quarantine.
 * A server whose process has **never voted** has refused every view since it began. Its
   waits count from then: it votes at once if every ballot is over that had begun before.
+* A server that has restarted **with its keys** counts for the renewal of a lock that it
+  has, in its view of before and in the next ones, while it does not vote.
 * An operator's **init** founds an epoch of servers without view, which vote at once.
   The operator promises that no lock lives.
 
@@ -206,6 +208,7 @@ class Rules:
         own_wait: A newcomer waits for a quarantine itself.
         identity_is_new: A JOIN that arrives twice does not give one identity twice.
         vote_is_marked: A process that has voted proves no more that it has not.
+        data_is_its_own: A server that restarts has no keys of another one.
         data_is_named: A server notices that an old memory of its own has come back.
         founders_wait: Founders wait for a quarantine.
         founders_all: All others confirm a founder. Otherwise r.
@@ -231,6 +234,7 @@ class Rules:
     own_wait: bool = True
     identity_is_new: bool = True
     vote_is_marked: bool = True
+    data_is_its_own: bool = True
     data_is_named: bool = True
     founders_wait: bool = True
     founders_all: bool = True
@@ -261,6 +265,7 @@ class Bounds:
         targets: The places of the epochs to which operators reconfigure, one each.
         aborts: Whether operators abort reconfigurations.
         gone: The places of the first view whose servers an operator gives as gone.
+        disks: Whether servers may restart with their keys, and without their vote.
     """
 
     homes: tuple[int, ...]
@@ -273,6 +278,7 @@ class Bounds:
     targets: tuple[tuple[int, ...], ...] = ()
     aborts: bool = False
     gone: tuple[int, ...] = ()
+    disks: bool = False
 
 
 class Membership:
@@ -410,7 +416,8 @@ class Membership:
             home = self.homes[at]
             if server.key and not (renews and server.key & ours):
                 continue
-            if not self._grants(server, ballot, renews=renews):
+            has_it = bool(renews and server.key & ours)
+            if not self._grants(server, ballot, renews=renews, has_it=has_it):
                 continue
             asked = ballot or Ballot(server.epoch, server.ids)
             if asked.places >> home & 1 or asked.ids[home] == NONE:
@@ -426,7 +433,9 @@ class Membership:
             ballots = with_item(state.ballots, n, asked)
             yield what, after._replace(ballots=ballots, wrong=wrong)
 
-    def _grants(self, server: Server, ballot: Ballot | None, *, renews: bool) -> bool:
+    def _grants(
+        self, server: Server, ballot: Ballot | None, *, renews: bool, has_it: bool
+    ) -> bool:
         rules = self.rules
         same = not ballot or (server.epoch, server.ids) == ballot[:2]
         if server.phase == Phase.VOTING:
@@ -435,6 +444,8 @@ class Membership:
             if not rules.compare_identity:
                 return not ballot or server.epoch == ballot.epoch
             return same
+        if has_it and server.epoch != NONE and server.phase != Phase.CLOSED:
+            return same  # it has not voted since it wrote this key
         if rules.renew_needs_vote or not renews or not ballot:
             return False
         return server.epoch == NONE or (same and server.phase == Phase.JOINING)
@@ -496,6 +507,27 @@ class Membership:
             yield what, lost
         for then, after in self._join(lost, at):
             yield f"{what}; {then}", after
+        if self.bounds.disks:
+            yield from self._restart(state, at, began)
+
+    def _restart(
+        self, state: State, at: int, began: int
+    ) -> Iterator[tuple[str, State]]:
+        """Let a server restart with its keys: it has its view, and no vote."""
+        server = state.servers[at]
+        home = self.homes[at]
+        if server.key and server.phase in (Phase.JOINING, Phase.VOTING):
+            yield (
+                f"server {at} restarts with its keys",
+                state.with_server(at, phase=Phase.EMPTY, told=0, waits=began),
+            )
+        for other, twin in enumerate(state.servers):
+            is_copy = not self.rules.data_is_its_own and self.homes[other] == home
+            if is_copy and other != at and twin.key and not server.key:
+                copy = twin._replace(phase=Phase.EMPTY, told=0, waits=began)
+                servers = with_item(state.servers, at, copy)
+                what = f"server {at} starts with the keys of server {other}"
+                yield what, state._replace(servers=servers)
 
     def _join(self, state: State, at: int) -> Iterator[tuple[str, State]]:
         """Let a server without memory execute JOIN, or one without view a NOTE."""
@@ -515,7 +547,13 @@ class Membership:
             after = state._replace(used=given)
             if bounds.foundings or bounds.inits or bounds.targets:
                 what = f"server {at} gets identity {ident}"
-                yield what, after.with_server(at, ident=ident, phase=Phase.JOINED)
+                joined = self.empty._replace(
+                    ident=ident, phase=Phase.JOINED, waits=server.waits, key=server.key
+                )
+                yield (
+                    what,
+                    after._replace(servers=with_item(after.servers, at, joined)),
+                )
             yield from self._enter(after, at, ident, server.waits)
 
     def _enter(

@@ -150,6 +150,36 @@ def test_restore_by_a_newcomer_lets_a_second_holder_in() -> None:
     assert report.violation == TWO, report
 
 
+# -- Renewals by servers that have restarted with their keys -------------
+
+DISKS = {
+    "three": replace(THREE, leases=(0, 0, 1), disks=True),
+    "one": Bounds(
+        homes=(0,),
+        members=(0,),
+        identities=(3,),
+        leases=(0, 0, 1),
+        foundings=2,
+        disks=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", with_long(DISKS, "three"))
+def test_server_that_kept_its_keys_may_count_for_their_renewal(name: str) -> None:
+    """No other client was granted them since: the server has not voted since."""
+    report = search(DISKS[name])
+
+    assert not report.violation, report
+
+
+def test_copy_of_a_server_must_not_count_for_a_renewal() -> None:
+    """It has the keys of a server that lives on, and grants them to other clients."""
+    report = search(DISKS["three"], Rules(data_is_its_own=False))
+
+    assert report.violation == TWO, report
+
+
 # -- Founding without one rule -----------------------------------------
 
 FORMING = Bounds(

@@ -9,7 +9,8 @@ import pytest
 
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.view import View
-from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.devnodes import ServerOptions
+from celery_redlock.errors import LockUnavailable, QuorumUnreachable
 from tests.nodes.support import (
     client,
     kinds,
@@ -74,10 +75,42 @@ def test_restarted_node_serves_those_who_hold_a_lock(
         until_nothing_is_left(nodes)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_job_outlives_the_restart_of_all_nodes_that_keep_their_data(
+    start_nodes: Callable[..., DevNodes], key: str, count: int
+) -> None:
+    """A node that has the lock on its disk renews it before it votes again.
+
+    No other client gets it before it is released, also when the nodes vote again.
+    """
+    options = {**CALM, "ttl": 3.0, "max_ttl": 3.0}
+    on_disk = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
+    nodes = start_nodes(count, max_ttl=3.0, options=on_disk)
+    with client(nodes, **options) as redlock, client(nodes, **options) as rival:
+        lease = redlock.acquire(key)
+        for node in nodes.nodes:
+            node.restart(keep_memory=True)
+        until(lambda: redlock.extend(lease))
+        restarted_until = lease.until
+
+        def votes_again() -> bool:
+            assert redlock.extend(lease) or lease.is_valid()
+            with pytest.raises(LockUnavailable):
+                rival.acquire(key)
+            return rival.check().has_quorum
+
+        until(votes_again, 30)
+
+        until(lambda: redlock.extend(lease))
+        assert lease.until > restarted_until
+        redlock.release(lease)
+        rival.release(rival.acquire(key, wait=5))
+
+
 def test_holder_does_not_outlive_the_restart_of_a_majority(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
-    """Nodes that do not vote do not count in a renewal; no other client is granted it.
+    """Nodes that forgot it do not count in a renewal; no other client is granted it.
 
     If they counted, two holders could renew on different servers of one name.
     """

@@ -97,6 +97,8 @@ class Recorder:
             self.left_out = "permits"
         if name == "initialize":
             self.left_out = "init beside locks"
+        if name == "extend" and status == scripts.GRANTED and not server.votes:
+            self.left_out = "renewals on nodes that do not vote"
         if name not in _TOKEN_AT or self.left_out:
             return
         token = args[_TOKEN_AT[name]].decode()

@@ -227,6 +227,13 @@ class Server:
         return (self.node.redis.hget(_META, b"config") or b"").decode()
 
     @property
+    def votes(self) -> bool:
+        """Whether it votes for clients with its view in this process."""
+        redis = self.node.redis
+        is_same = redis.hget(_META, b"run_id") == redis.run_id
+        return is_same and redis.hget(_META, b"votes") is not None
+
+    @property
     def is_closed(self) -> bool:
         """Whether a reconfiguration has closed it."""
         return self.config.startswith(CLOSED)

@@ -1,5 +1,9 @@
 -- Renew the ttl of the locks, if all are still ours. Never creates one.
 --
+-- A node that does not vote yet renews locks that it still has, for clients with its view:
+-- it read them from its disk, or had them when a new epoch was founded, and has granted
+-- them to no other client since. A node that may have the keys of another server does not.
+--
 -- KEYS  1... locks, then meta and releases
 -- ARGV  1 view  2 token  3 ttl_ms
 -- Returns {GRANTED, 0}; {GRANTED, 0, who} after a cancel request, see REQUEST_CANCEL;
@@ -8,16 +12,21 @@
 --         record, if an operator has released these locks: FORCE_RELEASE
 -- include shared/statuses.lua
 -- include shared/state.lua
+-- include shared/proof.lua
 -- include shared/owned.lua
 local meta = KEYS[#KEYS - 1]
 local releases = KEYS[#KEYS]
 local locks = #KEYS - 2
 local view, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 
-local refused = refusal(read_state(meta), view)
-if refused then return refused end
+local state = read_state(meta)
+local refused = refusal(state, view)
+local is_member = state[1] == view and state[2] and state[4] and state[6]
+if refused and (not is_member or may_be_copy()) then return refused end
 -- include shared/held.lua
+if refused and ours < locks then return refused end
 if ours == locks then
+  if refused then note_vote(meta) end
   for i = 1, locks do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
   return {GRANTED, 0, string.match(mine, '\ncancelled ([^\n]*)$')}
 end

@@ -140,6 +140,9 @@ class Keyspace(Protocol):
     def note_vote(self) -> None:
         """Note that the process votes, where no loss of keys removes it."""
 
+    def may_be_copy(self) -> bool:
+        """Tell whether the keys may be those of another server, which lives on."""
+
     def now_us(self) -> int:
         """Return microseconds since 1970 by the clock of the node (TIME)."""
 
@@ -301,12 +304,24 @@ def _holder_told(value: bytes | None) -> bytes:
 
 
 def extend(store: Keyspace, keys: Words, args: Words) -> Reply:
-    """Renew the ttl of the locks, if all are still ours. Never creates one."""
+    """Renew the ttl of the locks, if all are still ours. Never creates one.
+
+    A node that does not vote yet renews locks that it still has, for clients with its
+    view. One that may have the keys of another server does not.
+    """
     *locks, meta, releases = keys
     view, token, ttl_ms = args
-    if refused := _refusal(store, store.hgetall(meta), view):
-        return refused
+    state = store.hgetall(meta)
+    refused = _refusal(store, state, view)
+    if refused:
+        is_whole = {b"identity", *_present_names(store)} <= state.keys()
+        if state.get(b"config") != view or not is_whole or store.may_be_copy():
+            return refused
     ours, taken = _held(store, locks, token)
+    if refused:
+        if len(ours) < len(locks):
+            return refused
+        store.note_vote()
     if len(ours) < len(locks):
         record = None
         with contextlib.suppress(WrongType):

@@ -210,6 +210,10 @@ class StoreKeyspace:
     def proven_start_ms(self) -> None:
         """Prove nothing: a store has no process that forgets when it ends."""
 
+    def may_be_copy(self) -> bool:
+        """Tell that it may: a standby that was promoted has the keys of its primary."""
+        return True
+
     def note_vote(self) -> None:
         """Note nothing, for the same reason."""
 

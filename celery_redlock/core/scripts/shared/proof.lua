@@ -6,6 +6,14 @@ local function note_vote(meta)
   redis.call('HSTRLEN', meta, 'votes')
 end
 
+-- Tell whether the keys may be those of another server, which lives on: replication
+-- brought them, or cannot be excluded.
+local function may_be_copy()
+  local replication = redis.call('INFO', 'replication')
+  return not string.find(replication, 'role:master\r\n', 1, true) or
+    not string.find(replication, 'second_repl_offset:-1\r\n', 1, true)
+end
+
 -- What a process has counted that cannot prove that it has never voted: our mark, another
 -- start of the counters (in 6.2 without the name of the subcommand), and replication.
 local DISPROOFS = {'hstrlen', 'config|resetstat', 'config', 'replicaof', 'slaveof',
@@ -21,11 +29,7 @@ local function proven_start()
   for _, command in ipairs(DISPROOFS) do
     if string.find(counted, 'cmdstat_' .. command .. ':', 1, true) then return nil end
   end
-  local replication = redis.call('INFO', 'replication')
-  if not string.find(replication, 'role:master\r\n', 1, true) or
-     not string.find(replication, 'second_repl_offset:-1\r\n', 1, true) then
-    return nil
-  end
+  if may_be_copy() then return nil end
   local seconds = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
   -- Both are rounded down, so the process may be a second younger.
   return seconds and now_ms() - math.max(0, seconds - 1) * 1000
