@@ -32,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import logging
 import os
 import sys
 import threading
@@ -40,6 +41,7 @@ from contextvars import ContextVar
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from celery_redlock.core.keys import shown
 from celery_redlock.core.lease import Lease, new_base
 from celery_redlock.core.limits import wanted
 from celery_redlock.core.renewal.watchdog import Watchdog
@@ -72,6 +74,8 @@ __all__ = [
     "lock_or_exit",
     "watchdog_of",
 ]
+
+log = logging.getLogger(__name__)
 
 _HOOKS = ("on_acquired", "on_renewed", "on_lost", "on_cancelled", "on_released")
 
@@ -422,13 +426,14 @@ class Hold:
 
         The release is handed over before the first await.
         """
-        from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
+        from celery_redlock.core import event_loop  # noqa: PLC0415  (slow import)
 
         if not self._is_used:
             return
         lease, is_parent = self.own, self._process == os.getpid()
         try:
-            await drive(self._releasing(), self.redlock.transport)
+            steps = self._releasing()
+            await event_loop.drive_release(steps, self.redlock.transport)
         finally:
             self._end(lease if is_parent else None)
 
@@ -467,6 +472,16 @@ class Hold:
             # Interrupted between the grant and the assignment: nodes may hold it.
             base = f"{self._base}."
             yield Ask(self.redlock.release_request(self.key, base, self._limits))
+
+    def give_up(self, lease: Lease) -> None:
+        """Renew the lease no more, because its block cannot end."""
+        self._watchdog.forget(lease)
+        log.warning(
+            "The event loop of the holder of %s was closed in its block. The lock is "
+            "not renewed any more, and ends in %.1f s.",
+            shown(lease.key),
+            lease.remaining(),
+        )
 
     # -- hooks ---------------------------------------------------------------------
 
@@ -720,12 +735,13 @@ class _Cancellation:
     """
 
     def __init__(self, hold: Hold, loop: Any, task: Any) -> None:
-        self._on_lost, self._loop, self._task = hold.on_lost, loop, task
+        self._hold, self._loop, self._task = hold, loop, task
+        self._on_lost, self._on_renewed = hold.on_lost, hold.on_renewed
         self._runs = self._was_made = False
         self._others = 0  # cancellations by others
         self._frame: FrameType | None = None
         self._pause = 0.01  # seconds until the next look at the generator
-        vars(hold)["on_lost"] = self._lost
+        vars(hold).update(on_lost=self._lost, on_renewed=self._renewed)
 
     def begin(self, generator: FrameType | None) -> None:
         """Note that the block runs, in this generator."""
@@ -745,6 +761,11 @@ class _Cancellation:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._cancel)
         self._on_lost(lease)
+
+    def _renewed(self, lease: Lease, lateness: float) -> None:
+        if self._loop.is_closed():  # in the block, which cannot end any more
+            self._hold.give_up(lease)
+        self._on_renewed(lease, lateness)
 
     def _cancel(self) -> None:
         if not self._runs:

@@ -1,19 +1,20 @@
 """Carry out steps in a coroutine: no thread for each, and no blocked event loop.
 
-The I/O thread of the broadcast sends and reads, and tells the loop which calls are
-over. All that are over at the same moment are told at once.
+Another thread sends and reads, mostly the I/O thread of the broadcast. It tells the
+loop which calls are over. All that are over at the same moment are told at once.
 
-A cancelled coroutine closes its steps, which hand their release to the I/O thread. It
-needs no further turn of the loop, so nothing stays locked.
+A cancelled coroutine closes its steps, which hand their release to the transport. It
+needs no further turn of the loop, so nothing stays locked. The same happens when the
+collector finds a coroutine whose loop was closed in the middle: nothing here keeps a
+closed loop alive, or what waits in it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from celery_redlock.core.steps import Ask, Call, Sleep
 from celery_redlock.errors import ConfigurationError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.steps import Step, Steps
     from celery_redlock.core.transport.requests import Transport
 
-__all__ = ["drive", "running_loop"]
+__all__ = ["drive", "drive_release", "running_loop"]
 
 T = TypeVar("T")
 
@@ -56,6 +57,22 @@ async def drive(steps: Steps[T], transport: Transport) -> T:
         steps.close()
 
 
+async def drive_release(steps: Steps[T], transport: Transport) -> T | None:
+    """Carry out the steps of a release, as `drive` does.
+
+    Where no loop runs, the collector ends a coroutine of a loop that was closed. Then
+    the requests are handed over, and no reply is waited for.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        for step in steps:
+            if isinstance(step, Ask):
+                transport.send(step.request)
+        return None
+    return await drive(steps, transport)
+
+
 async def _take(step: Step, transport: Transport) -> Any:
     if isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
@@ -74,7 +91,7 @@ async def _take(step: Step, transport: Transport) -> Any:
     return None
 
 
-class _Rung:
+class _Ended:
     """The futures of one loop that another thread has ended."""
 
     def __init__(self) -> None:
@@ -90,24 +107,31 @@ class _Rung:
                 future.set_result(None)
 
 
-_rung: WeakKeyDictionary[asyncio.AbstractEventLoop, _Rung] = WeakKeyDictionary()
+# Of each loop with coroutines that wait. They and the loop keep the entry, and nothing
+# else does, because it leads to the loop.
+_ended: WeakValueDictionary[asyncio.AbstractEventLoop, _Ended] = WeakValueDictionary()
 
 
 class _Bell:
     """Ends a future of a loop, from any thread."""
 
-    __slots__ = ("_future", "_loop", "_rung")
+    __slots__ = ("_ended", "_future", "_loop")
 
     def __init__(self, future: asyncio.Future[None]) -> None:
         self._future = future
         self._loop = future.get_loop()
-        self._rung = _rung.get(self._loop) or _rung.setdefault(self._loop, _Rung())
+        ended = _ended.get(self._loop)
+        if ended is None:
+            ended = _ended[self._loop] = _Ended()
+        self._ended = ended
 
     def release(self) -> None:
         """End the future soon."""
-        rung = self._rung
-        rung.futures.append(self._future)
-        if not rung.is_scheduled:
-            rung.is_scheduled = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(rung.resolve)
+        ended = self._ended
+        ended.futures.append(self._future)
+        if not ended.is_scheduled:
+            ended.is_scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(ended.resolve)
+            except RuntimeError:  # the loop is closed
+                ended.futures.clear()

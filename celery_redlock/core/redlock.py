@@ -476,9 +476,10 @@ class Redlock:
         The release is handed over before the first await: a cancellation does not
         hold it up.
         """
-        from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
+        from celery_redlock.core import event_loop  # noqa: PLC0415  (slow import)
 
-        return await drive(self.releasing(lease, keep=keep), self.transport)
+        steps = self.releasing(lease, keep=keep)
+        return await event_loop.drive_release(steps, self.transport) or 0
 
     def releasing(self, lease: Lease, *, keep: float = 0.0) -> Steps[int]:
         """Return the steps of ``release``, for a caller that carries them out."""

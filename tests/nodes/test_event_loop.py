@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -265,3 +267,64 @@ def test_cancellation_by_others_is_none_of_ours(redlock: Redlock, key: str) -> N
         assert await redlock.arelease(lease) >= 2
 
     in_loop(timed())
+
+
+# -- loops that are closed in the middle ---------------------------------------------
+
+
+def close_in_the_middle(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    """Run a task in a loop that is stopped and closed after so many seconds.
+
+    Returns:
+        A weak reference to the loop.
+    """
+    loop = asyncio.new_event_loop()
+    task: Any = loop.create_task(work)
+    loop.call_later(seconds, loop.stop)
+    loop.run_forever()
+    loop.close()
+    task._log_destroy_pending = False  # noqa: SLF001  (a test of just that)
+    if task.done():
+        task.result()
+    return weakref.ref(loop)
+
+
+def test_loop_that_is_closed_in_the_middle_leaves_no_lock(
+    redlock: Redlock, three_nodes: DevNodes, key: str
+) -> None:
+    """The collector ends the coroutine, which releases what it may have got."""
+
+    async def take() -> None:
+        async with alock(redlock, key, wait=0.5):
+            await asyncio.sleep(0)
+
+    def are_gone() -> bool:
+        gc.collect()
+        return not any(loop() for loop in loops)
+
+    loops = [close_in_the_middle(take(), number * 0.0002) for number in range(20)]
+
+    until(are_gone, what="an end of the loops")
+    until(lambda: not locks(three_nodes, key), SOON)
+
+
+def test_lock_is_not_renewed_when_the_loop_of_its_holder_is_closed(
+    three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its block cannot end any more: the lock ends with its ttl."""
+
+    async def hold() -> None:
+        async with alock(redlock, key):
+            held.append(asyncio.get_running_loop().stop)
+            held[0]()
+            await asyncio.sleep(600)
+
+    held: list[Any] = []
+    with client(three_nodes, ttl=1.2) as redlock:
+        redlock.check()
+        close_in_the_middle(hold(), SOON)
+
+        until(lambda: not locks(three_nodes, key), SOON)
+        watchdog_of(redlock).stop()
+
+    assert "was closed in its block" in caplog.text

@@ -1,4 +1,4 @@
-"""Interrupts at random, and programs that end in a block: nothing is left behind."""
+"""Interrupts at random, and programs that end in a block or have no files left."""
 
 from __future__ import annotations
 
@@ -261,3 +261,45 @@ def test_process_ends_in_a_block(three_nodes: DevNodes, key: str, shape: str) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     if shape != "threads":  # one of them may be in the middle of a request
         until_nothing_is_left(three_nodes, key)
+
+
+# -- file descriptors ------------------------------------------------------------------
+
+WITHOUT_FILES = """
+import contextlib, os, resource, sys, threading
+from celery_redlock import QuorumUnreachable, Redlock, lock
+key, *urls = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+redlock = Redlock(urls, node_timeout=0.5)
+files, ends = [], []
+
+def take(seconds):
+    try:
+        with lock(redlock, key, wait=seconds):
+            ends.append("held")
+    except QuorumUnreachable as error:
+        ends.append("Too many open files" in str(error))
+
+with contextlib.suppress(OSError):
+    while True:
+        files.append(os.open(os.devnull, os.O_RDONLY))
+threads = [threading.Thread(target=take, args=(n % 2 / 2,)) for n in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for file in files:
+    os.close(file)
+take(2.0)
+print(ends)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_first_use_without_file_descriptors_is_our_error(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """No call waits without an end, and the next one works when there are files."""
+    (line,) = run_python(WITHOUT_FILES, key, *three_nodes.urls)
+
+    assert line == "[True, True, True, True, 'held']"

@@ -11,6 +11,7 @@ import logging
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.log_limit import LogLimit
+from celery_redlock.core.process import is_ending
 
 __all__ = ["NodeLog"]
 
@@ -78,5 +79,7 @@ class NodeLog:
         self._log(logging.INFO, "node-back", "Node %s is connected again.")
 
     def _log(self, level: int, event: str, text: str, *reason: str) -> None:
+        if is_ending():
+            return  # no operator can do anything about a process that ends
         facts = {"node": self._label, **dict(zip(("reason",), reason, strict=False))}
         log.log(level, text, self._label, *reason, extra=log_fields(event, **facts))
