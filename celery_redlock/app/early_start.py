@@ -61,7 +61,7 @@ __all__ = ["EarlyStartStep", "EarlyStarts", "WaitingCall", "consumer_with_lines"
 log = logging.getLogger(__name__)
 
 _MOST_KEYS = 2000  # calls of more keys wait for their countdown
-_TRIES_FOR = 0.25  # seconds in which a call that has begun tries for its lock
+_TRIES_FOR = 1.0  # seconds in which a call that has begun tries for its lock
 _BELIEVED_FOR = 60.0  # seconds, of the last look
 _STAYS_FOR = 600.0  # seconds; RabbitMQ closes the channel of a message after 30 minutes
 _SHORTEST_PAUSE = 1.0
