@@ -20,6 +20,7 @@ from celery_redlock.core.stores.postgresql import PostgreSQL
 from celery_redlock.core.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 from celery_redlock.operations.doctor import diagnose
+from celery_redlock.operations.doctor import stores as doctor_stores
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
 
@@ -318,6 +319,21 @@ def test_full_etcd_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> N
                 redlock.acquire("k")
             (finding,) = [it for it in diagnose(redlock) if "is full" in it.fact]
         assert "etcdctl alarm disarm" in finding.remedy
+
+
+@pytest.mark.long
+def test_large_etcd_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is full."""
+    with (
+        store_servers("etcd", members=1) as cluster,
+        closing(Redlock(cluster.urls, **PATIENT)) as redlock,
+    ):
+        redlock.initialize()
+        before = {finding.code for finding in diagnose(redlock)}
+        monkeypatch.setattr(doctor_stores, "_LARGE", 1)
+        after = {finding.code for finding in diagnose(redlock)}
+    assert "etcd-size" not in before
+    assert "etcd-size" in after
 
 
 @pytest.mark.long

@@ -145,12 +145,14 @@ class Etcd(CompareAndSwapStore):
         except StoreError as error:
             self.close()
             raise StoreError(_in_words(str(error))) from None
+        status = self._status()
         self.info = {
             "redis_mode": "standalone",
-            "store": f"etcd {self._version()}".strip(),
+            "store": f"etcd {status.get('version', '')}".strip(),
             "role": "master",
             "encrypted": "yes" if protocol == "https" else "no",
             "denied": self._denied(),
+            "database_bytes": str(status.get("dbSize", "")),
         }
 
     @classmethod
@@ -491,11 +493,12 @@ class Etcd(CompareAndSwapStore):
         """Return the time of the member that answered last."""
         return self._members[0].clock.read(SYSTEM_CLOCK.monotonic())
 
-    def _version(self) -> str:
+    def _status(self) -> dict[str, Any]:
+        """Return what the member says of itself; nothing if a user is denied it."""
         try:
-            return str(self._call("/maintenance/status", {})["version"])
-        except StoreError:  # a user may be denied it
-            return ""
+            return self._call("/maintenance/status", {})
+        except StoreError:
+            return {}
 
     def interrupt(self) -> None:
         """End what another thread waits for: each request ends by its timeout."""

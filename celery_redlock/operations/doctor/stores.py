@@ -8,6 +8,7 @@ from celery_redlock.core.stores.connection import GRANT
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
+    WARNING,
     Case,
     Problem,
     as_sentence,
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = ["asynchronous_standbys", "pooler", "privileges", "read_only", "writes"]
+__all__ = [
+    "asynchronous_standbys",
+    "pooler",
+    "privileges",
+    "read_only",
+    "size",
+    "writes",
+]
+
+_LARGE = 1_000_000_000  # bytes: half of the usual quota of etcd
 
 _PROMOTED = (
     "One that is promoted without being waited for may lack the last grants. Its "
@@ -39,6 +49,21 @@ def writes(report: NodeReport, _: Case) -> Iterator[Problem]:
             "runs with fsync = off: when its machine crashes, it forgets locks that "
             "it has granted, or its data are damaged",
             "Set fsync = on. It is meant for data that may be lost.",
+        )
+
+
+@node_rule()
+def size(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find an etcd that grows towards its quota."""
+    found = int(report.status.info.get("database_bytes") or 0)
+    if found >= _LARGE:
+        yield Problem(
+            "etcd-size",
+            WARNING,
+            f"has a database of {found / 1e9:.1f} GB. At its quota, 2 GB by default, "
+            "etcd takes no changes, and all tasks lose their locks",
+            "Let it compact its history (--auto-compaction-mode=periodic), defragment "
+            "it, and raise --quota-backend-bytes.",
         )
 
 
