@@ -37,6 +37,7 @@ and that is noticed.
                       joined, in ms since 1970
 ``votes``             there, if the node votes for clients with this view
 ``quarantine_until``  until when the node must not vote, in ms since 1970
+``quarantine_ms``     how long that wait is: a clock that was ahead makes none longer
 ``known:{label}``     since when it knows the member at this place, in ms since 1970
 ``view``              of a node that is closed: the view that it had
 ``aborted``           the reconfigurations that were aborted, one per line

@@ -531,6 +531,26 @@ def test_server_that_flushed_its_scripts_proves_its_start(
 # -- JOIN --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ahead_ms", [30_000, 3_600_000])
+def test_waits_that_a_clock_stored_that_was_ahead_begin_anew(
+    subject: Subject, ahead_ms: int
+) -> None:
+    """One clock that is ahead for a moment does not stop all votes for as long."""
+    subject.enter(quarantine_ms=20_000)
+    now_ms = subject.now_us // 1000
+    later = {"quarantine_until": ahead_ms + 20_000, "known:b:1/0": ahead_ms}
+    for field, wait_ms in later.items():
+        subject.hset(subject.meta, field, now_ms + wait_ms)
+
+    subject.join()
+
+    fields = subject.hgetall(subject.meta)
+    end_ms = subject.now_us // 1000
+    assert now_ms + 20_000 <= int(fields[b"quarantine_until"]) <= end_ms + 20_000
+    assert now_ms <= int(fields[b"known:b:1/0"]) <= end_ms
+    assert is_unchanged(subject, subject.join)[2] == subject.text(CONFIG)
+
+
 def test_join_gives_an_identity_and_no_view(subject: Subject) -> None:
     """The identity has a random part and names the process; nothing else is there."""
     reply = subject.join(random="abcd0123")

@@ -27,7 +27,7 @@ if config ~= closed then
     -- Without the guard, the names may be those of an earlier process.
     local run_id, replid = present_names()
     redis.call('HSET', meta, 'config', closed, 'view', old, 'run_id', run_id,
-      'replid', replid,
+      'replid', replid, 'quarantine_ms', quarantine_ms,
       'quarantine_until', string.format('%.0f', now_ms() + quarantine_ms))
     redis.call('HDEL', meta, 'votes')
     return {QUARANTINED, tonumber(quarantine_ms)}

@@ -1,6 +1,7 @@
 -- Give an identity to a server that has lost its memory, or that is to forget its view.
 -- Tell what the node knows of itself. Never send the same random part twice.
 -- A process that proves that it has never voted notes since when it runs: see NOTE.
+-- Instants that are too far ahead, of a clock that was ahead for a moment, begin anew.
 -- Compares no view: it tells the view of the node, and forgets only the one that it is told.
 --
 -- KEYS  1 meta
@@ -25,13 +26,23 @@ if is_without_memory(state) or state[1] == forget then
   local run_id, replid = present_names()
   local identity = random .. string.sub(run_id, 1, 8)
   local started = proven_start()
-  redis.call('HDEL', meta, 'votes', 'quarantine_until', 'view', 'aborted', 'started')
+  redis.call('HDEL', meta, 'votes', 'quarantine_until', 'quarantine_ms', 'view', 'aborted', 'started')
   redis.call('HSET', meta, 'config', JOINED, 'run_id', run_id, 'replid', replid,
     'identity', identity)
   if started then
     redis.call('HSET', meta, 'started', string.format('%.0f', started))
   end
   return {GRANTED, 0, JOINED, identity, 0, '', ''}
+end
+local now, longest = now_ms(), tonumber(redis.call('HGET', meta, 'quarantine_ms'))
+if state[5] and longest and tonumber(state[5]) > now + longest then
+  redis.call('HSET', meta, 'quarantine_until', string.format('%.0f', now + longest))
+end
+local fields = redis.call('HGETALL', meta)
+for i = 1, #fields, 2 do
+  if string.sub(fields[i], 1, 6) == 'known:' and tonumber(fields[i + 1]) > now then
+    redis.call('HSET', meta, fields[i], string.format('%.0f', now))
+  end
 end
 return {GRANTED, 0, state[1], state[4] or '', state[3] and 1 or 0,
   state[7] or '', state[8] or ''}

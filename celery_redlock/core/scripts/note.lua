@@ -48,6 +48,6 @@ local since = now_ms()
 if config == JOINED and state[7] then since = math.min(since, tonumber(state[7])) end
 store_view(meta, text, labels_of(new), since)
 redis.call('HDEL', meta, 'votes', 'started')
-redis.call('HSET', meta, 'quarantine_until',
+redis.call('HSET', meta, 'quarantine_ms', quarantine_ms, 'quarantine_until',
   string.format('%.0f', since + quarantine_ms))
 return {GRANTED, 0}

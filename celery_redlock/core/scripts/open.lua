@@ -29,5 +29,5 @@ raise_counters(meta, 3)
 store_view(meta, planned, labels_of(new), now_ms())
 redis.call('HSET', meta, 'votes', '1')
 note_vote(meta)
-redis.call('HDEL', meta, 'view', 'quarantine_until')
+redis.call('HDEL', meta, 'view', 'quarantine_until', 'quarantine_ms')
 return {GRANTED, 0}

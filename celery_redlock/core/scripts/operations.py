@@ -85,6 +85,11 @@ __all__ = [
 _FORMAT = b"format 3, "
 _GUARD_OFF = b"restart guard off"  # in the view of a node
 _JOINED = JOINED.encode()
+# What a node forgets when it joins anew.
+_OF_A_VIEW = (
+    *(b"votes", b"quarantine_until", b"quarantine_ms"),
+    *(b"view", b"aborted", b"started"),
+)
 _KNOWN = b"known:"  # with a label: since when the node knows the member there
 _OWN_TIME = -1.0  # in place of a hint
 _NUMBER = re.compile(rb"\n(\d+)")
@@ -577,7 +582,7 @@ def join(store: Keyspace, keys: Words, args: Words) -> Reply:
     state = store.hgetall(meta)
     if _is_without_memory(store, state) or state[b"config"] == forget:
         started = store.proven_start_ms()
-        for field in (b"votes", b"quarantine_until", b"view", b"aborted", b"started"):
+        for field in _OF_A_VIEW:
             store.hdel(meta, field)
         # Servers that get the same message have different run ids.
         identity = random + store.run_id[:8]
@@ -586,6 +591,7 @@ def join(store: Keyspace, keys: Words, args: Words) -> Reply:
             fields[b"started"] = b"%d" % started
         store.hset(meta, fields)
         return [GRANTED, 0, _JOINED, identity, 0, b"", b""]
+    _begin_waits_anew(store, meta, state)
     names = (b"identity", b"view", b"aborted")
     identity, view, aborted = (state.get(name, b"") for name in names)
     votes = int(b"votes" in state)
@@ -634,7 +640,8 @@ def note(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: PLR0911
     _store_view(store, meta, text, new.configuration.labels, since)
     store.hdel(meta, b"votes")
     store.hdel(meta, b"started")
-    store.hset(meta, {b"quarantine_until": b"%d" % (since + int(quarantine_ms))})
+    until = b"%d" % (since + int(quarantine_ms))
+    store.hset(meta, {b"quarantine_ms": quarantine_ms, b"quarantine_until": until})
     return [GRANTED, 0]
 
 
@@ -680,6 +687,7 @@ def sync(store: Keyspace, keys: Words, args: Words) -> Reply:
     store.hset(meta, {b"votes": b"1"})
     store.note_vote()
     store.hdel(meta, b"quarantine_until")
+    store.hdel(meta, b"quarantine_ms")
     return [GRANTED, 0]
 
 
@@ -728,6 +736,7 @@ def close(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: PLR0911
             return [UNSYNCED, state[b"identity"]]
         until = b"%d" % (store.now_us() // 1000 + int(quarantine_ms))
         fields = {b"config": closed, b"view": old, b"quarantine_until": until}
+        fields[b"quarantine_ms"] = quarantine_ms
         # Without the guard, the names may be those of an earlier process.
         store.hset(meta, {**fields, **_present_names(store)})
         store.hdel(meta, b"votes")
@@ -764,6 +773,7 @@ def open(store: Keyspace, keys: Words, args: Words) -> Reply:  # noqa: A001
     store.note_vote()
     store.hdel(meta, b"view")
     store.hdel(meta, b"quarantine_until")
+    store.hdel(meta, b"quarantine_ms")
     return [GRANTED, 0]
 
 
@@ -800,6 +810,7 @@ def reopen(store: Keyspace, keys: Words, args: Words) -> Reply:
     store.note_vote()
     store.hdel(meta, b"view")
     store.hdel(meta, b"quarantine_until")
+    store.hdel(meta, b"quarantine_ms")
     return [GRANTED, 0]
 
 
@@ -1107,6 +1118,19 @@ def _refusal(store: Keyspace, state: Mapping[bytes, bytes], view: bytes) -> Repl
 def _quarantine_left(store: Keyspace, state: Mapping[bytes, bytes]) -> int:
     until = state.get(b"quarantine_until")
     return max(0, int(_number(until)) - store.now_us() // 1000) if until else 0
+
+
+def _begin_waits_anew(
+    store: Keyspace, meta: bytes, state: Mapping[bytes, bytes]
+) -> None:
+    """Bound the instants that a clock has stored that was ahead for a moment."""
+    now = _now_ms(store)
+    longest, until = state.get(b"quarantine_ms"), state.get(b"quarantine_until")
+    if longest and until and _number(until) > now + _number(longest):
+        store.hset(meta, {b"quarantine_until": _digits(now + _number(longest))})
+    for field, since in dict(state).items():
+        if field.startswith(_KNOWN) and _number(since) > now:
+            store.hset(meta, {field: b"%d" % now})
 
 
 def _view(text: bytes) -> View | None:

@@ -20,5 +20,5 @@ mark_aborted(meta, state[8], closed)
 raise_counters(meta, 2)
 redis.call('HSET', meta, 'config', state[7], 'votes', '1')
 note_vote(meta)
-redis.call('HDEL', meta, 'view', 'quarantine_until')
+redis.call('HDEL', meta, 'view', 'quarantine_until', 'quarantine_ms')
 return {GRANTED, 0}

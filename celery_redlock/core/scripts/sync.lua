@@ -25,5 +25,5 @@ raise_counters(meta, 5)
 if set_floor == '1' then raise_counter(meta, 'floor', now_us() + tolerance_us) end
 redis.call('HSET', meta, 'votes', '1')
 note_vote(meta)
-redis.call('HDEL', meta, 'quarantine_until')
+redis.call('HDEL', meta, 'quarantine_until', 'quarantine_ms')
 return {GRANTED, 0}
