@@ -346,6 +346,8 @@ class Hold:
         base: str | None = None,
         limits: Limits = (),
     ) -> None:
+        if hold_at_least != hold_at_least:  # noqa: PLR0124  (nan)
+            raise ConfigurationError("hold_at_least is nan; write a number of seconds.")
         if hold_at_least > redlock.timing.max_ttl:
             raise ConfigurationError(
                 f"hold_at_least is {hold_at_least:g} s, above max_ttl "

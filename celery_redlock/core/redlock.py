@@ -218,6 +218,11 @@ class Redlock:
     ) -> Lease:
         """Take the lock, or raise. Never return an invalid lease.
 
+        An interruption inside (a time limit, KeyboardInterrupt) leaves nothing locked.
+        One that comes after the return, and before the lease has a name, leaves the
+        lock until its ttl has ended. Use `lock`, or pass a ``base`` and call
+        `release_base`, where that can happen.
+
         Args:
             key: The name of the lock, or a list of several: then all of them are
                 taken or none, by one lease with one fence.

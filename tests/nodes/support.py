@@ -106,7 +106,7 @@ def plain_client(node: DevNode, **options: Any) -> redis.Redis:
     )
 
 
-def use(redlock: Redlock, key: str) -> None:
+def use(redlock: Redlock, key: str | Sequence[str]) -> None:
     """Acquire, renew and release a lock."""
     lease = redlock.acquire(key, wait=20)
     assert redlock.extend(lease)

@@ -176,8 +176,9 @@ def test_first_question_waits_for_slow_greetings(
             "cannot be connected to: max number",
         ),
         (b"-LOADING Redis is loading the dataset\r\n", "cannot be connected to"),
+        (b"*2147483647\r\n", "did not accept a connection within 1 s"),
     ],
-    ids=["http", "full", "loading"],
+    ids=["http", "full", "loading", "array"],
 )
 def test_server_that_is_none_is_named(
     servers: list[TinyServer],

@@ -166,7 +166,7 @@ def test_nodes_are_reached_by_tls(tls_nodes: DevNodes, key: str) -> None:
     with client(tls_nodes) as redlock:
         until_all_vote(redlock)
         use(redlock, key)
-        use(redlock, "k" * 40_000)
+        use(redlock, [f"{number}".rjust(80, "k") for number in range(100)])
         with lock(redlock, key, ttl=5) as lease:
             end = lease.until
             until(lambda: lease.until > end + 3.0)

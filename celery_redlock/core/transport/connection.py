@@ -181,7 +181,7 @@ _FIRST_DAY = {
         "has no database with this number; write a lower number at the end of its "
         "URL, such as /0, or raise `databases` in redis.conf"
     ),
-    "Protocol error, got": (
+    "Protocol error, got|Protocol Error": (
         "does not speak the protocol of Redis; correct the host and the port in "
         "redlock_nodes: another server listens there"
     ),

@@ -82,7 +82,7 @@ def all_answered(ballot: Ballot) -> bool:
 
 # -- from replies to votes -----------------------------------------------------
 
-_MOST_BYTES = 1 << 21  # of a request: half of what a node may leave unread
+_MOST_BYTES = 4_000_000  # of a request: less than what a node may leave unread
 _ONE_TAKEN = 4  # items of a reply: status, value, ttl, and a record
 _NO_KEY = -2  # the ttl of a key that has no other holder
 _YES, _NO = Vote(VoteKind.GRANTED), Vote(VoteKind.FREE)

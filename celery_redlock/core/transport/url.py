@@ -59,13 +59,16 @@ class NodeAddress:
         """Build redis-py's connection to the node or store; it is not opened.
 
         RESP2 is pinned, because RESP3 may push frames that are no replies. redis-py's
-        retries are off, because by default they cost seconds for a dead node.
+        retries are off, because by default they cost seconds for a dead node. The
+        parser in Python reads the greeting: hiredis makes room for an array of any
+        length at once, so a wrong service at the port froze the process.
         """
         if is_store(self.url):
             return connection_to(self.url, timeout)
         # The import takes 60 ms. The package comes first: a thread that began with a
         # part of it, and another with the whole, would wait for each other.
         import redis  # noqa: F401, PLC0415
+        from redis._parsers import _RESP2Parser  # noqa: PLC0415
         from redis.backoff import NoBackoff  # noqa: PLC0415
         from redis.connection import Connection, parse_url  # noqa: PLC0415
         from redis.retry import Retry  # noqa: PLC0415
@@ -77,6 +80,7 @@ class NodeAddress:
             options.setdefault("socket_connect_timeout", timeout)
         options.setdefault("socket_timeout", timeout)
         options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        options["parser_class"] = _RESP2Parser
         connection: AbstractConnection = kind(**options)
         return connection
 

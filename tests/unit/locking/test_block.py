@@ -13,7 +13,12 @@ import pytest
 
 from celery_redlock import locking
 from celery_redlock.core.lease import Holder, LeaseState, new_base
-from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockHeld,
+    LockLost,
+    QuorumUnreachable,
+)
 from celery_redlock.locking import current_lease, held_lease, lock, watchdog_of
 from celery_redlock.testing import FakeNodes
 from tests.interruptions import counts_places, interruptions
@@ -159,6 +164,17 @@ def test_callback_that_raises_before_the_block_releases(site: Site) -> None:
 
 
 # -- hold_at_least -----------------------------------------------------------------
+
+
+def test_hold_at_least_must_be_a_number(site: Site) -> None:
+    """The error comes before the block, and not from its end, with the lock held."""
+    with (
+        pytest.raises(ConfigurationError, match="hold_at_least is nan"),
+        site.lock(hold_at_least=float("nan")),
+    ):
+        pytest.fail("the body ran")
+
+    assert not any(holders(site.nodes))
 
 
 @pytest.mark.parametrize(("ran", "ttl_left_ms"), [(2.0, 4000), (7.0, -2)])
