@@ -62,7 +62,6 @@ class Bug:
 
 _SCENARIO = "tests/simulation/test_scenarios.py"
 _MEMBERS = "tests/model/test_membership_model.py"
-_FENCES = "tests/model/test_fence_model.py"
 _CANVAS = "tests/worker/test_canvas.py"
 _ONCE = "tests/contrib/test_exactly_once.py"
 _NO_CELERY = "The simulator, the models and the specification have no Celery."
@@ -339,8 +338,7 @@ BUGS = (
         "client had the lock.",
         found_by=Finder.MODEL,
         fixed_in="draft",
-        way=InModel(f"{_FENCES}::test_raise_on_any_node_repeats_a_fence"),
-        note="The simulator finds it as well: *raise without the lock*.",
+        way=Planted("raise without the lock", is_long=True),
     ),
     Bug(
         name="raise-without-the-key",

@@ -56,7 +56,6 @@ _SETS = "tests/contract/test_several_keys.py"
 _VIEWS = "tests/contract/test_membership_scripts.py"
 _MOVES = "tests/contract/test_reconfiguration_scripts.py"
 _UNIT = "tests/unit/core"
-_FENCES = "tests/model/test_fence_model.py"
 _MEMBERS = "tests/model/test_membership_model.py"
 _TORTURE = "tests/torture/test_torture.py"
 
@@ -136,9 +135,6 @@ RULES = (
         name="quarantine",
         text="A node that lost its memory does not vote at first.",
         specification=WithoutRule("lock", "QUARANTINE"),
-        model=InModel(
-            f"{_FENCES}::test_node_that_votes_at_once_lets_a_second_holder_in"
-        ),
         simulator=Planted("no restart guard", is_long=True),
         contract=Guard(f"{_VIEWS}::test_restart_ends_the_vote"),
     ),
@@ -220,7 +216,6 @@ RULES = (
         name="raise-needs-key",
         text="A raise acts only while the node's key is still the attempt's.",
         specification=WithoutRule("fence", "RAISE_NEEDS_KEY"),
-        model=InModel(f"{_FENCES}::test_raise_without_the_key_repeats_a_fence"),
         simulator=Planted("raise without the lock", is_long=True),
         contract=Guard(f"{_LOCKS}::test_raise_fence_without_the_lock_changes_nothing"),
     ),
@@ -228,7 +223,6 @@ RULES = (
         name="raise-needs-number",
         text="A raise counts only on a node whose number was part of the greatest one.",
         specification=WithoutRule("fence", "RAISE_NEEDS_NUMBER"),
-        model=InModel(f"{_FENCES}::test_raise_without_the_number_repeats_a_fence"),
         unit=Guard(
             f"{_UNIT}/test_fence.py::test_raise_counts_only_on_nodes_whose_number_was_counted"
         ),
@@ -257,7 +251,6 @@ RULES = (
         name="counters-after-a-loss",
         text="A node that lost its counters does not vote at first.",
         specification=WithoutRule("fence", "QUARANTINE"),
-        model=InModel(f"{_FENCES}::test_lost_counters_repeat_a_fence"),
         simulator=Planted("no restart guard", is_long=True),
         why_not={"contract suite": "the lines are those of *quarantine*"},
     ),
@@ -265,7 +258,6 @@ RULES = (
         name="counters-taken-over",
         text="A node that lost its counters takes over those of r others.",
         specification=WithoutRule("fence", "COUNTERS_TAKEN_OVER"),
-        model=InModel(f"{_FENCES}::test_lost_counters_repeat_a_fence"),
         simulator=Planted("counters are not taken over", is_long=True),
         contract=Guard(f"{_VIEWS}::test_sync_lets_a_node_vote_above_these_fences"),
     ),
@@ -273,7 +265,6 @@ RULES = (
         name="counters-at-the-end",
         text="It reads them at the end of its quarantine.",
         specification=WithoutRule("fence", "COUNTERS_AT_THE_END"),
-        model=InModel(f"{_FENCES}::test_early_recovery_repeats_a_fence"),
         simulator=Scenario("recovery before the quarantine"),
     ),
     Rule(
@@ -287,9 +278,6 @@ RULES = (
         name="restore-of-every-key",
         text="A restore writes all keys of the lease.",
         specification=WithoutRule("keys", "RESTORE_OF_EVERY_KEY"),
-        model=InModel(
-            f"{_FENCES}::test_restore_that_forgets_a_key_lets_a_second_holder_in"
-        ),
         simulator=Planted("restore that forgets a key"),
         contract=Guard(f"{_SETS}::test_restore_writes_every_lock"),
     ),
@@ -297,9 +285,6 @@ RULES = (
         name="release-of-every-key",
         text="A release deletes all keys of the attempt in one step.",
         specification=WithoutRule("keys", "RELEASE_OF_EVERY_KEY"),
-        model=InModel(
-            f"{_FENCES}::test_release_of_one_key_of_two_leaves_the_other_locked"
-        ),
         simulator=Planted("release of one key of two"),
         contract=Guard(f"{_SETS}::test_release_ends_every_lock"),
     ),
