@@ -12,7 +12,7 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import Command, Session
-from celery_redlock.operations.inspect import node_status
+from celery_redlock.operations.inspect import NodeState, node_status
 
 
 @click.command(cls=Command, short_help="Start a brand-new deployment.")
@@ -26,11 +26,17 @@ def init(session: Session, *, yes: bool) -> None:
     if a node holds live locks or belongs to another deployment.
     """
     redlock = session.redlock
-    rows: list[Row] = [[node.label, state_cell(node)] for node in node_status(redlock)]
+    statuses = node_status(redlock)
+    rows: list[Row] = [[node.label, state_cell(node)] for node in statuses]
+    is_known = all(node.state is NodeState.VOTES for node in statuses)
     session.say(*table((Column("NODE"), Column("NOW")), rows), "")
     span = duration(redlock.timing.max_ttl)
-    nodes = "Was this node" if len(rows) == 1 else "Were these nodes"
-    session.confirm(f"{nodes} unused for the last {span} (redlock_max_ttl)?", yes=yes)
+    where = "on this node" if len(rows) == 1 else "on these nodes"
+    session.confirm(
+        f"Is it certain that no worker held a lock {where} in the last {span} "
+        "(redlock_max_ttl)?",
+        yes=yes or is_known,
+    )
     redlock.initialize()
     session.tell(
         [f"All nodes vote now: {len(redlock.labels)}."],

@@ -22,7 +22,8 @@ def test_init_lets_new_nodes_vote(start_project: Callable[..., Project]) -> None
 
     assert run.code == 0
     assert run.out.count("new or restarted") == 3
-    assert "unused for the last 1 m 00 s (redlock_max_ttl)?" in run.err
+    assert "no worker held a lock on " in run.err
+    assert "in the last 1 m 00 s (redlock_max_ttl)?" in run.err
     assert project.service.acquire("k").is_valid()
 
 
@@ -63,3 +64,19 @@ def test_init_refuses_if_a_node_is_down(
     assert "127.0.0.1:1/0  refused the connection" in run.out
     assert said in run.err
     assert "correct-horse" not in run.out + run.err
+
+
+def test_init_asks_nothing_where_all_nodes_vote(
+    start_project: Callable[..., Project],
+) -> None:
+    """Without an answer it says how to give one, and changes nothing."""
+    project = start_project(initialize=False)
+
+    refused = project.redlock("init", typed="")
+    project.redlock("init", "--yes")
+    again = project.redlock("init", typed="")
+
+    assert refused.code == 1
+    assert "There is no terminal to answer at: add --yes." in refused.err
+    assert again.code == 0
+    assert "no worker held a lock" not in again.err

@@ -107,7 +107,7 @@ class Session:
             if yes or click.confirm(inked(question, colors=False), err=True):
                 return
         except click.Abort:  # stdin is closed
-            click.echo(err=True)
+            click.echo("\nThere is no terminal to answer at: add --yes.", err=True)
         click.echo("Nothing was done.", err=True)
         raise click.exceptions.Exit(WARNING)
 
