@@ -217,10 +217,8 @@ class EarlyStarts:
         if line is None or not line.is_watched:
             return
         line.room, line.seen_at = room, self._clock.monotonic()
-        # The release of a permit wakes this worker for a call that is not on its way
-        # yet. That of a lock may be told twice, by the nodes that are late.
-        is_more = is_woken and bool(wanted.limits)
-        number = room if is_more else room - len(line.trying)
+        # A release wakes this worker for a call that is not on its way yet.
+        number = room if is_woken else room - len(line.trying)
         started = 0
         while started < number and (head := line.head()) is not None:
             self._start(head, line)
