@@ -93,7 +93,7 @@ RECORDS: dict[str, tuple[int, list[Any]]] = {  # number of record KEYS, ARGV
     "WITHDRAW_SUCCESSOR": (2, ["a"]),
     "NOTE_PUBLISHED": (3, ["a", "0", TTL, "b"]),
     "MARK_SLOT": (1, ["task-1", TTL]),
-    "JOIN_BACKLOG": (3, ["a", 1, 1, 0, TTL]),
+    "JOIN_BACKLOG": (3, ["a", 1, 30_000_000]),
     "LEAVE_BACKLOG": (2, ["a"]),
     "READ_BACKLOG": (2, []),
     "NOTE_RUN": (2, [5, 20, TTL]),

@@ -72,11 +72,11 @@ lines = words.map(lambda word: word.replace("\n", " "))
 holders = st.builds(
     Holder,
     token=st.just(TOKEN),
-    fence=st.integers(0),
+    fence=st.integers(0, 2**53),
     task=lines,
     task_id=lines,
     host=lines,
-    pid=st.integers(0),
+    pid=st.integers(0, 2**31),
     started=st.floats(0, 1e10).map(lambda seconds: round(seconds, 3)),
 )
 
@@ -109,7 +109,9 @@ def test_foreign_value_is_read_as_far_as_it_goes(value: str) -> None:
 
 
 @given(
-    words.filter(lambda key: "\n" not in key), st.integers(2, 1000), st.floats(0, 1e6)
+    words.filter(lambda key: key and "\n" not in key),
+    st.integers(2, 1000),
+    st.floats(0, 1e6),
 )
 def test_value_names_the_limits_of_its_permits(
     key: str, most: int, period: float

@@ -19,8 +19,8 @@ EACH_SCRIPT = pytest.mark.parametrize(
     "script", ALL_SCRIPTS, ids=lambda script: script.name
 )
 ALLOWED = {  # what the ACL of the lock user has to allow, besides EVAL and EVALSHA
-    *("DEL", "GET", "HDEL", "HGET", "HGETALL", "HMGET", "HSET", "INFO", "MGET"),
-    *("PEXPIRE", "PTTL", "PUBLISH", "SET", "TIME", "ZADD", "ZCARD", "ZPOPMIN"),
+    *("DEL", "GET", "HDEL", "HGET", "HGETALL", "HMGET", "HSET", "HSTRLEN", "INFO"),
+    *("MGET", "PEXPIRE", "PTTL", "PUBLISH", "SET", "TIME", "ZADD", "ZCARD", "ZPOPMIN"),
     *("ZRANGEBYSCORE", "ZRANK", "ZREM", "ZREMRANGEBYSCORE", "ZREVRANGE", "ZSCORE"),
 }
 
