@@ -174,8 +174,9 @@ class LockServer(ThreadingMixIn, WSGIServer):
                 for key, _ in self._selector.select(poll_interval):
                     if key.fileobj is self.socket:
                         self._accept()
-                    else:
-                        self._read(self._incoming[key.fileobj])  # type: ignore[index]
+                    # It may have given way to a connection of this same round.
+                    elif request := self._incoming.get(key.fileobj):  # type: ignore[call-overload]
+                        self._read(request)
                 self._refuse_late()
         finally:
             for request in list(self._incoming.values()):
@@ -254,9 +255,10 @@ class LockServer(ThreadingMixIn, WSGIServer):
         try:
             request.sock.settimeout(None)
             super().process_request(request, client_address)
-        except BaseException:  # no thread has started
+        except (OSError, RuntimeError) as error:  # no thread could be started
+            log.warning("%s: no thread could be started: %s.", client_address[0], error)
             slots.release()
-            raise
+            request.refuse(503)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, in the thread."""

@@ -31,7 +31,7 @@ def fails(_environ: Any, _start: Any) -> Iterable[bytes]:
 
 def read(url: str) -> bytes:
     """Return the body of a page."""
-    with urlopen(url) as answer:  # noqa: S310  (the server of this test)
+    with urlopen(url, timeout=30) as answer:  # noqa: S310  (the server of this test)
         body: bytes = answer.read()
     return body
 
