@@ -166,10 +166,15 @@ class RestartGuard:
         Returns:
             What each node said; None for those that did not answer.
         """
-        request = self.ask(scripts.JOIN, [f"s{secrets.token_hex(4)}", forget])
+        return self._looks_in(self._join(forget))
+
+    def _join(self, forget: str = "") -> ScriptRequest:
+        return self.ask(scripts.JOIN, [f"s{secrets.token_hex(4)}", forget])
+
+    def _looks_in(self, joined: ScriptRequest) -> list[Look | None]:
         return [
             _look_at(label, reply)
-            for label, reply in zip(self._nodes.labels, request.replies, strict=True)
+            for label, reply in zip(self._nodes.labels, joined.replies, strict=True)
         ]
 
     # -- for every request -----------------------------------------------------------
@@ -242,11 +247,14 @@ class RestartGuard:
 
         The caller promises that no lock lives on them, and has looked at them.
         """
-        looks = self.look()
+        joined = self._join()
+        looks = self._looks_in(joined)
         ours = [look for look in looks if look and self._is_ours(look)]
         view = next((look.view for look in ours if look.view), None)
         if view is None:
             if len(ours) < len(looks):  # a view without one of them would never have it
+                if joined.ballot.granted < len(looks):
+                    return joined.ballot  # it has the reasons
                 return self.ask(scripts.COUNTERS, [self.config]).ballot
             identities = {look.label: look.identity for look in ours}
             view = View.first_of_epoch(self.configuration, identities, before=None)

@@ -104,9 +104,9 @@ def test_misspelt_command_is_corrected(project: Project) -> None:
     assert "release" in run.err.split("Did you mean")[1]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "run"])
 def test_every_command_prints_json(name: str) -> None:
-    """Every command has the option ``--json``."""
+    """Every command has the option ``--json``; the output of ``run`` is its child's."""
     command = redlock.get_command(CONTEXT, name)
 
     assert command is not None

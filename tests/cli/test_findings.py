@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -451,10 +452,21 @@ def servers(
         yield {name: urlsplit(url).netloc for name, url in urls.items()}
 
 
+class _Refuses(BaseHTTPRequestHandler):
+    """Answers as nginx does: it reads what still comes, so the answer is not lost."""
+
+    def handle(self) -> None:
+        self.request.recv(1 << 16)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        self.request.shutdown(socket.SHUT_WR)
+        while self.request.recv(1 << 16):
+            pass
+
+
 @contextlib.contextmanager
 def web_server() -> Iterator[str]:
     """Give the URL of a server that answers each command as a web server does."""
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+    with HTTPServer(("127.0.0.1", 0), _Refuses) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"

@@ -107,7 +107,8 @@ def try_it(redlock: Redlock, key: str, subset: str) -> None:
     with pytest.raises(QuorumUnreachable) as unreachable:
         redlock.acquire(key)
     error = unreachable.value
-    assert f"need {quorum}" in str(error)
+    alone = "The node gave no vote"
+    assert (f"need {quorum}" if len(subset) > 1 else alone) in str(error)
     assert "Nothing is held" in str(error)
     assert error.retry_after is None
     said = str(error).partition("Nothing")[0]

@@ -143,6 +143,9 @@ def test_doctor_names_all_unknown_commands(start_nodes: StartNodes) -> None:
     """One finding says which are unknown, and what to do."""
     verbs = {name: name.partition("|")[0].upper() for name in COMMANDS}
     del verbs["info"], verbs["set"]  # each ends the inspection early
+    del verbs[
+        "hstrlen"
+    ]  # it marks that a node has voted: no node is asked that has not
     nodes = start_nodes(1, options=without(*verbs.values()), initialize=False)
     with client(nodes) as redlock:
         findings = diagnose(redlock, span=0.01)

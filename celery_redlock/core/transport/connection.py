@@ -192,7 +192,8 @@ _UNKNOWN_HOST = (
 )
 _CLOSED_AT_ONCE = (
     "closed the connection at the first command; write rediss:// in its URL if the "
-    "port expects TLS, else look into its log"
+    "port expects TLS, correct the port if another server listens there, else look "
+    "into its log"
 )
 _NO_TLS_ANSWER = (
     "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "
