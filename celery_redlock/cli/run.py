@@ -28,8 +28,33 @@ _FORWARDED = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _BY_TERMINAL = ("SIGINT", "SIGQUIT")  # it sends them to the command, too
 
 
+class _Run(Command):
+    """A command that takes its options also between KEY and COMMAND."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours = {
+            name: option
+            for option in self.params
+            if isinstance(option, click.Option)
+            for name in option.opts
+        }
+
+        def end_of_options(index: int) -> int:
+            while index < len(args):
+                name, has_value, _ = args[index].partition("=")
+                if name not in ours:
+                    break
+                index += 1 if has_value or ours[name].is_flag else 2
+            return index
+
+        key = end_of_options(0)
+        end = end_of_options(key + 1)
+        moved = [*args[:key], *args[key + 1 : end], *args[key : key + 1], *args[end:]]
+        return super().parse_args(ctx, moved)
+
+
 @click.command(
-    cls=Command,
+    cls=_Run,
     prints_json=False,
     short_help="Run a command under a lock.",
     context_settings={"allow_interspersed_args": False},
@@ -60,8 +85,8 @@ def run(  # noqa: PLR0913  (the options of the command)
 ) -> int:
     """Run COMMAND while this process holds the lock KEY, and renew the lock.
 
-    For cron and shells. Write options before KEY, and -- before a command with options:
-    celery redlock run --wait 60 nightly -- rsync -a here there
+    For cron and shells. Write options before COMMAND, and -- between them:
+    celery redlock run nightly --wait 60 -- rsync -a here there
 
     Ends with the exit code of COMMAND, 128 + N if signal N ended it, 127 if there is no
     such command, 75 if another client holds the lock (COMMAND did not run), 69 if too

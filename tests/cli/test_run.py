@@ -82,6 +82,15 @@ def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
         yield redlock
 
 
+def test_options_may_follow_the_key(shared_nodes: DevNodes, key: str) -> None:
+    """Those of the command, behind ``--``, are its own."""
+    command = ("sh", "-c", "exit $1", "--wait", "3")
+
+    done = ended(shared_nodes, "run", key, "--wait", "1", "--ttl=5", "--", *command)
+
+    assert done.returncode == 3, done.stderr
+
+
 @pytest.mark.parametrize(
     ("script", "code"),
     [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
