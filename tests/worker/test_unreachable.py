@@ -131,9 +131,13 @@ def test_outage_that_is_over_delays_no_request(frail: Deployment, key: str) -> N
 
 
 @pytest.mark.several_nodes
-def test_new_nodes_are_waited_for(redis_server: str, site: Site, key: str) -> None:
-    """Jobs wait until the quarantine of new nodes ends, and then run."""
-    with short_quarantine(site, 3, initialize=False) as here:
+def test_nodes_without_memory_are_waited_for(
+    redis_server: str, site: Site, key: str
+) -> None:
+    """Jobs wait until the quarantine of nodes that forgot ends, and then run."""
+    with short_quarantine(site, 3) as here:
+        for node in here.nodes.dev.nodes:
+            node.command("FLUSHALL")
         result = here.send("quick", key)
         until(lambda: result.state == states.RETRY)
 
