@@ -50,7 +50,8 @@ class _Run(Command):
         key = end_of_options(0)
         end = end_of_options(key + 1)
         moved = [*args[:key], *args[key + 1 : end], *args[key : key + 1], *args[end:]]
-        return super().parse_args(ctx, moved)
+        rest: list[str] = super().parse_args(ctx, moved)
+        return rest
 
 
 @click.command(
