@@ -25,7 +25,7 @@ help:
 	@echo "             ARGS='--store postgresql' (or etcd, zookeeper): a store instead"
 	@echo "make example a Django site with all it needs, and a live page to break it;"
 	@echo "             STORE=postgresql (or etcd, zookeeper): a store instead of nodes"
-	@echo "make test    the tests, in four minutes; ARGS='-k name' for some of them"
+	@echo "make test    the tests but the long ones; ARGS='-k name' for some of them"
 	@echo "make test-more  what make test leaves out and a change can break"
 	@echo "make test-all  all tests, searches included, and the package as it is installed"
 	@echo "make coverage  how much of core, task and options the tests without workers run"
