@@ -289,6 +289,7 @@ def close_in_the_middle(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
     return weakref.ref(loop)
 
 
+@pytest.mark.long
 def test_loop_that_is_closed_in_the_middle_leaves_no_lock(
     redlock: Redlock, three_nodes: DevNodes, key: str
 ) -> None:

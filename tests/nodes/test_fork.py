@@ -153,6 +153,7 @@ print("apart")
     assert run(program) == ["apart"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_child_of_a_c_program_has_its_own_connections_and_watchdog(run: Run) -> None:
     """A fork that runs no hook of Python, as that of uWSGI, is noticed at once."""

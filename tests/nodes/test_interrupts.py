@@ -180,7 +180,9 @@ MODES = ["threads", "greenlets", "coroutines"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["threads", pytest.param("greenlets", marks=pytest.mark.long), "coroutines"]
+)
 def test_interrupts_leave_nothing_behind(
     three_nodes: DevNodes, key: str, mode: str
 ) -> None:

@@ -180,6 +180,7 @@ def test_lost_lock_of_the_bodys_own_is_its_error(live: Worker) -> None:
     assert live.published == []
 
 
+@pytest.mark.long
 def test_lost_lock_around_a_nested_run_is_not_the_nested_runs(live: Worker) -> None:
     """LockLost interrupts the nested run; only the outer task reports the loss."""
     live.app.conf.redlock_eager = True
