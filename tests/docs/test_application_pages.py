@@ -178,7 +178,6 @@ def test_page_about_scripts(nodes: DevNodes, tmp_path: Path) -> None:
     assert run(sys.executable, "nightly.py", "0").stdout == "working\n"
 
 
-@pytest.mark.long
 def test_page_about_a_pool(nodes: DevNodes, tmp_path: Path) -> None:
     """A process of a pool that is terminated releases its lock."""
     files_of("scripts.md", tmp_path, nodes)
