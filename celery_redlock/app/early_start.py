@@ -13,7 +13,7 @@ waits::
                                         ▼
       line of the key, by the time of publishing ──► head of the line: start
                                         ▲
-      a node: released, or free ──► KeyWatch (thread) ──► pipe ──► event loop
+      a node: released, or free ──► KeyWatch (thread) ──► socket ──► event loop
 
 A worker joins the wait queues of the nodes once for each key, with the rank of the head
 of its line. A release wakes the first worker of the queue. It starts one call and joins
@@ -33,7 +33,7 @@ import contextlib
 import heapq
 import logging
 import math
-import os
+import socket
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -157,10 +157,10 @@ class EarlyStarts:
         self._news: deque[Callable[[], None]] = deque()
         self._number = 0
         self._is_stopped = False
-        self._closing = threading.Lock()  # held while the pipe is written to, or closed
-        self._reader, self._writer = os.pipe()
+        self._closing = threading.Lock()  # held while the pair is written to, or closed
+        self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
-            os.set_blocking(end, False)
+            end.settimeout(0)
         self._watch = KeyWatch(redlock, self._tell)
 
     # -- the event loop --------------------------------------------------------------
@@ -181,8 +181,8 @@ class EarlyStarts:
         self._calls.clear()
         with self._closing:
             self._is_stopped = True
-            os.close(self._reader)
-            os.close(self._writer)
+            self._reader.close()
+            self._writer.close()
 
     def _tell(self, wanted: Wanted, room: int, is_woken: bool) -> None:  # noqa: FBT001
         self._in_loop(lambda: self._when_told(wanted, room, is_woken=is_woken))
@@ -194,13 +194,13 @@ class EarlyStarts:
             if self._is_stopped:
                 return
             with contextlib.suppress(BlockingIOError):  # it is full, so it will be read
-                os.write(self._writer, b"!")
+                self._writer.send(b"!")
 
     def _read(self, *_: Any) -> None:
         if self._is_stopped:
             return
         try:
-            while len(os.read(self._reader, _READ)) == _READ:
+            while len(self._reader.recv(_READ)) == _READ:
                 pass
         except BlockingIOError:
             pass
