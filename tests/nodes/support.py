@@ -159,7 +159,7 @@ def locks(nodes: DevNodes | Sequence[DevNode], key: str = "") -> list[str]:
 
 
 def until_nothing_is_left(
-    nodes: DevNodes | Sequence[DevNode], key: str = "", seconds: float = 5.0
+    nodes: DevNodes | Sequence[DevNode], key: str = "", seconds: float = 15.0
 ) -> None:
     """Wait until no node has a lock whose key contains this text."""
     until(lambda: not locks(nodes, key), seconds, what=f"no lock left of {key!r}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
 
-UNSENDABLE = "file-\udcff.txt"  # as `os.fsdecode` returns it
+UNSENDABLE = "-\udcff.txt"  # as `os.fsdecode` returns the rest of a name
 LONG = "m" * 5_000_000
 
 
@@ -61,26 +61,25 @@ CALLS: dict[str, Callable[[Redlock, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("text", [UNSENDABLE, LONG], ids=["unsendable", "long"])
+@pytest.mark.parametrize("end", [UNSENDABLE, LONG], ids=["unsendable", "long"])
 @pytest.mark.parametrize("name", CALLS)
 def test_call_with_such_a_text_fails_alone(
-    redlock: Redlock, shared_nodes: DevNodes, name: str, text: str
+    redlock: Redlock, shared_nodes: DevNodes, key: str, name: str, end: str
 ) -> None:
     """The error is ours, nothing is sent, and each other call and renewal goes on."""
     watchdog = Watchdog(redlock)
-    lease = redlock.acquire(f"held-{name}")
+    lease = redlock.acquire(f"{key}-held")
     watchdog.watch(lease)
 
     with pytest.raises(ConfigurationError):
-        CALLS[name](redlock, text)
+        CALLS[name](redlock, key + end)
 
     assert redlock.extend(lease)
-    use(redlock, f"other-{name}")
+    use(redlock, f"{key}-other")
     assert watchdog.forget(lease)
     redlock.release(lease)
     watchdog.stop()
-    until_nothing_is_left(shared_nodes, name)
-    until_nothing_is_left(shared_nodes, text[:4])
+    until_nothing_is_left(shared_nodes, key)
 
 
 def test_service_can_be_used_after_a_thread_met_such_a_text(
