@@ -82,8 +82,8 @@ def release(  # noqa: PLR0913  (click gives each option by name)
 ) -> int:
     """Take the lock KEY away from its holder.
 
-    Of a key with a limit, KEY is one permit: 'imports' is the first, then 'imports#2'.
-    A permit for a start (rate), such as 'mail@2', is kept for its period after the
+    Of a key with a limit, KEY is one permit: 'imports' is the first, then 'imports##2'.
+    A permit for a start (rate), such as 'mail@@2', is kept for its period after the
     start. Its release lets another run start before the period has passed.
 
     Wait instead, if you can: the lock of a dead holder expires within its ttl. Only

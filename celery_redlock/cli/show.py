@@ -57,7 +57,7 @@ def show(session: Session, *, key: str) -> int:
 
     Of a key with a limit, that is the first permit: all permits of the key follow, with
     their holders, and the permits for a start (rate) with when each is free again. They
-    are kept, whether the run has ended or not. KEY can be one permit: 'imports#3'.
+    are kept, whether the run has ended or not. KEY can be one permit: 'imports##3'.
 
     Lists who released this lock with `release` or in the Django admin in the last 30
     days, and why.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 __all__ = ["FORMAT", "SETTINGS", "Configuration", "in_full"]
 
-FORMAT = 3  # of what we keep on the nodes
+FORMAT = 4  # of what we keep on the nodes
 SETTINGS = (
     rf"format {FORMAT}, max_ttl (?P<max_ttl>\d+(?:\.\d+)?(?:e[-+]\d+)?) s, "
     r"restart guard (?P<guard>on|off)"

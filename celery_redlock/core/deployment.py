@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["NodesReport", "initialize"]
 
 _PAUSE = 0.05  # seconds between two tries
-_OLDER = ("protocol 1,", "format 2,")  # what older versions stored
+_OLDER = ("protocol 1,", "format 2,", "format 3,")  # what older versions stored
 
 
 @dataclass(frozen=True, slots=True)

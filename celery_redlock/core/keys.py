@@ -47,6 +47,7 @@ and that is noticed.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -59,8 +60,11 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST",
     "MOST_BYTES",
+    "PERMIT",
+    "START",
     "STRIPES",
     "Keys",
+    "is_permit",
     "key_of",
     "keys_of",
     "shown",
@@ -72,25 +76,45 @@ __all__ = [
 STRIPES = 4096
 MOST = 100  # keys that are taken together
 MOST_BYTES = 8192  # of one key, or of them all: each of their locks names each
+PERMIT = "##"  # between a key and the number of a permit
+START = "@@"  # between a key and the number of a permit for a start
 _MOST_SHOWN = 4
+_PERMIT_NAME = re.compile(f".*(?:{PERMIT}|{START})[0-9]{{1,4}}", re.DOTALL)
 
 
-def key_of(keys: str | Iterable[str]) -> str:
+def is_permit(name: str) -> bool:
+    """Tell whether this is the name of a permit, which no key can have."""
+    has_sign = PERMIT in name or START in name  # most have none, and need no search
+    return has_sign and _PERMIT_NAME.fullmatch(name) is not None
+
+
+def key_of(keys: str | Iterable[str], *, are_names: bool = False) -> str:
     """Return the one text for these keys: each once, sorted, one a line.
 
     It is the text of the lock wherever that is named, and of one key the key itself.
 
+    Args:
+        keys: A key, or several.
+        are_names: Whether they may be the names of permits.
+
     Raises:
-        ConfigurationError: There is no key, one that is not one line of text or has no
-            UTF-8, more than `MOST`, or more than `MOST_BYTES` in all.
+        ConfigurationError: There is no key, one that is not one line of text, has no
+            UTF-8 or is the name of a permit, more than `MOST`, or more than
+            `MOST_BYTES` in all.
     """
     is_plain = type(keys) is str and 0 < len(keys) <= MOST_BYTES and keys.isascii()
-    if is_plain and "\n" not in keys:
+    if is_plain and not any(sign in keys for sign in ("\n", PERMIT, START)):
         return keys  # type: ignore[return-value]
     parts: list[Any] = [keys] if isinstance(keys, str) else list(keys)
     for key in parts or [""]:
         if not isinstance(key, str) or not key or "\n" in key:
             raise ConfigurationError(f"The key {key!r:.200} must be one line of text.")
+        if not are_names and is_permit(key):
+            raise ConfigurationError(
+                f"The key {shown(key):.200} cannot be used: {PERMIT} or {START} and a "
+                "number at the end make it the name of a permit of another key. Add "
+                "other text at the end."
+            )
     text = text_of(parts)
     several = keys_of(text)
     if len(several) > MOST:
@@ -164,6 +188,11 @@ def _each(head: str, key: str) -> list[str]:
     return [head + key]
 
 
+def _last(task: str) -> str:
+    """Return the name of a task without colons: the key before it may have them."""
+    return task.replace("%", "%25").replace(":", "%3A")
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The names of all keys under one prefix.
@@ -204,11 +233,11 @@ class Keys:
 
     def successor(self, key: str, task: str) -> str:
         """Return the name of the successor register of this key and task."""
-        return f"{self.prefix}:next:{key}:{task}"
+        return f"{self.prefix}:next:{key}:{_last(task)}"
 
     def order(self, key: str, task: str) -> str:
         """Return the name of the published calls of this key and task."""
-        return f"{self.prefix}:order:{key}:{task}"
+        return f"{self.prefix}:order:{key}:{_last(task)}"
 
     def claim(self, key: str) -> str:
         """Return the name of the claim of a queued call."""

@@ -192,7 +192,7 @@ class Holder:
             name: The name of a lock of this holder.
 
         Returns:
-            None for a plain lock. Its name may look like that of a permit.
+            None for a plain lock.
         """
         for limit in self.limits:
             number = limit.number(name)
@@ -290,7 +290,7 @@ class Lease:
 
     Attributes:
         key: The name of the lock; of several keys, one a line. Of a limit, it is the
-            permit: ``imports#3``.
+            permit: ``imports##3``.
         token: Proof of ownership, unique to the attempt that won.
         fence: A number greater than that of every earlier grant of this key. Pass it
             to storage that refuses a lesser one. Renewal keeps it.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_redlock.core.keys import key_of, keys_of
+from celery_redlock.core.keys import PERMIT, START, key_of, keys_of
 from celery_redlock.core.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 
@@ -54,7 +54,7 @@ class Limit(NamedTuple):
     @property
     def head(self) -> str:
         """The beginning of the names of the permits, before the number."""
-        return f"{self.key}@" if self.period else f"{self.key}#"
+        return f"{self.key}{START if self.period else PERMIT}"
 
     def name(self, number: int) -> str:
         """Return the name of one permit, counted from 1. No permit has the number 0."""

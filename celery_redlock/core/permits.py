@@ -9,14 +9,16 @@ fault: of five nodes with n = 5, three may count one client and three another.)
 ================  ==================================================================
 limit             names of its permits
 ================  ==================================================================
-5 at once         ``imports``, ``imports#2`` ... ``imports#5``
+5 at once         ``imports``, ``imports##2`` ... ``imports##5``
 1 at once         ``imports``: the lock of the key, as without a limit
-10 a minute       ``imports@1`` ... ``imports@10``, kept for a minute after the start
+10 a minute       ``imports@@1`` ... ``imports@@10``, kept for a minute after the start
 ================  ==================================================================
 
 The first permit of a key is its lock. So a client that has a lower limit, or none,
 keeps out those that have a higher one: while a deploy changes a limit, at most the
 greater of the two hold the key.
+
+No key has the name of a permit: `core.keys.key_of` refuses one that ends like this.
 """
 
 from __future__ import annotations

@@ -628,7 +628,9 @@ class Redlock:
 
         Where it names no majority holder, no key has one.
         """
-        key = key if isinstance(key, str) and "\n" in key else key_of(key)
+        key = (
+            key if isinstance(key, str) and "\n" in key else key_of(key, are_names=True)
+        )
         ballot = self.nodes.ask(
             INSPECT, self.keys.locks(key), done_when=all_answered
         ).ballot

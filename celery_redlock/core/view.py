@@ -5,7 +5,7 @@ lead one client to another server than the next, and the server there may have b
 replaced. So every server gets an *identity*, made at random, which ends with its
 memory. A view gives the identity of the member at each place (a name is a place)::
 
-    format 3, max_ttl 60 s, restart guard on, deployment 5b1f, epoch 4.9c founded,
+    format 4, max_ttl 60 s, restart guard on, deployment 5b1f, epoch 4.9c founded,
     nodes a:6379/0=0.31f2, b:6379/0=2.77aa, c:6379/0=0.d01b
 
 Clients and nodes compare this text as a whole. A ballot counts votes of one view only.

@@ -22,6 +22,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from celery_redlock.core.glob import escaped
+from celery_redlock.core.keys import PERMIT, START
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import quorum_of
 from celery_redlock.core.scripts import INSPECT, TAKEN
@@ -338,7 +339,7 @@ def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
     The limit of holders at once comes before that of starts.
     """
     found = scan(redlock, f"{escaped(key)}*").found
-    heads = (f"{key}#", f"{key}@")
+    heads = (f"{key}{PERMIT}", f"{key}{START}")
     ours = [seen for seen in found if seen.key == key or seen.key.startswith(heads)]
     limits = [one for one in limits_in_use(ours) if one.limit.key == key]
     return sorted(limits, key=lambda one: one.limit.period)

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.utils import json as kombu_json
 
-from celery_redlock.core.keys import key_of
+from celery_redlock.core.keys import is_permit, key_of
 from celery_redlock.core.limits import rate_of, wanted
 from celery_redlock.core.signature import hidden_parameters, signature_of
 from celery_redlock.core.spelling import did_you_mean
@@ -289,7 +289,10 @@ class KeyRule:
             ) from None
 
     def _short(self, key: str) -> str:
-        """Check that a key can be used; cut it if it is too long."""
+        """Check that a key can be used; cut it if it is too long.
+
+        A hash at its end also tells it from the name of a permit of another key.
+        """
         try:
             _usable(key)
         except ValueError as error:
@@ -298,7 +301,8 @@ class KeyRule:
                 "was sent or locked; make the key of printable text."
             ) from None
         cut = key[: _LONGEST_KEY - 2 * _HASH_BYTES - 1]
-        return key if len(key) <= _LONGEST_KEY else f"{cut}~{_hash(key)}"
+        is_right = len(key) <= _LONGEST_KEY and not is_permit(key)
+        return key if is_right else f"{cut}~{_hash(key)}"
 
     def _bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, may_have_more: bool

@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kombu.serialization import registry
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import MOST, MOST_BYTES
+from celery_redlock.core.keys import MOST, MOST_BYTES, is_permit, keys_of
 from celery_redlock.core.lease import new_base
 from celery_redlock.core.limits import MOST_PERMITS, Limit, Waits, Wanted
 from celery_redlock.core.records.beat_slots import MOST_SLOT
@@ -116,7 +116,9 @@ def _is_key(value: object) -> bool:
     """Tell whether it can be the text of one key or of several, one a line."""
     if type(value) is not str or len(value) > MOST_BYTES or not is_encodable(value):
         return False
-    return len(value.encode()) <= MOST_BYTES
+    if len(value.encode()) > MOST_BYTES:
+        return False
+    return not any(map(is_permit, keys_of(value)))
 
 
 def _is_limit(value: object) -> bool:

@@ -20,12 +20,11 @@ from __future__ import annotations
 import importlib
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.forced_release import ForcedRelease
-from celery_redlock.core.keys import key_of, keys_of
+from celery_redlock.core.keys import key_of
 from celery_redlock.core.lease import Holder, LeaseState, new_base
 from celery_redlock.core.records.forced_releases import force_release_words
 from celery_redlock.core.redlock import Redlock
@@ -109,7 +108,7 @@ def held_elsewhere(what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
 
     To the nodes, and to this process, the holder is a process on another host. If the
     task has a limit, all permits that are free are held, so that no call gets one. To
-    hold a single one, name it: ``held_elsewhere(redlock, "imports#2")``.
+    hold a single one, name it: ``held_elsewhere(redlock, "imports##2")``.
 
     Args:
         what: A task, or a `Redlock`.
@@ -126,12 +125,19 @@ def held_elsewhere(what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     task_id, started = f"elsewhere-{new_base()[:12]}", redlock.clock.wall()
     holder = Holder.here(task=task, task_id=task_id, started=started)
     holder = replace(holder, host="elsewhere")
-    acquire = partial(redlock.acquire, keys_of(key), redlock.timing.max_ttl)
-    leases = [acquire(holder=holder, limits=limits)]
+
+    def acquire() -> Lease:
+        lease = redlock.carry_out(
+            redlock.acquiring(key, redlock.timing.max_ttl, holder=holder, limits=limits)
+        )
+        lease.begin()
+        return lease
+
+    leases = [acquire()]
     try:
         with suppress(LockHeld):
             while limits:
-                leases.append(acquire(holder=holder, limits=limits))
+                leases.append(acquire())
         yield leases[0]
     finally:
         for lease in leases:
@@ -216,7 +222,7 @@ def _lock_of(
     """Return the lock service, the key, the name of the task, and limits of holders."""
     if isinstance(what, Redlock):
         (key,) = args
-        return what, key_of(key), "", ()
+        return what, key_of(key, are_names=True), "", ()
     # Imported on use: the rest of this package works without Celery.
     runtime = importlib.import_module("celery_redlock.app.runtime")
     redlock = runtime.runtime_of(what.app).redlock

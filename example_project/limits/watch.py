@@ -100,6 +100,6 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _tenant_of(run: Run) -> int:
-    """Return the tenant: a run has a permit of it, such as ``tenant:3#2``."""
+    """Return the tenant: a run has a permit of it, such as ``tenant:3##2``."""
     (key,) = [key for key in run.key.split("\n") if key.startswith("tenant:")]
     return int(key.partition("#")[0].removeprefix("tenant:"))

@@ -206,7 +206,7 @@ def test_unfinished_reconfiguration_is_found(three_nodes: DevNodes) -> None:
     found = found_on(three_nodes)
 
     assert codes(found) == {"closed", "no-quorum"}
-    assert "moving to format 3, max_ttl 90 s" in found[1].fact
+    assert "moving to format 4, max_ttl 90 s" in found[1].fact
     assert "reconfigure" in found[1].remedy
 
 

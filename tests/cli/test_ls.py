@@ -76,7 +76,7 @@ def test_ls_says_which_permit_a_lock_is(project: Project) -> None:
 
     run, document = project.redlock("ls"), project.redlock("ls", "--json").document
 
-    number = int(lease.key.removeprefix("imports#"))
+    number = int(lease.key.removeprefix("imports##"))
     assert f"{lease.key} (permit {number} of 3)  " in run.out
     assert "2 locks held" in run.out
     assert "imports: 2 of 3 permits in use." in run.out
@@ -109,7 +109,7 @@ def test_ls_counts_no_permit_for_a_start_as_a_lock(project: Project) -> None:
     run, document = project.redlock("ls"), project.redlock("ls", "--json").document
 
     assert "1 lock held" in run.out
-    assert "mail@1 (start 1 of 2 in 60 s)" in run.out
+    assert "mail@@1 (start 1 of 2 in 60 s)" in run.out
     assert "mail: 2 of 2 starts in 60 s are taken. The next one is possible" in run.out
     assert "2 permits for a start are kept until the period has passed." in run.out
     assert [lock["kept"] for lock in document["locks"]] == [False, True, True]

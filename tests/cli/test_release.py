@@ -79,21 +79,21 @@ def test_release_of_a_permit_leaves_the_others(project: Project) -> None:
     for _ in range(3):
         project.hold("imports", limits=limits)
     for node in project.nodes:
-        for key in ("imports", "imports#2", "other"):
+        for key in ("imports", "imports##2", "other"):
             node.command("ZADD", f"redlock:line:{key}", 1, f"waiter of {key}:1")
 
-    run = project.redlock("release", "imports#2", typed="y\n")
+    run = project.redlock("release", "imports##2", typed="y\n")
     document = project.redlock("show", "imports", "--json").document
 
     assert run.code == 0
     assert "It is permit 2 of 3 of imports." in run.out
     assert "one more than the limit can run after the release" in run.out
-    assert not locks(project.nodes, "imports#2")
+    assert not locks(project.nodes, "imports##2")
     assert len(locks(project.nodes, "imports")) == 6
     assert waiting(project, "imports") == [[]] * 3
-    assert waiting(project, "imports#2") == [["waiter of imports#2:1"]] * 3
+    assert waiting(project, "imports##2") == [["waiter of imports##2:1"]] * 3
     assert waiting(project, "other") == [["waiter of other:1"]] * 3
-    assert [one["key"] for one in document["released"]] == ["imports#2"]
+    assert [one["key"] for one in document["released"]] == ["imports##2"]
 
 
 @pytest.mark.parametrize("is_held", [True, False])
@@ -110,9 +110,9 @@ def test_release_of_a_limited_key_names_the_other_permits(
     run = project.redlock("release", "imports", "--yes")
 
     assert run.code == (0 if is_held else 1)
-    named = "Other permits of imports are in use, and stay: imports#2, imports#3."
+    named = "Other permits of imports are in use, and stay: imports##2, imports##3."
     assert named in run.out
-    assert "`celery redlock release 'imports#2'`" in run.out
+    assert "`celery redlock release 'imports##2'`" in run.out
     assert len(locks(project.nodes, "imports")) == 6
 
 
@@ -121,14 +121,14 @@ def test_release_of_a_permit_for_a_start_leaves_the_lock(project: Project) -> No
     limits = (Limit("mail", 1), Limit("tenant", 1), Limit("mail", 1, 60.0))
     lease = project.hold(["mail", "tenant"], limits=limits)
 
-    run = project.redlock("release", "mail@1", typed="y\n")
+    run = project.redlock("release", "mail@@1", typed="y\n")
 
     assert run.code == 0
     assert "It is a permit for a start of mail, which may have 1 starts in" in run.out
     assert "Another run can start after the release." in run.out
     assert "together" not in run.out
     assert "Release this permit for a start?" in run.err
-    assert not locks(project.nodes, "mail@1")
+    assert not locks(project.nodes, "mail@@1")
     assert project.service.extend(lease)
     assert lease.released_by == ""
 
@@ -137,11 +137,11 @@ def test_release_with_kill_refuses_a_permit_for_a_start(project: Project) -> Non
     """Its run may have ended long ago, and another one have its process."""
     project.hold("mail", limits=(Limit("mail", 1), Limit("mail", 1, 60.0)))
 
-    run = project.redlock("release", "mail@1", "--kill", "--yes")
+    run = project.redlock("release", "mail@@1", "--kill", "--yes")
 
     assert run.code == 2
     assert "--kill is for the lock that a run holds." in run.err
-    assert len(locks(project.nodes, "mail@1")) == 3
+    assert len(locks(project.nodes, "mail@@1")) == 3
 
 
 def test_release_lists_a_claim_of_several_keys(project: Project) -> None:

@@ -67,12 +67,12 @@ def test_show_lists_all_permits_of_a_key(project: Project) -> None:
 
     assert run.code == 0
     assert "The first permit of imports is not held." in run.out
-    assert "imports#2 (permit 2 of 2)" in run.out
+    assert "imports##2 (permit 2 of 2)" in run.out
     assert "imports: 1 of 2 permits in use." in run.out
     assert "imports: 2 of 3 starts in 60 s are taken." in run.out
     at_once, starts = document["limits"]
     (permit,) = at_once["permits"]
-    assert (permit["key"], permit["permit"], permit["kept"]) == ("imports#2", 2, False)
+    assert (permit["key"], permit["permit"], permit["kept"]) == ("imports##2", 2, False)
     assert len(starts["permits"]) == starts["in_use"] == 2
     assert all(permit["kept"] for permit in starts["permits"])
 
@@ -82,9 +82,9 @@ def test_show_of_a_permit_says_of_which_limit_it_is(project: Project) -> None:
     limits = (Limit("mail", 1), Limit("mail", 1, 60.0))
     project.service.release(project.hold("mail", limits=limits))
 
-    kept, key = project.redlock("show", "mail@1"), project.redlock("show", "mail")
+    kept, key = project.redlock("show", "mail@@1"), project.redlock("show", "mail")
 
-    assert "mail@1 is kept: it is a permit for a start." in kept.out
+    assert "mail@@1 is kept: it is a permit for a start." in kept.out
     assert "limit    start 1 of 1 in 60 s" in kept.out
     assert key.code == 1
     assert "mail: 1 of 1 starts in 60 s are taken. The next one is" in key.out

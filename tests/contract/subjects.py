@@ -48,7 +48,7 @@ def view(  # noqa: PLR0913  (each has the value that most tests want)
 ) -> str:
     """Return the text of a view of three nodes; the node of the test is the first."""
     return (
-        f"format 3, max_ttl 60 s, restart guard {guard}, deployment {deployment}, "
+        f"format 4, max_ttl 60 s, restart guard {guard}, deployment {deployment}, "
         f"epoch {epoch} {kind}, nodes a:1/0={me}, b:1/0={b}, c:1/0={c}"
     )
 
@@ -424,7 +424,7 @@ class Subject(ABC):
         ttl_ms: int = TTL,
     ) -> Any:
         """Run JOIN_PERMIT_QUEUE."""
-        queues = [self.key(f"line:{head[:-1]}") for head, _, _ in limits]
+        queues = [self.key(f"line:{head[:-2]}") for head, _, _ in limits]
         args = [waiter, rank, ttl_ms, *self._limits(limits)]
         return self.run(scripts.JOIN_PERMIT_QUEUE, queues, args)
 

@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 
     from tests.contract.subjects import ServerSubject
 
-OLDER = ["protocol 1, max_ttl 60 s, nodes a", "format 2, max_ttl 60 s, nodes a"]
+OLDER = [
+    "protocol 1, max_ttl 60 s, nodes a",
+    "format 2, max_ttl 60 s, nodes a",
+    "format 3, max_ttl 60 s, nodes a",
+]
 GROWN = view(b="1.b2")  # the view CONFIG, after b was replaced
 NEXT = view(epoch="2.bb")  # the next epoch, founded
 
@@ -197,7 +201,7 @@ def test_renewal_by_a_node_that_does_not_vote_is_a_vote(subject: Subject) -> Non
         STRANGE,
         UNGUARDED,
         view(me="0.another"),
-        "format 3, max_ttl 60 s, restart guard on, nodes a:1/0, b:1/0, c:1/0",
+        "format 4, max_ttl 60 s, restart guard on, nodes a:1/0, b:1/0, c:1/0",
         "",
     ],
 )
@@ -220,7 +224,7 @@ COMPARES: dict[str, Callable[[Subject, str], Any]] = {
     "extend": lambda subject, config: subject.extend(config=config),
     "restore": lambda subject, config: subject.restore(config=config),
     "acquire_permits": lambda subject, config: subject.acquire_permits(
-        ["a"], [("a#", 2, TTL)], config=config
+        ["a"], [("a##", 2, TTL)], config=config
     ),
     "claim": lambda subject, config: subject.claim(config=config),
     "keep_claim": lambda subject, config: subject.keep_claim(config=config),
@@ -251,7 +255,7 @@ OTHERS = [  # views that differ in one thing
     view(me="0.another"),
     CONFIG.replace("max_ttl 60 s", "max_ttl 61 s"),
     CONFIG.replace("guard on", "guard off"),
-    CONFIG.replace("format 3", "format 4"),
+    CONFIG.replace("format 4", "format 5"),
     CONFIG.replace(", c:1/0=0.c1", ""),
 ]
 

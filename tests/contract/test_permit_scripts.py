@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tests.contract.subjects import Subject
 
 KEPT = 3 * TTL
-THREE = [("imports#", 3, TTL)]
-STARTS = [("imports#", 3, TTL), ("imports@", 2, KEPT)]
+THREE = [("imports##", 3, TTL)]
+STARTS = [("imports##", 3, TTL), ("imports@@", 2, KEPT)]
 FIRST, SECOND = "a" * 32 + "." + "a" * 16, "b" * 32 + "." + "b" * 16
 
 
@@ -25,9 +25,9 @@ NO_START = FREE + b"000000000000"
 
 def test_permit_is_an_ordinary_lock(subject: Subject) -> None:
     """With the value and the ttl of one; the first has the name of the key."""
-    assert subject.acquire_permits(["imports#2"], THREE) == [GRANTED, 1]
+    assert subject.acquire_permits(["imports##2"], THREE) == [GRANTED, 1]
 
-    lock = subject.key("lock:imports#2")
+    lock = subject.key("lock:imports##2")
     assert subject.get(lock) == value(1)
     assert TTL - 2000 < subject.pttl(lock) <= subject.longest(TTL)
 
@@ -35,17 +35,17 @@ def test_permit_is_an_ordinary_lock(subject: Subject) -> None:
 def test_same_token_is_granted_again(subject: Subject) -> None:
     """With the same number, and each lock with its own ttl."""
     for _ in range(2):
-        reply = subject.acquire_permits(["imports#2", "imports@1"], STARTS)
+        reply = subject.acquire_permits(["imports##2", "imports@@1"], STARTS)
         assert reply == [GRANTED, 1]
 
-    assert subject.pttl(subject.key("lock:imports#2")) <= subject.longest(TTL)
-    assert subject.pttl(subject.key("lock:imports@1")) > KEPT - 2000
+    assert subject.pttl(subject.key("lock:imports##2")) <= subject.longest(TTL)
+    assert subject.pttl(subject.key("lock:imports@@1")) > KEPT - 2000
 
 
 def test_refusal_tells_which_permits_have_a_holder(subject: Subject) -> None:
     """Of each limit: the number and the end of the holder's token."""
     subject.acquire_permits(["imports"], THREE, FIRST)
-    subject.acquire_permits(["imports#3"], THREE, SECOND)
+    subject.acquire_permits(["imports##3"], THREE, SECOND)
 
     status, holder, left, told = subject.acquire_permits(["imports"], THREE, TOKEN)
 
@@ -56,23 +56,23 @@ def test_refusal_tells_which_permits_have_a_holder(subject: Subject) -> None:
 
 def test_refusal_by_one_limit_takes_no_permit_of_the_other(subject: Subject) -> None:
     """All or none, as for several keys; the lock that is free has no holder."""
-    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
+    limits = [("imports##", 3, TTL), ("tenant##", 1, TTL)]
     subject.acquire_permits(["imports", "tenant"], limits, FIRST)
 
-    reply = subject.acquire_permits(["imports#2", "tenant"], limits, SECOND)
+    reply = subject.acquire_permits(["imports##2", "tenant"], limits, SECOND)
 
     assert reply[:3] == [TAKEN, b"", NO_KEY]
     assert reply[3] == value(1, FIRST)
     assert reply[-1] == A + FREE + FREE + A
-    assert subject.get(subject.key("lock:imports#2")) is None
+    assert subject.get(subject.key("lock:imports##2")) is None
 
 
 def test_permit_for_a_start_has_a_ttl_of_its_own(subject: Subject) -> None:
     """Its value says so; a refusal tells when it ends."""
-    subject.acquire_permits(["imports", "imports@2"], STARTS, FIRST)
+    subject.acquire_permits(["imports", "imports@@2"], STARTS, FIRST)
 
-    assert subject.get(subject.key("lock:imports@2")) == value(1, FIRST) + b"\nkept"
-    reply = subject.acquire_permits(["imports#2", "imports@2"], STARTS, SECOND)
+    assert subject.get(subject.key("lock:imports@@2")) == value(1, FIRST) + b"\nkept"
+    reply = subject.acquire_permits(["imports##2", "imports@@2"], STARTS, SECOND)
     told = reply[-1]
     assert told.startswith(A + FREE + FREE + NO_START + A)
     assert KEPT - 2000 < int(told[-12:]) <= subject.longest(KEPT)
@@ -80,15 +80,17 @@ def test_permit_for_a_start_has_a_ttl_of_its_own(subject: Subject) -> None:
 
 def test_release_by_token_ends_permits(subject: Subject) -> None:
     """At once, or for a start when the period has passed."""
-    subject.acquire_permits(["imports", "imports@2"], STARTS)
+    subject.acquire_permits(["imports", "imports@@2"], STARTS)
     subject.take_several("imports")
     assert subject.release() == 1
-    subject.take_several("imports@2")
+    subject.take_several("imports@@2")
     assert subject.release(keep_ms=TTL) == 1
 
     assert subject.get(subject.key("lock:imports")) is None
     assert (
-        TTL - 2000 < subject.pttl(subject.key("lock:imports@2")) <= subject.longest(TTL)
+        TTL - 2000
+        < subject.pttl(subject.key("lock:imports@@2"))
+        <= subject.longest(TTL)
     )
 
 
@@ -96,7 +98,7 @@ def test_inspect_changes_nothing(subject: Subject) -> None:
     """It tells the same as a refusal."""
     nothing = [GRANTED, 0, 3 * FREE + 2 * NO_START]
     assert subject.inspect_permits(STARTS) == nothing
-    subject.acquire_permits(["imports#2"], THREE, FIRST)
+    subject.acquire_permits(["imports##2"], THREE, FIRST)
 
     for _ in range(2):
         assert subject.inspect_permits(THREE) == [GRANTED, 0, FREE + A + FREE]
@@ -115,7 +117,7 @@ def test_value_of_another_program_is_a_holder(
     subject: Subject, theirs: str, told: bytes
 ) -> None:
     """Each permit has its place in the reply, also beside odd values."""
-    subject.set(subject.key("lock:imports#2"), theirs, TTL)
+    subject.set(subject.key("lock:imports##2"), theirs, TTL)
 
     assert subject.inspect_permits(THREE) == [GRANTED, 0, FREE + told + FREE]
 
@@ -124,10 +126,10 @@ def test_key_of_another_type_has_no_holder_but_is_not_granted(
     subject: Subject,
 ) -> None:
     """The refusal is an error that names the key's type."""
-    subject.hset(subject.key("lock:imports#2"), "field", "theirs")
+    subject.hset(subject.key("lock:imports##2"), "field", "theirs")
 
     assert subject.inspect_permits(THREE) == [GRANTED, 0, 3 * FREE]
-    assert "WRONGTYPE" in str(subject.acquire_permits(["imports#2"], THREE))
+    assert "WRONGTYPE" in str(subject.acquire_permits(["imports##2"], THREE))
 
 
 def test_waiter_joins_the_queue_of_the_key(subject: Subject) -> None:
@@ -142,10 +144,10 @@ def test_waiter_joins_the_queue_of_the_key(subject: Subject) -> None:
 
 def test_waiter_learns_when_the_first_permit_ends(subject: Subject) -> None:
     """Such a permit may be kept after its run: no release of it wakes a waiter."""
-    two = [("imports#", 2, TTL)]
+    two = [("imports##", 2, TTL)]
     subject.acquire_permits(["imports"], two, FIRST)
-    subject.acquire_permits(["imports#2"], two, SECOND)
-    subject.take_several("imports#2")
+    subject.acquire_permits(["imports##2"], two, SECOND)
+    subject.take_several("imports##2")
     subject.release(SECOND, keep_ms=5_000)
 
     status, _, ends_ms, told = subject.join_permit_queue(two)
@@ -158,11 +160,11 @@ def test_release_of_any_permit_wakes_the_first_alone(
     subject: Subject, listener: Listener
 ) -> None:
     """One waiter for each permit that comes free."""
-    subject.acquire_permits(["imports#2"], THREE)
+    subject.acquire_permits(["imports##2"], THREE)
     for rank in (1, 2):
         subject.join_permit_queue(THREE, f"{listener.channel}/{rank}", rank)
 
-    subject.take_several("imports#2")
+    subject.take_several("imports##2")
     subject.wait_queues = [subject.key("line:imports")]
     assert subject.release() == 1
 
@@ -173,8 +175,8 @@ def test_waiter_for_a_full_limit_passes_the_wake_up_of_a_free_one_on(
     subject: Subject, listener: Listener
 ) -> None:
     """To a waiter behind it, which may need the free one alone."""
-    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
-    subject.acquire_permits(["tenant"], [("tenant#", 1, TTL)], OTHER)
+    limits = [("imports##", 3, TTL), ("tenant##", 1, TTL)]
+    subject.acquire_permits(["tenant"], [("tenant##", 1, TTL)], OTHER)
     subject.join_permit_queue(THREE, f"{listener.channel}/behind", rank=9)
 
     subject.join_permit_queue(limits, "w/both", rank=5)
@@ -186,8 +188,8 @@ def test_waiter_that_joins_again_passes_no_wake_up_on(
     subject: Subject, listener: Listener
 ) -> None:
     """It was not woken since, and a waiter behind it is not to be woken twice."""
-    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
-    subject.acquire_permits(["tenant"], [("tenant#", 1, TTL)], OTHER)
+    limits = [("imports##", 3, TTL), ("tenant##", 1, TTL)]
+    subject.acquire_permits(["tenant"], [("tenant##", 1, TTL)], OTHER)
     subject.join_permit_queue(limits, "w/both", rank=5)
     subject.join_permit_queue(THREE, f"{listener.channel}/behind", rank=9)
 
@@ -200,8 +202,8 @@ def test_waiter_before_another_is_not_woken_by_it(
     subject: Subject, listener: Listener
 ) -> None:
     """It was there first, so it has had the wake-up that is passed on."""
-    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
-    subject.acquire_permits(["tenant"], [("tenant#", 1, TTL)], OTHER)
+    limits = [("imports##", 3, TTL), ("tenant##", 1, TTL)]
+    subject.acquire_permits(["tenant"], [("tenant##", 1, TTL)], OTHER)
     subject.join_permit_queue(THREE, f"{listener.channel}/before", rank=1)
 
     subject.join_permit_queue(limits, "w/both", rank=5)
@@ -215,12 +217,12 @@ def test_waiter_for_free_permits_wakes_no_other(
     subject: Subject, listener: Listener
 ) -> None:
     """It takes them itself; and of a limit that is full there is nothing to pass on."""
-    limits = [("imports#", 3, TTL), ("tenant#", 1, TTL)]
+    limits = [("imports##", 3, TTL), ("tenant##", 1, TTL)]
     subject.join_permit_queue(THREE, f"{listener.channel}/behind", rank=9)
     subject.join_permit_queue(limits, "w/both", rank=5)
     assert listener.messages() == []
 
-    one = [("tenant#", 1, TTL)]
+    one = [("tenant##", 1, TTL)]
     subject.acquire_permits(["tenant"], one, OTHER)
     subject.join_permit_queue(one, f"{listener.channel}/next", rank=9)
     subject.join_permit_queue(one, "w/first", rank=4)
@@ -239,7 +241,7 @@ def test_queue_of_permits_expires_when_no_waiter_joins_again(subject: Subject) -
 
 def test_permits_without_an_end_are_not_waited_for(subject: Subject) -> None:
     """The values of another program may have no ttl; then there is no time to tell."""
-    for name in ("imports", "imports#2"):
+    for name in ("imports", "imports##2"):
         subject.set(subject.key(f"lock:{name}"), "theirs")
 
-    assert subject.join_permit_queue([("imports#", 2, TTL)])[2] == -1
+    assert subject.join_permit_queue([("imports##", 2, TTL)])[2] == -1

@@ -47,7 +47,7 @@ views = st.builds(
     deployment=st.sampled_from(["d1", "d1", "d1", "d2"]),
     guard=st.sampled_from(["on", "on", "off"]),
 )
-any_view = configs | views | st.sampled_from(["", "format 3", f"{CONFIG}, x"])
+any_view = configs | views | st.sampled_from(["", "format 4", f"{CONFIG}, x"])
 plans = st.sampled_from([NEW, NEW, FOUNDED, view(b="1.b2", epoch="2.bb")])
 waits = st.sampled_from([0, 30_000])
 randoms = st.sampled_from(["0f", "1e"])
@@ -61,7 +61,7 @@ jobs = st.sampled_from(["", "job", "job-1", "job.1"])
 infos = st.sampled_from(["", "t\njob", "t\njob-1\nhost", "t\n\nhost"])
 flags = st.sampled_from(["", "0", "1"])
 together = st.sampled_from(["", "key a\nkey b"])
-limits = st.sampled_from([[("a#", 1, TTL)], [("a#", 2, TTL)], [("a#", 3, TTL)]])
+limits = st.sampled_from([[("a##", 1, TTL)], [("a##", 2, TTL)], [("a##", 3, TTL)]])
 entries = st.tuples(
     *(jobs, st.integers(1, 3), st.sampled_from(["latest", "first"])),
     *(st.just("0.000"), ttls, flags),
@@ -107,7 +107,7 @@ calls = [
     ),
     call(
         "acquire_permits",
-        names=st.sampled_from([["a"], ["a#2"], ["a#3"]]),
+        names=st.sampled_from([["a"], ["a##2"], ["a##3"]]),
         limits=limits,
         token=tokens,
         config=configs,

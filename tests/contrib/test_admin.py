@@ -160,7 +160,7 @@ def test_list_says_which_permit_a_lock_is(site: Site) -> None:
     page = text_of(site.log_in().get(LIST))
 
     assert "imports permit 1 of 2" in page
-    assert "imports#2 permit 2 of 2" in page
+    assert "imports##2 permit 2 of 2" in page
     assert page.count("a start, kept until the period has passed") == 2
     assert "pr#17 proj.send_invoice" in page
     assert "imports: 2 of 2 permits in use" in page
@@ -275,8 +275,8 @@ def test_release_of_a_permit_names_the_others(site: Site) -> None:
     page = text_of(asked)
     assert "It is permit 1 of 2 of imports" in page
     assert "one more than the limit may run at the same time" in page
-    assert "Other permits of imports are in use, and stay: imports#2." in page
-    assert {name.rpartition(":")[2] for name in locks(site.nodes)} == {"imports#2"}
+    assert "Other permits of imports are in use, and stay: imports##2." in page
+    assert {name.rpartition(":")[2] for name in locks(site.nodes)} == {"imports##2"}
 
 
 def test_release_of_a_permit_for_a_start_states_another_risk(site: Site) -> None:
@@ -284,9 +284,9 @@ def test_release_of_a_permit_for_a_start_states_another_risk(site: Site) -> None
     lease = site.hold("mail", limits=(Limit("mail", 1), Limit("mail", 1, 60.0)))
     browser = site.log_in(MAY)
 
-    asked = browser.get(RELEASE, {"key": "mail@1"})
+    asked = browser.get(RELEASE, {"key": "mail@@1"})
     shown = re.findall(r'name="shown" value="(\w+)"', asked.content.decode())
-    browser.post(RELEASE, {"key": "mail@1", "shown": shown})
+    browser.post(RELEASE, {"key": "mail@@1", "shown": shown})
 
     page = text_of(asked)
     assert "It is a permit for a start of mail" in page

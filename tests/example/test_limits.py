@@ -102,7 +102,7 @@ def test_runs_beyond_a_limit_are_shown_with_red_frames(
 ) -> None:
     """The journal counts bodies, and knows nothing of permits."""
     spans = [(20.0, 10.0), (19.0, 10.0), (18.0, 10.0), (17.0, 12.0), (9.0, 8.0)]
-    with site.forged_runs("tenant:7#2\ntenants#5", spans, task="limits.tasks.fetch_8"):
+    with site.forged_runs("tenant:7##2\ntenants#5", spans, task="limits.tasks.fetch_8"):
         limits.sees("1 run began when as many ran as may!", "#at-once")
         limits.wait(lambda: limits.count("#timeline .bar.clash") == 1, "a red frame")
 

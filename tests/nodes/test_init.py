@@ -67,7 +67,7 @@ def test_init_that_was_interrupted_is_run_again(
     nodes = start_nodes(3)
     older = nodes.nodes[2]
     older.command("DEL", "redlock:meta")
-    older.command("HSET", "redlock:meta", "config", "format 2, max_ttl 60 s, nodes a")
+    older.command("HSET", "redlock:meta", "config", "format 3, max_ttl 60 s, nodes a")
     with client(nodes) as redlock:
         with pytest.raises(RedlockError, match="Only 2 of 3 nodes vote"):
             redlock.initialize()

@@ -211,11 +211,11 @@ def test_all_permits_are_held_elsewhere(redlock_fake: FakeNodes, limited: Any) -
 
     with held_elsewhere(limited, KEY), pytest.raises(LockHeld), limited.lock(KEY):
         pass
-    with held_elsewhere(redlock, f"{KEY}#2"), limited.lock(KEY) as lease:
+    with held_elsewhere(redlock, f"{KEY}##2"), limited.lock(KEY) as lease:
         assert lease.key == KEY
         with held_elsewhere(limited, "another"):
             pass
-    assert not redlock.inspect([KEY, f"{KEY}#2"]).holder
+    assert not redlock.inspect([KEY, f"{KEY}##2"]).holder
 
 
 def test_one_permit_of_this_process_is_lost(

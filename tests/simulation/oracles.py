@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.core import scripts
-from celery_redlock.core.keys import keys_of, shown
+from celery_redlock.core.keys import START, keys_of, shown
 from celery_redlock.core.lease import LeaseState
 from celery_redlock.core.limits import Limit
 from celery_redlock.core.quorum import quorum_of
@@ -552,7 +552,7 @@ class Oracle:
         """Find locks that should be gone, and perhaps permits for a start."""
         for server in servers:
             left = [key.decode() for key in server.locks()]
-            names = ", ".join(name for name in left if with_starts or "@" not in name)
+            names = ", ".join(name for name in left if with_starts or START not in name)
             if names:
                 self.find("lock left behind", f"{server.name} has {names} {when}")
 
@@ -702,7 +702,7 @@ def _permits_in(keys: list[bytes], args: list[bytes]) -> list[tuple[Limit, str]]
     names = _keys_in(keys)
     words = [word.decode() for word in args[6 + len(names) :]]
     return [
-        (Limit(head.rpartition(":")[2][:-1], int(most), head.endswith("@")), name)
+        (Limit(head.rpartition(":")[2][:-2], int(most), head.endswith(START)), name)
         for name, head, most in zip(names, words[::3], words[1::3], strict=True)
     ]
 

@@ -536,9 +536,9 @@ def _counter_on_each_node() -> _Patches:
         for place, (head, most) in enumerate(
             zip(limits[::3], limits[1::3], strict=True)
         ):
-            if head.endswith(b"#"):
+            if head.endswith(b"##"):
                 names = [head + b"%d" % n for n in range(1, int(most) + 1)]
-                names[0] = head[:-1]
+                names[0] = head[:-2]
                 free = [name for name in names if node.get(name) is None]
                 if node.get(locks[place]) is not None and free:
                     locks[place] = free[0]

@@ -162,7 +162,7 @@ def test_limit_of_two(start: Callable[[], Redlock], key: str) -> None:
     name, limits = wanted(key, 2)
     clients = [start() for _ in range(3)]
     first, second = (one.acquire(name, limits=limits) for one in clients[:2])
-    assert {first.key, second.key} == {f"{key}", f"{key}#2"}
+    assert {first.key, second.key} == {f"{key}", f"{key}##2"}
     with pytest.raises(LockHeld):
         clients[2].acquire(name, limits=limits)
     clients[0].release(first)

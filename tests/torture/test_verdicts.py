@@ -116,10 +116,10 @@ def test_more_runs_than_permits_are_counted(writer: Writer, others: int) -> None
     """All at one instant under valid leases. A lease that has ended does not count."""
     two: dict[str, Any] = {"limits": {"permits": 2}}
     writer.run("a", 1, 9, until=4, key="permits", **two)
-    writer.run("b", 2, 9, until=10, key="permits#2", **two)
+    writer.run("b", 2, 9, until=10, key="permits##2", **two)
     writer.run("c", 4.5, 9, until=10, key="permits", fence=2, **two)
     if others:
-        writer.run("d", 6, 9, until=10, key="permits#3", **two)
+        writer.run("d", 6, 9, until=10, key="permits##3", **two)
     verdicts = writer.verdicts()
     assert verdicts.zero[CROWD] == others
     assert verdicts.apart["most runs at once of 'permits', limit 2"] == 2 + others
@@ -128,9 +128,9 @@ def test_more_runs_than_permits_are_counted(writer: Writer, others: int) -> None
 def test_copies_of_a_job_at_once_are_counted(writer: Writer) -> None:
     """Each had a permit of its own. A copy that runs later is none."""
     writer.run("a", 1, 5, until=6, key="permits", task_id="job")
-    writer.run("b", 4, 5, until=9, key="permits#2", task_id="job")
+    writer.run("b", 4, 5, until=9, key="permits##2", task_id="job")
     writer.run("c", 5.5, 7, until=9, key="permits", task_id="job", fence=2)
-    writer.run("d", 4, 5, until=9, key="permits#3")
+    writer.run("d", 4, 5, until=9, key="permits##3")
     assert counted(writer.verdicts()) == {COPIES: 1}
 
 

@@ -150,7 +150,7 @@ def test_page_says_which_permit_a_lock_is(office: Office) -> None:
 
     page = office.get()
 
-    assert re.search(r"imports(#2)? permit \d of 2", page.text)
+    assert re.search(r"imports(##2)? permit \d of 2", page.text)
     assert "a start, kept until the period has passed" in page.text
     assert "imports: 1 of 2 permits in use." in page.text
     assert "imports: 1 of 3 starts in 60 s are taken." in page.text
@@ -661,8 +661,8 @@ def test_release_of_a_permit_leaves_the_others(office: Office) -> None:
 
     assert "It is permit 1 of 2 of imports." in asked.text
     assert "one more than the limit may run at the same time" in asked.text
-    assert "are in use, and stay: imports#2." in asked.text
-    assert {name.rpartition(":")[2] for name in locks(office.nodes)} == {"imports#2"}
+    assert "are in use, and stay: imports##2." in asked.text
+    assert {name.rpartition(":")[2] for name in locks(office.nodes)} == {"imports##2"}
 
 
 def test_release_that_missed_a_majority_does_not_say_that_it_is_done(

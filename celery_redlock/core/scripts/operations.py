@@ -82,7 +82,7 @@ __all__ = [
     "withdraw_successor",
 ]
 
-_FORMAT = b"format 3, "
+_FORMAT = b"format 4, "
 _GUARD_OFF = b"restart guard off"  # in the view of a node
 _JOINED = JOINED.encode()
 # What a node forgets when it joins anew.
@@ -278,7 +278,7 @@ def _permits_in_use(store: Keyspace, limits: Words) -> tuple[bytes, list[bool]]:
     for head, names in _permits_of(limits):
         holders = list(map(_holder_told, store.mget(names)))
         full.append(_FREE_PERMIT not in holders)
-        if head.endswith(b"@"):
+        if head.endswith(b"@@"):
             ttls = [max(0, store.pttl(name)) for name in names]
             holders = [b"%s%012d" % told for told in zip(holders, ttls, strict=True)]
         texts += holders
@@ -290,8 +290,8 @@ def _permits_of(limits: Words) -> Iterator[tuple[bytes, list[bytes]]]:
     for place in range(0, len(limits), 3):
         head, most = limits[place], int(limits[place + 1])
         names = [b"%s%d" % (head, number) for number in range(1, most + 1)]
-        if head.endswith(b"#"):
-            names[0] = head[:-1]
+        if head.endswith(b"##"):
+            names[0] = head[:-2]
         yield head, names
 
 

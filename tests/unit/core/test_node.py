@@ -384,7 +384,7 @@ def test_forgotten_script_does_not_overtake_a_release_of_one_of_its_keys(
     clock: FakeClock, stage: Stage, sock: Sock
 ) -> None:
     """The release of all permits begins with the first one, an acquire with its own."""
-    acquire, freed = request("k#2"), release(clock, key="k", more=("k#2",))
+    acquire, freed = request("k##2"), release(clock, key="k", more=("k##2",))
     stage.ask(acquire)
     stage.ask(freed)
     sock.replies(NOSCRIPT, 0)

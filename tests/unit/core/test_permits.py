@@ -42,25 +42,26 @@ def redlock(nodes: FakeNodes) -> Redlock:
 
 def test_names_begin_with_that_of_the_lock() -> None:
     """So a client without a limit excludes one of those that have one."""
-    assert [*Limit("imports", 3).names()] == ["imports", "imports#2", "imports#3"]
-    assert [*Limit("mail", 2, 60.0).names()] == ["mail@1", "mail@2"]
+    assert [*Limit("imports", 3).names()] == ["imports", "imports##2", "imports##3"]
+    assert [*Limit("mail", 2, 60.0).names()] == ["mail@@1", "mail@@2"]
 
 
 @pytest.mark.parametrize(
     ("limit", "name", "number"),
     [
         (Limit("imports", 3), "imports", 1),
-        (Limit("imports", 3), "imports#3", 3),
-        (Limit("imports", 3), "imports#7", 7),
-        (Limit("imports", 3), "imports#1", 0),
-        (Limit("imports", 3), "imports#03", 0),
-        (Limit("imports", 3), "imports@3", 0),
-        (Limit("imports", 3), "imports#", 0),
-        (Limit("imports", 3), "imports#x", 0),
+        (Limit("imports", 3), "imports##3", 3),
+        (Limit("imports", 3), "imports##7", 7),
+        (Limit("imports", 3), "imports##1", 0),
+        (Limit("imports", 3), "imports##03", 0),
+        (Limit("imports", 3), "imports@@3", 0),
+        (Limit("imports", 3), "imports#3", 0),
+        (Limit("imports", 3), "imports##", 0),
+        (Limit("imports", 3), "imports##x", 0),
         (Limit("7", 3), "7", 1),
         (Limit("7", 3), "8", 0),
         (Limit("mail", 3, 60.0), "mail", 0),
-        (Limit("mail", 3, 60.0), "mail@1", 1),
+        (Limit("mail", 3, 60.0), "mail@@1", 1),
     ],
 )
 def test_number_is_read_from_a_name(limit: Limit, name: str, number: int) -> None:
@@ -88,7 +89,7 @@ def test_value_of_a_permit_says_what_it_is_of(redlock: Redlock) -> None:
     assert held.permit("tenant:1") is None
     assert held.whole_key(lease.keys[0]) == lease.key
     limit, number = kept.permit(start) or (None, 0)
-    assert (limit, f"imports@{number}") == (both[2], start)
+    assert (limit, f"imports@@{number}") == (both[2], start)
     assert kept.whole_key(start) == start
     assert plain.permit("pr#17") is None
 
@@ -99,8 +100,8 @@ def test_key_has_as_many_holders_as_permits(redlock: Redlock) -> None:
 
     assert sorted(lease.key for lease in leases) == [
         "imports",
-        "imports#2",
-        "imports#3",
+        "imports##2",
+        "imports##3",
     ]
     with pytest.raises(
         LockHeld, match="All 3 permits of 'imports' are in use"
@@ -403,7 +404,7 @@ def test_permit_for_a_start_outlasts_its_period_by_the_drift(
     """Clocks of nodes may be fast by as much as for a ttl."""
     starts = (Limit("mail", 9), Limit("mail", 1, 60.0))
     lease = redlock.acquire("mail", limits=starts)
-    assert ttls(nodes, "mail@1") == [
+    assert ttls(nodes, "mail@@1") == [
         round(1000 * (at_most + drift_of(at_most)))
         for at_most in [redlock.timing.ttl + START_WITHIN + 60.0] * 5
     ]
@@ -412,7 +413,7 @@ def test_permit_for_a_start_outlasts_its_period_by_the_drift(
     redlock.release(lease)
 
     left = round(1000 * (40.0 + drift_of(60.0)))
-    assert ttls(nodes, "mail@1") == [left] * 5
+    assert ttls(nodes, "mail@@1") == [left] * 5
 
 
 def test_run_of_more_than_a_period_leaves_no_permit(
@@ -558,3 +559,24 @@ def test_wrong_rate_is_refused(value: Any, message: str) -> None:
     """With what to write instead."""
     with pytest.raises(ConfigurationError, match=message):
         rate_of("rate", value)
+
+
+@pytest.mark.parametrize("key", ["imports#2", "imports@1"])
+@pytest.mark.parametrize("limits", [THREE, (THREE[0], Limit("imports", 3, 60.0))])
+def test_no_permit_has_the_name_of_another_key(
+    redlock: Redlock, limits: tuple[Limit, ...], key: str
+) -> None:
+    """The key of a pull request, such as `imports#2`, is free beside all permits."""
+    for _ in range(3):
+        redlock.acquire("imports", limits=limits)
+
+    assert redlock.acquire(key).key == key
+
+
+@pytest.mark.parametrize("key", ["imports##2", "imports@@1", "imports##0000"])
+def test_key_that_looks_like_a_permit_is_refused(redlock: Redlock, key: str) -> None:
+    """So no program takes a permit of others with a key of its own."""
+    for keys in (key, ["a", key]):
+        with pytest.raises(ConfigurationError, match="the name of a permit"):
+            redlock.acquire(keys)
+    assert redlock.inspect(key).holder is None

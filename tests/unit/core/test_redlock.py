@@ -175,7 +175,7 @@ def test_coroutine_acquires_with_all_that_a_thread_may_ask_for(site: Site) -> No
     assert holder
     assert (holder.task, holder.host) == ("t", "h")
     assert lease.choice
-    assert [name for _, name in lease.choice.starts] == ["k@1"]
+    assert [name for _, name in lease.choice.starts] == ["k@@1"]
 
 
 def test_coroutine_waits_for_as_long_as_it_says(site: Site) -> None:
@@ -531,7 +531,7 @@ def test_attempt_that_fails_releases_since_it_began(
     first = next(one for one in site.nodes.asked if one.script.name == "release")
     assert first.resend_since == began
     names = first.call[1][:3]
-    assert [name.rpartition(":")[2] for name in names] == ["call", "k", "k@1"]
+    assert [name.rpartition(":")[2] for name in names] == ["call", "k", "k@@1"]
     site.nodes.heal()
     site.nodes.latency(0.0)
     site.clock.advance(1.0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from celery_redlock.core.keys import Keys
 from celery_redlock.core.records.successors import (
     SuccessorRegister,
     note_published,
@@ -31,6 +32,20 @@ def register_of(
     return SuccessorRegister(
         redlock=redlock, task_id=task_id, published=published, **facts
     )
+
+
+def test_names_of_two_tasks_differ() -> None:
+    """A colon in the name of a task is none that ends the key."""
+    keys = Keys("redlock")
+
+    names = {
+        name(key, task)
+        for key, task in (("k", "shop:sync"), ("k:shop", "sync"), ("k", "shop%3Async"))
+        for name in (keys.successor, keys.order)
+    }
+
+    assert len(names) == 6
+    assert keys.successor("k", "shop.sync") == "redlock:next:k:shop.sync"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def grown(draw: st.DrawFn) -> tuple[View, View, View]:
 def test_view_is_one_line_of_text() -> None:
     """Every node stores it, and scripts compare it as a whole."""
     text = (
-        "format 3, max_ttl 60 s, restart guard on, deployment 5b1f, epoch 4.9c "
+        "format 4, max_ttl 60 s, restart guard on, deployment 5b1f, epoch 4.9c "
         "founded, nodes a:1/0=0.31f2, b:1/0=2.77aa"
     )
 
@@ -88,7 +88,7 @@ def test_configuration_is_read_as_it_was_written(configuration: Configuration) -
 
 def test_configuration_is_one_line_of_text() -> None:
     """A client sends it as long as it has no view."""
-    text = "format 3, max_ttl 60 s, restart guard on, nodes a:1/0, b:1/0"
+    text = "format 4, max_ttl 60 s, restart guard on, nodes a:1/0, b:1/0"
 
     assert str(OURS) == text
     assert View.parse(text) is None
@@ -101,8 +101,8 @@ def test_configuration_is_one_line_of_text() -> None:
         JOINED,
         f"{CLOSED}{VIEW}",
         str(OURS),
-        str(VIEW).replace("format 3", "format 2"),
-        str(VIEW).replace("format 3", "format 33"),
+        str(VIEW).replace("format 4", "format 2"),
+        str(VIEW).replace("format 4", "format 44"),
         str(VIEW).replace("max_ttl 60", "max_ttl x"),
         str(VIEW).replace("guard on", "guard perhaps"),
         str(VIEW).replace("founded", "found"),
@@ -222,7 +222,7 @@ CHECK = "Check that the names of the nodes lead all clients to the same servers.
         (
             f"{CLOSED}{VIEW}",
             (
-                "are closed: moving to format 3, max_ttl 60 s, restart guard on, nodes "
+                "are closed: moving to format 4, max_ttl 60 s, restart guard on, nodes "
                 "a:1/0, b:1/0"
             ),
             (
@@ -249,13 +249,18 @@ CHECK = "Check that the names of the nodes lead all clients to the same servers.
             "Stop all workers and beats, then run `celery -A proj redlock init`",
         ),
         (
+            "format 3, x",  # its permits had names that could be keys
+            "were used by an older celery-redlock (format 3, x)",
+            "Stop all workers and beats, then run `celery -A proj redlock init`",
+        ),
+        (
             "format 9, x",
             "were used by a newer celery-redlock (format 9, x)",
             "Install the same version for this client",
         ),
         (
-            "format 3, x",
-            "were used by another version of celery-redlock (format 3, x)",
+            "format 4, x",
+            "were used by another version of celery-redlock (format 4, x)",
             (
                 "Use one version for all clients. After an upgrade stop all workers "
                 "and beats, then run `celery -A proj redlock init`"

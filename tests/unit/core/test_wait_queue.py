@@ -184,7 +184,7 @@ def test_end_of_a_permit_leads_to_a_look(wait: Wait) -> None:
     """The first one that ends, though another one is held for long."""
     wait.wait_for_permits()
     wait.hold_for(20_000)
-    wait.hold_for(300, "k#2")
+    wait.hold_for(300, "k##2")
 
     assert 0.3 <= wait.pause(60) <= 0.4
 
@@ -275,7 +275,7 @@ def test_nodes_that_refuse_the_queue_get_fewer_and_fewer_tries(wait: Wait) -> No
 
 def test_permit_that_came_free_is_left_to_the_waiter_that_is_woken(wait: Wait) -> None:
     """The others wait for a moment, and then try: the woken one may be gone."""
-    wait.wait_for_permits()  # k#2 is free
+    wait.wait_for_permits()  # k##2 is free
 
     assert 0.02 <= wait.pause(60) <= 0.04
     wait.wake_at(0.005, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 import math
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -525,6 +526,22 @@ def test_long_key_is_cut_and_stays_unique() -> None:
     assert len(rule.key_of([one], {})) == 512
     assert rule.key_of([one], {}).startswith("x" * 400)
     assert rule.key_of([one], {}) != rule.key_of([other], {})
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ("acme/app#2", "acme/app#2"),
+        ("acme@2", "acme@2"),
+        ("acme##2", "acme##2~[0-9a-f]{32}"),
+        ("acme@@2", "acme@@2~[0-9a-f]{32}"),
+        ("acme##2b", "acme##2b"),
+        ("##", "##"),
+    ],
+)
+def test_text_that_is_the_name_of_a_permit_ends_in_a_hash(value: str, key: str) -> None:
+    """Text of a customer takes no permit of another key, and is no error."""
+    assert re.fullmatch(key, rule_of(key="{a}").key_of([value], {}))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_body_runs_while_a_permit_is_free(worker: Worker) -> None:
     """It has the permit that no other client has, and no other one after it."""
     seen: list[Any] = []
     job = imports(worker, seen, limit=3)
-    names = {KEY, f"{KEY}#2", f"{KEY}#3"}
+    names = {KEY, f"{KEY}##2", f"{KEY}##3"}
 
     with held(worker, 2, limits=at_most(3)) as others:
         assert worker.run(job).state == states.SUCCESS
@@ -110,8 +110,8 @@ def test_task_without_a_limit_keeps_one_permit_of_the_key(worker: Worker) -> Non
     with worker.held():
         assert worker.run(after).state == states.SUCCESS
 
-    assert {lease.key for lease in others} < {KEY, f"{KEY}#2"}
-    assert seen == [(f"{KEY}#2",)]
+    assert {lease.key for lease in others} < {KEY, f"{KEY}##2"}
+    assert seen == [(f"{KEY}##2",)]
 
 
 def test_conflict_says_which_limit_is_reached(worker: Worker) -> None:
@@ -192,7 +192,7 @@ def test_body_has_a_permit_of_each_key(worker: Worker) -> None:
             conflicts.append(worker.run(job, "b").result)
 
     assert seen[0][1] == "tenant:b"
-    assert {seen[0][0], others[0].keys[0]} == {"imports", "imports#2"}
+    assert {seen[0][0], others[0].keys[0]} == {"imports", "imports##2"}
     assert "'tenant:a'" in str(conflicts[0])
     assert "'imports'" in str(conflicts[1])
     assert worker.run(job, "a").state == states.SUCCESS
@@ -258,7 +258,7 @@ def test_body_keeps_its_copies_out(worker: Worker) -> None:
 
     assert worker.run(worker.task(limit=3)(job), id=worker.call_id).state == "SUCCESS"
 
-    assert keys[0] in {KEY, f"{KEY}#2", f"{KEY}#3"}
+    assert keys[0] in {KEY, f"{KEY}##2", f"{KEY}##3"}
     with held(worker, limits=copies):
         pass
 
@@ -374,7 +374,7 @@ def test_lock_of_a_task_with_a_limit(worker: Worker) -> None:
 
     for number in range(3):
         with job.lock() as lease, held(worker, limits=at_most(2)):
-            assert lease.key in {KEY, f"{KEY}#2"}, number
+            assert lease.key in {KEY, f"{KEY}##2"}, number
             with pytest.raises(LockHeld):
                 worker.rival.acquire(KEY, limits=at_most(2))
     with pytest.raises(LockHeld) as refused, job.lock():
@@ -388,7 +388,7 @@ def test_lock_of_a_task_with_a_limit_in_a_coroutine(worker: Worker) -> None:
 
     async def block() -> None:
         async with job.alock() as lease:
-            assert lease.key in {KEY, f"{KEY}#2"}
+            assert lease.key in {KEY, f"{KEY}##2"}
             with held(worker, limits=at_most(2)), pytest.raises(LockHeld):
                 worker.rival.acquire(KEY, limits=at_most(2))
 

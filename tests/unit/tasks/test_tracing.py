@@ -175,7 +175,7 @@ def test_spans_of_a_permit_have_the_key_and_the_permit(
     for name in ("redlock.wait", "redlock.hold"):
         attributes = spans.the(name).attributes
         assert attributes["redlock.key"] == KEY
-        assert attributes["redlock.permit"] == f"{KEY}#2\n{KEY}@1"
+        assert attributes["redlock.permit"] == f"{KEY}##2\n{KEY}@@1"
 
 
 def test_wait_for_a_permit_has_the_limit(worker: Worker, spans: Spans) -> None:

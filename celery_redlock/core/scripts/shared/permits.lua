@@ -1,12 +1,12 @@
--- A limit is head, most and ttl_ms in ARGV. Its permits are locks: 'key#2' ... of the head
--- 'key#', where the first one is 'key' itself; 'key@1' ... of the head 'key@'.
+-- A limit is head, most and ttl_ms in ARGV. Its permits are locks: 'key##2' ... of the
+-- head 'key##', where the first one is 'key' itself; 'key@@1' ... of the head 'key@@'.
 
 -- Return the names of the permits of the limit at this place in ARGV.
 local function permits_of(place)
   local head, names = ARGV[place], {}
   for i = 1, tonumber(ARGV[place + 1]) do names[i] = head .. i end
-  if string.sub(head, -1) == '#' then
-    names[1] = string.sub(head, 1, -2)
+  if string.sub(head, -2) == '##' then
+    names[1] = string.sub(head, 1, -3)
   end
   return names
 end
@@ -32,7 +32,7 @@ local function permits_in_use(place)
         values[i] = string.sub(value, 42, 49)
       end
     end
-    if string.sub(ARGV[at], -1) == '@' then
+    if string.sub(ARGV[at], -2) == '@@' then
       for i = 1, #names do
         local ttl_ms = math.max(0, redis.call('PTTL', names[i]))
         values[i] = values[i] .. string.format('%012.0f', ttl_ms)

@@ -1,7 +1,7 @@
 -- include shared/now_us.lua
 -- include shared/now_ms.lua
 -- include shared/quarantine_left.lua
-local JOINED = 'format 3, in no deployment' -- config of a node with only an identity
+local JOINED = 'format 4, in no deployment' -- config of a node with only an identity
 
 -- Read what the node knows of itself, and more fields.
 local function read_state(meta, ...)
@@ -27,7 +27,7 @@ end
 local function is_without_memory(state)
   local config, run_id, identity = state[1], state[2], state[4]
   if not config then return true end
-  if not string.find(config, 'format 3, ', 1, true) then return false end
+  if not string.find(config, 'format 4, ', 1, true) then return false end
   if not run_id or not identity or not state[6] then return true end
   if string.find(config, 'restart guard off', 1, true) then return false end
   local server = redis.call('INFO', 'server')

@@ -1,7 +1,7 @@
 -- Read the text of a view; nil if it is none. members: label -> {number, identity}.
 local function view_of(text)
   local settings, deployment, epoch, nonce, kind, nodes = string.match(text,
-    '^(format 3, max_ttl %S+ s, restart guard %a+), deployment (%w+), ' ..
+    '^(format 4, max_ttl %S+ s, restart guard %a+), deployment (%w+), ' ..
     'epoch (%d+)%.(%w+) (%a+), nodes (.*)$')
   if not deployment then return nil end
   local view = {settings = settings, deployment = deployment, epoch = tonumber(epoch), nonce = nonce}
