@@ -45,6 +45,7 @@ from celery_redlock.core.keys import shown
 from celery_redlock.core.lease import Lease, new_base
 from celery_redlock.core.limits import wanted
 from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.core.secret import SecretUrl, hidden
 from celery_redlock.core.steps import Ask
 from celery_redlock.errors import (
     ConfigurationError,
@@ -105,7 +106,7 @@ def watchdog_of(redlock: Redlock) -> Watchdog:
     return watchdog or vars(redlock).setdefault("_watchdog", Watchdog(redlock))
 
 
-_services: dict[tuple[str, ...], Redlock] = {}  # of this process, by their URLs
+_services: dict[tuple[SecretUrl, ...], Redlock] = {}  # of this process, by their URLs
 
 
 def _service(redlock: Redlock | str | Sequence[str]) -> Redlock:
@@ -114,8 +115,9 @@ def _service(redlock: Redlock | str | Sequence[str]) -> Redlock:
     Raises:
         TypeError: It is neither a service nor URLs.
     """
-    urls: Any = (redlock,) if isinstance(redlock, str) else redlock
-    if isinstance(urls, (list, tuple)):
+    redlock = hidden(redlock)
+    urls: Any = [redlock] if isinstance(redlock, SecretUrl) else redlock
+    if isinstance(urls, list):
         from celery_redlock.core.redlock import Redlock  # noqa: PLC0415  (slow import)
 
         service = _services.get(tuple(urls))
@@ -565,6 +567,7 @@ def lock(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         LockLost: At the end of a block that did not raise, if the lock was lost while
             it ran.
     """
+    redlock = hidden(redlock)
     hold = _hold(
         redlock,
         key,
@@ -612,6 +615,7 @@ def lock_or_exit(
             run.
         LockLost: The lock was lost while the block ran.
     """
+    redlock = hidden(redlock)
     with contextlib.ExitStack() as stack:
         try:
             lease = stack.enter_context(lock(redlock, key, **options))
@@ -650,6 +654,7 @@ async def alock(
             asyncio runs here. The block did not run.
         LockLost: The lock was lost while the block ran.
     """
+    redlock = hidden(redlock)
     async with aheld_by(_hold(redlock, key, **options), wait) as lease:
         yield lease
 

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.core.secret import SecretUrl, hidden
 from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.core.timing import Timing, seconds_of
 from celery_redlock.core.transport.url import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Settings"]
 
 _PREFIX = "redlock_"
+_NODES = "redlock_nodes"
 _BEAT_TTL = 15.0  # seconds
 _NODE_TIMEOUT = 0.05
 _put = object.__setattr__  # in a frozen instance that is being made
@@ -78,6 +80,7 @@ class Settings:
     doctor_ignore: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _put(self, "nodes", hidden(self.nodes))
         _put(self, "nodes", _nodes(self.nodes))
         if self.node_timeout == _NODE_TIMEOUT:
             _put(self, "node_timeout", usual_node_timeout(self.nodes))
@@ -121,11 +124,13 @@ class Settings:
             ConfigurationError: A value cannot be used, or a name does not exist or
                 has a spelling that Celery does not read.
         """
+        its = _Conf(conf)
+        del conf  # its repr has all passwords of the app
         known = [field.name for field in fields(cls)]
-        found = ((name, conf.get(_PREFIX + name)) for name in known)
+        found = ((name, its.get(_PREFIX + name)) for name in known)
         given = {name: value for name, value in found if value is not None}
-        namespace = getattr(conf, "prefix", None) or ""  # "CELERY_" with Django
-        for spelling in map(str, conf):
+        namespace = its.prefix
+        for spelling in its.names:
             head, is_ours, name = spelling.lower().partition(_PREFIX)
             if not is_ours or head not in ("", namespace.lower()):
                 continue
@@ -133,13 +138,13 @@ class Settings:
             if spelling in read[: 1 + bool(namespace)] and name not in known:
                 hint = did_you_mean(_PREFIX + name, [_PREFIX + n for n in known])
                 raise ConfigurationError(f"There is no setting {spelling}. {hint}")
-            if name in known and name not in given and conf.get(spelling) is not None:
+            if name in known and name not in given and its.get(spelling) is not None:
                 raise ConfigurationError(
                     f"{spelling} is set, but Celery does not read it in this spelling. "
                     f"Write {read[bool(namespace)]}."
                 )
         if not {**defaults, **given}.get("nodes"):
-            _refuse_namespace(conf, namespace)
+            _refuse_namespace(its, namespace)
         return cls(**{**defaults, **given})
 
     @property
@@ -148,9 +153,28 @@ class Settings:
         return Timing(self.ttl, self.max_ttl, self.node_timeout, self.connect_timeout)
 
 
-def _refuse_namespace(conf: Mapping[str, Any], namespace: str) -> None:
+class _Conf:
+    """The configuration of an app, whose repr does not show passwords.
+
+    Attributes:
+        prefix: The namespace: ``"CELERY_"`` with Django.
+        names: The names of all settings.
+    """
+
+    def __init__(self, conf: Mapping[str, Any]) -> None:
+        self._conf = conf
+        self.names = [*map(str, conf)]  # Celery reads the configuration now
+        self.prefix: str = getattr(conf, "prefix", None) or ""
+
+    def get(self, name: str) -> Any:
+        """Return a setting; the nodes are hidden."""
+        value = self._conf.get(name)
+        return hidden(value) if name.lower().endswith(_NODES) else value
+
+
+def _refuse_namespace(conf: _Conf, namespace: str) -> None:
     """Refuse nodes that are set under a namespace which the app does not read."""
-    for spelling in map(str, conf):
+    for spelling in conf.names:
         head, _, rest = spelling.partition("_REDLOCK_NODES")
         if head and head == head.upper() and not rest and f"{head}_" != namespace:
             raise ConfigurationError(
@@ -162,10 +186,10 @@ def _refuse_namespace(conf: Mapping[str, Any], namespace: str) -> None:
 
 
 def _nodes(value: Any) -> tuple[NodeAddress, ...]:
-    value = getattr(value, "nodes", value)  # as they were written; see app.masking
     if not isinstance(value, (list, tuple)) or not value:
         # Do not show the value: it may be a URL with a password.
-        fact = f"is of type {type(value).__name__}" if value else "is not set"
+        kind = "str" if isinstance(value, SecretUrl) else type(value).__name__
+        fact = f"is of type {kind}" if value else "is not set"
         raise ConfigurationError(
             f"redlock_nodes {fact}. Nothing can be locked; set it to a list of URLs of "
             'independent Redis masters, such as ["redis://a:6379/0", ...].'

@@ -2,29 +2,32 @@
 
 Both commands print the configuration. They mask settings with names like
 ``password``, and ``redlock_nodes`` has no such name. When an app with lock tasks has
-read its configuration, its nodes are therefore replaced by an object that shows only
-their names. ``list(app.conf.redlock_nodes)`` still returns the nodes as they were
+read its configuration, its nodes are therefore replaced by an object that shows their
+URLs masked. ``list(app.conf.redlock_nodes)`` still returns the nodes as they were
 written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from celery_redlock.core.transport.url import mask_url
+from celery_redlock.core.secret import hidden, mask_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["MaskedNodes", "mask"]
 
 _SETTING = "redlock_nodes"  # in upper or lower case, after any namespace
 
 
-class MaskedNodes(Sequence[Any]):
+class MaskedNodes:
     """A list of nodes whose repr has no passwords.
 
-    It is no ``list``: ``celery inspect conf`` would get its items.
+    It is no ``list``: ``celery inspect conf`` would get its items. It is no
+    ``Sequence`` either: Sentry shows the items of those.
     """
 
     def __init__(self, nodes: Sequence[Any]) -> None:
@@ -33,17 +36,14 @@ class MaskedNodes(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self.nodes[index]
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.nodes)
+
     def __len__(self) -> int:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return repr([_masked(node) for node in self.nodes])
-
-
-def _masked(node: Any) -> Any:
-    if isinstance(node, Mapping):
-        return {name: _masked(value) for name, value in node.items()}
-    return mask_url(str(node))
+        return repr(hidden(self.nodes))
 
 
 def mask(app: Any) -> None:

@@ -100,21 +100,30 @@ class Runtime:
             service = self._service.setdefault(_MADE, redlock_from(self.settings))
         return service
 
-    def refuse_changes(self, conf: Any) -> None:
+    def refuse_changes(self, app: Any) -> None:
         """Refuse settings that were changed after they were read.
 
         Raises:
             ConfigurationError: One was.
         """
-        changes = conf.changes
+        if name := self._changed(app):
+            raise ConfigurationError(
+                f"{name} was changed after the first use of this app's locks. They "
+                "still have the former value, so another process may have other "
+                "ones. Nothing was locked. Set it before: settings are read once."
+            )
+
+    def _changed(self, app: Any) -> str:
+        """Return the name of a setting that was changed, or ``""``.
+
+        It raises nothing: its variables hold the nodes as they were written.
+        """
+        changes = app.conf.changes
         for name, value in self._read:
             now = changes.get(name)
             if now is not value and _plain(now) != _plain(value):
-                raise ConfigurationError(
-                    f"{name} was changed after the first use of this app's locks. They "
-                    "still have the former value, so another process may have other "
-                    "ones. Nothing was locked. Set it before: settings are read once."
-                )
+                return name
+        return ""
 
     @property
     def watchdog(self) -> Watchdog:
@@ -247,7 +256,7 @@ def runtime_of(app: Any) -> Runtime:
         app = app_itself(app)
         # If two threads come here at once, both get the same runtime.
         runtime = vars(app).setdefault(_ATTRIBUTE, Runtime(app))
-    runtime.refuse_changes(app.conf)
+    runtime.refuse_changes(app)
     return runtime
 
 

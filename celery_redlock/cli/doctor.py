@@ -138,7 +138,7 @@ def _acl(redlock: Redlock) -> tuple[list[str], dict[str, str]]:
     """Return the ACL rules of a user with all permissions that we need."""
     if redlock.addresses[0].is_store:
         url = redlock.addresses[0].url
-        user = unquote(urlsplit(url).username or "redlock")
+        user = unquote(urlsplit(url.reveal()).username or "redlock")
         if not re.fullmatch(r"[a-z_][a-z0-9_]*", user):
             user = f'"{user}"'
         rules = store_of(url).grants.format(user=user)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,22 +20,24 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
+from celery_redlock.core.secret import SecretUrl, hidden
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations import reconfigure as operation
 from celery_redlock.operations.doctor import workers_by_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.transport.url import NodeAddress
 
 _URL = r"(?:[^\s,=/]+=)?\w+://"  # its beginning, which may give it a name
 
 
 @click.command(cls=Command, short_help="Change the list of nodes, or max_ttl.")
-@click.option("--from", "old", metavar="NODES", help="The present nodes.")
-@click.option("--to", "new", metavar="NODES", help="The future nodes.")
+@click.option(
+    "--from", "old", metavar="NODES", type=SecretUrl, help="The present nodes."
+)
+@click.option("--to", "new", metavar="NODES", type=SecretUrl, help="The future nodes.")
 @click.option("--from-max-ttl", type=float, help="The present redlock_max_ttl.")
 @click.option("--max-ttl", type=float, help="The future redlock_max_ttl.")
 @click.option(
@@ -50,8 +52,8 @@ _URL = r"(?:[^\s,=/]+=)?\w+://"  # its beginning, which may give it a name
 def reconfigure(  # noqa: PLR0913  (an argument for each option)
     session: Session,
     *,
-    old: str | None,
-    new: str | None,
+    old: SecretUrl | None,
+    new: SecretUrl | None,
     from_max_ttl: float | None,
     max_ttl: float | None,
     gone: tuple[str, ...],
@@ -123,7 +125,9 @@ def _run(
     return steps
 
 
-def _redlock(session: Session, nodes: str | None, max_ttl: float | None) -> Redlock:
+def _redlock(
+    session: Session, nodes: SecretUrl | None, max_ttl: float | None
+) -> Redlock:
     settings = session.settings
     longest = settings.max_ttl if max_ttl is None else max_ttl
     present = settings.nodes if nodes is None else _nodes_in(nodes)
@@ -131,7 +135,8 @@ def _redlock(session: Session, nodes: str | None, max_ttl: float | None) -> Redl
     return redlock_from(settings, nodes=present, max_ttl=longest, ttl=ttl)
 
 
-def _nodes_in(text: str) -> Sequence[str | Mapping[str, str] | NodeAddress]:
+def _nodes_in(given: SecretUrl) -> Sequence[Any]:
+    text = given.reveal()
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")
@@ -141,11 +146,12 @@ def _nodes_in(text: str) -> Sequence[str | Mapping[str, str] | NodeAddress]:
             ) from None
     # The URL of a store may name several members with commas between, and libpq's
     # keywords have spaces. So another node begins only where a URL begins.
-    nodes: list[str | dict[str, str]] = []
+    nodes: list[SecretUrl | dict[str, SecretUrl]] = []
     for spec in re.split(rf"[,\s]+(?={_URL})", text.strip()):
         name, equals, url = spec.partition("=")
         has_name = bool(equals) and re.match(_URL, spec) and "://" not in name
-        nodes.append({"name": name, "url": url} if has_name else spec)
+        node = {"name": name, "url": url} if has_name else spec
+        nodes.append(hidden(node))
     return nodes
 
 

@@ -23,7 +23,8 @@ Read in this order:
 10. ``deployment``: the check of all nodes, and the start of new ones. ``timing``: the
     durations of a deployment. ``clock``, ``backoff``, ``callbacks``, ``log_fields``,
     ``log_limit``, ``signature``, ``spelling``: small helpers. ``text``, ``glob``: what
-    is checked of a text that comes from outside, and patterns of keys.
+    is checked of a text that comes from outside, and patterns of keys. ``secret``: what
+    is shown of a URL with a password.
 """
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "resp",
     "restart_guard",
     "scripts",
+    "secret",
     "selector",
     "signature",
     "spelling",

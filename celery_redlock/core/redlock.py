@@ -64,6 +64,7 @@ from celery_redlock.core.scripts import (
     INSPECT_PERMITS,
     RELEASE,
 )
+from celery_redlock.core.secret import hidden
 from celery_redlock.core.steps import Ask, Call, Listen, Sleep
 from celery_redlock.core.stores.connection import StoreError, is_store, store_of
 from celery_redlock.core.timing import Timing
@@ -153,6 +154,7 @@ class Redlock:
         clock: Clock = SYSTEM_CLOCK,
         transport: Transport | None = None,
     ) -> None:
+        nodes = hidden(nodes)
         self.addresses = parse_nodes(nodes)
         if node_timeout is None:
             node_timeout = usual_node_timeout(self.addresses)
@@ -752,7 +754,8 @@ class Redlock:
             if not address.is_store:
                 continue
             try:
-                store_of(address.url).prepare(address.url, self.timing.connect_timeout)
+                store = store_of(address.url)
+                store.prepare(address.url.reveal(), self.timing.connect_timeout)
             except StoreError as error:
                 text = f"Node {address} {error}. Nothing was changed."
                 raise RedlockError(text) from None

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from celery_redlock import locking
+from celery_redlock.core.secret import SecretUrl
 from celery_redlock.errors import ConfigurationError, LockHeld
 from celery_redlock.locking import alock, lock
 from tests.nodes.support import client
@@ -38,7 +39,7 @@ def test_lock_takes_urls_in_place_of_a_service(
             assert lease.is_valid()
 
     asyncio.run(work())
-    locking._services.pop(tuple(urls)).close()  # noqa: SLF001
+    locking._services.pop(tuple(map(SecretUrl, urls))).close()  # noqa: SLF001
 
 
 @pytest.mark.parametrize("wrong", [None, 1, object(), b"redis://localhost"])

@@ -8,6 +8,7 @@ from celery_redlock.core.keys import keys_of
 from celery_redlock.core.lease import Holder, LeaseState
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.core.secret import SecretUrl
 from celery_redlock.core.timing import Timing
 from celery_redlock.core.transport.broadcast import Broadcast
 from celery_redlock.core.transport.node import Node
@@ -111,7 +112,7 @@ def new_broadcast(
 def new_redlock(process: Process, plan: Plan, settings: int = 0) -> Redlock:
     """Return a service with settings of this plan."""
     names, max_ttl = plan.settings[settings].names, plan.settings[settings].max_ttl
-    addresses = [_Address(name, f"redis://{name}") for name in names]
+    addresses = [_Address(name, SecretUrl(f"redis://{name}")) for name in names]
     clock: Any = process.clock
     ttl = min(plan.ttl, max_ttl)
     timing = Timing(ttl, max_ttl, plan.node_timeout, plan.connect_timeout)

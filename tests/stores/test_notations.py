@@ -11,7 +11,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.transport.url import mask_url, parse_node
+from celery_redlock.core.secret import mask_url
+from celery_redlock.core.transport.url import parse_node
 from celery_redlock.errors import ConfigurationError
 
 SECRET = "s e'c/r@t"
@@ -35,7 +36,7 @@ settings.configure(DATABASES={{
 }})
 node = parse_node("django://default")
 print(node.name)
-print(node.url)
+print(node.url.reveal())
 for alias in ("other", "third"):
     try:
         parse_node("django://" + alias)
@@ -58,7 +59,7 @@ def test_keywords_become_a_url_that_says_the_same(keywords: str, name: str) -> N
     """All that the keywords say is in the URL, and the name has no credentials."""
     node = parse_node(keywords)
     assert node.name == name
-    assert conninfo_to_dict(node.url) == conninfo_to_dict(keywords)
+    assert conninfo_to_dict(node.url.reveal()) == conninfo_to_dict(keywords)
     assert "e'c" not in repr(node) + mask_url(keywords)
 
 

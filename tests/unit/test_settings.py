@@ -67,7 +67,7 @@ def test_settings_hide_passwords() -> None:
     nodes = ["redis://user:s3cret@a", "redis://b?password=s3cret"]
 
     assert "s3cret" not in repr(settings(nodes=nodes))
-    assert settings(nodes=nodes).nodes[0].url == nodes[0]
+    assert settings(nodes=nodes).nodes[0].url.reveal() == nodes[0]
 
 
 # -- settings that are wrong -------------------------------------------------------

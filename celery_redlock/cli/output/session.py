@@ -17,6 +17,7 @@ from celery.bin.base import CeleryCommand
 from celery_redlock.app.runtime import forget_runtimes, runtime_of
 from celery_redlock.cli.output.ink import inked
 from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.core.secret import SecretUrl
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 from celery_redlock.operations.words import with_app
 
@@ -174,7 +175,13 @@ class Command(CeleryCommand):
         self._asks_nodes = asks_nodes
         if asks_nodes:
             named = "URL of a node, in place of those of the app; once for each node."
-            option = click.Option(["--node", "nodes"], multiple=True, help=named)
+            option = click.Option(
+                ["--node", "nodes"],
+                multiple=True,
+                type=SecretUrl,
+                metavar="TEXT",
+                help=named,
+            )
             self.params.append(option)
         if prints_json:
             option = click.Option(

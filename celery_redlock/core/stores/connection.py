@@ -20,7 +20,6 @@ import socket
 import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply, new_reader
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from redis.connection import AbstractConnection
 
+    from celery_redlock.core.secret import SecretUrl
     from celery_redlock.core.stores.commands import Command
 
 __all__ = [
@@ -163,30 +163,31 @@ def readable(*files: Any, timeout: float | None = None) -> set[Any]:
         return {key.fileobj for key, _ in selector.select(timeout)}
 
 
-def is_store(url: str) -> bool:
+def is_store(url: SecretUrl | str) -> bool:
     """Tell whether a URL is that of a store, and not of a Redis node."""
-    return url.partition("://")[0] in STORES
+    return str(url).partition("://")[0] in STORES
 
 
-def store_of(url: str) -> type[Store]:
+def store_of(url: SecretUrl | str) -> type[Store]:
     """Return the class of the store at this URL.
 
     Raises:
         ConfigurationError: Its driver is not installed.
     """
-    module, _, name = STORES[url.partition("://")[0]].partition(":")
+    scheme = str(url).partition("://")[0]
+    module, _, name = STORES[scheme].partition(":")
     try:
         found: type[Store] = getattr(import_module(module), name)
     except ImportError as error:
         extra = module.rpartition(".")[2]
         raise ConfigurationError(
-            f"A node at {urlsplit(url).scheme}:// needs a driver that cannot be "
+            f"A node at {scheme}:// needs a driver that cannot be "
             f"imported ({error}). Install it: pip install 'celery-redlock[{extra}]'"
         ) from error
     return found
 
 
-def connection_to(url: str, timeout: float) -> AbstractConnection:
+def connection_to(url: SecretUrl, timeout: float) -> AbstractConnection:
     """Build redis-py's connection to a store; it is not opened."""
     import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
     from redis.backoff import NoBackoff  # noqa: PLC0415
@@ -214,7 +215,7 @@ def connection_to(url: str, timeout: float) -> AbstractConnection:
 
         def _connect(self) -> socket.socket:
             try:
-                store = store_of(url)(url, timeout)
+                store = store_of(url)(url.reveal(), timeout)
             except StoreError as error:
                 refused = ConnectionError(str(error))
                 refused.told = str(error)  # type: ignore[attr-defined]

@@ -154,7 +154,7 @@ def _first_day_fault(address: NodeAddress, error: Exception) -> str:
         return _UNKNOWN_HOST
     text = str(error)
     was_closed = "reset by peer" in text or "closed by server" in text
-    if was_closed and address.url.startswith("redis://"):
+    if was_closed and address.url.scheme == "redis":
         return _CLOSED_AT_ONCE
     told = (told for sign, told in _FIRST_DAY.items() if re.search(sign, text))
     return next(told, "")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from celery_redlock.core.secret import SecretUrl, hidden, mask_url
 from celery_redlock.core.stores.connection import (
     as_url,
     connection_to,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NodeAddress",
-    "mask_url",
     "parse_node",
     "parse_nodes",
     "usual_node_timeout",
@@ -33,8 +33,6 @@ __all__ = [
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _DEFAULT_PORT = 6379
 _NODE_TIMEOUT, _STORE_TIMEOUT = 0.05, 0.5  # seconds
-_HOST = r"(?:\[[0-9A-Fa-f:.%]*\]|[^\[\]:/?#%,]*)(?::\d*)?"
-_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:[/?#]|$)")
 _QUOTE = (
     "a port must be a number, and the characters / ? # @ : % of a password are "
     "written %2F %3F %23 %40 %3A %25"
@@ -49,11 +47,11 @@ class NodeAddress:
         name: ``host:port/db``, ``socket-path/db`` or a given name. Two clients agree
             on a deployment when they agree on these names, so a name holds no scheme
             and no credentials.
-        url: How to reach it. May hold a password, so it is not in the repr.
+        url: How to reach it. May hold a password.
     """
 
     name: str
-    url: str = field(repr=False)
+    url: SecretUrl = field(repr=False)
 
     def connection(self, timeout: float) -> AbstractConnection:
         """Build redis-py's connection to the node or store; it is not opened.
@@ -73,7 +71,7 @@ class NodeAddress:
         from redis.connection import Connection, parse_url  # noqa: PLC0415
         from redis.retry import Retry  # noqa: PLC0415
 
-        options: dict[str, Any] = {**parse_url(self.url)}
+        options: dict[str, Any] = {**parse_url(self.url.reveal())}
         kind = options.pop("connection_class", Connection)
         if kind.__name__ != "UnixDomainSocketConnection":
             options.setdefault("socket_keepalive", True)
@@ -87,15 +85,15 @@ class NodeAddress:
     @property
     def server(self) -> str:
         """Where the server listens: ``host:port`` or a socket's path, no database."""
-        name = _name_of(self.url)
+        name = _name_of(self.url.reveal())
         return name if self.is_store else name.rpartition("/")[0]
 
     @property
     def hosts(self) -> list[str]:
         """The hosts of the server, or of all members of a cluster; [] for a socket."""
         if self.is_store:
-            return store_of(self.url).hosts_of(self.url)
-        parts = urlsplit(self.url)
+            return store_of(self.url).hosts_of(self.url.reveal())
+        parts = urlsplit(self.url.reveal())
         return [] if parts.scheme == "unix" else [parts.hostname or ""]
 
     @property
@@ -105,22 +103,6 @@ class NodeAddress:
 
     def __str__(self) -> str:
         return self.name
-
-
-def mask_url(url: str) -> str:
-    """Return the URL with everything that may be a credential replaced by ``***``.
-
-    That is the part before the last ``@``, since a password that was not quoted may
-    hold any character, and the values of all options except ``db``. Without an ``@`` it
-    is all that follows the scheme, if a port is no number: a host may be missing.
-    """
-    if re.match(r"\s*\w+\s*=", url):  # libpq's keywords: a value may hold blanks
-        return "***"
-    scheme, _, rest = url.partition("://")
-    if "@" not in rest and not _HOSTS.match(rest):
-        return f"{scheme}://***"
-    masked = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
-    return re.sub(r"([?&](?!db=)[^=&]*=)[^&]*", r"\1***", masked)
 
 
 def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
@@ -140,35 +122,45 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
     """
     if isinstance(spec, NodeAddress):
         return spec
+    spec = hides = hidden(spec)
+    try:
+        return _read(hides)
+    except ConfigurationError as error:
+        refusal = str(error)
+    # Raised here, so that no frame of it has a variable with the password.
+    raise ConfigurationError(refusal)
+
+
+def _read(spec: Any) -> NodeAddress:
+    name: Any = ""
     if isinstance(spec, Mapping):
         if not {"url"} <= set(spec) <= {"url", "name"}:
             raise ConfigurationError(
                 f"A node has the entries {', '.join(sorted(spec)) or 'nothing'}; "
                 'write {"url": "redis://host:6379/0", "name": "a name"}.'
             )
-        url, name = spec["url"], spec.get("name", "")
-    else:
-        url, name = spec, ""
+        spec, name = spec["url"], spec.get("name", "")
+        name = name.reveal() if isinstance(name, SecretUrl) else name
+    text = spec.reveal() if isinstance(spec, SecretUrl) else str(spec)
+    shown = mask_url(text)
     try:
-        url = as_url(str(url))
+        text = as_url(text)
     except ValueError as error:
+        raise ConfigurationError(f"The node {shown} cannot be used: {error}.") from None
+    url = SecretUrl(text)
+    if not text.startswith(_SCHEMES) and not is_store(url):
         raise ConfigurationError(
-            f"The node {mask_url(str(url))} cannot be used: {error}."
-        ) from None
-    if not str(url).startswith(_SCHEMES) and not is_store(str(url)):
-        raise ConfigurationError(
-            f"The node {mask_url(str(url))} is not a Redis URL; write "
+            f"The node {url} is not a Redis URL; write "
             "redis://host:6379/0, rediss://… for TLS or unix:///path/to.sock. A store "
             "in place of Redis nodes is postgresql://user@host/database, "
             "django://default, etcd://host:2379 or zookeeper://host:2181."
         )
-    _refuse_unquoted(url)
-    if re.search(r"[\s,]", name):
+    _refuse_unquoted(text)
+    if not isinstance(name, str) or re.search(r"[\s,]", name):
         raise ConfigurationError(
-            f"The name of the node {mask_url(url)} must be text without spaces "
-            "and commas."
+            f"The name of the node {url} must be text without spaces and commas."
         )
-    address = NodeAddress(name or _name_of(url), url)
+    address = NodeAddress(name or _name_of(text), url)
     if address.is_store:
         return address
     try:
@@ -176,7 +168,7 @@ def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
     except (TypeError, ValueError) as error:
         reason = str(error).partition("__init__() ")[2]
         raise ConfigurationError(
-            f"The node URL {mask_url(url)} cannot be used: {reason or _QUOTE}."
+            f"The node URL {url} cannot be used: {reason or _QUOTE}."
         ) from None
     return address
 
@@ -190,7 +182,8 @@ def parse_nodes(
         ConfigurationError: There are none, one cannot be read, or one is listed
             twice.
     """
-    if isinstance(nodes, (str, bytes)) or not nodes:
+    nodes = hidden(nodes)
+    if isinstance(nodes, (SecretUrl, bytes, Mapping)) or not nodes:
         raise ConfigurationError(
             "No nodes: Redlock needs a list of the URLs of its Redis masters, such as "
             '["redis://a:6379/0", "redis://b:6379/0", "redis://c:6379/0"].'

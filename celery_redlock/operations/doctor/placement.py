@@ -8,8 +8,9 @@ import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
+from celery_redlock.core.secret import SecretUrl
 from celery_redlock.core.transport.client import each_node
-from celery_redlock.core.transport.url import NodeAddress, mask_url, parse_node
+from celery_redlock.core.transport.url import NodeAddress, parse_node
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.operations.doctor.rule import (
     NOTE,
@@ -23,7 +24,7 @@ from celery_redlock.operations.doctor.rule import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from celery_redlock.operations.inspect import NodeReport
 
@@ -99,13 +100,13 @@ def tls(case: Case) -> Iterator[Finding]:
         if report.status.info.get("encrypted") == "no"
     }
     for address, ip in _remote(case):
-        if urlsplit(address.url).scheme == "redis" or address.name in plain:
+        if address.url.scheme == "redis" or address.name in plain:
             yield Finding(
                 "no-tls",
                 WARNING if ip.is_global else NOTE,
                 f"Node {address.name} is reached without TLS at {ip}, "
                 f"{'a public address' if ip.is_global else 'on another machine'}.",
-                f"{_TLS.get(urlsplit(address.url).scheme, 'Use sslmode=verify-full')}, "
+                f"{_TLS.get(address.url.scheme, 'Use sslmode=verify-full')}, "
                 "unless the network between is yours alone. Otherwise others on the "
                 "way can read the password and change locks.",
                 address.name,
@@ -116,7 +117,7 @@ def tls(case: Case) -> Iterator[Finding]:
 def password(case: Case) -> Iterator[Finding]:
     """Find nodes that other machines reach without a password."""
     for address, ip in _remote(case):
-        parts = urlsplit(address.url)
+        parts = urlsplit(address.url.reveal())
         secrets = parse_qs(parts.query).keys() & {"password", "ssl_certfile", "cert"}
         if not (parts.password or secrets or parts.scheme.startswith("postgres")):
             yield Finding(
@@ -173,15 +174,15 @@ def foreign_keys(report: NodeReport, case: Case) -> Iterator[Problem]:
 def celery_servers(case: Case) -> Iterator[Finding]:
     """Find nodes that are also the broker or the result backend, under any name."""
     for use, settings in _USES.items() if case.app else ():
-        values = (getattr(case.app.conf, setting, None) for setting in settings)
-        addresses = {a.url: a for value in values for a in _addresses_in(value)}
+        urls = [url for name in settings for url in _urls_of(case.app, name)]
+        addresses = {address.url: address for address in _redis_at(urls)}
         servers = each_node(
             list(addresses.values()),
             lambda client: client.facts.run_id,
             timeout=case.redlock.timing.connect_timeout,
         )
         run_ids = set(servers.results.values()) - {""}
-        fact = f"is Celery's {use} as well ({', '.join(map(mask_url, addresses))})"
+        fact = f"is Celery's {use} as well ({', '.join(map(str, addresses))})"
         for report in case.reports:
             if report.status.run_id in run_ids:
                 problem = Problem("shared", _sharing(case), fact, _REMEDY)
@@ -193,14 +194,19 @@ def _sharing(case: Case) -> Severity:
     return NOTE if len(case.reports) == 1 else WARNING
 
 
-def _addresses_in(value: Any) -> Iterator[NodeAddress]:
-    """Yield the Redis servers in a setting of Celery's: a URL, or several."""
-    urls = value if isinstance(value, (list, tuple)) else str(value or "").split(";")
+def _urls_of(app: Any, setting: str) -> list[SecretUrl]:
+    """Return what is in a setting of Celery's: a URL, or several."""
+    value = getattr(app.conf, setting, None) or ""
+    urls = value if isinstance(value, (list, tuple)) else str(value).split(";")
+    return [SecretUrl(str(url)) for url in urls]
+
+
+def _redis_at(urls: Iterable[SecretUrl]) -> Iterator[NodeAddress]:
+    """Yield the Redis servers at URLs as Celery writes them."""
     for url in urls:
         # Celery writes the database as `//`, and a socket as `redis+socket:`.
-        plain = re.sub(r"^(?:redis\+)?socket://", "unix://", str(url))
-        plain = re.sub(r"/{2,}$", "/0", plain)
+        plain = re.sub(r"^(?:redis\+)?socket://", "unix://", url.reveal())
         try:
-            yield parse_node(plain)
+            yield parse_node(re.sub(r"/{2,}$", "/0", plain))
         except ConfigurationError:
             continue  # another kind of server

@@ -10,6 +10,7 @@ import pytest
 # One thread is in the middle of the import of redis-py. Another one uses a node.
 PROGRAM = """
 import builtins, sys, threading, time
+from celery_redlock.core.secret import SecretUrl
 from celery_redlock.core.transport.url import NodeAddress
 
 at_a_part, may_go_on = threading.Event(), threading.Event()
@@ -25,7 +26,7 @@ def importing():
     import redis
 
 def using():
-    NodeAddress("node", sys.argv[1]).connection(1.0)
+    NodeAddress("node", SecretUrl(sys.argv[1])).connection(1.0)
 
 def start(do):
     def run():

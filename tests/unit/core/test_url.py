@@ -9,12 +9,8 @@ import pytest
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.transport.url import (
-    NodeAddress,
-    mask_url,
-    parse_node,
-    parse_nodes,
-)
+from celery_redlock.core.secret import SecretUrl, mask_url
+from celery_redlock.core.transport.url import NodeAddress, parse_node, parse_nodes
 from celery_redlock.errors import ConfigurationError
 
 SECRET = "s3cr3t"
@@ -232,7 +228,7 @@ def test_address_can_be_pickled_and_compared() -> None:
     node = parse_node(f"redis://me:{SECRET}@a:1/0")
 
     assert pickle.loads(pickle.dumps(node)) == node  # noqa: S301  (our own)
-    assert node != NodeAddress(node.name, "redis://a:1/0")
+    assert node != NodeAddress(node.name, SecretUrl("redis://a:1/0"))
 
 
 # -- lists -----------------------------------------------------------------------

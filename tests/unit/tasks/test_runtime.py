@@ -258,7 +258,7 @@ def test_masked_nodes_are_used_as_they_were_written(*, configured: bool) -> None
 
     mask(app)
 
-    urls = [address.url for address in runtime_of(app).settings.nodes]
+    urls = [node.url.reveal() for node in runtime_of(app).settings.nodes]
     assert [SECRET in url for url in urls] == [True, True, True]
     assert app.conf.redlock_nodes[0] == NODES[0]
     assert list(app.conf.redlock_nodes) == NODES

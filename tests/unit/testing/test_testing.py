@@ -160,7 +160,7 @@ def test_fake_nodes_have_the_names_of_their_service(nodes: FakeNodes) -> None:
     redlock = nodes.redlock()
 
     assert redlock.labels == nodes.labels
-    assert [address.url for address in redlock.addresses] == nodes.urls
+    assert [node.url.reveal() for node in redlock.addresses] == nodes.urls
     assert redlock.transport is nodes
     assert redlock.clock is nodes.clock
 
