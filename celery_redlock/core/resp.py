@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
+from celery_redlock.core.text import MOST_TOLD, printable_line
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class ErrorReply(Exception):  # noqa: N818  (Redis calls it an error reply)
     """An error that a node replied: a value. Raised for bytes that are no reply."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text.partition(_OUR_WORDS)[0])
+        # A server can say anything, and we log it.
+        super().__init__(printable_line(text.partition(_OUR_WORDS)[0], MOST_TOLD))
 
 
 def unknown_command(error: str, script: str = "") -> str:

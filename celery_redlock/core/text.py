@@ -10,8 +10,10 @@ import unicodedata
 
 __all__ = [
     "MOST_ID",
+    "MOST_TOLD",
     "check_id",
     "cut_to",
+    "fields_of",
     "is_encodable",
     "is_id",
     "is_line",
@@ -25,6 +27,9 @@ __all__ = [
 
 MOST_ID = 1024
 """The bytes of the longest task id. Celery's own ids have 36."""
+
+MOST_TOLD = 500
+"""The bytes that are kept of a text in which a server describes itself, or an error."""
 
 _SHOWN = 60  # letters of a wrong one
 _MOST_DIGITS = 18
@@ -84,6 +89,12 @@ def printable(text: str, instead: str = "·") -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else instead for letter in text)
+
+
+def fields_of(info: str) -> dict[str, str]:
+    """Return the fields of a reply to INFO, each a printable line of `MOST_TOLD`."""
+    pairs = (line.partition(":") for line in info.splitlines() if ":" in line)
+    return {name: printable_line(value, MOST_TOLD) for name, _, value in pairs}
 
 
 def printable_line(text: str, most: int) -> str:

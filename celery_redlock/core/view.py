@@ -31,6 +31,7 @@ from celery_redlock.core.configuration import (
     Configuration,
     in_full,
 )
+from celery_redlock.core.text import printable_line
 
 __all__ = ["CLOSED", "JOINED", "UNKNOWN", "Member", "View", "refusal"]
 
@@ -42,6 +43,7 @@ _TEXT = re.compile(
     rf"{SETTINGS}, deployment (?P<deployment>\w+), epoch (?P<epoch>\d{{1,18}})\."
     r"(?P<nonce>\w+) (?P<kind>founded|planned), nodes (?P<members>.+)"
 )
+_MOST_TOLD = 4000  # bytes: a view names all nodes
 _NUMBERED = re.compile(r"format (\d{1,18}), ")
 _MEMBER = re.compile(r"(.*)=(\d{1,18})\.(\w+)")
 
@@ -179,7 +181,7 @@ class View:
         )
 
 
-def refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
+def refusal(theirs: str, ours: str) -> tuple[str, str]:
     """Return how what a node has stored differs from our view, and the remedy.
 
     Args:
@@ -189,6 +191,12 @@ def refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
     Returns:
         A clause that reads on after "the nodes", and a sentence without its full stop.
     """
+    difference, remedy = _refusal(theirs, ours)
+    # A node can have stored anything.
+    return printable_line(difference, _MOST_TOLD), printable_line(remedy, _MOST_TOLD)
+
+
+def _refusal(theirs: str, ours: str) -> tuple[str, str]:  # noqa: PLR0911
     if theirs in ("", JOINED):
         return (
             "have lost their memory",

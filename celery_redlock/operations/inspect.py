@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from celery_redlock.core.failure import ends_in
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.resp import DOES_NOT_KNOW
-from celery_redlock.core.text import number_in
+from celery_redlock.core.text import fields_of, number_in
 from celery_redlock.core.transport.client import each_node
 from celery_redlock.core.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import denied_command, try_commands
@@ -328,8 +327,7 @@ def status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
     info_text, meta, time = client.ask(
         ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
     )
-    lines = re.split(r"\r?\n", _text(info_text))
-    info = dict(line.split(":", 1) for line in lines if ":" in line)
+    info = fields_of(_text(info_text))
     values = meta if isinstance(meta, list) else []
     known = {
         name: _text(value) for name, value in zip(fields, values, strict=False) if value

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from celery_redlock.web.release import Question
 
 __all__ = [
+    "MOST_SEARCHED",
     "Place",
     "doubts",
     "limit_list",
@@ -43,10 +44,14 @@ __all__ = [
     "node_table",
     "question",
     "release_table",
+    "search_refusal",
     "shown_locks",
     "summary",
     "unknown",
 ]
+
+MOST_SEARCHED = 200
+"""The characters of a search for keys."""
 
 _MOST = 500  # rows on a page
 _MOST_RELEASES = 20
@@ -67,6 +72,16 @@ class Place:
 
     link: Callable[[str], str] | None = None
     at: Callable[[float], str] = instant
+
+
+def search_refusal(pattern: str) -> str:
+    """Return why no node is asked for keys that match this pattern, or ``""``."""
+    if len(pattern) <= MOST_SEARCHED:
+        return ""
+    return (
+        f"The search has {len(pattern):,} characters, and may have {MOST_SEARCHED} at "
+        "most. Search for the first ones, with a * at the end."
+    )
 
 
 def shown_locks(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:

@@ -57,7 +57,7 @@ EVERY = 2.0  # seconds between two refreshes of the page
 _SHARED_FOR = 1.0  # seconds for which viewers share one look at the nodes
 _MOST_BYTES = 1 << 16  # of a form
 _MOST_FIELDS = 100
-_MOST_LETTERS = 200  # of a name, of a reason, and of a search
+_MOST_LETTERS = 200  # of a name and of a reason
 _TOOL = "celery redlock web"
 _FILES = {
     "page.css": "text/css",
@@ -339,12 +339,7 @@ class LockPage:
     def _list(self, request: _Request) -> _Response:
         fields = request.query
         pattern, everything = _one(fields, "q").strip(), "all" in fields
-        if len(pattern) > _MOST_LETTERS:
-            fact = (
-                f"The search has {len(pattern):,} characters, and may have "
-                f"{_MOST_LETTERS} at most. Search for the first ones, with a * at the "
-                "end."
-            )
+        if fact := parts.search_refusal(pattern):
             body = _card("Locks", tag("p", fact, class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.BAD_REQUEST)
         try:
@@ -636,7 +631,7 @@ def _search(request: _Request, pattern: str, *, everything: bool) -> Html:
             id="q",
             value=pattern,
             placeholder="*",
-            maxlength=_MOST_LETTERS,
+            maxlength=parts.MOST_SEARCHED,
         ),
         tag("input", type="hidden", name="all", value="1") if everything else None,
         tag("button", "Search", class_="quiet"),

@@ -381,6 +381,32 @@ def test_reason_of_a_release_is_cut_to_one_line(site: Site) -> None:
     assert len(entries()[0][2]) < 1000
 
 
+def test_search_that_is_too_long_asks_no_node(site: Site) -> None:
+    """The page says how long it may be, and does not repeat it."""
+    site.hold()
+
+    page = site.log_in().get(LIST, {"q": "a*" * 101}).content.decode()
+
+    assert "The search has 202 characters, and may have 200 at most." in page
+    assert "a*" * 101 not in page
+    assert "?key=k" not in page
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_key_that_no_lock_can_have_is_refused_in_few_words(
+    site: Site, method: str
+) -> None:
+    """A staff user can send megabytes; no message keeps them."""
+    browser = site.log_in(MAY)
+    send = getattr(browser, method)
+
+    done = send(RELEASE, {"key": "k" * 100_000, "shown": ["x"]}, follow=True)
+
+    assert "A key of 100,000 bytes is too long" in text_of(done)
+    assert len(text_of(done)) < 5_000
+    assert b"k" * 10_000 not in done.content
+
+
 def test_release_needs_the_csrf_token(site: Site) -> None:
     """A page of another site cannot release a lock."""
     from django.test import Client  # noqa: PLC0415  (Django is set up now)

@@ -7,6 +7,7 @@ refused writes, foreign values, split votes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from celery_redlock.errors import (
     QuorumUnreachable,
 )
 from celery_redlock.locking import watchdog_of
+from celery_redlock.operations.inspect import node_status
 from tests.harness.tcp import ScriptedServer, proxies
 from tests.nodes.support import (
     SHORT,
@@ -206,6 +208,72 @@ def test_node_that_cannot_be_resolved_is_an_error_of_that_node(
     with client(urls, prefix=key, **SHORT) as redlock:
         use(redlock, key)
         until(lambda: "no-such-host.invalid:6379/0 " in str(redlock.check().problems))
+
+
+LONG = "x" * 300_000
+
+
+def refused(redlock: Redlock) -> str:
+    """Return the error of a lock that is not granted."""
+    with pytest.raises(LockUnavailable) as raised:
+        redlock.acquire("key")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"SCRIPT": f"-ERR {LONG}", "EVALSHA": f"-ERR {LONG}"},
+        {"EVALSHA": f"-ERR user_script: \x1b[2J{LONG}"},
+        {"EVALSHA": f"*3\r\n:2\r\n${len(LONG)}\r\n{LONG}\r\n:9"},
+        {"EVALSHA": f"*2\r\n:5\r\n${len(LONG)}\r\n{LONG}"},
+        {"EVALSHA": f"*2\r\n:6\r\n${len(LONG)}\r\n{LONG}"},
+        {"server": f"run_id:{LONG}\r\nredis_version:{LONG}\r\nredis_mode:{LONG}"},
+        {"replication": f"role:slave\r\nmaster_host:{LONG}\r\nmaster_port:\x1b[2J"},
+        {"memory": f"maxmemory:1\r\nmaxmemory_policy:{LONG}\x1b[2J"},
+        {"INFO": f"-ERR {LONG}\x1b[2J"},
+        {"INFO": f"-NOAUTH {LONG}"},
+        {"INFO": f"{LONG}\x1b[2J"},
+    ],
+    ids=range(11),
+)
+def test_text_of_a_hostile_node_is_cut(
+    told: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Errors and log lines have the start of what it says, and no escapes."""
+    numbers = itertools.count()
+    infos = {
+        "server": "redis_version:7.0.0\r\nredis_mode:standalone",
+        "replication": "role:master",
+        "memory": "maxmemory:0",
+    }
+    infos |= {name: text for name, text in told.items() if name in infos}
+
+    def answer(command: list[bytes], _: socket.socket) -> bytes:
+        name, word = command[0].decode().upper(), command[-1].decode()
+        if name in told:
+            return f"{told[name]}\r\n".encode()
+        if name == "INFO":
+            text = infos.get(word, "\r\n".join(infos.values()))
+            if word == "server" and "server" not in told:
+                text += f"\r\nrun_id:{next(numbers)}"
+            return f"${len(text)}\r\n{text}\r\n".encode()
+        return b"+OK\r\n"
+
+    caplog.set_level("DEBUG")
+    servers = [ScriptedServer(answer) for _ in range(3)]
+    try:
+        with client([server.url for server in servers]) as redlock:
+            until(lambda: "did not answer" not in refused(redlock))
+            said = [refused(redlock), *redlock.check().problems]
+            said += [one.doubt for one in node_status(redlock)]
+    finally:
+        for server in servers:
+            server.stop()
+
+    said += caplog.messages
+    assert [len(text) for text in said if len(text) > 5_000] == []
+    assert "\x1b" not in "".join(said)
 
 
 # -- Unusual answers ---------------------------------------------------------------

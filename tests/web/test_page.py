@@ -210,6 +210,17 @@ def test_search_that_is_too_long_is_refused(office: Office) -> None:
     assert "The search has 202 characters, and may have 200 at most." in page.text
 
 
+def test_key_that_no_lock_can_have_is_refused_in_few_words(office: Office) -> None:
+    """The page does not repeat a key that fills its form."""
+    fields = {"key": "k" * 60_000, "token": TOKEN, "who": "a", "reason": "b"}
+
+    page = office.post({**fields, "shown": "x"})
+
+    assert page.status == 404
+    assert "A key of 60,000 bytes is too long" in page.text
+    assert "k" * 10_000 not in page.text
+
+
 @pytest.mark.parametrize(
     "sent",
     [

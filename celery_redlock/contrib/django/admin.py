@@ -88,6 +88,9 @@ class HeldLockAdmin(admin.ModelAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         pattern, everything = request.GET.get("q", ""), "all" in request.GET
+        if fact := parts.search_refusal(pattern):
+            messages.error(request, fact)
+            return self._page(request, "held_locks", "Held locks", {})
         context: dict[str, Any] = {"pattern": pattern, "everything": everything}
         may_release = request.user.has_perm(_RELEASE)
         place = Place(_question_url if may_release else None, _local)

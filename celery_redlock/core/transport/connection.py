@@ -23,6 +23,7 @@ from celery_redlock.core.resp import (
     unknown_command,
 )
 from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.text import MOST_TOLD, fields_of, printable_line
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -91,7 +92,7 @@ class Connection:
         self.sock.close()
 
 
-def open_connection(  # noqa: PLR0911  (one for each kind of failure)
+def open_connection(
     address: NodeAddress, timeout: float, *, load_scripts: bool = True
 ) -> Connection | str:
     """Connect and check the server, blocking; return in words why that failed.
@@ -101,6 +102,13 @@ def open_connection(  # noqa: PLR0911  (one for each kind of failure)
         timeout: Seconds for each step.
         load_scripts: Load our scripts. Off for a server that need not be a node.
     """
+    made = _opened(address, timeout, load_scripts=load_scripts)
+    return printable_line(made, MOST_TOLD) if isinstance(made, str) else made
+
+
+def _opened(  # noqa: PLR0911  (one for each kind of failure)
+    address: NodeAddress, timeout: float, *, load_scripts: bool
+) -> Connection | str:
     import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
     from redis.exceptions import (  # noqa: PLC0415
         AuthenticationError,
@@ -220,8 +228,7 @@ def _load_scripts(connection: AbstractConnection) -> bool:
 
 
 def _fields(info: Any) -> dict[str, str]:
-    lines = bytes(info).decode(errors="replace").splitlines()
-    return dict(line.partition(":")[::2] for line in lines if ":" in line)
+    return fields_of(bytes(info).decode(errors="replace"))
 
 
 def _facts_of(
