@@ -267,12 +267,20 @@ def _has_new_id(task: Any) -> bool:
 def _with_claim_retaken(
     task: Any, key: str, options: Mapping[str, Any], claims: Claims, seconds: float
 ) -> Mapping[str, Any]:
-    """Return the options of a message; take its claim again if its call runs here."""
+    """Return the options of a message; take its claim again if its call runs here.
+
+    The header may name another key than that of the call: a publisher of another
+    version has claimed it, or nobody has. The nodes know which: a claim that the job
+    has there lasts longer, and none is made.
+    """
     task_id, headers = options.get("task_id"), options.get("headers")
     if not task_id or task_id != task.request.id or has_ended_before(headers):
         return options
     claimed = claim_in(headers) or key
-    claims.retake(claimed, _job(task, task_id), seconds)
+    if claimed == key:
+        claims.retake(key, _job(task, task_id), seconds)
+    else:
+        claims.keep(claimed, task_id, seconds)
     return {**options, "headers": attach_claim(headers, claimed)}
 
 

@@ -13,7 +13,8 @@ queue, so that no second one is published::
 A claim belongs to its job alone, and the message of the job carries the key that was
 claimed. Workers release just this key: a worker of another version may compute another
 key for the call, or not know its task. The job is compared before its claim is kept or
-released, and a copy of the job that is republished takes it again. If the result of a
+released, and a copy of the job that is republished takes it again, if it is the key of
+the call. If the result of a
 job says that it has ended, the next publisher takes over its claim. A job that *runs*
 needs no claim, since its lock shows it. A job that *has succeeded* is noted for the
 time of the cool-down, before its lock is released.

@@ -554,6 +554,33 @@ def test_republished_job_keeps_the_claim_of_its_publisher(worker: Worker) -> Non
     assert worker.claims() == {}
 
 
+@pytest.mark.parametrize("other", ["k:7", "of another task", "k:0\nk:1"])
+def test_message_claims_no_key_but_that_of_its_call(worker: Worker, other: str) -> None:
+    """Any client can write a message; its call is published again without that claim."""
+    task = worker.unique_job(on_conflict="retry", retry_countdown=30, claim_ttl=60)
+
+    with worker.held(key="k:0"):
+        run = worker.run(task, 0, redlock={"claim": other})
+
+    assert run.stored == states.RETRY
+    assert worker.claims(other) == {}
+    assert task.delay(7).id != run.id
+
+
+def test_message_keeps_no_claim_of_another_job(worker: Worker) -> None:
+    """A forged one names the key that another job has claimed."""
+    task = worker.unique_job(on_conflict="retry", retry_countdown=30, claim_ttl=60)
+    victim = task.delay(7)
+    before = worker.claims("k:7")
+
+    with worker.held(key="k:0"):
+        run = worker.run(task, 0, redlock={"claim": "k:7"})
+    worker.run(task, 0, id=run.id)
+
+    assert worker.claims("k:7") == before
+    assert list(before) == [victim.id]
+
+
 def test_body_does_not_see_its_claim(worker: Worker) -> None:
     """User code and Celery's retries find no header of the package to copy."""
     seen = []
