@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -121,3 +122,17 @@ def changed(project: Path, name: str, old: str, new: str) -> Path:
     path = project / name
     path.write_text(path.read_text("utf-8").replace(old, new), "utf-8")
     return project
+
+
+def test_actions_are_named_by_commit_or_it_is_said_why_not() -> None:
+    """Only a commit cannot be moved by the owner of an action."""
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    used = [line for file in files for line in file.read_text().splitlines()]
+    used = [line.partition("uses:")[2].strip() for line in used if "uses:" in line]
+    by_tag = [use for use in used if not re.search(r"@[0-9a-f]{40}  # v\d", use)]
+
+    assert len(used) > 10
+    assert [use for use in by_tag if not use.endswith("# by tag: see above")] == []
+    security = (ROOT / "SECURITY.md").read_text("utf-8")
+    named = {re.sub(r"^([^/]*/[^/@]*).*", r"\1", use) for use in by_tag}
+    assert [name for name in named if f"`{name}`" not in security] == []
