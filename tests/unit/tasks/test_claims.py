@@ -556,7 +556,7 @@ def test_republished_job_keeps_the_claim_of_its_publisher(worker: Worker) -> Non
 
 @pytest.mark.parametrize("other", ["k:7", "of another task", "k:0\nk:1"])
 def test_message_claims_no_key_but_that_of_its_call(worker: Worker, other: str) -> None:
-    """Any client can write a message; its call is published again without that claim."""
+    """Any client can write one; its call is published again without that claim."""
     task = worker.unique_job(on_conflict="retry", retry_countdown=30, claim_ttl=60)
 
     with worker.held(key="k:0"):
