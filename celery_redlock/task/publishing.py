@@ -269,9 +269,9 @@ def _with_claim_retaken(
 ) -> Mapping[str, Any]:
     """Return the options of a message; take its claim again if its call runs here.
 
-    The header may name another key than that of the call: a publisher of another
-    version has claimed it, or nobody has. The nodes know which: a claim that the job
-    has there lasts longer, and none is made.
+    The header may name another key than that of the call. A publisher of another
+    version has claimed it, or the header is forged. The nodes know which: a claim that
+    the job has there lasts longer, and none is made.
     """
     task_id, headers = options.get("task_id"), options.get("headers")
     if not task_id or task_id != task.request.id or has_ended_before(headers):
