@@ -138,6 +138,29 @@ def test_body_that_goes_on_is_interrupted_again_after_its_grace(worker: Worker) 
     assert (run.stored, run.result) == (states.SUCCESS, 3)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupt_that_python_ignores_is_repeated(worker: Worker) -> None:
+    """It landed in a finaliser, whose exceptions never reach the body."""
+    ignored: list[BaseException] = []
+
+    class Finalised:
+        def __del__(self) -> None:
+            try:
+                be_cancelled(worker)
+            except LockCancelled as error:
+                ignored.append(error)
+                raise
+
+    def body() -> None:
+        Finalised()
+        run_until_stopped()
+
+    run = worker.run(replacing(worker, body, cancel_grace=0.5))
+
+    assert (run.stored, type(run.result)) == (states.REVOKED, LockCancelled)
+    assert ignored
+
+
 def test_error_of_the_body_is_its_result(worker: Worker) -> None:
     """A body that ends in an error of its own ends in that error."""
 

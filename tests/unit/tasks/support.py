@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from celery_redlock.core.lease import Holder
 from celery_redlock.testing import FakeNodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from celery_redlock.core.redlock import Redlock
 
@@ -212,9 +213,20 @@ def open_app(nodes: FakeNodes, **options: Any) -> Iterator[Celery]:
     app.close()
 
 
-def run_until_stopped(seconds: float = LONG) -> None:
-    """Run on in small steps until an exception stops it."""
-    end = SYSTEM_CLOCK.monotonic() + seconds
-    while SYSTEM_CLOCK.monotonic() < end:
-        SYSTEM_CLOCK.sleep(0.005)
+def run_until_stopped(
+    first: Callable[[], object] = lambda: None, seconds: float = LONG
+) -> None:
+    """Do this first, and run on in small steps until an exception stops it.
+
+    Without the collector: CPython ignores exceptions in finalisers and in callbacks of
+    weak references, as those of earlier tests, also one that it has just thrown there.
+    """
+    gc.disable()
+    try:
+        first()
+        end = SYSTEM_CLOCK.monotonic() + seconds
+        while SYSTEM_CLOCK.monotonic() < end:
+            SYSTEM_CLOCK.sleep(0.005)
+    finally:
+        gc.enable()
     pytest.fail("nothing has stopped the body")
