@@ -107,7 +107,7 @@ class Call:
         is_over: Whether there is nothing more to wait for.
         has_news: Whether a vote came since the last look.
         inbox: Where the call is put when a vote comes; None before it is sent.
-        bell: Rung when the call is over, if the caller waits for that.
+        bell: Rung when the call is over, if the caller waits for that. None afterwards.
     """
 
     __slots__ = (
@@ -395,6 +395,7 @@ class Exchange:
         if call.bell is not None:
             with contextlib.suppress(RuntimeError):  # it was rung before
                 call.bell.release()
+            call.bell = None  # it leads to the caller's event loop
         self.waiting.pop(call, None)
 
     def _judge(self, call: Call) -> None:

@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 import threading
+import weakref
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -643,6 +644,27 @@ def test_caller_that_is_alone_starts_no_thread(net: Net) -> None:
         net.broadcast.send(net.request())
 
     assert started == []
+
+
+def test_call_that_is_over_does_not_keep_its_bell(net: Net) -> None:
+    """The bell leads to the event loop of the caller, which may be closed by then."""
+
+    class Bell:
+        def __init__(self, rung: threading.Event) -> None:
+            self.release = rung.set
+
+    kept = []
+    for _ in range(3):  # a thread that has just started looks once more
+        for index in range(3):  # later than the I/O thread waits for more callers
+            net.comes(index, NODE_TIMEOUT / 2, GRANTED)
+        rung = threading.Event()
+        bell = Bell(rung)
+        kept.append(weakref.ref(bell))
+        net.broadcast.begin(net.request(), bell)
+        assert rung.wait(SOON)
+        del bell
+
+    eventually(lambda: not any(bell() for bell in kept), SOON)
 
 
 def test_requests_that_wait_together_leave_together(net: Net) -> None:
