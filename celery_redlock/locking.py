@@ -334,6 +334,7 @@ class Hold:
     _process = 0  # that acquires it
     _is_used = False  # since the last release
     _may_be_granted = False  # by nodes, though ``own`` is not yet set
+    _loop: weakref.ref[Any] | None = None  # in which it is acquired
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         self,
@@ -372,8 +373,12 @@ class Hold:
 
     async def aacquire(self, wait: float = 0.0) -> Lease:
         """Acquire the lock as ``acquire`` does, in a coroutine."""
-        from celery_redlock.core.event_loop import drive  # noqa: PLC0415  (slow import)
+        from celery_redlock.core.event_loop import (  # noqa: PLC0415  (slow import)
+            drive,
+            running_loop,
+        )
 
+        self._loop = weakref.ref(running_loop())
         steps = self._acquiring(wait, _frame_outside())
         return await drive(steps, self.redlock.transport)
 
@@ -428,7 +433,8 @@ class Hold:
     async def arelease(self) -> None:
         """Release the lock as ``release`` does, in a coroutine.
 
-        The release is handed over before the first await.
+        The release is handed over before the first await. Outside of the event loop
+        that acquired the lock nothing is awaited.
         """
         from celery_redlock.core import event_loop  # noqa: PLC0415  (slow import)
 
@@ -437,7 +443,7 @@ class Hold:
         lease, is_parent = self.own, self._process == os.getpid()
         try:
             steps = self._releasing()
-            await event_loop.drive_release(steps, self.redlock.transport)
+            await event_loop.drive_release(steps, self.redlock.transport, self._loop)
         finally:
             self._end(lease if is_parent else None)
 
@@ -735,6 +741,9 @@ class _Cancellation:
     consumer is not to be cancelled: it would never see `LockLost`. So this waits until
     the task is in a step of the generator.
 
+    The watchdog refers to this. So it refers to loop and task weakly: when the loop is
+    closed in the block, the collector ends the task, which releases the lock.
+
     Args:
         hold: The lock.
         loop: The event loop.
@@ -742,7 +751,9 @@ class _Cancellation:
     """
 
     def __init__(self, hold: Hold, loop: Any, task: Any) -> None:
-        self._hold, self._loop, self._task = hold, loop, task
+        self._hold = hold
+        self._loop = weakref.ref(loop)
+        self._task = weakref.ref(task) if task else lambda: None
         self._on_lost, self._on_renewed = hold.on_lost, hold.on_renewed
         self._runs = self._was_made = False
         self._others = 0  # cancellations by others
@@ -752,41 +763,46 @@ class _Cancellation:
 
     def begin(self, generator: FrameType | None) -> None:
         """Note that the block runs, in this generator."""
-        self._runs, self._frame = True, generator
-        if hasattr(self._task, "cancelling"):  # from Python 3.11 on
-            self._others = self._task.cancelling()
+        self._runs, self._frame, task = True, generator, self._task()
+        if hasattr(task, "cancelling"):  # from Python 3.11 on
+            self._others = task.cancelling()
 
     def end(self) -> bool:
         """Note that it has ended. Return whether this cancelled it, and only this."""
         self._runs, self._frame = False, None
         was_made, self._was_made = self._was_made, False
-        if was_made and hasattr(self._task, "uncancel"):
-            return bool(self._task.uncancel() <= self._others)
+        task = self._task()
+        if was_made and hasattr(task, "uncancel"):
+            return bool(task.uncancel() <= self._others)
         return was_made
 
     def _lost(self, lease: Lease) -> None:
+        loop = self._loop()
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._cancel)
+            if loop is not None:
+                loop.call_soon_threadsafe(self._cancel)
         self._on_lost(lease)
 
     def _renewed(self, lease: Lease, lateness: float) -> None:
-        if self._loop.is_closed():  # in the block, which cannot end any more
+        loop = self._loop()
+        if loop is None or loop.is_closed():  # in the block, which cannot end any more
             self._hold.give_up(lease)
         self._on_renewed(lease, lateness)
 
     def _cancel(self) -> None:
-        if not self._runs:
+        loop, task = self._loop(), self._task()
+        if not self._runs or loop is None or task is None:
             return
-        if self._frame is None or self._is_in_step(self._frame):
+        if self._frame is None or self._is_in_step(self._frame, task):
             self._was_made = True
-            self._task.cancel()
+            task.cancel()
             return
-        self._loop.call_later(self._pause, self._cancel)
+        loop.call_later(self._pause, self._cancel)
         self._pause = min(2 * self._pause, 0.25)
 
-    def _is_in_step(self, frame: FrameType) -> bool:
+    def _is_in_step(self, frame: FrameType, task: Any) -> bool:
         """Tell whether the task awaits a step of the generator with this frame."""
-        awaited = self._task.get_coro()
+        awaited = task.get_coro()
         while inspect.iscoroutine(awaited):
             awaited = awaited.cr_await
         if type(awaited).__name__ not in _STEPS:

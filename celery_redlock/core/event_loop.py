@@ -20,6 +20,8 @@ from celery_redlock.core.steps import Ask, Call, Sleep
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import weakref
+
     from celery_redlock.core.steps import Step, Steps
     from celery_redlock.core.transport.requests import Transport
 
@@ -57,15 +59,26 @@ async def drive(steps: Steps[T], transport: Transport) -> T:
         steps.close()
 
 
-async def drive_release(steps: Steps[T], transport: Transport) -> T | None:
+async def drive_release(
+    steps: Steps[T],
+    transport: Transport,
+    loop: weakref.ref[asyncio.AbstractEventLoop] | None = None,
+) -> T | None:
     """Carry out the steps of a release, as `drive` does.
 
-    Where no loop runs, the collector ends a coroutine of a loop that was closed. Then
-    the requests are handed over, and no reply is waited for.
+    The collector ends a coroutine of a loop that was closed, where no loop runs, or
+    another one. Then the requests are handed over, and no reply is waited for.
+
+    Args:
+        steps: The steps.
+        transport: Sends the requests.
+        loop: The loop in which the lock was acquired; None: in the one that runs.
     """
     try:
-        asyncio.get_running_loop()
+        here = asyncio.get_running_loop()
     except RuntimeError:
+        here = None
+    if here is None or (loop is not None and loop() is not here):
         for step in steps:
             if isinstance(step, Ask):
                 transport.send(step.request)

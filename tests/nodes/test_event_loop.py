@@ -289,7 +289,6 @@ def close_in_the_middle(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
     return weakref.ref(loop)
 
 
-@pytest.mark.long
 def test_loop_that_is_closed_in_the_middle_leaves_no_lock(
     redlock: Redlock, three_nodes: DevNodes, key: str
 ) -> None:
@@ -309,6 +308,44 @@ def test_loop_that_is_closed_in_the_middle_leaves_no_lock(
     until(lambda: not locks(three_nodes, key), SOON)
 
 
+async def stay(redlock: Redlock, key: str) -> None:
+    """Stop the loop in the block of the lock."""
+    async with alock(redlock, key):
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(600)
+
+
+def test_loop_that_is_closed_in_a_block_leaves_no_lock(
+    redlock: Redlock, three_nodes: DevNodes, key: str
+) -> None:
+    """The watchdog, which renews the lock, does not keep the block alive."""
+    loop = close_in_the_middle(stay(redlock, key), SOON)
+
+    gc.collect()
+
+    assert loop() is None
+    until(lambda: not locks(three_nodes, key), SOON)
+
+
+def test_block_of_a_closed_loop_can_end_while_another_loop_runs(
+    redlock: Redlock, three_nodes: DevNodes, key: str
+) -> None:
+    """The collector runs at any time; a coroutine that it ends can await nothing."""
+
+    async def collect() -> None:
+        gc.collect()
+
+    gc.disable()
+    try:
+        close_in_the_middle(stay(redlock, key), SOON)
+        assert locks(three_nodes, key)
+        in_loop(collect())
+    finally:
+        gc.enable()
+
+    until(lambda: not locks(three_nodes, key), SOON)
+
+
 def test_lock_is_not_renewed_when_the_loop_of_its_holder_is_closed(
     three_nodes: DevNodes, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -316,8 +353,8 @@ def test_lock_is_not_renewed_when_the_loop_of_its_holder_is_closed(
 
     async def hold() -> None:
         async with alock(redlock, key):
-            held.append(asyncio.get_running_loop().stop)
-            held[0]()
+            held.append(asyncio.current_task())  # so it is not collected
+            asyncio.get_running_loop().stop()
             await asyncio.sleep(600)
 
     held: list[Any] = []
