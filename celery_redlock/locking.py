@@ -402,6 +402,9 @@ class Hold:
             if isinstance(error, LockHeld) and self._watchdog.watches(error.holder):
                 error.args = (f"{error} {_OWN_PROCESS}",)
             raise
+        except BaseException:  # its release may wait for a connection
+            self._watchdog.resend_releases()
+            raise
         self.own = lease
         self._block = _Block(self.redlock, lease, frame)
         self._watchdog.watch(
@@ -753,7 +756,7 @@ class _Cancellation:
     def __init__(self, hold: Hold, loop: Any, task: Any) -> None:
         self._hold = hold
         self._loop = weakref.ref(loop)
-        self._task = weakref.ref(task) if task else lambda: None
+        self._task: Callable[[], Any] = weakref.ref(task) if task else lambda: None
         self._on_lost, self._on_renewed = hold.on_lost, hold.on_renewed
         self._runs = self._was_made = False
         self._others = 0  # cancellations by others

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import weakref
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import locking
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.lease import Holder, LeaseState, new_base
 from celery_redlock.errors import (
     ConfigurationError,
@@ -19,8 +21,15 @@ from celery_redlock.errors import (
     LockLost,
     QuorumUnreachable,
 )
-from celery_redlock.locking import current_lease, held_lease, lock, watchdog_of
+from celery_redlock.locking import (
+    Hold,
+    current_lease,
+    held_lease,
+    lock,
+    watchdog_of,
+)
 from celery_redlock.testing import FakeNodes
+from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
 from tests.unit.core.support import (
     TTL,
@@ -316,6 +325,27 @@ def test_interrupted_acquire_leaves_no_lock(site: Site) -> None:
     site.nodes.heal()
     assert not any(holders(site.nodes))
     assert args_of(site.nodes, "release")[-1] == [f"{base}.", 0]
+
+
+def test_release_of_an_interrupted_acquire_is_resent() -> None:
+    """Nodes that were away get it, though no later call uses the service."""
+    nodes = FakeNodes(3, clock=SYSTEM_CLOCK)
+    redlock = nodes.redlock(ttl=60)
+
+    async def be_interrupted() -> None:
+        acquiring = Hold(redlock, "k").aacquire()
+        acquiring.send(None)
+        assert all(holders(nodes))
+        for node in nodes.nodes:
+            node.kill()
+        acquiring.close()
+
+    asyncio.run(be_interrupted())
+    for node in nodes.nodes:
+        node.restart(keep_memory=True)
+
+    until(lambda: not any(holders(nodes)), 30)
+    watchdog_of(redlock).stop()
 
 
 def test_interrupted_release_is_finished_first(site: Site) -> None:
