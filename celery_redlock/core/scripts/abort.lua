@@ -1,7 +1,7 @@
 -- Remember on a planned member that the reconfiguration is aborted. It is never opened.
 -- Refused where it was opened: the member may be closed for a later one by now.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 closed (of CLOSE)  2 planned view
 -- Returns {GRANTED, 0}, {UNSYNCED, ''} or {MISCONFIGURED, config}
 -- include shared/statuses.lua

@@ -1,7 +1,7 @@
 -- Take the locks, if this node may vote and no other holder has one of them: all or
 -- none. The same token again is granted again, with the same number.
 --
--- KEYS  1... locks, then meta
+-- KEYS  1... locks [own], then meta [vote, stripes]
 -- ARGV  1 token  2 holder_info  3 ttl_ms  4 hint_us (-1: the time of the node)
 --       5 tolerance_us  6 view
 --       7... stripes: the one of each lock

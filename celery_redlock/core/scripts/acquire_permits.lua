@@ -1,7 +1,7 @@
 -- Take one permit of each limit: ACQUIRE of the locks that the client has chosen. Who does
 -- not get them is told which permits have a holder, and can choose others.
 --
--- KEYS  1... locks, then meta
+-- KEYS  1... locks [own], then meta [vote, stripes]
 -- ARGV  1 token  2 holder_info  3 ttl_ms  4 hint_us (-1: the time of the node)
 --       5 tolerance_us  6 view
 --       7... stripes: the one of each lock; then of each limit: head, most, ttl_ms.

@@ -1,7 +1,7 @@
 -- Claim a call for a job, if this node may vote and knows no other job of the call.
 -- The same job again is granted again.
 --
--- KEYS  1 claim  2 lock  3 cooldown  4 meta
+-- KEYS  1 claim [own]  2 lock [r]  3 cooldown [r]  4 meta [vote]
 -- ARGV  1 view  2 job  3 holder_info  4 ttl_ms  5 check_lock (0 or 1)
 --       6 check_cooldown (0 or 1)  7 together: the lines of a lock's value that name
 --       several keys (empty: one key). A lock with others is not of the same call

@@ -1,7 +1,7 @@
 -- Take a member out of its view, or a server without view out of use, for a planned
 -- view. It neither grants nor renews, and remembers the view that it had.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 old view  2 closed: the prefix and the planned view  3 planned view
 --       4 quarantine_ms
 -- Returns {QUARANTINED, ms} while old locks may live, {FREE} after that, {GRANTED, 0}

@@ -1,7 +1,7 @@
 -- Record that a job of the call has succeeded, in place of an earlier one.
 -- Compares no view: the job that succeeded sends it. CLAIM compares, and reads it.
 --
--- KEYS  1 cooldown
+-- KEYS  1 cooldown [w]
 -- ARGV  1 job  2 holder_info  3 ttl_ms
 -- Returns {GRANTED, 0}
 -- include shared/statuses.lua

@@ -1,7 +1,7 @@
 -- Read all fence counters of a node, and for how many ms it has known each member.
 -- A node that does not vote says so, and tells the same.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [r]
 -- ARGV  1 view
 -- Returns {GRANTED, 0, field, number, field, number, ...},
 --         {QUARANTINED, ms, field, number, ...}, {UNSYNCED, identity, field, number,

@@ -1,7 +1,7 @@
 -- Register this call as the successor, unless a call that comes before it is.
 -- Compares no view: see NOTE_PUBLISHED.
 --
--- KEYS  1 register  2 published
+-- KEYS  1 register [w]  2 published [w]
 -- ARGV  1 id  2 published_us  3 keep: 'latest' or 'first', the call that comes before
 --       4 expires (seconds since 1970; 0: never)  5 ttl_ms
 --       6 entered ('1': a majority has entered this call before)

@@ -4,7 +4,7 @@
 -- it read them from its disk, or had them when a new epoch was founded, and has granted
 -- them to no other client since. A node that may have the keys of another server does not.
 --
--- KEYS  1... locks, then meta and releases
+-- KEYS  1... locks [own], then meta [vote] and releases [seldom]
 -- ARGV  1 view  2 token  3 ttl_ms
 -- Returns {GRANTED, 0}; {GRANTED, 0, who} after a cancel request, see REQUEST_CANCEL;
 --         {TAKEN, value, ttl_ms, ...}, {FREE}: a lock is missing; {QUARANTINED, ms},

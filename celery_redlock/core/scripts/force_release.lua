@@ -2,7 +2,7 @@
 -- its ttl, or when there are too many later ones.
 -- Compares no view: an operator releases what is there, in any view.
 --
--- KEYS  1... locks, then the wait_queue of each, then releases
+-- KEYS  1... locks [w], then the wait_queue [w] of each, then releases [w]
 -- ARGV  1 token, or the whole value that another program wrote  2 name: of the record;
 --       the token, where the holder has one  3 record  4 ttl_ms of the record
 --       5 most: how many records are kept

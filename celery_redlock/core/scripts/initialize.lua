@@ -1,7 +1,7 @@
 -- Let a node without view vote at once in a new deployment, above its TIME.
 -- A server that has replaced a member is no first member: it has to wait, see SYNC.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 view  2 hint_us  3 tolerance_us
 -- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, identity} or
 --         {MISCONFIGURED, config}

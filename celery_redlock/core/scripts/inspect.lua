@@ -1,7 +1,7 @@
 -- Return the holders of the locks. Changes nothing.
 -- Compares no view: it promises nothing.
 --
--- KEYS  1... locks
+-- KEYS  1... locks [r]
 -- Returns {TAKEN, value, ttl_ms, ...} or {FREE}: none has a holder
 -- include shared/statuses.lua
 -- include shared/owned.lua

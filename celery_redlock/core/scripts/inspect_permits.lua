@@ -1,7 +1,7 @@
 -- Return which permits have a holder. Changes nothing.
 -- Compares no view: it promises nothing.
 --
--- KEYS  1 meta: not read, but a request names a key
+-- KEYS  1 meta [unused]: a request names a key
 -- ARGV  1... of each limit: head, most, ttl_ms
 -- Returns {GRANTED, 0, in_use}: shared/permits.lua
 -- include shared/statuses.lua

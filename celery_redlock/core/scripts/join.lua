@@ -4,7 +4,7 @@
 -- Instants that are too far ahead, of a clock that was ahead for a moment, begin anew.
 -- Compares no view: it tells the view of the node, and forgets only the one that it is told.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 random: the first part of the identity
 --       2 forget: the view that the node is to forget, '' for none
 -- Returns {GRANTED, 0, config, identity, votes (0 or 1), view that it left, aborted};

@@ -2,7 +2,7 @@
 -- has not joined again by its deadline is taken out: it was purged, or is lost.
 -- Compares no view: the backlog only says when to try, and ACQUIRE decides.
 --
--- KEYS  1 backlog  2 returns  3 pace
+-- KEYS  1 backlog [w, large]  2 returns [w, large]  3 pace [r]
 -- ARGV  1 task_id  2 since (µs since 1970)  3 within_us: until its deadline
 -- Returns {GRANTED, before, waiting, run_us}; run_us is 0 where no run has ended
 -- include shared/statuses.lua

@@ -3,7 +3,7 @@
 -- full passes the wake-up of the free one on, to a waiter behind it.
 -- Compares no view: the queue only says when to try, and ACQUIRE_PERMITS decides.
 --
--- KEYS  1... the wait_queue of each limit
+-- KEYS  1... the wait_queue [w] of each limit
 -- ARGV  1 waiter  2 rank  3 ttl_ms of the wait queue
 --       4... of each limit: head, most, ttl_ms
 -- Returns {GRANTED, 0, ends_ms, ..., in_use}: of each limit the ttl_ms of the holder that

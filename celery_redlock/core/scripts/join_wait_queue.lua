@@ -3,7 +3,7 @@
 -- wake-up of the free one on, to a waiter behind it.
 -- Compares no view: the queue only says when to try, and ACQUIRE decides.
 --
--- KEYS  1... locks, then the wait_queue of each
+-- KEYS  1... locks [r], then the wait_queue [w] of each
 -- ARGV  1 waiter  2 rank  3 ttl_ms of the wait queue
 -- Returns {TAKEN, value, ttl_ms, ...} or {FREE}: none has a holder
 -- include shared/statuses.lua

@@ -1,6 +1,6 @@
 -- Renew the ttl of the claim of a job. Never creates a claim.
 --
--- KEYS  1 claim  2 meta
+-- KEYS  1 claim [own]  2 meta [vote]
 -- ARGV  1 view  2 job  3 ttl_ms
 -- Returns {GRANTED, 0}, {FREE}, {QUARANTINED, ms}, {UNSYNCED, identity} or
 --         {MISCONFIGURED, config}

@@ -1,7 +1,7 @@
 -- Leave the backlogs of some keys. Twice is harmless.
 -- Compares no view: the backlog only says when to try, and ACQUIRE decides.
 --
--- KEYS  1... backlogs, then the returns of each
+-- KEYS  1... backlogs [w, large], then the returns [w, large] of each
 -- ARGV  1 task_id
 -- Returns {GRANTED, 0}
 -- include shared/statuses.lua

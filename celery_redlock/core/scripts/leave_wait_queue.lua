@@ -1,7 +1,7 @@
 -- Leave the wait queues. A waiter that leaves without the locks wakes the next ones.
 -- Compares no view: the queue only says when to try, and ACQUIRE decides.
 --
--- KEYS  1... locks, then the wait_queue of each
+-- KEYS  1... locks [r], then the wait_queue [w] of each
 -- ARGV  1 waiter  2 free_in_ms: when the lock may be tried for (empty: wake no other)
 -- Returns {GRANTED, 0}
 -- include shared/statuses.lua

@@ -1,7 +1,7 @@
 -- Return the releases that operators forced. Changes nothing.
 -- Compares no view: it promises nothing.
 --
--- KEYS  1 releases
+-- KEYS  1 releases [r]
 -- Returns {GRANTED, name, value, name, value, ...}; see FORCE_RELEASE
 -- include shared/statuses.lua
 -- include shared/now_us.lua

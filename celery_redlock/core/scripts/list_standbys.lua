@@ -1,7 +1,7 @@
 -- Return the standbys. Changes nothing.
 -- Compares no view: the list is shown to operators.
 --
--- KEYS  1 standbys
+-- KEYS  1 standbys [r]
 -- Returns {GRANTED, standby, standby, ...}
 -- include shared/statuses.lua
 -- include shared/now_us.lua

@@ -1,7 +1,7 @@
 -- Mark a slot as run by this task, unless another task has marked it.
 -- Compares no view: a task is skipped only where a majority names the one that has run.
 --
--- KEYS  1 mark
+-- KEYS  1 mark [w]
 -- ARGV  1 task_id  2 ttl_ms
 -- Returns {GRANTED, 0}, or {TAKEN, task_id, ttl_ms} with the other task
 -- include shared/statuses.lua

@@ -4,7 +4,7 @@
 -- A process that has never voted has refused all other views since it began, so its waits
 -- count from then. All others count from now.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 text (of the view)  2 quarantine_ms
 -- Returns {GRANTED, 0}, {UNSYNCED, ''} or {MISCONFIGURED, config}
 -- include shared/statuses.lua

@@ -3,7 +3,7 @@
 -- Compares no view: a call ends only for another one that is in the broker, and ACQUIRE
 -- decides when that one runs.
 --
--- KEYS  1 register  2 published  3 lock
+-- KEYS  1 register [r]  2 published [w]  3 lock [w]
 -- ARGV  1 id  2 expires (seconds since 1970; 0: never)  3 ttl_ms
 --       4 who: the call, one line, if it replaces the running call; else empty
 -- Returns {GRANTED, number}; the number is 0 if nothing was noted

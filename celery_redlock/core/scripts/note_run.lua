@@ -2,7 +2,7 @@
 -- mean of the first ones, then one in which earlier runs count ever less.
 -- Compares no view: the mean only says when to try, and ACQUIRE decides.
 --
--- KEYS  1... paces
+-- KEYS  1... paces [w]
 -- ARGV  1 run_us: how long the run took  2 most: the weight of a run is 1 / most at least
 --       3 ttl_ms
 -- Returns {GRANTED, 0}

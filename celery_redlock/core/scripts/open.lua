@@ -2,7 +2,7 @@
 -- Only the server that was planned, whose old locks have ended, is opened. A node that
 -- has the planned view already is left as it is.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 closed (since CLOSE)  2 planned view  3... field, counter, ...:
 --       shared/raise_counters.lua
 -- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, ''} or {MISCONFIGURED, config}

@@ -2,7 +2,7 @@
 -- A cancel request stays: it may have come before, see REQUEST_CANCEL.
 -- Compares no view: it acts on a random token, which is only where it was granted.
 --
--- KEYS  1... locks, then meta
+-- KEYS  1... locks [own], then meta [stripes]
 -- ARGV  1 token  2 holder_info  3 number  4... stripes: the one of each lock
 -- Returns {GRANTED, number} or {FREE}
 -- include shared/statuses.lua

@@ -1,7 +1,7 @@
 -- Tell how many calls are in the backlog of a key, and how long runs took lately.
 -- Compares no view: it changes nothing.
 --
--- KEYS  1 backlog  2 pace
+-- KEYS  1 backlog [r, large]  2 pace [r]
 -- Returns {GRANTED, waiting, run_us}; run_us is 0 where no run has ended
 -- include shared/statuses.lua
 -- include shared/read_pace.lua

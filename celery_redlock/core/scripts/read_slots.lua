@@ -1,6 +1,6 @@
 -- Read what RECORD_SLOTS wrote, unless this node may have forgotten some of it.
 --
--- KEYS  1 slots  2 meta
+-- KEYS  1 slots [r]  2 meta [vote]
 -- ARGV  1 view
 -- Returns {GRANTED, name, instant_us, name, instant_us, ...}, {QUARANTINED, ms},
 --         {UNSYNCED, identity} or {MISCONFIGURED, config}

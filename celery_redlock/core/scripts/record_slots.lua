@@ -1,7 +1,7 @@
 -- Record up to which instant the slots of schedule entries are done. Only grows.
 -- Compares no view: the record only grows. READ_SLOTS compares, and reads it.
 --
--- KEYS  1 slots
+-- KEYS  1 slots [w]
 -- ARGV  1 ttl_ms  2... name, instant_us, name, instant_us ('': delete the entry), ...
 -- Returns {GRANTED, 0}
 -- include shared/statuses.lua

@@ -1,7 +1,7 @@
 -- List this process as a standby. Removes standbys whose time has ended.
 -- Compares no view: the list is shown to operators.
 --
--- KEYS  1 standbys
+-- KEYS  1 standbys [w]
 -- ARGV  1 standby  2 ttl_ms (0: leave the list)
 -- Returns {GRANTED, 0}
 -- include shared/statuses.lua

@@ -2,7 +2,7 @@
 -- Compares no view: it acts on a random token, and so on no lock of another holder.
 -- To compare would only leave locks behind.
 --
--- KEYS  1... locks, then the wait_queue of each
+-- KEYS  1... locks [own, late], then the wait_queue [rare] of each
 -- ARGV  1 token, or a base with its dot  2 keep_ms (0: delete now)
 -- Returns 1 if a lock was ours, else 0
 -- include shared/owned.lua

@@ -3,7 +3,7 @@
 -- behind. A message says which claim its job has, and any client can write a message: so
 -- the claim must name the task of the message, too.
 --
--- KEYS  1 claim
+-- KEYS  1 claim [own]
 -- ARGV  1 job  2 task: of the job; '' or none: any task
 -- Returns {GRANTED, 0} or {FREE}
 -- include shared/statuses.lua

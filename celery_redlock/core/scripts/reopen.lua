@@ -1,6 +1,6 @@
 -- Let a closed node vote again in the view that it had, after an abort.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 closed (of CLOSE)  2... field, counter, ...: it votes above these fences;
 --       shared/raise_counters.lua
 -- Returns {GRANTED, 0}, {FREE} if it was not closed for this reconfiguration, or

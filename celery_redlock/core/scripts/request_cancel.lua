@@ -2,7 +2,7 @@
 -- The request is the last line of the lock's value. EXTEND returns it to the holder.
 -- Compares no view: it acts on a random token, and only asks its holder.
 --
--- KEYS  1 lock
+-- KEYS  1 lock [w]
 -- ARGV  1 token of the holder  2 who: the caller that asks, one line
 -- Returns {GRANTED, 0}, {TAKEN, value, ttl_ms} or {FREE}
 -- include shared/statuses.lua

@@ -2,7 +2,7 @@
 -- The node's fence counters are raised with it, as if the node had granted the locks.
 -- A cancel request that the node has stays.
 --
--- KEYS  1... locks, then meta
+-- KEYS  1... locks [own], then meta [vote, stripes]
 -- ARGV  1 view  2 token  3 holder_info  4 ttl_ms  5 number
 --       6... stripes: the one of each lock
 -- Returns {GRANTED, 0}, {TAKEN, value, ttl_ms, ...}, {QUARANTINED, ms},

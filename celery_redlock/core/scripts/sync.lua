@@ -1,7 +1,7 @@
 -- Let a node vote that others have confirmed, above their fence counters.
 -- Refused while its quarantine lasts, and when it has another view or identity by now.
 --
--- KEYS  1 meta
+-- KEYS  1 meta [w]
 -- ARGV  1 view  2 identity  3 set_floor ('1': floor to TIME and tolerance_us, above
 --       every hint that was accepted)  4 tolerance_us  5... field, counter, ...
 -- Returns {GRANTED, 0}, {QUARANTINED, ms}, {UNSYNCED, identity} or

@@ -1,7 +1,7 @@
 -- Remove this call from the register. Twice is harmless.
 -- Compares no view: see NOTE_PUBLISHED.
 --
--- KEYS  1 register  2 published
+-- KEYS  1 register [w]  2 published [w]
 -- ARGV  1 id
 -- Returns {GRANTED, 0} or {FREE}
 -- include shared/statuses.lua

@@ -1,40 +1,44 @@
 """Tell what a script reads and changes, before it runs.
 
-A store locks this, loads it in one round trip, and runs the script on it. What a script
-only reads in order to tell it (the holders of all permits, say) is loaded when the
-script asks for it, and not locked.
+A store locks this, loads it in one round trip, and runs the script on it. The script
+says it itself: in its table of KEYS, a name is followed by what it does with the key.
+
+=========  ===========================================================================
+r          It reads the key.
+w          It changes the key.
+own        It changes a key of which the caller is or becomes the holder.
+rare       It changes a key that most often does not exist.
+late       The change may be lost in a crash: the key has a ttl.
+large      A sorted set that may have 10,000 members. The script asks for the least of
+           them, for their number, and for the member that is the first of its ARGV.
+vote       It reads the fields of the hash that decide whether the node votes.
+stripes    It raises the fields of the hash that its ARGV calls stripes, one each lock.
+seldom     It most often does not look at the key: loaded when the script asks for it.
+unused     It does not look at the key.
+=========  ===========================================================================
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from celery_redlock.core.scripts import ALL_SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Needs", "needs_of"]
 
-# The fields of the hash `meta` that decide whether a node votes.
-_STATE = {b"config", b"run_id", b"votes", b"identity", b"quarantine_until", b"floor"}
-_MEMBERSHIP = {
-    *("join", "note", "sync", "initialize", "close", "open", "abort", "reopen"),
-    "counters",
-}
-_READS = {
-    *("inspect", "inspect_permits", "counters", "list_releases", "list_standbys"),
-    *("read_backlog", "read_slots"),
-}
-_FIRST_STRIPE = {"acquire": 6, "acquire_permits": 6, "restore": 5, "raise_fence": 3}
-_META_IS_LAST = {*_FIRST_STRIPE, "claim", "keep_claim", "read_slots"}
-# Scripts of a holder on what it takes or has: where that ends in their KEYS.
-_OF_HOLDER = {
-    **dict.fromkeys(("acquire", "acquire_permits", "restore", "raise_fence"), -1),
-    **dict.fromkeys(("claim", "keep_claim", "release_claim"), 1),
-    "extend": -2,
-}
-# Scripts on sorted sets that may have 10,000 members: how many of their KEYS are those.
-_LARGE = {"join_backlog": 2, "leave_backlog": 1_000, "read_backlog": 1}
+_TABLE = re.compile(r"^-- KEYS (.*\n(?:--  .*\n)*)", re.MULTILINE)
+_KEY = re.compile(r"\w+ \[([\w, ]+)\]( of each)?")
+_STRIPES = re.compile(r"(\d+)\.\.\. stripes")
+_STATE = re.compile(r"(?:read_state\(|'HMGET', )meta, ([^)]*)\)")
+_CHANGES = {"w", "own", "rare", "stripes"}
+_NOT_LOADED = {"seldom", "unused"}
+_SOURCES = {script.name: script.source for script in ALL_SCRIPTS}
 
 
 @dataclass(slots=True)
@@ -80,43 +84,76 @@ class Needs:
         self.may_be_late = self.may_be_late and other.may_be_late
 
 
+class _Table(NamedTuple):
+    """What a script says of its KEYS.
+
+    Attributes:
+        of_each: What it does with the keys that it has for each lock, in turn.
+        single: What it does with the keys behind them.
+        stripes: Where the stripes are in its ARGV, counted from 0.
+        state: The fields that decide whether a node votes.
+    """
+
+    of_each: list[set[str]]
+    single: list[set[str]]
+    stripes: int
+    state: set[bytes]
+
+    def each(self, keys: Sequence[bytes]) -> list[tuple[bytes, set[str]]]:
+        """Return these KEYS, and what the script does with each."""
+        locks = (len(keys) - len(self.single)) // max(1, len(self.of_each))
+        uses = [use for use in self.of_each for _ in range(locks)]
+        return list(zip(keys, [*uses, *self.single], strict=True))
+
+
+@cache
+def _table_of(script: str) -> _Table:
+    """Read the table of a script."""
+    source = _SOURCES[script]
+    (table,) = _TABLE.findall(source)
+    found = [(set(use.split(", ")), each) for use, each in _KEY.findall(table)]
+    first = sum(bool(each) for _, each in found[1:]) + ("1... " in table)
+    stripes = _STRIPES.search(source)
+    fields = re.findall(r"'(\w+)'", " ".join(_STATE.findall(source)))
+    return _Table(
+        [use for use, _ in found[:first]],
+        [use for use, _ in found[first:]],
+        int(stripes[1]) - 1 if stripes else 0,
+        {name.encode() for name in fields},
+    )
+
+
 def needs_of(script: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Needs:
     """Return what a script of ``core.scripts`` needs, by its KEYS and ARGV."""
-    is_read = script in _READS
-    needs = Needs(is_read=is_read, may_be_late=is_read or script == "release")
-    own = list(keys)
-    if script == "release":
-        half = len(own) // 2
-        needs.own.update(own[:half])
-        needs.rare.update(own[half:])
-    elif script in _OF_HOLDER:
-        needs.own.update(own[: _OF_HOLDER[script]])
-    if script in _MEMBERSHIP:
-        needs.names.update(own)
-        needs.exclusive.update(own)
-        own = []
-    elif script == "inspect_permits":
-        own = []
-    elif script == "extend":
-        own, meta = own[:-2], own[-2]
-        _vote(needs, meta)
-    elif script in _META_IS_LAST:
-        meta = own.pop()
-        _vote(needs, meta)
-        stripes = args[_FIRST_STRIPE.get(script, len(args)) :][: len(own)]
-        needs.fields[meta].update(stripes)
-        needs.exclusive.update(b"%b\n%b" % (meta, stripe) for stripe in stripes)
-    needs.exclusive.update(own)
-    large = _LARGE.get(script, 0)
-    needs.large.update((name, set(args[:1])) for name in own[:large])
-    needs.names.update(own[large:])
+    table = _table_of(script)
+    uses = table.each(keys)
+    is_read = not any(use & _CHANGES for _, use in uses)
+    is_late = any("late" in use for _, use in uses)
+    needs = Needs(is_read=is_read, may_be_late=is_read or is_late)
+    locks = sum("own" in use for _, use in uses)
+    for name, use in uses:
+        if use & _NOT_LOADED:
+            continue
+        if use & {"vote", "stripes"}:
+            # What is decided must not outlast a change of the node.
+            needs.shared.add(name)
+            fields = needs.fields.setdefault(name, set())
+            fields |= table.state if "vote" in use else set()
+            if "stripes" in use:
+                stripes = args[table.stripes :][:locks]
+                fields.update(stripes)
+                needs.exclusive.update(b"%b\n%b" % (name, one) for one in stripes)
+            continue
+        needs.exclusive.add(name)
+        if "large" in use:
+            needs.large[name] = set(args[:1])
+        else:
+            needs.names.add(name)
+        if "own" in use:
+            needs.own.add(name)
+        if "rare" in use:
+            needs.rare.add(name)
     if is_read:
         needs.exclusive.clear()
         needs.shared.clear()
     return needs
-
-
-def _vote(needs: Needs, meta: bytes) -> None:
-    """The vote depends on the state of the node, and must not outlast its change."""
-    needs.shared.add(meta)
-    needs.fields[meta] = set(_STATE)
