@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import ALL_SCRIPTS, operations
-from celery_redlock.core.scripts.operations import WrongType
+from celery_redlock.core.scripts.keyspace import WrongType
+from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
 
     from celery_redlock.core.scripts import Script
 
@@ -182,6 +182,10 @@ class MemoryKeyspace:
         """Delete one field of a hash, and the hash with the last one (HDEL)."""
         self._remove(name, field, _Hash)
 
+    def zscore(self, name: bytes, member: bytes) -> float | None:
+        """Return the score of a member of a sorted set (ZSCORE)."""
+        return self._members(name, _SortedSet).get(member)
+
     def zset(self, name: bytes) -> Mapping[bytes, float]:
         """Return a sorted set, least score first (ZRANGE WITHSCORES)."""
         members = self._members(name, _SortedSet)
@@ -253,13 +257,16 @@ def _no_subscribers(_channel: bytes, _message: bytes) -> int:
 class MemoryNode:
     """A Redis master in memory, as far as the scripts can tell. Not thread-safe.
 
-    It runs ``core.scripts.operations`` and replies as a real server does over RESP2.
+    It runs the Lua of ``core.scripts``, and replies as a real server does over RESP2.
 
     Args:
         clock: Its ``monotonic`` counts ttls, its ``wall`` is the node's TIME.
         new_run_id: Returns the name of a new server process.
         publish: Sends a message to the subscribers of a channel and returns how many
             there are; by default there is none.
+
+    Raises:
+        ConfigurationError: ``lupa``, which runs the scripts, is not installed.
 
     Attributes:
         redis: Its keys, for tests to read and to change. They are as they were at
@@ -275,9 +282,7 @@ class MemoryNode:
     ) -> None:
         self._new_run_id = new_run_id
         self.redis = MemoryKeyspace(clock, new_run_id(), publish)
-        self._operations = {
-            script.name: getattr(operations, script.name) for script in ALL_SCRIPTS
-        }
+        self._host = _host()
 
     @property
     def run_id(self) -> str:
@@ -291,19 +296,12 @@ class MemoryNode:
         changes that the script made before the error remain.
 
         Args:
-            script: One of ``core.scripts``.
+            script: One of ``core.scripts``, or another one that uses no other commands.
             keys: Its KEYS, as text, numbers or bytes.
             args: Its ARGV, the same.
-
-        Raises:
-            KeyError: The script is not one of ``core.scripts``.
         """
-        operation = self._operations[script.name]
         self.redis.look_at_clock()
-        try:
-            return operation(self.redis, _words(keys), _words(args))
-        except WrongType as error:
-            return ErrorReply(str(error))
+        return self._host.run(script, _words(keys), _words(args), self.redis)
 
     def restart(self, *, keep_memory: bool = False) -> None:
         """Become a new process: another run id and, by default, no keys."""
@@ -325,3 +323,14 @@ class MemoryNode:
 
 def _words(values: Sequence[Any]) -> list[bytes]:
     return [v if isinstance(v, bytes) else str(v).encode() for v in values]
+
+
+def _host() -> ModuleType:
+    try:
+        from celery_redlock.core.scripts import host  # noqa: PLC0415  (needs lupa)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Nodes in memory run the Lua scripts by lupa, which cannot be imported "
+            f"({error}). Install it: pip install 'celery-redlock[testing]'"
+        ) from error
+    return host

@@ -16,8 +16,9 @@ import pytest
 from celery_redlock.core import scripts
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply, new_reader, pack
-from celery_redlock.core.scripts import GRANTED
-from celery_redlock.core.scripts.operations import WrongType
+from celery_redlock.core.scripts import ALL_SCRIPTS, GRANTED
+from celery_redlock.core.scripts.keyspace import WrongType
+from celery_redlock.core.stores.needs import needs_of
 from celery_redlock.core.transport.url import parse_node
 from celery_redlock.core.view import CLOSED as PREFIX
 from celery_redlock.testing import FakeClock, MemoryNode
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.scripts import Script
+    from celery_redlock.core.stores.needs import Needs
     from celery_redlock.devnodes import DevNode
 
 TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
@@ -494,8 +496,21 @@ class MemorySubject(Subject):
         self.node, self.keys = node, node.redis
 
     def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
-        """Run a script and return the raw reply."""
-        return self.node.execute(script, keys, args)
+        """Run a script and return the raw reply.
+
+        It touches what its table of KEYS says, and nothing else: stores rely on that.
+        """
+        watched: Any = WatchedKeyspace(self.keys)
+        self.node.redis = watched
+        try:
+            reply = self.node.execute(script, keys, args)
+        finally:
+            self.node.redis = self.keys
+        if script is scripts.EXTEND:  # its last key is [seldom]
+            watched.asked_for.add(_words(keys)[-1])
+        if script in ALL_SCRIPTS:
+            watched.check(needs_of(script.name, _words(keys), _words(args)))
+        return reply
 
     def restart(self, *, keep_memory: bool) -> None:
         """Become another server process."""
@@ -504,6 +519,73 @@ class MemorySubject(Subject):
     def promote(self) -> None:
         """Become a replica, and a master again."""
         self.node.promote()
+
+
+class WatchedKeyspace:
+    """Keys that note which of them a script reads and changes."""
+
+    _CHANGES = ("set", "replace", "delete", "pexpire", "hset", "hdel", "zadd", "zrem")
+    _UNKNOWN = ("mget",)  # of the permits of a limit: a store loads them when asked
+    _NO_KEYS = ("publish", "now_us", "may_be_copy", "note_vote", "proven_start_ms")
+
+    def __init__(self, keys: Any) -> None:
+        self._keys = keys
+        self.read: set[tuple[bytes, bytes | None]] = set()
+        self.changed: set[tuple[bytes, bytes | None]] = set()
+        self.asked_for: set[bytes] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._keys, name)
+        if not callable(found) or name in (*self._NO_KEYS, "look_at_clock"):
+            return found
+
+        def noted(key: Any, *words: Any, **options: Any) -> Any:
+            if name in self._UNKNOWN:
+                self.asked_for.update(key)
+                return found(key)
+            if name in (*self._CHANGES, "zpopmin"):
+                fields = words[0] if name in ("hset", "hdel") else None
+                fields = [fields] if isinstance(fields, bytes) else fields or [None]
+                self.changed.update((key, field) for field in fields)
+            elif name == "hgetall":
+                return _WatchedFields(found(key), lambda one: self.read.add((key, one)))
+            else:
+                self.read.add((key, None))
+            return found(key, *words, **options)
+
+        return noted
+
+    def check(self, needs: Needs) -> None:
+        """Check that a store would have loaded and locked all of it."""
+        loaded = needs.names | needs.large.keys() | self.asked_for
+        for name, field in self.read:
+            fields = needs.fields.get(name, set())
+            assert name in loaded or field in fields, (name, field)
+        for name, field in self.changed:
+            one = b"%b\n%b" % (name, field or b"")
+            assert name in needs.exclusive or one in needs.exclusive, (name, field)
+
+
+class _WatchedFields(dict[bytes, bytes]):
+    """A hash that notes which of its fields are read; None stands for all."""
+
+    def __init__(
+        self, fields: Mapping[bytes, bytes], note: Callable[[bytes | None], None]
+    ) -> None:
+        super().__init__(fields)
+        self._note = note
+
+    def get(self, field: bytes, default: Any = None) -> Any:
+        self._note(field)
+        return super().get(field, default)
+
+    def items(self) -> Any:
+        self._note(None)
+        return super().items()
+
+
+def _words(values: Sequence[Any]) -> list[bytes]:
+    return [v if isinstance(v, bytes) else str(v).encode() for v in values]
 
 
 class ServerSubject(Subject):

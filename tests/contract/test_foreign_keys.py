@@ -8,7 +8,7 @@ import pytest
 
 from celery_redlock.core import scripts
 from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts.operations import WrongType
+from celery_redlock.core.scripts.keyspace import WrongType
 from tests.contract.subjects import CONFIG, TTL, Subject, value
 
 

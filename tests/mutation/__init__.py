@@ -8,6 +8,7 @@ Read ``modules`` (which tests judge which module), ``survivors`` (the list), ``r
 ``figures.json`` has the results of the last run of each module.
 
 mutmut changes the bodies of functions without a decorator, so no properties. It changes
-neither constants of a module nor the Lua scripts, which the contract suite compares
-with ``core/scripts/operations.py``.
+neither constants of a module nor the Lua scripts. What the scripts do, the contract
+suite says, on servers and in this process; bugs that are planted into their text show
+that the simulator sees them.
 """

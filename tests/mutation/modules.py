@@ -81,13 +81,4 @@ MODULES = {
             "tests/stores/test_ensure.py",
         ),
     ),
-    "operations": Module(
-        "celery_redlock/core/scripts/operations.py",
-        ("tests/contract",),
-        (
-            *_unit("successors", "backlog", "claims", "permits", "several_keys"),
-            *_unit("restart_guard", "beat_slots", "wait_queue"),
-            *_SIMULATION,
-        ),
-    ),
 }

@@ -49,7 +49,7 @@ CELERY_NEEDS = (
     "pytest-timeout",
 )
 NEEDS = (
-    *("hypothesis", "psutil", "psycopg[binary]", "pydantic"),
+    *("hypothesis", "lupa>=2.8", "psutil", "psycopg[binary]", "pydantic"),
     *("pytest>=9", "pytest-timeout", "pytest-xdist"),
 )
 NEEDED = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -25,15 +26,9 @@ from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.renewal import schedule
 from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.core.restart_guard import RestartGuard, counters_in
-from celery_redlock.core.scripts import (
-    COUNTERS,
-    GRANTED,
-    QUARANTINED,
-    UNSYNCED,
-    operations,
-)
+from celery_redlock.core.scripts import ALL_SCRIPTS, COUNTERS, GRANTED, INSPECT, host
+from celery_redlock.core.scripts.registry import Script
 from celery_redlock.core.transport import broadcast, node, requests
-from celery_redlock.core.view import View
 from celery_redlock.core.wait_queue import WaitQueue
 from celery_redlock.testing.memory_node import MemoryKeyspace
 from tests.simulation import clients
@@ -42,19 +37,21 @@ from tests.simulation.planner import PERMITS
 from tests.simulation.world import Thread, current_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from celery_redlock.core.lease import Lease
     from celery_redlock.core.limits import Limit
     from celery_redlock.core.permits import Choice
-    from celery_redlock.core.scripts.operations import Keyspace
+    from celery_redlock.core.scripts.keyspace import Keyspace
     from celery_redlock.core.steps import Steps
     from celery_redlock.core.transport.requests import ScriptRequest
+    from celery_redlock.core.view import View
     from celery_redlock.errors import LockUnavailable
 
 __all__ = ["MEMBERSHIP_BUGS", "MISSED_BUGS", "PLANTED_BUGS", "PlantedBug"]
 
 _Patches = list[tuple[Any, str, Any]]
+_Right = Callable[[list[bytes], list[bytes]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +86,44 @@ class PlantedBug:
         return self.name
 
 
+# -- Scripts -----------------------------------------------------------------------
+
+
+def _edited(names: str, *edits: tuple[str, str]) -> _Patches:
+    """Replace parts of the Lua of these scripts."""
+    scripts = {}
+    for script in ALL_SCRIPTS:
+        if script.name in names.split() or not names:
+            source = script.source
+            for old, new in edits:
+                source = source.replace(old, new)
+            assert source != script.source or not names, script.name
+            scripts[script.sha] = Script(script.name, source)
+    assert any(sha != script.sha for sha, script in scripts.items())
+    right = host.run
+
+    def run(script: Script, *of_it: Any) -> Any:
+        return right(scripts.get(script.sha, script), *of_it)
+
+    return [(host, "run", run)]
+
+
+def _instead(
+    name: str, what: Callable[[Keyspace, list[bytes], list[bytes], _Right], Any]
+) -> _Patches:
+    """Do something else where a node runs a script; it can still call the right one."""
+    right = host.run
+
+    def run(
+        script: Script, keys: list[bytes], args: list[bytes], node: Keyspace
+    ) -> Any:
+        if script.name != name:
+            return right(script, keys, args, node)
+        return what(node, keys, args, lambda k, a: right(script, k, a, node))
+
+    return [(host, "run", run)]
+
+
 # -- Fences ------------------------------------------------------------------------
 
 
@@ -101,21 +136,17 @@ def _no_second_round() -> _Patches:
 
 
 def _raise_without_lock() -> _Patches:
-    def raise_fence(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        *_, counters = keys
-        _, _, number, *stripes = args
-        for stripe in stripes:
-            if float(node.hget(counters, stripe) or 0) < float(number):
-                node.hset(counters, {stripe: number})
-        return [GRANTED, int(number)]
-
     def of_all_nodes(won: Ballot) -> dict[int, int]:
         return {
             index: vote.number if vote else 0 for index, vote in enumerate(won.votes)
         }
 
-    replaced = (fence, "_numbers_of", of_all_nodes)
-    return [(operations, "raise_fence", raise_fence), replaced]
+    raised = _edited(
+        "raise_fence",
+        ("if ours < locks then return {FREE} end", ""),
+        ("if is_raised then", "if is_raised and ours == locks then"),
+    )
+    return [*raised, (fence, "_numbers_of", of_all_nodes)]
 
 
 def _recovery_before_quarantine() -> _Patches:
@@ -150,20 +181,12 @@ def _recovery_before_quarantine() -> _Patches:
 
 
 def _same_number_again() -> _Patches:
-    right = operations.acquire
-
-    def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        """Grant with the number that the node has, and not with the next one."""
-        *locks, meta = keys
-        held = [node.get(lock) is not None for lock in locks]
-        if not any(held):
-            for stripe in args[6 : 6 + len(locks)]:
-                counter = int(node.hget(meta, stripe) or 0)
-                node.hset(meta, {stripe: b"%d" % max(0, counter - 1)})
-        no_hint = [*args[:3], b"0", *args[4:]]
-        return right(node, keys, no_hint)
-
-    return [(operations, "acquire", acquire)]
+    """Grant with the number that the node has, and not with the next one."""
+    return _edited(
+        "acquire",
+        ("number = number + 1", "number = math.max(1, number)"),
+        ("math.abs(hint_us - now_us()) <= tolerance_us", "false"),
+    )
 
 
 def _no_counters_taken_over() -> _Patches:
@@ -199,32 +222,29 @@ def _short_quarantine() -> _Patches:
     return [(RestartGuard, "__init__", short)]
 
 
-def _overwriting(name: str, at: int) -> _Patches:
-    """Let a script delete locks of other holders before it does its work."""
-    right = getattr(operations, name)
-
-    def overwrite(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        for lock in keys[:-1]:
-            value = node.get(lock)
-            if value is not None and not value.startswith(args[at]):
-                node.delete(lock)
-        return right(node, keys, args)
-
-    return [(operations, name, overwrite)]
+def _overwriting(name: str) -> _Patches:
+    """Let a script delete locks of other holders before it looks at them."""
+    looks = "local ours, mine, taken = 0, nil, nil\n"
+    deletes = """for i = 1, locks do
+      local is_ours = owned(redis.call('GET', KEYS[i]), token)
+      if not is_ours then redis.call('DEL', KEYS[i]) end
+    end
+    """
+    return _edited(name, (looks, deletes + looks))
 
 
 def _grant_of_a_taken_lock() -> _Patches:
-    return _overwriting("acquire", 0)
+    return _overwriting("acquire")
 
 
 def _restore_over_another() -> _Patches:
-    return _overwriting("restore", 1)
+    return _overwriting("restore")
 
 
 def _part_of_the_keys_is_enough() -> _Patches:
-    right = operations.acquire
-
-    def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+    def acquire(
+        node: Keyspace, keys: list[bytes], args: list[bytes], right: _Right
+    ) -> Any:
         """Grant the keys that are free, and say that all of them were granted."""
         *locks, meta = keys
         words, stripes = args[:6], args[6:]
@@ -234,20 +254,15 @@ def _part_of_the_keys_is_enough() -> _Patches:
             if (value := node.get(lock)) is None or value.startswith(args[0])
         ]
         if not free:
-            return right(node, keys, args)
+            return right(keys, args)
         some, theirs = zip(*free, strict=True)
-        return right(node, [*some, meta], [*words, *theirs])
+        return right([*some, meta], [*words, *theirs])
 
-    return [(operations, "acquire", acquire)]
+    return _instead("acquire", acquire)
 
 
 def _locks_without_an_end() -> _Patches:
-    right = operations.acquire
-
-    def acquire(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        return right(node, keys, [*args[:2], b"100000000", *args[3:]])
-
-    return [(operations, "acquire", acquire)]
+    return _edited("acquire", ("'PX', ttl_ms)", "'PX', '100000000')"))
 
 
 def _failed_attempt_stays() -> _Patches:
@@ -281,33 +296,17 @@ def _no_drift() -> _Patches:
 
 
 def _release_by_del() -> _Patches:
-    def release(node: Keyspace, keys: list[bytes], _: list[bytes]) -> int:
-        locks = keys[: len(keys) // 2]
-        gone = any(node.get(lock) is not None for lock in locks)
-        for lock in locks:
-            node.delete(lock)
-        return int(gone)
-
-    return [(operations, "release", release)]
+    return _edited(
+        "release", ("if owned(redis.call('GET', KEYS[i]), token) then", "if true then")
+    )
 
 
 def _release_of_one_key() -> _Patches:
-    right = operations.release
-
-    def release(node: Keyspace, keys: list[bytes], args: list[bytes]) -> int:
-        locks = len(keys) // 2
-        return right(node, [keys[0], keys[locks]], args)
-
-    return [(operations, "release", release)]
+    return _edited("release", ("for i = 1, locks do", "for i = 1, 1 do"))
 
 
 def _restore_of_one_key() -> _Patches:
-    right = operations.restore
-
-    def restore(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
-        return right(node, [keys[0], keys[-1]], args[:6])
-
-    return [(operations, "restore", restore)]
+    return _edited("restore", ("local locks = #KEYS - 1", "local locks = 1"))
 
 
 def _split_is_held() -> _Patches:
@@ -332,13 +331,17 @@ def _half_is_a_quorum() -> _Patches:
 
 
 def _extension_recreates() -> _Patches:
-    def extend(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+    inspect = host.run
+
+    def extend(
+        node: Keyspace, keys: list[bytes], args: list[bytes], _right: _Right
+    ) -> Any:
         *locks, _, _ = keys
         _, token, ttl_ms = args
         for lock in locks:
             value = node.get(lock)
             if value is not None and not value.startswith(token):
-                return operations.inspect(node, locks)
+                return inspect(INSPECT, locks, [], node)
         for lock in locks:
             value = node.get(lock) or token + b"\n1\n"
             node.set(lock, value, px=int(ttl_ms))
@@ -350,7 +353,7 @@ def _extension_recreates() -> _Patches:
         self.lease.votes = votes
 
     return [
-        (operations, "extend", extend),
+        *_instead("extend", extend),
         (Extension, "_renew", renew),
         (Extension, "_is_over", lambda _: False),
     ]
@@ -374,38 +377,31 @@ def _long_sleep() -> _Patches:
 # -- Members -----------------------------------------------------------------------
 
 
-def _refusal_by(compares: Callable[[bytes, bytes], bool]) -> _Patches:
-    """Let a node take the view of a client for its own if ``compares`` says so."""
-    right = operations._refusal  # noqa: SLF001  (a planted bug reaches inside)
-
-    def refusal(store: Keyspace, state: Mapping[bytes, bytes], view: bytes) -> Any:
-        config = state.get(b"config", b"")
-        if View.parse(config.decode()) and compares(config, view):
-            state = {**state, b"config": view}
-        return right(store, state, view)
-
-    return [(operations, "_refusal", refusal)]
+def _refusal_by(compares: str) -> _Patches:
+    """Let a node take the view of a client for its own where this Lua says so."""
+    is_view = "string.find(config, '^format %d+, max_ttl')"
+    refuses = "if config ~= view then"
+    spares = f"if config ~= view and not ({is_view} and {compares}) then"
+    return _edited("", (refuses, spares))
 
 
 def _members_are_not_checked() -> _Patches:
-    return _refusal_by(lambda *_: True)
+    return _refusal_by("true")
 
 
 def _identity_by_name() -> _Patches:
-    def same_names(config: bytes, view: bytes) -> bool:
-        ours, theirs = View.parse(config.decode()), View.parse(view.decode())
-        if ours is None or theirs is None:
-            return False
-        return ours.configuration == theirs.configuration
-
-    return _refusal_by(same_names)
+    """Compare the settings and the labels, and not who has which identity."""
+    configuration = (
+        "string.gsub(string.gsub({}, ', deployment .-, nodes ', ' '), '=%d+%.%w+', '')"
+    )
+    ours, theirs = map(configuration.format, ("config", "view"))
+    return _refusal_by(f"({ours}) == ({theirs})")
 
 
 def _memory_back_trusted() -> _Patches:
-    def present_names(store: Keyspace) -> dict[bytes, bytes]:
-        return {b"run_id": store.run_id}
-
-    return [(operations, "_present_names", present_names)]
+    """Compare the name of the process, and not that of its data."""
+    compared = "local replication = redis.call('INFO', 'replication')\n  return not"
+    return _edited("", (compared, f"do return false end\n  {compared}"))
 
 
 def _start_trusted_after_a_vote() -> _Patches:
@@ -427,9 +423,11 @@ def _start_of_a_replica_trusted() -> _Patches:
 
 
 def _open_lifts_quarantine() -> _Patches:
-    def open_(store: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+    def open_(
+        store: Keyspace, keys: list[bytes], args: list[bytes], _right: _Right
+    ) -> Any:
         (meta,), (_, planned, *_) = keys, args
-        present = store.hget(meta, b"identity") or store.run_id[:8]
+        present = store.hgetall(meta).get(b"identity") or store.run_id[:8]
         fields = {b"config": planned, b"votes": b"1"}
         fields |= {b"run_id": store.run_id, b"replid": store.replid}
         fields |= {b"identity": present}
@@ -437,7 +435,7 @@ def _open_lifts_quarantine() -> _Patches:
         store.hdel(meta, b"quarantine_until")
         return [GRANTED, 0]
 
-    return [(operations, "open", open_)]
+    return _instead("open", open_)
 
 
 def _newcomer_waits_alone() -> _Patches:
@@ -454,31 +452,21 @@ def _one_confirms() -> _Patches:
 
 
 def _renewal_without_vote() -> _Patches:
-    right = operations._refusal  # noqa: SLF001
-
-    def refusal(store: Keyspace, state: Mapping[bytes, bytes], view: bytes) -> Any:
-        refused = right(store, state, view)
-        return [] if refused and refused[0] in (UNSYNCED, QUARANTINED) else refused
-
-    def lenient(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            with mock.patch.object(operations, "_refusal", refusal):
-                return operation(*args)
-
-        return run
-
-    names = ("extend", "restore")
-    return [(operations, name, lenient(getattr(operations, name))) for name in names]
+    """Renew and restore on a node that has forgotten, or waits."""
+    asks = (
+        "if refused and (not is_member",
+        "if refused then return refused end\n-- Read the first",
+    )
+    lenient = "if refused and refused[1] ~= MISCONFIGURED then refused = nil end\n"
+    return _edited("extend restore", *((one, lenient + one) for one in asks))
 
 
 # -- Waiting -----------------------------------------------------------------------
 
 
 def _no_wakeup() -> _Patches:
-    def wake_first(*_: object) -> None:
-        pass
-
-    return [(operations, "wake_first", wake_first)]
+    begins = "local function wake_first(wait_queue, free_in_ms, behind)\n"
+    return _edited("", (begins, begins + "  do return end\n"))
 
 
 def _no_polling() -> _Patches:
@@ -527,9 +515,9 @@ def _wakeup_is_a_grant() -> _Patches:
 
 
 def _counter_on_each_node() -> _Patches:
-    right = operations.acquire_permits
-
-    def acquire_permits(node: Keyspace, keys: list[bytes], args: list[bytes]) -> Any:
+    def acquire_permits(
+        node: Keyspace, keys: list[bytes], args: list[bytes], right: _Right
+    ) -> Any:
         """Grant any permit that is free on this node."""
         *locks, meta = keys
         limits = args[6 + len(locks) :]
@@ -542,9 +530,9 @@ def _counter_on_each_node() -> _Patches:
                 free = [name for name in names if node.get(name) is None]
                 if node.get(locks[place]) is not None and free:
                     locks[place] = free[0]
-        return right(node, [*locks, meta], args)
+        return right([*locks, meta], args)
 
-    return [(operations, "acquire_permits", acquire_permits)]
+    return _instead("acquire_permits", acquire_permits)
 
 
 def _fresh_key_for_each_permit() -> _Patches:

@@ -5,8 +5,8 @@ it arrives. So the script that casts a vote also tests all that the vote depends
 
 Each script is a Lua file of its own: ``acquire.lua`` is `ACQUIRE`. Its first lines
 are the table of its KEYS, ARGV and replies. Files that several scripts include are in
-``shared``. `registry` loads them; ``operations`` states the same scripts once more in
-Python, for stores without Lua. ``__main__`` prints a script with its includes::
+``shared``. `registry` loads them; ``host`` runs them in this process, on any store that
+is a ``keyspace``. ``__main__`` prints a script with its includes::
 
     redis-cli --eval <(python -m celery_redlock.core.scripts inspect) redlock:lock:a
 
@@ -92,7 +92,8 @@ __all__ = [
     "UNSYNCED",
     "WITHDRAW_SUCCESSOR",
     "Script",
-    "operations",
+    "host",
+    "keyspace",
 ]
 
 # The lock.

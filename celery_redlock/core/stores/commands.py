@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery_redlock.core.glob import head_of, matcher
 from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import ALL_SCRIPTS, operations
-from celery_redlock.core.scripts.operations import WrongType
+from celery_redlock.core.scripts import ALL_SCRIPTS, RELEASE
+from celery_redlock.core.scripts.host import OK, Status
+from celery_redlock.core.scripts.host import run as run_script
+from celery_redlock.core.scripts.keyspace import WrongType
 from celery_redlock.core.stores.needs import Needs, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from celery_redlock.core.scripts import Script
     from celery_redlock.core.stores.keyspace import StoreKeyspace
 
 __all__ = [
     "Command",
-    "Status",
     "StoreFacts",
-    "encoded",
     "needs_of_command",
     "run",
     "split_release",
@@ -31,19 +32,8 @@ __all__ = [
 
 Command = list[bytes]
 
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    script.name: getattr(operations, script.name) for script in ALL_SCRIPTS
-}
-_BY_SHA = {script.sha.encode(): script.name for script in ALL_SCRIPTS}
-_BY_SOURCE = {script.source.encode(): script.name for script in ALL_SCRIPTS}
-_OK = "OK"
-_MOST = 2**63 - 1
-
-
-class Status(str):
-    """A status reply, such as OK."""
-
-    __slots__ = ()
+_BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
+_BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
 
 
 class StoreFacts(Protocol):
@@ -68,7 +58,7 @@ def needs_of_command(command: Command) -> Needs | None:
     verb = verb.upper()
     if script := _script_of(verb, words):
         count = int(words[1])
-        return needs_of(script, words[2 : 2 + count], words[2 + count :])
+        return needs_of(script.name, words[2 : 2 + count], words[2 + count :])
     if verb in _READS:
         return Needs(names=set(words[:1] if verb != b"MGET" else words))
     if verb in _WRITES:
@@ -83,7 +73,7 @@ def split_release(command: Command, most: int) -> list[Command]:
     a lock that is free a little earlier than the others.
     """
     verb, *words = command
-    if _script_of(verb.upper(), words) != "release":
+    if _script_of(verb.upper(), words) is not RELEASE:
         return [command]
     count = int(words[1])
     names, args = words[2 : 2 + count], words[2 + count :]
@@ -113,17 +103,19 @@ def run(command: Command, store: StoreFacts, keys: StoreKeyspace) -> Any:
     return ErrorReply(f"ERR unknown command '{verb.decode(errors='replace')}'")
 
 
-def _script_of(verb: bytes, words: Sequence[bytes]) -> str:
+def _script_of(verb: bytes, words: Sequence[bytes]) -> Script | None:
     if verb == b"EVALSHA":
-        return _BY_SHA.get(words[0], "")
-    return _BY_SOURCE.get(words[0], "") if verb == b"EVAL" else ""
+        return _BY_SHA.get(words[0])
+    return _BY_SOURCE.get(words[0]) if verb == b"EVAL" else None
 
 
-def _run_script(script: str, words: Sequence[bytes], keys: StoreKeyspace) -> Any:
-    if not script:
+def _run_script(
+    script: Script | None, words: Sequence[bytes], keys: StoreKeyspace
+) -> Any:
+    if script is None:
         return ErrorReply("NOSCRIPT No matching script.")
     count = int(words[1])
-    return _OPERATIONS[script](keys, words[2 : 2 + count], words[2 + count :])
+    return run_script(script, words[2 : 2 + count], words[2 + count :], keys)
 
 
 def _flat(pairs: Any) -> list[Any]:
@@ -131,7 +123,7 @@ def _flat(pairs: Any) -> list[Any]:
 
 
 def _zscore(keys: StoreKeyspace, name: bytes, member: bytes) -> bytes | None:
-    score = keys.zset(name).get(member)
+    score = keys.zscore(name, member)
     return None if score is None else b"%.17g" % score
 
 
@@ -160,7 +152,7 @@ def _set(
         keys.replace(name, value)
     else:
         keys.set(name, value, px=int(ms) if px else None)
-    return Status(_OK)
+    return OK
 
 
 def _delete(keys: StoreKeyspace, name: bytes) -> int:
@@ -222,13 +214,14 @@ def _publish(_store: StoreFacts, keys: StoreKeyspace, words: Sequence[bytes]) ->
 
 def _flush(store: StoreFacts, _keys: StoreKeyspace, _words: Sequence[bytes]) -> Status:
     store.clear()
-    return Status(_OK)
+    return OK
 
 
 def _load(_store: StoreFacts, _keys: StoreKeyspace, words: Sequence[bytes]) -> Any:
-    name = _BY_SOURCE.get(words[1])
-    sha = next((sha for sha, known in _BY_SHA.items() if known == name), None)
-    return sha or ErrorReply("ERR This store runs the scripts of celery-redlock only")
+    script = _BY_SOURCE.get(words[1])
+    if script is None:
+        return ErrorReply("ERR This store runs the scripts of celery-redlock only")
+    return script.sha.encode()
 
 
 _ON_THE_STORE: dict[bytes, Callable[..., Any]] = {
@@ -239,24 +232,6 @@ _ON_THE_STORE: dict[bytes, Callable[..., Any]] = {
     b"FLUSHALL": _flush,
     b"SCRIPT": _load,
     b"PING": lambda *_: Status("PONG"),
-    b"CLIENT": lambda *_: Status(_OK),
+    b"CLIENT": lambda *_: OK,
     b"CONFIG": lambda *_: [],
 }
-
-
-# -- replies as bytes ------------------------------------------------------------------
-
-
-def encoded(reply: Any) -> bytes:
-    """Return the bytes of a reply, in RESP2."""
-    if isinstance(reply, bytes):
-        return b"$%d\r\n%b\r\n" % (len(reply), reply)
-    if isinstance(reply, int):
-        return b":%d\r\n" % max(-_MOST - 1, min(_MOST, reply))
-    if reply is None:
-        return b"$-1\r\n"
-    if isinstance(reply, ErrorReply):
-        return b"-%b\r\n" % " ".join(str(reply).split()).encode()
-    if isinstance(reply, str):
-        return b"+%b\r\n" % reply.encode()
-    return b"*%d\r\n" % len(reply) + b"".join(map(encoded, reply))

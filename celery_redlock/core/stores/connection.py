@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.resp import ErrorReply, new_reader
 from celery_redlock.core.selector import new_selector
-from celery_redlock.core.stores.commands import encoded
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ STORES = {
 # "django://default", and "host=db dbname=app", both of PostgreSQL alone.
 _OTHER_NOTATION = re.compile(r"django://|\s*\w+\s*=")
 _READ_SIZE = 1 << 16
+_MOST = 2**63 - 1  # of an integer reply
 _LAST_REQUESTS, _POLL_EVERY = 1.0, 0.002  # seconds
 
 
@@ -330,10 +330,10 @@ class Server:
         try:
             replies = self._store.run(commands)
         except StoreError as error:  # the other end tells it, and connects again
-            reply = encoded(ErrorReply(f"ERR {error}"))
+            reply = _encoded(ErrorReply(f"ERR {error}"))
             self._sock.sendall(reply * len(commands))
             raise
-        self._sock.sendall(b"".join(map(encoded, replies)))
+        self._sock.sendall(b"".join(map(_encoded, replies)))
 
     def _subscribe(self, channel: bytes) -> None:
         for message in self._store.listen(channel, self._sock):
@@ -341,4 +341,19 @@ class Server:
                 reply: list[Any] = [b"message", channel, message]
             else:
                 reply = [b"subscribe", channel, 1]
-            self._sock.sendall(encoded(reply))
+            self._sock.sendall(_encoded(reply))
+
+
+def _encoded(reply: Any) -> bytes:
+    """Return the bytes of a reply, in RESP2."""
+    if isinstance(reply, bytes):
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    if isinstance(reply, int):
+        return b":%d\r\n" % max(-_MOST - 1, min(_MOST, reply))
+    if reply is None:
+        return b"$-1\r\n"
+    if isinstance(reply, ErrorReply):
+        return b"-%b\r\n" % " ".join(str(reply).split()).encode()
+    if isinstance(reply, str):
+        return b"+%b\r\n" % reply.encode()
+    return b"*%d\r\n" % len(reply) + b"".join(map(_encoded, reply))

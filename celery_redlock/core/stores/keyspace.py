@@ -1,4 +1,4 @@
-"""The keys of one transaction of a store: a ``core.scripts.operations.Keyspace``.
+"""The keys of one transaction of a store: a ``core.scripts.keyspace.Keyspace``.
 
 ::
 
@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from celery_redlock.core.scripts.operations import WrongType
+from celery_redlock.core.scripts.keyspace import WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -315,6 +315,11 @@ class StoreKeyspace:
     def zrem(self, name: bytes, member: bytes) -> None:
         """Remove a member of a sorted set, and the set with its last one (ZREM)."""
         self._remove(name, ZSET, member)
+
+    def zscore(self, name: bytes, member: bytes) -> float | None:
+        """Return the score of a member of a sorted set (ZSCORE)."""
+        found: float | None = self._at(name, ZSET).members.get(member)
+        return found
 
     def zset(self, name: bytes) -> Mapping[bytes, float]:
         """Return a sorted set, least score first (ZRANGE WITHSCORES)."""

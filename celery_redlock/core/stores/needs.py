@@ -85,7 +85,7 @@ class Needs:
 
 
 class _Table(NamedTuple):
-    """What a script says of its KEYS.
+    """The table of KEYS of a script.
 
     Attributes:
         of_each: What it does with the keys that it has for each lock, in turn.

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from celery_redlock.core import scripts
-from celery_redlock.core.scripts import ALL_SCRIPTS, Script, operations
+from celery_redlock.core.scripts import ALL_SCRIPTS, Script
 from celery_redlock.core.scripts.registry import load
+from celery_redlock.core.stores import needs
 
 FOLDER = Path(scripts.__file__).parent
 EACH_SCRIPT = pytest.mark.parametrize(
@@ -73,12 +74,6 @@ def test_every_shared_file_is_included() -> None:
 
 
 @EACH_SCRIPT
-def test_script_is_stated_in_python_too(script: Script) -> None:
-    """The operation has the name of the script."""
-    assert callable(getattr(operations, script.name))
-
-
-@EACH_SCRIPT
 def test_includes_are_resolved_in_place(script: Script) -> None:
     """A node gets one text that includes nothing. What is included twice comes once."""
     included: set[str] = set()
@@ -132,6 +127,33 @@ def test_script_gives_its_arguments_the_names_of_its_table(
 
     assert names_in(script.source, word).items() <= table.items()
     assert set(re.findall(rf"{word}\[(\d)\]", script.source)) <= set(table)
+
+
+@EACH_SCRIPT
+def test_script_says_what_it_does_with_each_key(script: Script) -> None:
+    """Stores read that: ``core.stores.needs`` has the words."""
+    words = set(re.findall(r"^(\w+)  +[A-Z]", needs.__doc__ or "", re.MULTILINE))
+    (table,) = re.findall(r"^-- KEYS .*", own_text(script), re.MULTILINE)
+    told = re.findall(r"\[([^]]*)\]", table)
+
+    assert len(told) == len(
+        re.findall(r"(?:\d|then|and)(?:\.\.\.)? (?:the )?\w+ \[", table)
+    )
+    assert len(told) >= len(table_of(script, "KEYS"))
+    assert {word for use in told for word in use.split(", ")} <= words
+
+
+@EACH_SCRIPT
+def test_script_changes_no_key_that_it_says_it_reads(script: Script) -> None:
+    """By the names that it gives its keys; the contract suite watches it run."""
+    changes = r"'(?:SET|DEL|PEXPIRE|HSET|HDEL|Z[A-Z]*(?:ADD|REM\w*|POPMIN))', *(\w+)"
+    changed = set(re.findall(rf"redis\.p?call\({changes}", script.source))
+    table = dict(
+        re.findall(r"(\w+) \[([^]]*)\]", own_text(script).partition("-- ARGV")[0])
+    )
+
+    for name in changed & table.keys():
+        assert {"w", "own", "rare", "stripes"} & {*table[name].split(", ")}, name
 
 
 @EACH_SCRIPT

@@ -113,10 +113,11 @@ def test_memory_node_accepts_text_numbers_and_bytes() -> None:
         assert node.execute(INSPECT, [key], []) == [2, b"theirs", -1]
 
 
-def test_memory_node_refuses_unknown_scripts() -> None:
-    """A script without an operation in Python is an error."""
-    with pytest.raises(KeyError, match="another"):
-        MemoryNode().execute(Script("another", "return 1"), [], [])
+def test_memory_node_runs_other_scripts_too() -> None:
+    """It runs Lua, and not a list of scripts that it knows."""
+    another = Script("another", "return {redis.call('GET', KEYS[1]), ARGV[1]}")
+
+    assert MemoryNode().execute(another, ["name"], [5]) == [None, b"5"]
 
 
 def test_memory_node_returns_errors_as_values() -> None:
