@@ -45,6 +45,7 @@ from celery_redlock.core.backoff import jittered
 from celery_redlock.core.callbacks import call_safely
 from celery_redlock.core.lease import Holder, Lease, LeaseState, new_base
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.process import OfOneProcess
 from celery_redlock.core.records.standbys import StandbyList
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
 
@@ -100,7 +101,7 @@ class Term:
         return f"<Term {self.number} of {self.lease.key!r}, {self.remaining():.1f} s>"
 
 
-class Elector:
+class Elector(OfOneProcess):
     """One candidate in the election of a leader. For use by one thread.
 
     ::
@@ -146,12 +147,13 @@ class Elector:
         self._name = name
         self._on_elected = on_elected
         self._on_resigned = on_resigned
-        self._reset()
+        super().__init__()
+        self.forget_parent()
 
-    def _reset(self) -> None:
+    def forget_parent(self) -> None:
+        """Start anew, as a candidate that has no term and does not stand by."""
         self.term: Term | None = None
         self.pause = 0.0
-        self._pid = os.getpid()
         self._base = new_base()
         self._entry = self._holder_info()
         self._standbys = StandbyList(self._redlock, self.key, self.ttl)
@@ -168,8 +170,7 @@ class Elector:
         Returns:
             The term, if this candidate leads.
         """
-        if self._pid != os.getpid():
-            self._reset()
+        self.notice_fork()
         if self.term is not None and self._renew(self.term):
             return self.term
         return self._try_to_lead()
@@ -179,8 +180,7 @@ class Elector:
 
         Twice is harmless. The next ``campaign`` starts anew.
         """
-        if self._pid != os.getpid():
-            return
+        self.notice_fork()
         self._standbys.withdraw()
         term, self.term = self.term, None
         if term is not None:

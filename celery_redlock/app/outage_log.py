@@ -8,13 +8,13 @@ outage as a whole is what an operator reads.
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.log_limit import LogLimit
+from celery_redlock.core.process import OfOneProcess
 
 if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _MOST_CALLS = 10_000  # whose ids are remembered, to count them
 
 
-class OutageLog:
+class OutageLog(OfOneProcess):
     """Logs the outages of one app in this process.
 
     A forked child has outages of its own. Threads share it without a mutex, because a
@@ -40,12 +40,16 @@ class OutageLog:
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__()
         self._clock = clock
+        self.forget_parent()
+
+    def forget_parent(self) -> None:
+        """Start anew: the outage is one of the parent."""
         self.is_on = False
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._limit = LogLimit(self._clock)
         self._since = self._last = self._clock.monotonic()
         self._calls: set[str] = set()
@@ -63,7 +67,8 @@ class OutageLog:
             text: What happens to the call, as it follows after "will".
             error: Why too few nodes voted.
         """
-        if not self.is_on or self._pid != os.getpid():
+        self.notice_fork()
+        if not self.is_on:
             self._begin()
             self.is_on = True
         self._last = self._clock.monotonic()
@@ -98,11 +103,10 @@ class OutageLog:
 
     def end(self) -> None:
         """Log that the nodes vote again, if they did not."""
+        self.notice_fork()
         if not self.is_on:
             return
         self.is_on = False
-        if self._pid != os.getpid():
-            return
         fields = log_fields(
             "outage-over",
             calls=len(self._calls),

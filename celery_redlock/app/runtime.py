@@ -9,7 +9,6 @@ own. They are stopped when a worker or one of its processes ends.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import weakref
@@ -22,6 +21,7 @@ from celery_redlock.app.masking import mask
 from celery_redlock.app.outage_log import OutageLog
 from celery_redlock.app.refusal_log import RefusalLog
 from celery_redlock.core.log_fields import log_fields
+from celery_redlock.core.process import OfOneProcess
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locking import watchdog_of
 from celery_redlock.settings import Settings
@@ -181,7 +181,7 @@ class Runtime:
             finish_requests()  # `atexit` does so, too, but not in a process of a pool
 
 
-class SignalDispatcher:
+class SignalDispatcher(OfOneProcess):
     """Sends the watchdog's signals from a thread of its own, in the order of dispatch.
 
     Receivers are code of users and may be slow; the thread that renews locks must not
@@ -190,10 +190,11 @@ class SignalDispatcher:
     """
 
     def __init__(self) -> None:
-        self._reset()
+        super().__init__()
+        self.forget_parent()
 
-    def _reset(self) -> None:
-        self._pid = os.getpid()
+    def forget_parent(self) -> None:
+        """Start anew: the thread stayed with the parent."""
         self._queue: queue.SimpleQueue[tuple[Signal, Any, dict[str, Any]] | None]
         self._queue = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -202,8 +203,7 @@ class SignalDispatcher:
         """Send a signal soon. Without receivers it costs nothing."""
         if not signal.receivers:
             return
-        if self._pid != os.getpid():
-            self._reset()
+        self.notice_fork()
         self._queue.put((signal, sender, named))
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
@@ -216,8 +216,9 @@ class SignalDispatcher:
 
         The next signal starts it again.
         """
+        self.notice_fork()
         thread, self._thread = self._thread, None
-        if thread and thread.is_alive() and self._pid == os.getpid():
+        if thread and thread.is_alive():
             self._queue.put(None)
             if thread is not threading.current_thread():
                 thread.join(_PATIENCE)

@@ -43,6 +43,7 @@ __all__ = [
     "log_fields",
     "log_limit",
     "permits",
+    "process",
     "quorum",
     "records",
     "redlock",

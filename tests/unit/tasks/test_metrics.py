@@ -218,6 +218,49 @@ def test_child_that_is_forked_while_its_parent_counts_can_count() -> None:
         thread.join()
 
 
+BARE_FORK = """
+import ctypes, os, signal, sys, threading
+from prometheus_client import CollectorRegistry
+from celery.utils.dispatch import Signal
+from celery_redlock.app.runtime import SignalDispatcher
+from celery_redlock.core.quorum import Vote, VoteKind
+from celery_redlock.metrics import instruments
+
+count = instruments.instruments_in(CollectorRegistry())
+dispatcher, heard = SignalDispatcher(), threading.Event()
+signal_of_ours = Signal()
+signal_of_ours.connect(lambda **_: heard.set(), weak=False)
+dispatcher.dispatch(signal=signal_of_ours, sender=None)
+assert heard.wait(20)
+counts, forked = threading.Event(), threading.Event()
+
+def keep_counting():
+    with instruments.counting:
+        counts.set()
+        forked.wait()
+
+threading.Thread(target=keep_counting, daemon=True).start()
+counts.wait()
+heard.clear()
+pid = ctypes.PyDLL(None).fork()     # unlike os.fork, it runs no hook
+if not pid:
+    signal.alarm(20)                # in place of a hang
+    count.on_answer("node", Vote(VoteKind.GRANTED), 0.001)
+    dispatcher.dispatch(signal=signal_of_ours, sender=None)
+    heard = threading.Event()
+    dispatcher.dispatch(signal=signal_of_ours, sender=None)
+    os._exit(not heard.wait(10))
+forked.set()
+print(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_child_of_a_c_program_counts_and_sends_signals() -> None:
+    """It has no thread of its parent, and no lock that such a thread holds."""
+    assert run_python(BARE_FORK) == ["0"]
+
+
 # -- installing --------------------------------------------------------------------
 
 BARE = """
