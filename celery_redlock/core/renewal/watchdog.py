@@ -392,5 +392,6 @@ class Watchdog(OfOneProcess):
         fields = log_fields("lock-lost", key=key, fence=fence)
         if by:
             fields = log_fields("force-released", key=key, fence=fence, by=by)
-        log.error("%s", lease.lost_error(), extra=fields)
+        # No error: who holds the lock raises one, which is reported.
+        log.warning("%s", lease.lost_error(), extra=fields)
         call_safely(watch.on_lost, lease)

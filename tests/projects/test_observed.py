@@ -1,0 +1,63 @@
+"""Projects that report errors, or that an agent watches."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock import DuplicateTask
+from tests.projects.app import note, notes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.projects.conftest import Project
+
+
+def test_lost_lock_is_one_event_of_sentry_and_a_duplicate_none(
+    start: Callable[..., Project],
+) -> None:
+    """A loss was an event of the log, and one more of the failed task."""
+    pytest.importorskip("sentry_sdk", reason="pip install sentry-sdk")
+    project = start("observed", pool="solo")
+
+    def publish(name: str, *args: Any) -> None:
+        task_id = project.view.delay(name, *args).get(timeout=60)
+        project.app.AsyncResult(task_id).get(timeout=60, propagate=False)
+
+    with project.refused.lock():
+        publish("refused")
+    publish("losing", 1)
+    publish("fails")
+
+    project.until_noted("event", 2)
+    assert [one["error"] for one in notes("event")] == ["LockLost", "ZeroDivisionError"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("agent", ["ddtrace", "newrelic"])
+def test_agent_changes_nothing_about_locks(
+    start: Callable[..., Project], monkeypatch: pytest.MonkeyPatch, agent: str
+) -> None:
+    """A call runs once, its duplicate is skipped, and a retry is no duplicate."""
+    if importlib.util.find_spec(agent) is None:
+        pytest.skip(f"{agent} is not installed: pip install {agent}")
+    monkeypatch.setenv("PROJECT_AGENT", agent)
+    project = start("traced")
+
+    def publish(*args: Any, **kwargs: Any) -> Any:
+        task_id = project.view.delay(*args, **kwargs).get(timeout=60)
+        return project.app.AsyncResult(task_id)
+
+    first = publish("acme")
+    project.until_noted("sync")
+    second = publish("acme")
+    duplicate = second.get(timeout=60, propagate=False)
+    assert isinstance(duplicate, DuplicateTask)
+    note("seen")
+
+    assert first.get(timeout=60) == "acme"
+    assert publish("retried", again=True).get(timeout=60) == "retried"
+    assert [one["account"] for one in notes("sync")] == ["acme", "retried", "retried"]
