@@ -16,6 +16,7 @@ from celery_redlock.operations.doctor import (
     Case,
     Finding,
     Severity,
+    bodies,
     deploys,
     findings_of,
     limits,
@@ -178,6 +179,7 @@ def only(findings: list[Finding]) -> Finding:
 @pytest.mark.parametrize(
     "rule",
     [
+        bodies.tasks_above,
         settings.timing,
         settings.durations,
         settings.time_limits,
@@ -303,6 +305,20 @@ def test_countdown_that_the_visibility_timeout_makes_shorter() -> None:
     assert "of 31 s, and its calls come back after 30 s" in finding.fact
     retried["retry_countdown"] = 30
     assert found(deploys.countdowns, settings=minute, **retried) == []
+
+
+def test_task_above_a_lock_task() -> None:
+    """Its function is that task, whose body it would call without the lock."""
+    app = Celery("shop", broker="redis://broker", set_as_current=False)
+
+    @app.task(name="above", shared=False)
+    @singleton_task(app=app, name="bill", shared=False)
+    def bill() -> None: ...
+
+    (finding,) = bodies.tasks_above(Case(Redlock(NODES), [], app))
+
+    assert (finding.code, finding.severity) == ("without-lock", ERROR)
+    assert finding.fact.startswith("Task above runs the body of the task bill without")
 
 
 def test_rate_that_counts_for_longer_than_a_quarantine() -> None:
