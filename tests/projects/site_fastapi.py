@@ -25,7 +25,7 @@ NODES, FOLDER = os.environ["SITE_NODES"].split(), Path(os.environ["SITE_FOLDER"]
 WORK = 0.002  # seconds
 
 app = FastAPI()
-redlock = Redlock(NODES)
+redlock = Redlock(NODES, node_timeout=1.0)  # a busy machine
 leaked: list[Generator[int]] = []
 
 

@@ -8,6 +8,7 @@ import shutil
 import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +17,6 @@ from celery_redlock.devnodes.processes import Process, free_port
 from tests.projects.app import SERVERS, notes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.harness.lock_nodes import LockNodes
 
 ROUNDS, AT_ONCE = 30, 8
@@ -33,7 +32,8 @@ def test_processes_that_uwsgi_forks_share_no_connection(
     options: list[str],
 ) -> None:
     """They read each other's replies, and two held one lock at once."""
-    uwsgi = shutil.which("uwsgi")
+    places = (str(Path(sys.executable).parent), os.environ["PATH"])
+    uwsgi = shutil.which("uwsgi", path=os.pathsep.join(places))
     if uwsgi is None:
         pytest.skip("uwsgi is not installed (pip install uwsgi)")
     conf = {"redlock_nodes": nodes.urls}

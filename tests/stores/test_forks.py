@@ -30,8 +30,8 @@ kept = redlock.acquire(f"{key}:kept")
 def are_idle():
     # A thread that wants the interpreter during such a fork stops the child for ever.
     own = threading.get_ident()
-    frames = sys._current_frames()
-    return all(frame.f_code.co_name == "select" for i, frame in frames.items() if i != own)
+    others = [one for i, one in sys._current_frames().items() if i != own]
+    return all(one.f_code.co_name == "select" for one in others)
 
 pids = []
 for name in "ab":
