@@ -19,7 +19,17 @@ from celery_redlock.cli.output.format import (
     state_cell,
     table,
 )
-from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
+from celery_redlock.cli.output.session import (
+    DONE,
+    ERROR,
+    USAGE,
+    WARNING,
+    Command,
+    Failure,
+    Interval,
+    Session,
+)
+from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.stores.connection import store_of
 from celery_redlock.operations.acl import acl_rules
 from celery_redlock.operations.doctor import (
@@ -30,8 +40,8 @@ from celery_redlock.operations.doctor import (
     findings_of,
     worst_of,
 )
-from celery_redlock.operations.inspect import inspect_nodes
-from celery_redlock.operations.words import with_app
+from celery_redlock.operations.inspect import inspect_nodes, node_status, votes_of
+from celery_redlock.operations.words import votes_text, with_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +51,7 @@ if TYPE_CHECKING:
     from celery_redlock.operations.inspect import NodeReport
 
 _MS = 1000
+_PAUSE = 0.5  # seconds between two looks while it waits
 _WIDTH = 88
 _MOODS = {Severity.NOTE: "faint", Severity.WARNING: "warning", Severity.ERROR: "bad"}
 _CODES = {Severity.NOTE: DONE, Severity.WARNING: WARNING, Severity.ERROR: ERROR}
@@ -55,12 +66,30 @@ _CODES = {Severity.NOTE: DONE, Severity.WARNING: WARNING, Severity.ERROR: ERROR}
     multiple=True,
     help="Leave out findings with this code. Can be repeated.",
 )
+@click.option(
+    "--wait",
+    type=Interval(),
+    help="Only wait until a majority votes, for so many seconds at most.",
+)
+@click.option("--all-nodes", is_flag=True, help="With --wait: until all nodes vote.")
 @click.pass_obj
-def doctor(session: Session, *, acl: bool, ignored: Sequence[str]) -> int:
+def doctor(
+    session: Session,
+    *,
+    acl: bool,
+    ignored: Sequence[str],
+    wait: float | None,
+    all_nodes: bool,
+) -> int:
     """Examine the nodes, the settings and the tasks.
 
     Exits with 0 if there is nothing worse than a note, 1 for a warning, 3 for an
     error. Watches the nodes' clocks for a second.
+
+    With --wait it examines nothing. It asks for votes, as a worker does, until a
+    majority votes, and exits with 0. When the time is over it exits with 3; with
+    --all-nodes, with 1 if a majority votes. Use --all-nodes between the restarts of
+    two nodes, and --wait alone before the start of workers.
 
     Findings that a project has decided about are left out: --ignore few-nodes, or for
     all commands and workers redlock_doctor_ignore = ["few-nodes"] in its settings.
@@ -69,6 +98,10 @@ def doctor(session: Session, *, acl: bool, ignored: Sequence[str]) -> int:
         lines, document = _acl(session.redlock)
         session.tell(lines, lambda: document)
         return DONE
+    if wait is not None:
+        return _wait(session, wait, all_nodes=all_nodes)
+    if all_nodes:
+        raise Failure("--all-nodes needs --wait SECONDS.", USAGE)
     session.app.loader.import_default_modules()
     reports = inspect_nodes(session.redlock)
     case = Case(session.redlock, reports, session.app)
@@ -90,6 +123,37 @@ def doctor(session: Session, *, acl: bool, ignored: Sequence[str]) -> int:
         },
     )
     return _CODES[worst] if worst else DONE
+
+
+def _wait(session: Session, seconds: float, *, all_nodes: bool) -> int:
+    """Wait until enough nodes vote, and return the exit code."""
+    redlock, clock = session.redlock, SYSTEM_CLOCK
+    total, quorum = len(redlock.labels), redlock.quorum
+    wanted = total if all_nodes else quorum
+    give_up_at = clock.monotonic() + seconds
+    while True:
+        nodes = node_status(redlock)
+        votes, left = votes_of(nodes), give_up_at - clock.monotonic()
+        if votes >= wanted or left <= 0:
+            break
+        clock.sleep(min(_PAUSE, left))
+    needed = f", {wanted} are needed" if total > 1 and votes < wanted else ""
+    fact = f"{votes_text(votes, total)}{needed}."
+    rows: list[Row] = [[node.label, state_cell(node)] for node in nodes]
+    columns = (Column("NODE"), Column("STATE", cut="end"))
+    session.tell(
+        [*table(columns, rows), "", fact[0].upper() + fact[1:]],
+        lambda: {
+            "nodes": [
+                {"node": node.label, "state": str(state_cell(node))} for node in nodes
+            ],
+            "votes": votes,
+            "needed": wanted,
+        },
+    )
+    if votes >= wanted:
+        return DONE
+    return WARNING if votes >= quorum else ERROR
 
 
 def _nodes(reports: Sequence[NodeReport]) -> list[str]:

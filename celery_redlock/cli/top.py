@@ -24,7 +24,7 @@ from celery_redlock.cli.output.format import (
 )
 from celery_redlock.cli.output.session import Command, Interval, Session
 from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.operations.inspect import NodeState, other_settings
+from celery_redlock.operations.inspect import NodeState, other_settings, votes_of
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import votes_text
 
@@ -101,7 +101,7 @@ def _frames(redlock: Redlock) -> Iterator[_Frame]:
 def _lines(frame: _Frame) -> list[str]:
     """Return a screen: nodes, and as many locks as fit."""
     seen, nodes = frame.seen, len(frame.seen.nodes)
-    voting = sum(node.state is NodeState.VOTES for node in seen.nodes)
+    voting = votes_of(seen.nodes)
     mood = "warning" if voting >= seen.quorum else "bad"
     vote = votes_text(voting, nodes)
     head = [painted(vote, "good" if voting == nodes else mood)]

@@ -136,6 +136,9 @@ class Redlock:
         listener: Hears when a lock is released. None where a transport is given: a
             wait then polls.
         permits: The permits that this process had last, where keys have limits.
+        asks_for_votes: Whether those who show the state of the nodes may ask for votes.
+            Not if the nodes may be a part of a deployment: a node that has lost its
+            memory would found another one with them.
 
     Raises:
         ConfigurationError: A value cannot be used. The message names it and the remedy.
@@ -182,6 +185,7 @@ class Redlock:
         )
         self._last_won = Ballot(self.labels)
         self.permits = Permits()
+        self.asks_for_votes = True
         self._is_of_tests = clock is not SYSTEM_CLOCK or transport is not None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -233,6 +233,17 @@ class RestartGuard:
         self._next_recovery_at = now + _PAUSE_BETWEEN_RECOVERIES
         return self._reconcile()
 
+    def votes(self) -> Ballot:
+        """Return the votes of all nodes at this moment; lock nothing.
+
+        Brings nodes to the vote as a request for a lock does. A quarantine begins now,
+        and not with the next task.
+        """
+        while True:
+            ballot = self.ask(scripts.COUNTERS, [self.config]).ballot
+            if not self.recover(ballot):
+                return ballot
+
     def use(self, view: View) -> bool:
         """Use this view, if it has our settings. Return whether it is a new one."""
         if view.configuration != self.configuration or view == self.view:
@@ -482,10 +493,12 @@ class RestartGuard:
             return False
         if floor and self.enabled:
             log.warning(
-                "Node %s votes again, but too few other nodes knew which fences were "
-                "granted. Its next fences are greater than its own time, so their "
-                "order depends on clocks.",
+                "Node %s votes%s. Its next fences are greater than its own time, so "
+                "their order depends on clocks.",
                 label,
+                ""
+                if self.decides_alone
+                else " again, but too few other nodes knew which fences were granted",
                 extra=log_fields("node-floor", node=label),
             )
         else:

@@ -4,7 +4,9 @@ Also tells whether a lock is held. That is certain where a majority of the nodes
 one holder. That a lock is *not* held takes nodes that can tell: a node that is silent,
 may have forgotten locks or belongs to another deployment could have the missing votes.
 
-Nothing is judged here (``doctor`` does that), and nothing on a node changes.
+Nothing is judged here (``doctor`` does that), and no lock changes. But a node that
+no client has asked since its restart is asked for its vote, as by a request for a lock.
+So it is shown as that request would find it, and its wait begins now at the latest.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_redlock.core.failure import ends_in
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import VoteKind
 from celery_redlock.core.resp import DOES_NOT_KNOW
 from celery_redlock.core.text import fields_of, number_in
-from celery_redlock.core.transport.client import each_node
+from celery_redlock.core.transport.client import PerNode, each_node
 from celery_redlock.core.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import denied_command, try_commands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery_redlock.core.clock import Clock
     from celery_redlock.core.lease import Inspection
@@ -38,19 +40,18 @@ __all__ = [
     "NodeReport",
     "NodeState",
     "NodeStatus",
-    "compared",
+    "each_answering",
     "inspect_nodes",
     "is_held",
     "lock_status",
     "node_status",
     "other_settings",
     "present_view",
-    "silent",
-    "status_of",
     "votes_of",
 ]
 
 _SAMPLE = 500  # keys
+T = TypeVar("T")
 _CLOCK_READINGS = 12
 _MS, _US = 1000, 1_000_000
 
@@ -66,6 +67,10 @@ class NodeState(enum.Enum):
     OTHER_CONFIG = "set up differently"
     UNFIT = "unfit"
     SILENT = "silent"
+
+
+# A request for a lock may bring a node in these states to the vote.
+_UNASKED = (NodeState.NEW, NodeState.UNSYNCED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,23 +235,39 @@ def other_settings(redlock: Redlock, nodes: Sequence[NodeStatus]) -> str:
 
 
 def node_status(redlock: Redlock) -> list[NodeStatus]:
-    """Return the present status of each node."""
-    nodes = each_node(
-        redlock.addresses,
-        lambda client: status_of(client, redlock.guard),
-        timeout=redlock.timing.connect_timeout,
-    )
-    statuses = [
-        nodes.results.get(label) or silent(label, nodes.unseen[label])
-        for label in redlock.labels
-    ]
-    return compared(statuses)
+    """Return the status of each node as a request for a lock would find it now.
 
-
-def compared(statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-    """Judge nodes that vote beside each other: the view of one may be another one."""
+    All that show the state of nodes to a user read it here.
+    """
+    statuses = _look(redlock)
+    if redlock.asks_for_votes and any(it.state in _UNASKED for it in statuses):
+        redlock.guard.votes()
+        statuses = _look(redlock)
+    # The view of a node that votes may be another one than that of the others.
     present = present_view(statuses)
     return [_beside(status, present) for status in statuses]
+
+
+def _look(redlock: Redlock) -> list[NodeStatus]:
+    nodes = each_node(
+        redlock.addresses,
+        lambda client: _status_of(client, redlock.guard),
+        timeout=redlock.timing.connect_timeout,
+    )
+    return [
+        nodes.results.get(label) or _silent(label, nodes.unseen[label])
+        for label in redlock.labels
+    ]
+
+
+def each_answering(
+    redlock: Redlock, nodes: Iterable[NodeStatus], visit: Callable[[NodeClient], T]
+) -> PerNode[T]:
+    """Call a function for all nodes that have answered; see ``each_node``."""
+    silent = {it.label: it.reason for it in nodes if it.state is NodeState.SILENT}
+    addresses = [it for it in redlock.addresses if it.name not in silent]
+    visited = each_node(addresses, visit, timeout=redlock.timing.connect_timeout)
+    return PerNode(visited.results, {**silent, **visited.unseen})
 
 
 def votes_of(statuses: Iterable[NodeStatus]) -> int:
@@ -276,9 +297,11 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
         span: Seconds for which their clocks are watched. It takes about a second to
             tell a drift of 0.5 % from a change of the network's latency.
     """
+    statuses = node_status(redlock)
+    by_label = {status.label: status for status in statuses}
 
     def visit(client: NodeClient) -> NodeReport:
-        status = status_of(client, redlock.guard)
+        status = by_label[client.label]
         if "store" in status.info:  # it has no ACL of Redis, and no other keys
             clock = _watch_clock(client, redlock.clock, span)
             return NodeReport(status, clock=clock)
@@ -297,17 +320,14 @@ def inspect_nodes(redlock: Redlock, *, span: float = 1.0) -> list[NodeReport]:
         )
         return replace(report, denied=denied, unknown=unknown)
 
-    timeout = redlock.timing.connect_timeout
-    nodes = each_node(redlock.addresses, visit, timeout=timeout)
-    reports = [
+    nodes = each_answering(redlock, statuses, visit)
+    return [
         nodes.results.get(label) or _unreachable(label, nodes.unseen[label])
         for label in redlock.labels
     ]
-    present = present_view(report.status for report in reports)
-    return [replace(it, status=_beside(it.status, present)) for it in reports]
 
 
-def silent(label: str, reason: str) -> NodeStatus:
+def _silent(label: str, reason: str) -> NodeStatus:
     """Return the status of a node that could not be reached or read."""
     return NodeStatus(label, NodeState.SILENT, reason)
 
@@ -315,13 +335,13 @@ def silent(label: str, reason: str) -> NodeStatus:
 def _unreachable(label: str, reason: str) -> NodeReport:
     _, _, unknown = reason.partition(DOES_NOT_KNOW)
     return NodeReport(
-        silent(label, reason),
+        _silent(label, reason),
         denied=(denied,) if (denied := denied_command(reason)) else (),
         unknown=(unknown.lower(),) if unknown else (),
     )
 
 
-def status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
+def _status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
     """Return the present status of the node at the other end of this connection."""
     fields = ("config", "run_id", "votes", "quarantine_until", "replid")
     info_text, meta, time = client.ask(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
@@ -29,10 +29,11 @@ from celery_redlock.core.scripts import INSPECT, TAKEN
 from celery_redlock.core.transport.client import each_node
 from celery_redlock.core.transport.requests import all_answered
 from celery_redlock.operations.inspect import (
+    NodeState,
     NodeStatus,
+    each_answering,
     is_held,
-    silent,
-    status_of,
+    node_status,
 )
 
 if TYPE_CHECKING:
@@ -218,9 +219,12 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
     unsure_votes: Counter[tuple[bytes, bytes]] = Counter()  # of nodes that cannot tell
     mutex = threading.Lock()
 
-    def visit(client: NodeClient) -> NodeStatus:
+    # Before the keys: what a node may have forgotten has ended when it votes.
+    nodes = node_status(redlock)
+    can_tell = {node.label: node.can_tell for node in nodes}
+
+    def visit(client: NodeClient) -> None:
         known: set[bytes] = set()
-        status = status_of(client, redlock.guard)
         for keys, replies in client.scan(escaped(head) + pattern, "GET", "PTTL"):
             with mutex:
                 for key, value, left in zip(
@@ -233,15 +237,15 @@ def scan(redlock: Redlock, pattern: str = "*", kind: Kind = "lock") -> Scan:
                         text = texts.setdefault(text, text)
                         sightings[key].setdefault(text, []).append(left)
                         counts[client.label] += 1
-                        if not status.can_tell:
+                        if not can_tell[client.label]:
                             unsure_votes[key, text] += 1
-        return status
 
-    timeout = redlock.timing.connect_timeout
-    visited = each_node(redlock.addresses, visit, timeout=timeout)
+    visited = each_answering(redlock, nodes, visit)
     nodes = [
-        visited.results.get(label) or silent(label, visited.unseen[label])
-        for label in redlock.labels
+        replace(node, state=NodeState.SILENT, reason=visited.unseen[node.label])
+        if node.label in visited.unseen
+        else node
+        for node in nodes
     ]
     unsure = sum(not node.can_tell for node in nodes)
     skip, quorum = len(head.encode()), redlock.quorum

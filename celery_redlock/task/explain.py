@@ -18,7 +18,6 @@ from celery_redlock.core.failure import unreachable
 from celery_redlock.core.keys import shown
 from celery_redlock.core.records.backlog import place_of_next
 from celery_redlock.core.records.claims import Claims, ExistingJob
-from celery_redlock.core.scripts import COUNTERS
 from celery_redlock.operations.scan import LimitInUse, inspect_limits
 from celery_redlock.policies import Conflict, Decision, Outage, Situation
 from celery_redlock.task.publishing import conflict_with
@@ -143,9 +142,7 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
 
 def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
     """Return the outage if too few nodes vote, although they answer."""
-    ballot = redlock.guard.ask(COUNTERS, [redlock.guard.config]).ballot
-    if redlock.guard.adopt(ballot):
-        ballot = redlock.guard.ask(COUNTERS, [redlock.guard.config]).ballot
+    ballot = redlock.guard.votes()
     if ballot.granted >= redlock.quorum:
         return None
     return unreachable(

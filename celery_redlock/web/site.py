@@ -31,7 +31,6 @@ from celery_redlock.core.text import printable, printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import (
-    compared,
     node_status,
     other_settings,
     votes_of,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from celery_redlock.core.forced_release import ForcedRelease
-    from celery_redlock.operations.inspect import NodeStatus
 
 __all__ = ["LEAST_TOKEN", "LockPage"]
 
@@ -165,7 +163,6 @@ class _Look:
     """The answers of the nodes at one moment."""
 
     seen: Scan
-    nodes: list[NodeStatus]
     settings: str
     releases: list[ForcedRelease]
     at: float
@@ -185,11 +182,10 @@ class _Looks:
             now = SYSTEM_CLOCK.monotonic()
             if self.look is None or self.pattern != pattern or now >= self.until:
                 seen = scan(redlock, pattern)
-                nodes = compared(seen.nodes)
-                settings = other_settings(redlock, nodes)
+                settings = other_settings(redlock, seen.nodes)
                 releases = forced_releases(redlock)
                 at = SYSTEM_CLOCK.wall()
-                self.look = _Look(seen, nodes, settings, releases, at)
+                self.look = _Look(seen, settings, releases, at)
                 self.pattern = pattern
                 self.until = SYSTEM_CLOCK.monotonic() + _SHARED_FOR
             return self.look
@@ -360,7 +356,7 @@ class LockPage:
             ),
             tag(
                 "div",
-                _card("Nodes", parts.node_table(look.seen, look.nodes)),
+                _card("Nodes", parts.node_table(look.seen, look.seen.nodes)),
                 _card("Limits", limits)
                 if (limits := parts.limit_list(look.seen))
                 else None,
@@ -599,7 +595,7 @@ class LockPage:
 
 def _verdict(look: _Look) -> Html:
     """Say whether locks can be granted."""
-    votes, nodes = votes_of(look.nodes), len(look.nodes)
+    votes, nodes = votes_of(look.seen.nodes), len(look.seen.nodes)
     quorum = look.seen.quorum
     fact = votes_text(votes, nodes)
     if votes < quorum:

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import with_long
-from tests.nodes.support import locks, until
+from tests.nodes.support import locks
 
 if TYPE_CHECKING:
     from tests.cli.project import Project
 
 REASONS = {
     "down": "refused the connection",
-    "quarantined": "is in quarantine for ",
-    "new": "is new or restarted: it may have forgotten locks",
+    "restarted": ": it may have forgotten locks",
     "other": "is set up differently",
 }
-ways = pytest.mark.parametrize("way", with_long(REASONS, "quarantined", "other"))
-ways_of_one_node = pytest.mark.parametrize(
-    "way", with_long(["down", "quarantined", "new"], "quarantined")
-)
+ways = pytest.mark.parametrize("way", with_long(REASONS, "other"))
+ways_of_one_node = pytest.mark.parametrize("way", ["down", "restarted"])
 OTHER: dict[str, Any] = {"redlock_max_ttl": 120.0}
 
 
@@ -30,22 +27,13 @@ def settings_of(way: str) -> dict[str, Any]:
     return OTHER if way == "other" else {}
 
 
-def begun(project: Project, *nodes: int) -> bool:
-    """Ask for a vote, which begins a quarantine; tell whether it has on these nodes."""
-    project.service.check()
-    words = ("HEXISTS", "redlock:meta", "quarantine_until")
-    return all(project.nodes[index].command(*words) for index in nodes)
-
-
 def doubtful(project: Project, way: str, *nodes: int) -> dict[str, Any]:
     """Put these nodes in a state in which they cannot tell; return the settings."""
     for index in nodes:
         if way == "down":
             project.nodes[index].kill()
-        elif way in ("new", "quarantined"):
+        elif way == "restarted":
             project.nodes[index].restart()
-    if way == "quarantined":
-        until(lambda: begun(project, *nodes), what="the quarantine")
     return settings_of(way)
 
 

@@ -138,13 +138,29 @@ def test_bare_quorum_is_a_warning_and_a_lost_one_an_error(
 
 
 def test_new_node_has_its_quarantine_ahead(start_nodes: Start) -> None:
-    """The quarantine begins with the first request, which has not come yet."""
+    """The quarantine begins with the diagnosis, if no client has asked before."""
     nodes = start_nodes(3, initialize=False)
+
+    found = found_on(nodes, node_timeout=1.0)
+
+    assert codes(found) == {"quarantine", "no-quorum"}
+    said = re.search(r"and does not vote for (\d+) s more", str(found[1]))
+    assert said
+    assert 0 < int(said[1]) <= 63
+
+
+def test_new_node_beside_silent_ones_waits_for_a_majority(start_nodes: Start) -> None:
+    """Alone it cannot tell which locks it has forgotten, so its wait has no end yet."""
+    nodes = start_nodes(3, initialize=False)
+    for node in nodes.nodes[:2]:
+        node.kill()
 
     found = found_on(nodes)
 
-    assert codes(found) == {"quarantine", "no-quorum"}
-    assert "will not vote for 62 s after the first request" in found[1].fact
+    assert codes(found) == {"quarantine", "no-quorum", "unreachable"}
+    assert (
+        "until a majority of the nodes has been asked" in the("quarantine", found).fact
+    )
 
 
 def test_node_that_restarted_empty_is_in_quarantine(five_nodes: DevNodes) -> None:
@@ -163,7 +179,7 @@ def test_node_that_restarted_empty_is_in_quarantine(five_nodes: DevNodes) -> Non
 
 
 def test_node_after_its_quarantine_waits_for_fences(start_nodes: Start) -> None:
-    """Its quarantine has ended, and it has not recovered its fences yet."""
+    """Its quarantine has ended, and too few others vote to confirm it."""
     nodes = start_nodes(5, max_ttl=0.5)
     short = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.1}
     first = nodes.nodes[0]
@@ -176,11 +192,13 @@ def test_node_after_its_quarantine_waits_for_fences(start_nodes: Start) -> None:
             return said
 
         ends_at = int(until(is_in_quarantine) or 0)
+    for node in nodes.nodes[3:]:
+        node.kill()
     until(lambda: time.time() * 1000 > ends_at)
 
     found = found_on(nodes, **short)
 
-    assert codes(found) == {"unsynced", "ttl"}
+    assert codes(found) == {"unsynced", "no-quorum", "unreachable", "ttl"}
 
 
 def test_other_settings_are_compared(three_nodes: DevNodes) -> None:

@@ -16,12 +16,13 @@ NOWHERE = ["redis://:correct-horse@127.0.0.1:1/0"]
 
 def test_init_lets_new_nodes_vote(start_project: Callable[..., Project]) -> None:
     """It shows the nodes and asks; after a yes a lock is granted at once."""
-    project = start_project(initialize=False)
+    patient = {"redlock_node_timeout": 1.0}
+    project = start_project(3, patient, initialize=False)
 
     run = project.redlock("init", typed="y\n")
 
     assert run.code == 0
-    assert run.out.count("new or restarted") == 3
+    assert run.out.count("in quarantine, ") == 3
     assert "no worker held a lock on " in run.err
     assert "in the last 1 m 00 s (redlock_max_ttl)?" in run.err
     assert project.service.acquire("k").is_valid()
@@ -30,14 +31,14 @@ def test_init_lets_new_nodes_vote(start_project: Callable[..., Project]) -> None
 def test_init_changes_nothing_without_a_yes(
     start_project: Callable[..., Project],
 ) -> None:
-    """Without a terminal the answer is no: the nodes still have to wait."""
+    """Without a terminal the answer is no: the nodes have to wait."""
     project = start_project(1, initialize=False)
 
     run = project.redlock("init")
 
     assert run.code == 1
     assert "Nothing was done." in run.err
-    assert project.nodes[0].command("EXISTS", "redlock:meta") == 0
+    assert not project.nodes[0].command("HEXISTS", "redlock:meta", "votes")
 
 
 def test_init_refuses_nodes_with_live_locks(project: Project) -> None:

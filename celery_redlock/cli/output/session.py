@@ -114,7 +114,7 @@ class Session:
 
 
 class Interval(click.FloatRange):
-    """Seconds between two looks at the nodes: an hour at most, and a number."""
+    """Seconds of looking at the nodes: an hour at most, and a number."""
 
     name = "seconds"
 
@@ -195,6 +195,9 @@ class Command(CeleryCommand):
         if urls := ctx.params.pop("nodes", ()) if self._asks_nodes else ():
             forget_runtimes()
             celery.app.conf.redlock_nodes = list(urls)
+            # They may be a part of a deployment.
+            with contextlib.suppress(ConfigurationError):
+                runtime_of(celery.app).redlock.asks_for_votes = False
         ctx.obj = Session(celery.app, as_json=as_json, colors=not celery.no_color)
         # The commands report about nodes themselves, so log lines would repeat it.
         logging.getLogger("celery_redlock").addHandler(logging.NullHandler())

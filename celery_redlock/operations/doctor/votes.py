@@ -134,8 +134,8 @@ _PROBLEMS = {
     NodeState.NEW: Problem(
         "quarantine",
         WARNING,
-        "is new or has restarted: it will not vote for {quarantine:.0f} s after the "
-        "first request",
+        "is new or has restarted, and does not vote until a majority of the nodes has "
+        "been asked for a lock; then for {quarantine:.0f} s more at most",
         _BY_ITSELF,
     ),
     NodeState.UNSYNCED: Problem(
