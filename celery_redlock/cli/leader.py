@@ -11,12 +11,12 @@ from celery_redlock.cli.output.format import (
     doubt_lines,
     duration,
     holder_document,
-    plural,
     since,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.core.lease import Inspection
 from celery_redlock.core.records.standbys import Leadership, leadership_of
+from celery_redlock.core.text import on_nodes
 from celery_redlock.operations.inspect import LockStatus, node_status, other_settings
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def _lines(found: Leadership, status: LockStatus) -> Iterator[str]:
         yield f"{found.key} is led by {found.leader}"
         yield f"  since    {since(found.leader)}"
         yield f"  term     {found.leader.fence}"
-        nodes = plural(len(found.ballot.labels), "node")
-        yield f"  nodes    on {found.votes} of {nodes}"
+        yield f"  nodes    {on_nodes(found.votes, len(found.ballot.labels))}"
         yield f"  expires  in {duration(status.ttl_left)}, unless renewed"
     elif status.is_held is None:
         yield f"Too few nodes answered to tell which beat leads {found.key}."

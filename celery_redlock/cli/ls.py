@@ -19,6 +19,7 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, Command, Interval, Session
+from celery_redlock.core.text import on_nodes
 from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 from celery_redlock.operations.words import unknown_text
@@ -79,8 +80,8 @@ def _lines(seen: Scan, shown: Sequence[SeenHolder], settings: str) -> Iterator[s
         yield from table(LOCK_COLUMNS, [lock_row(lock, nodes=nodes) for lock in shown])
         yield ""
     if seen.has_quorum:
-        answered = f"{seen.can_tell} of {plural(nodes, 'node')}"
-        yield f"{plural(held, 'lock')} held, as seen on {answered}."
+        where = on_nodes(seen.can_tell, nodes)
+        yield f"{plural(held, 'lock')} held, as seen {where}."
         yield from limit_lines(seen.limits)
     else:
         yield painted(unknown_text(seen), "bad")

@@ -31,6 +31,7 @@ from celery_redlock.cli.output.session import (
 )
 from celery_redlock.core.keys import keys_of
 from celery_redlock.core.lease import Holder
+from celery_redlock.core.text import on_nodes
 from celery_redlock.operations.force_release import (
     Operator,
     is_ours,
@@ -204,11 +205,11 @@ def _explanation(
     others: Sequence[str],
 ) -> list[str]:
     seen = found.seen
-    nodes = plural(len(seen.ballot.labels), "node")
+    nodes = len(seen.ballot.labels)
     lines = [
         line
         for value, labels in values.items()
-        for line in _holder_lines(seen.key, value, f"on {len(labels)} of {nodes}")
+        for line in _holder_lines(seen.key, value, on_nodes(len(labels), nodes))
     ]
     lines += _other_permit_lines(seen.key, others)
     holders = [Holder.parse(value) for value in values if is_ours(value)]
@@ -285,8 +286,8 @@ def _result(
     key: str, nodes: PerNode[bool], *, may_last: bool, killed: bool
 ) -> list[str]:
     released = sum(nodes.results.values())
-    total = plural(len(nodes.results) + len(nodes.unseen), "node")
-    lines = [f"Released on {released} of {total}."]
+    total = len(nodes.results) + len(nodes.unseen)
+    lines = [f"Released {on_nodes(released, total)}."]
     if not released and killed:
         lines = ["Its lock was released when it ended."]
     elif not released:

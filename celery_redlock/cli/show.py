@@ -20,7 +20,6 @@ from celery_redlock.cli.output.format import (
     permit_text,
     permits_document,
     permits_table,
-    plural,
     since,
     table,
 )
@@ -28,6 +27,7 @@ from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Ses
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import Vote, VoteKind
 from celery_redlock.core.records.forced_releases import forced_releases
+from celery_redlock.core.text import on_nodes
 from celery_redlock.operations.inspect import (
     LockStatus,
     NodeState,
@@ -86,7 +86,6 @@ def show(session: Session, *, key: str) -> int:
 def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
     seen = found.seen
     ballot, holder = seen.ballot, _holder(seen)
-    nodes = plural(len(ballot.labels), "node")
     if holder is None:
         if found.is_held is None:
             few = "too few nodes can tell"
@@ -107,7 +106,7 @@ def _summary(found: LockStatus, *, has_limit: bool) -> list[str]:
         if math.isinf(left)
         else f"in {duration(left)}, unless renewed",
         "fence": str(holder.fence or ""),
-        "nodes": f"on {seen.votes} of {nodes}",
+        "nodes": on_nodes(seen.votes, len(ballot.labels)),
         "keys": " and ".join(holder.keys),
         "limit": permit_text(holder.permit(seen.key)),
     }

@@ -12,6 +12,7 @@ from celery_redlock.core.backoff import doubled, jittered
 from celery_redlock.core.keys import keys_of, shown
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import Ballot, Verdict, VoteKind
+from celery_redlock.core.text import on_nodes
 from celery_redlock.core.view import CLOSED, View, refusal
 from celery_redlock.errors import (
     LockContended,
@@ -55,13 +56,14 @@ def failure_of(
     nodes = len(ballot.labels)
     if verdict is Verdict.WON:
         fact = (
-            f"The lock {shown(key)} was granted by {ballot.granted} of {nodes} nodes, "
+            f"The lock {shown(key)} was granted {on_nodes(ballot.granted, nodes)}, "
             "but its fence or its validity could not be confirmed in time"
         )
     elif choice is not None:
+        some = "" if nodes == 1 else f", as some of {nodes} nodes say"
         fact = (
-            f"Permits of {shown(key)} are free, as some of {nodes} nodes say, but "
-            "other clients took those that this one tried for"
+            f"Permits of {shown(key)} are free{some}, but other clients took those "
+            "that this one tried for"
         )
     else:
         reasons = ballot.reasons()

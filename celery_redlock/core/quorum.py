@@ -284,6 +284,8 @@ class Ballot:
                 problems.append(f"{label} is in quarantine for {wait:.1f} s")
             elif vote.kind is VoteKind.UNSYNCED:
                 reason = "is not confirmed by other nodes yet"
+                if len(self.labels) == 1:
+                    reason = "does not vote yet"
                 problems.append(f"{label} {reason if vote.value else 'has restarted'}")
             elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
                 problems.append(f"{label} {vote.reason}")

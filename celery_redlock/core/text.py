@@ -19,6 +19,7 @@ __all__ = [
     "is_line",
     "line_of",
     "number_in",
+    "on_nodes",
     "printable",
     "printable_line",
     "seconds_in",
@@ -149,3 +150,8 @@ def seconds_in(text: str) -> float:
     except ValueError:
         return 0.0
     return seconds if 0 <= seconds <= _MOST_SECONDS else 0.0
+
+
+def on_nodes(some: int, nodes: int) -> str:
+    """Return ``on 2 of 3 nodes``; of a single node or a store, ``on the node``."""
+    return "on the node" if nodes == 1 else f"on {some} of {nodes} nodes"

@@ -50,7 +50,7 @@ from celery_redlock.core.limits import with_copies
 from celery_redlock.core.log_fields import log_fields
 from celery_redlock.core.records.backlog import leave_backlog
 from celery_redlock.core.records.successors import withdraw
-from celery_redlock.core.text import check_id
+from celery_redlock.core.text import check_id, on_nodes
 from celery_redlock.options.broker import marks_redeliveries
 from celery_redlock.task.header import claim_in, fault_of, mint, waits_in
 from celery_redlock.task.message import wanted_by_message
@@ -355,16 +355,15 @@ class RedlockRequest(Request):
 
     def _tell_of_release(self, key: str, released: int) -> None:
         if released:
-            votes = f"{released} of {len(runtime_of(self.app).redlock.labels)}"
+            where = on_nodes(released, len(runtime_of(self.app).redlock.labels))
             extra = log_fields(
                 "lock-released", task=self.name, task_id=self.id, key=key
             )
             log.warning(
-                "Released the lock %s of %s on %s nodes so far: its process %s is "
-                "gone.",
+                "Released the lock %s of %s %s so far: its process %s is gone.",
                 shown(key),
                 self.humaninfo(),
-                votes,
+                where,
                 self.worker_pid,
                 extra=extra,
             )

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.keys import keys_of
+from celery_redlock.core.text import on_nodes
 from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
     duration,
     instant,
-    plural,
     state_words,
     unknown_text,
 )
@@ -126,7 +126,7 @@ def summary(seen: Scan, shown: Sequence[Sequence[SeenHolder]]) -> Html:
     nodes = len(seen.labels)
     facts = []
     if seen.has_quorum:
-        answered = f"as seen on {seen.can_tell} of {nodes} nodes."
+        answered = f"as seen {on_nodes(seen.can_tell, nodes)}."
         facts.append(f"{len(seen.held)} held, {answered}")
     elif seen.held:
         facts.append(f"{len(seen.held)} held for certain; there may be others.")
@@ -350,9 +350,7 @@ def _holder_item(asked: Question, value: str, place: Place) -> Html:
         who = [tag("strong", str(holder))]
     if holder and age is not None:
         who.append(join(f", since {place.at(holder.started)} ({duration(age)} ago)"))
-    where = (
-        f", on {len(asked.values[value])} of {plural(len(asked.found.nodes), 'node')}"
-    )
+    where = f", {on_nodes(len(asked.values[value]), len(asked.found.nodes))}"
     facts = []
     if holder and (permit := holder.permit(asked.key)):
         limit, number = permit

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.quorum import quorum_of
+from celery_redlock.core.text import on_nodes
 from celery_redlock.operations.force_release import is_ours, release_lock, values_on
 from celery_redlock.operations.inspect import lock_status
 from celery_redlock.operations.scan import other_permits
@@ -122,7 +123,7 @@ class Released:
 
     @property
     def fact(self) -> str:
-        """The release, for a log: reads on after "Released"."""
+        """The release, for a log: reads on after "Released", without a space."""
         why = f" Reason: {self.reason}" if self.reason else ""
         return f"{self._where}.{why}"
 
@@ -136,7 +137,7 @@ class Released:
             few = f"The lock {self.key} may still be held: too few nodes were reached."
             first = ("error", few)
         elif self.nodes:
-            first = ("success", f"Released {self.key} {self._where}.")
+            first = ("success", f"Released {self.key}{self._where}.")
         else:
             first = ("warning", f"{self.key} had expired: nothing was released.")
         kept = "It keeps the lock until its ttl has ended."
@@ -148,7 +149,8 @@ class Released:
 
     @property
     def _where(self) -> str:
-        return f"on {self.nodes} of {self.total} nodes, held by {self.holders}"
+        where = f" {on_nodes(self.nodes, self.total)}" if self.total > 1 else ""
+        return f"{where}, held by {self.holders}"
 
 
 def holders_text(values: Iterable[str]) -> str:
@@ -169,5 +171,5 @@ def carry_out(
         len(redlock.labels),
         operator.reason,
     )
-    log.warning("%s released the lock %r %s", operator.who, key, done.fact)
+    log.warning("%s released the lock %r%s", operator.who, key, done.fact)
     return done

@@ -162,7 +162,7 @@ class HeldLockAdmin(admin.ModelAdmin):
             reason = request.POST.get("reason", "")
             operator = Operator(str(request.user), "the Django admin", reason)
             done = carry_out(redlock, key, values, operator)
-            entry.change_message = f"Released {done.fact}"
+            entry.change_message = f"Released{done.fact}"
             entry.save(update_fields=["change_message"])
         for level, text in done.messages:
             messages.add_message(request, getattr(messages, level.upper()), text)

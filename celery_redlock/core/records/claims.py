@@ -126,10 +126,8 @@ class ExistingJob:
             name = f"{holder.task}[{holder.task_id}]"
         elif self.held_key != self.key or not holder.task_id:  # no run of this call
             what = f"The key {shown(self.held_key)} is held by"
-        return (
-            f"{what} {name}. {votes} of {nodes} "
-            f"nodes say so, for {self.left:.1f} s more at most."
-        )
+        source = f", as {votes} of {nodes} nodes say" if nodes > 1 else ""
+        return f"{what} {name}, for {self.left:.1f} s more at most{source}."
 
 
 class Claims:

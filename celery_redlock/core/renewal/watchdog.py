@@ -372,7 +372,7 @@ class Watchdog(OfOneProcess):
             "more.%s",
             shown(lease.key),
             lease.fence,
-            reasons or "a majority does not hold it",
+            reasons or "too few votes for it",
             lease.remaining(),
             f" {others} other renewals failed since the last report." * bool(others),
             extra=log_fields("renewal-failed", key=lease.key, fence=lease.fence),

@@ -72,7 +72,7 @@ def test_lock_of_code_outside_of_a_task_is_no_call(worker: Worker) -> None:
 
     reason = explain(worker).execute.reason
 
-    assert reason.startswith("The key 'work:1' is held by unit.work on web (pid 7).")
+    assert reason.startswith("The key 'work:1' is held by unit.work on web (pid 7), ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""One node decides alone: no text counts it, or speaks of a majority or other nodes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from celery_redlock.core.lease import Holder
+from celery_redlock.core.records.claims import Claims
+from celery_redlock.election import Elector
+from tests.nodes.support import MAX_TTL, SHORT, client, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from celery_redlock.devnodes import DevNodes
+    from tests.cli.project import Project
+
+PLURAL = re.compile(r"\d+ of 1\b(?! start)|\b1 nodes|majority|(other|enough) nodes")
+
+
+def test_commands_speak_of_the_node(start_project: Callable[..., Project]) -> None:
+    """With a lock, a claim, a leader and a release by an operator."""
+    project = start_project(1)
+    project.hold("invoice:42")
+    job = Holder("", task="proj.send_invoice", task_id="job")
+    claims = Claims(project.service)
+    claims.take("invoice:7", job, at_lock=False, at_cooldown=False)
+    existing = claims.queued("invoice:7")
+    Elector(project.service, "beat:proj", name="celery beat").campaign()
+
+    said = [
+        project.redlock(*words)
+        for words in (
+            ("ls",),
+            ("show", "invoice:42"),
+            ("explain", "proj.send_invoice", "--args", "[42]"),
+            ("leader",),
+            ("doctor",),
+            ("doctor", "--wait", "0"),
+            ("leaked",),
+            ("release", "invoice:42", "--yes"),
+            ("release", "--claims", "--dry-run"),
+            ("init", "--yes"),
+        )
+    ]
+    texts = [str(existing), *(run.out + run.err for run in said)]
+
+    assert [text for text in texts if PLURAL.search(text)] == []
+    assert "2 locks held, as seen on the node." in texts[1]
+    assert "The same call 'invoice:42' runs as proj.send_invoice" in texts[3]
+    assert "Released on the node." in texts[8]
+
+
+def test_log_of_a_restart_speaks_of_the_node(
+    start_nodes: Callable[..., DevNodes],
+    key: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """There were no other nodes that could have known a fence."""
+    nodes = start_nodes(1, max_ttl=MAX_TTL)
+    nodes.nodes[0].restart()
+    caplog.set_level(logging.INFO, "celery_redlock")
+
+    with client(nodes, **SHORT) as redlock:
+        until(lambda: redlock.check().has_quorum, what="its vote")
+        redlock.release(redlock.acquire(key, wait=20))
+
+    assert not PLURAL.search(caplog.text), caplog.text
+    assert "Its next fences are greater than its own time" in caplog.text
