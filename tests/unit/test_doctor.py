@@ -125,10 +125,22 @@ def test_every_code_is_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
     table = page.read_text(encoding="utf-8").split("| code |")[1].split("\n\n")[0]
 
-    row = r'^\| <a id="([a-z-]+)"></a>`\1` \|'
-    documented = set(re.findall(row, table, re.MULTILINE))
+    documented = set(re.findall(r"^\| \[`([a-z-]+)`\]\(#\1\) \|", table, re.MULTILINE))
 
     assert documented == finding_codes()
+
+
+def test_every_code_has_its_section() -> None:
+    """At the address that the doctor prints: the cause, a check, and the remedy."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
+    _, *sections = page.read_text(encoding="utf-8").split("\n## ")
+    parts = "([a-z-]+)\n" + "".join(
+        rf"\n\*\*{part}\.\*\* .+\n" for part in ("Cause", "Check", "Remedy")
+    )
+
+    found = [re.fullmatch(parts, f"{section.strip()}\n") for section in sections]
+
+    assert {match and match[1] for match in found} == finding_codes()
 
 
 # -- tasks and settings ------------------------------------------------------------
