@@ -188,8 +188,9 @@ class Project:
         self, key: str | list[str], *, limits: Limits = (), **fields: Any
     ) -> Lease:
         """Take a lock, or permits, on all nodes, as a task in a worker does."""
-        task = {"task": "proj.send_invoice", "task_id": f"id-of-{key}"}
-        holder = Holder("", host="worker-1", pid=4711, **{**task, **fields})
+        facts: dict[str, Any] = {"task": "proj.send_invoice", "task_id": f"id-of-{key}"}
+        facts |= {"host": "worker-1", "pid": 4711, **fields}
+        holder = Holder("", **facts)
         return self.service.acquire(key, ttl=60.0, holder=holder, limits=limits)
 
     def steal(self, key: str, *indexes: int) -> None:
