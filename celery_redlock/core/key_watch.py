@@ -12,7 +12,8 @@ A call that waits in a thread has a `WaitQueue` of its own. A process that keeps
 thousands of calls for a few keys joins the wait queue of each key once, with the rank
 of the call that is to run first: a node that releases the lock wakes the process as it
 wakes a thread. A wake-up takes the process out of the queue. It joins again with its
-next look.
+next look, under another name if it waits for one lock: nodes that are late may still
+tell of the release before, and two calls must not start for one release.
 
 What is told is a hint: nothing is held. Looks go on while nothing happens, so a wake-up
 that is lost costs some seconds. Where too few nodes answer, nothing is told.
@@ -66,6 +67,7 @@ class _Watch:
     rank: int
     waiter: Waiter
     look_at: float = 0.0
+    has_joined: bool = False  # under the name of this waiter
     woken_at: float = math.inf  # when the wake-ups of a majority are due
     names: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
 
@@ -173,8 +175,7 @@ class KeyWatch:
     def _begin(self, wanted: Wanted, rank: int) -> None:
         watch = self._watches.get(wanted)
         if watch is None:
-            watch = _Watch(wanted, rank, self._listener.add_waiter())
-            watch.waiter.ring(self)
+            watch = _Watch(wanted, rank, self._new_waiter())
             watch.names = self._names(wanted)
             self._watches[wanted] = watch
         watch.rank, watch.look_at = rank, 0.0
@@ -183,8 +184,16 @@ class KeyWatch:
         watch = self._watches.pop(wanted, None)
         if watch is None:
             return
+        self._leave(watch, 0 if passes_on else "")
+
+    def _new_waiter(self) -> Waiter:
+        waiter = self._listener.add_waiter()
+        waiter.ring(self)
+        return waiter
+
+    def _leave(self, watch: _Watch, free_in_ms: int | str) -> None:
         self._listener.remove_waiter(watch.waiter)
-        args = [watch.waiter.name, 0 if passes_on else ""]
+        args = [watch.waiter.name, free_in_ms]
         self._nodes.tell(LEAVE_WAIT_QUEUE, [*watch.names[0], *watch.names[1]], args)
 
     def _names(self, wanted: Wanted) -> tuple[list[str], list[str]]:
@@ -216,9 +225,13 @@ class KeyWatch:
 
     def _look(self, watch: _Watch) -> None:
         """Join the wait queues, and tell whether there is room for a holder."""
-        watch.waiter.reset()
-        watch.woken_at = math.inf
         locks, queues = watch.names
+        # A newcomer to several queues wakes others, so there the name stays.
+        if watch.has_joined and len(queues) == 1 and not watch.wanted.limits:
+            self._leave(watch, "")
+            watch.waiter = self._new_waiter()
+        watch.waiter.reset()
+        watch.woken_at, watch.has_joined = math.inf, True
         args: list[Any] = [watch.waiter.name, watch.rank, _QUEUE_TTL_MS]
         limits = watch.wanted.limits
         if limits:

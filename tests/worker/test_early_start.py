@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from celery import states
 
 from tests.harness.waiting import until
@@ -28,7 +27,6 @@ def refused(here: Deployment, name: str, key: str, *args: object) -> AsyncResult
     return call
 
 
-@pytest.mark.long
 def test_release_starts_calls_in_the_order_of_publishing(
     here: Deployment, key: str
 ) -> None:
