@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +37,52 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     vars(wrapper)["__signature__"] = inspect.signature(function)
     return wrapper
+
+
+UNRESOLVED = """
+import functools
+def wrapped(function):
+    @functools.wraps(function)
+    def wrapper(*args: Missing, **kwargs: Missing) -> Missing:
+        return function(*args, **kwargs)
+    return wrapper
+def body(a: Missing, b: Missing = None) -> list[Missing]: return a
+def bound(self: Missing, a: Missing, b: Missing = None) -> Missing: return a
+def key(a: Missing) -> Missing: return f"k:{a}"
+def policy(conflict: Missing) -> Missing: return "skip"
+"""
+
+
+@pytest.mark.parametrize(
+    "future",
+    [
+        "from __future__ import annotations",
+        pytest.param(
+            "",
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 14), reason="Python 3.14 evaluates them later"
+            ),
+        ),
+    ],
+)
+def test_annotations_that_do_not_resolve_are_not_evaluated(
+    worker: Worker, future: str
+) -> None:
+    """Names that are imported for type checkers only are none when a call is made."""
+    code = compile(future + UNRESOLVED, "unresolved.py", "exec", dont_inherit=True)
+    names: dict[str, Any] = {"__name__": "unresolved"}
+    exec(code, names)  # noqa: S102  (a program of this test)
+    wrapped, policy = names["wrapped"], names["policy"]
+    hashed = worker.task(name="hashed", key=None, on_conflict=policy)
+    own = worker.task(name="own", key=names["key"], on_conflict=wrapped(policy))
+    bound = worker.task(name="bound", key=wrapped(names["key"]), bind=True)
+
+    task = hashed(wrapped(names["body"]))
+    assert worker.run(task, "x").result == "x"
+    assert task.lock_key("x") != task.lock_key("y")
+    for task in (own(names["body"]), bound(names["bound"])):
+        assert task.lock_key("x") == "k:x"
+        assert worker.run(task, "x").result == "x"
 
 
 def test_argument_that_a_decorator_injects_is_none_of_the_call(worker: Worker) -> None:
