@@ -143,9 +143,9 @@ class MemoryKeyspace:
         entry = self._find(name)
         self._entries[name] = _Entry(value, entry.expires_at_ms if entry else None)
 
-    def delete(self, name: bytes) -> None:
-        """Delete a key (DEL)."""
-        self._entries.pop(name, None)
+    def delete(self, name: bytes) -> bool:
+        """Delete a key; tell whether it was there (DEL)."""
+        return bool(self._find(name) and self._entries.pop(name))
 
     def pttl(self, name: bytes) -> int:
         """Return the milliseconds left; -1 without a ttl, -2 for no key (PTTL)."""
@@ -156,13 +156,14 @@ class MemoryKeyspace:
             return -1
         return entry.expires_at_ms - self.now_ms
 
-    def pexpire(self, name: bytes, milliseconds: int) -> None:
-        """Set the ttl of a key, if it exists; 0 deletes the key (PEXPIRE)."""
+    def pexpire(self, name: bytes, milliseconds: int) -> bool:
+        """Set the ttl of a key; 0 deletes it. Tell whether it was there (PEXPIRE)."""
         entry = self._find(name)
         if entry and milliseconds > 0:
             entry.expires_at_ms = self.now_ms + milliseconds
         elif entry:
             self.delete(name)
+        return entry is not None
 
     def hget(self, name: bytes, field: bytes) -> bytes | None:
         """Return one field of a hash (HGET)."""

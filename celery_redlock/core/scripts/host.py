@@ -101,7 +101,6 @@ _COMMANDS = (
     *("publish", "info"),
 )
 _LISTS = ("time", "mget", "hmget", "zpopmin", "zrevrange", "zrangebyscore")
-_NO_KEY = -2  # as PTTL says it
 _MOST = 2**63 - 1  # of an integer reply
 
 
@@ -149,6 +148,7 @@ class _Runtime:
             register_builtins=False,
         )
         self._table = self._lua.table_from
+        self._ok = self._table({b"ok": b"OK"})
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._commands = {
             name.upper().encode(): getattr(self, f"_{name}") for name in _COMMANDS
@@ -210,20 +210,16 @@ class _Runtime:
             self._keys.set(name, _word(value), px=ms)
         else:
             raise CommandError("ERR syntax error")
-        return self._table({b"ok": b"OK"})
+        return self._ok
 
     def _del(self, name: bytes) -> int:
-        was_there = self._keys.pttl(name) != _NO_KEY
-        self._keys.delete(name)
-        return int(was_there)
+        return int(self._keys.delete(name))
 
     def _pttl(self, name: bytes) -> int:
         return self._keys.pttl(name)
 
     def _pexpire(self, name: bytes, ms: Any) -> int:
-        was_there = self._keys.pttl(name) != _NO_KEY
-        self._keys.pexpire(name, _integer(ms))
-        return int(was_there)
+        return int(self._keys.pexpire(name, _integer(ms)))
 
     def _hget(self, name: bytes, field: bytes) -> bytes | bool:
         value = self._keys.hgetall(name).get(field)
@@ -238,10 +234,11 @@ class _Runtime:
         return self._table([word for pair in pairs for word in pair])
 
     def _hset(self, name: bytes, *words: Any) -> int:
-        fields = dict(zip(words[::2], map(_word, words[1::2]), strict=True))
-        new = fields.keys() - self._keys.hgetall(name).keys()
+        known = self._keys.hgetall(name)
+        fields = {words[i]: _word(words[i + 1]) for i in range(0, len(words), 2)}
+        new = sum([field not in known for field in fields])
         self._keys.hset(name, fields)
-        return len(new)
+        return new
 
     def _hdel(self, name: bytes, *fields: bytes) -> int:
         gone = fields & self._keys.hgetall(name).keys()

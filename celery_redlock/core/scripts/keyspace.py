@@ -76,14 +76,14 @@ class Keyspace(Protocol):
     def replace(self, name: bytes, value: bytes) -> None:
         """Store a string and keep the ttl of the key (SET KEEPTTL)."""
 
-    def delete(self, name: bytes) -> None:
-        """Delete a key of any type (DEL)."""
+    def delete(self, name: bytes) -> bool:
+        """Delete a key of any type; tell whether it was there (DEL)."""
 
     def pttl(self, name: bytes) -> int:
         """Return the milliseconds left; -1 without a ttl, -2 for no key (PTTL)."""
 
-    def pexpire(self, name: bytes, milliseconds: int) -> None:
-        """Set the ttl of a key, if it exists; 0 deletes it (PEXPIRE)."""
+    def pexpire(self, name: bytes, milliseconds: int) -> bool:
+        """Set the ttl of a key; 0 deletes it. Tell whether it was there (PEXPIRE)."""
 
     def hgetall(self, name: bytes) -> Mapping[bytes, bytes]:
         """Return a hash, empty if there is none (HGETALL)."""

@@ -156,9 +156,7 @@ def _set(
 
 
 def _delete(keys: StoreKeyspace, name: bytes) -> int:
-    was_there = keys.pttl(name) != _NO_KEY
-    keys.delete(name)
-    return int(was_there)
+    return int(keys.delete(name))
 
 
 def _hset(keys: StoreKeyspace, name: bytes, *words: bytes) -> int:

@@ -260,8 +260,8 @@ class StoreKeyspace:
         self._entries[name].value = value
         self._write_head(name, self._entries[name])
 
-    def delete(self, name: bytes) -> None:
-        """Delete a key of any type (DEL)."""
+    def delete(self, name: bytes) -> bool:
+        """Delete a key of any type; tell whether it was there (DEL)."""
         entry = self._at(name)
         written = self.changes.written
         for field_ in (HEAD, *(_MEMBER + member for member in entry.members)):
@@ -269,6 +269,7 @@ class StoreKeyspace:
         if entry.kind or entry.is_stale:
             self.changes.wiped.add(name)
         self._entries[name] = _Entry()
+        return bool(entry.kind)
 
     def pttl(self, name: bytes) -> int:
         """Return the milliseconds left; -1 without a ttl, -2 for no key (PTTL)."""
@@ -280,16 +281,16 @@ class StoreKeyspace:
             return _NO_TTL
         return max(1, ends - self._latest_ms)  # it may have ended, and is still there
 
-    def pexpire(self, name: bytes, milliseconds: int) -> None:
-        """Set the ttl of a key, if it exists; 0 deletes it (PEXPIRE)."""
+    def pexpire(self, name: bytes, milliseconds: int) -> bool:
+        """Set the ttl of a key; 0 deletes it. Tell whether it was there (PEXPIRE)."""
         entry = self._at(name)
         if not entry.kind:
-            return
+            return False
         if milliseconds <= 0:
-            self.delete(name)
-            return
+            return self.delete(name)
         entry.expires_at_ms = self._latest_ms + milliseconds
         self._write_head(name, entry)
+        return True
 
     def hget(self, name: bytes, field: bytes) -> bytes | None:
         """Return one field of a hash (HGET)."""
