@@ -97,8 +97,6 @@ class Recorder:
             self.left_out = "permits"
         if name == "initialize":
             self.left_out = "init beside locks"
-        if name == "extend" and status == scripts.GRANTED and not server.votes:
-            self.left_out = "renewals on nodes that do not vote"
         if name not in _TOKEN_AT or self.left_out:
             return
         token = args[_TOKEN_AT[name]].decode()
@@ -109,6 +107,9 @@ class Recorder:
             if name == "release":
                 self._released(lock, server, token, node, kept=args[1] != b"0")
             elif status == scripts.GRANTED:
+                is_there = lock.on_nodes.get(node) == token
+                if name == "extend" and is_there and not server.votes:
+                    self.left_out = "renewals on nodes that do not vote"
                 ttl = int(args[2 if name != "restore" else 3]) * 1000
                 self._granted_on(lock, server, process, token, node, name, ttl)
 
