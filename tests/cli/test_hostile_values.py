@@ -46,6 +46,9 @@ def one(start_project: Callable[..., Project]) -> Project:
     """Give a project on one node, with a lock of a task."""
     project = start_project(1)
     project.hold("invoice:1")
+    project.nodes[0].command(
+        "PERSIST", "redlock:lock:invoice:1"
+    )  # the test may be slow
     return project
 
 

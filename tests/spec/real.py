@@ -405,6 +405,7 @@ class _Place:
     name: str
     world: Any
     keeps: bool = True
+    votes: bool = True  # without its keys it renews no lock: it need not be asked
 
     def has(self, _token: str) -> bool:
         """Tell whether it may have a lock of this token."""

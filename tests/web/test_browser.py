@@ -146,7 +146,7 @@ def test_page_shows_a_dead_node_and_then_the_loss_of_the_quorum(
     browser.wait(lambda: "All 3 nodes vote." in browser.text("#verdict"), "all vote")
 
     office.nodes.nodes[0].kill()
-    said = "Locks are granted: 2 of 3 nodes vote, 2 are enough."
+    said = "1 lock held. Locks are granted: 2 of 3 nodes vote, 2 are enough."
     browser.wait(lambda: browser.text("#verdict") == said, "a dead node")
     assert "refused the connection" in browser.text("#nodes-and-limits")
     assert "1 held, as seen on 2 of 3 nodes." in browser.text("#locks")
