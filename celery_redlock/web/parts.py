@@ -42,6 +42,7 @@ __all__ = [
     "limit_list",
     "lock_table",
     "node_table",
+    "pager",
     "question",
     "release_table",
     "search_refusal",
@@ -53,7 +54,8 @@ __all__ = [
 MOST_SEARCHED = 200
 """The characters of a search for keys."""
 
-_MOST = 500  # rows on a page
+_MOST = 100  # rows on a page
+_DIGITS = 9  # of the number of a page
 _MOST_RELEASES = 20
 _MOST_LIMITS = 20
 _NOTHING = "–"
@@ -107,12 +109,26 @@ def shown_locks(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:
 # -- locks -------------------------------------------------------------------------
 
 
-def lock_table(seen: Scan, shown: Sequence[Sequence[SeenHolder]], place: Place) -> Html:
-    """Return the table of these holders and their locks, or of none."""
+def lock_table(
+    seen: Scan,
+    shown: Sequence[Sequence[SeenHolder]],
+    place: Place,
+    number: str = "",
+) -> Html:
+    """Return the table of these holders and their locks, or of none.
+
+    Args:
+        seen: The locks.
+        shown: The rows of all pages.
+        place: The page on which the table is shown.
+        number: Which of the pages, as a reader may have typed it.
+    """
     heads = [("Key", ""), ("Task", ""), ("Holder", ""), ("Age", "")]
     heads += [("Ends in", "number"), ("Fence", "number"), ("Nodes", "number")]
     heads += [("Release", "")] if place.link else []
-    rows = [_holder_row(row, len(seen.labels), place) for row in shown[:_MOST]]
+    first = (_page_in(shown, number) - 1) * _MOST
+    some = shown[first : first + _MOST]
+    rows = [_holder_row(row, len(seen.labels), place) for row in some]
     if not rows:
         fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
         selected = "" if seen.pattern == "*" else f" whose key matches {seen.pattern}"
@@ -121,22 +137,56 @@ def lock_table(seen: Scan, shown: Sequence[Sequence[SeenHolder]], place: Place) 
     return _table("Locks, the oldest first", heads, rows)
 
 
-def summary(seen: Scan, shown: Sequence[Sequence[SeenHolder]]) -> Html:
+def summary(seen: Scan) -> Html:
     """Return sentences on how many locks are held."""
     nodes = len(seen.labels)
     facts = []
     if seen.has_quorum:
         answered = f"as seen {on_nodes(seen.can_tell, nodes)}."
-        facts.append(f"{len(seen.held)} held, {answered}")
+        facts.append(f"{len(seen.held):,} held, {answered}")
     elif seen.held:
         facts.append(f"{len(seen.held)} held for certain; there may be others.")
     if seen.possible:
         some = len(seen.possible)
         facts.append(f"{some} may be held: that depends on the nodes that cannot tell.")
-    if len(shown) > _MOST:
-        more = len(shown) - _MOST
-        facts.append(f"{more:,} more are not shown: search by key.")
     return join(" ".join(facts))
+
+
+def pager(
+    shown: Sequence[Sequence[SeenHolder]], number: str, address: Callable[[int], str]
+) -> Html | None:
+    """Return links to the pages before and after this one; None if there is one page.
+
+    Args:
+        shown: The rows of all pages.
+        number: Which of the pages, as a reader may have typed it.
+        address: Returns the address of a page.
+    """
+    page, last = _page_in(shown, number), _pages(shown)
+    if last == 1:
+        return None
+    first = (page - 1) * _MOST
+    rows = f"{first + 1:,} to {min(first + _MOST, len(shown)):,} of {len(shown):,}"
+    before = tag("a", "Previous", href=address(page - 1), rel="prev")
+    after = tag("a", "Next", href=address(page + 1), rel="next")
+    return tag(
+        "nav",
+        tag("span", f"Rows {rows}"),
+        before if page > 1 else tag("span", "Previous", aria_disabled="true"),
+        after if page < last else tag("span", "Next", aria_disabled="true"),
+        aria_label="Pages",
+        class_="pager",
+    )
+
+
+def _pages(shown: Sequence[Sequence[SeenHolder]]) -> int:
+    return max(1, math.ceil(len(shown) / _MOST))
+
+
+def _page_in(shown: Sequence[Sequence[SeenHolder]], number: str) -> int:
+    """Return the number of a page that exists: locks may have ended meanwhile."""
+    page = int(number) if number.isdecimal() and len(number) < _DIGITS else 1
+    return min(max(page, 1), _pages(shown))
 
 
 def unknown(seen: Scan) -> Html | None:
@@ -169,7 +219,8 @@ def _holder_row(locks: Sequence[SeenHolder], nodes: int, place: Place) -> Html:
     """Return the row of one holder: all its keys and permits, with a link for each."""
     lock = locks[0]
     holder, age = lock.holder, age_of(lock.holder)
-    votes = f"{min(one.votes for one in locks)} of {nodes}"
+    fewest = min(one.votes for one in locks)
+    votes = f"{fewest} of {nodes}" if nodes > 1 else str(fewest)
     doubt = {None: "may be held", False: "not held"}.get(lock.is_held)
     keys = [join(one.key, *_permit_lines(one, locks)) for one in locks]
     cells = [

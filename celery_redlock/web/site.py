@@ -344,7 +344,13 @@ class LockPage:
             body = _card("Locks", tag("p", str(error), class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.SERVICE_UNAVAILABLE)
         shown = parts.shown_locks(look.seen, everything=everything)
-        place = self._place(request)
+        place, number = self._place(request), _one(fields, "page")
+
+        def page(other: int) -> str:
+            chosen = {"q": pattern} if pattern else {}
+            chosen |= {"all": "1"} if everything else {}
+            return f"{request.root}/?{urlencode({**chosen, 'page': str(other)})}"
+
         body = join(
             tag(
                 "div",
@@ -370,8 +376,10 @@ class LockPage:
                 _search(request, pattern, everything=everything),
                 tag(
                     "div",
-                    parts.lock_table(look.seen, shown, place),
-                    tag("p", parts.summary(look.seen, shown), class_="summary"),
+                    pages := parts.pager(shown, number, page),
+                    parts.lock_table(look.seen, shown, place, number),
+                    pages,
+                    tag("p", parts.summary(look.seen), class_="summary"),
                     self._others(request, look, pattern, everything=everything),
                     id="locks",
                     data_live=True,

@@ -120,6 +120,23 @@ def test_list_shows_the_holders_to_staff_users(site: Site) -> None:
     assert "1 held, as seen on 3 of 3 nodes." in page
 
 
+def test_list_of_many_holders_has_pages(site: Site) -> None:
+    """The second hundred is one click away, and the search is kept."""
+    for node in site.nodes.nodes:
+        words = []
+        for number in range(101):
+            words += [f"redlock:lock:k:{number:03}", f"{number:032x}.{'0' * 16}\n1\n"]
+        node.command("MSET", *words)
+
+    browser = site.log_in()
+    first = browser.get(f"{LIST}?q=k:*").content.decode()
+    second = text_of(browser.get(f"{LIST}?q=k%3A%2A&page=2"))
+
+    assert 'href="?q=k%3A%2A&amp;page=2"' in first
+    assert "Rows 101 to 101 of 101" in second
+    assert ("k:100" in second, "k:099" in second) == (True, False)
+
+
 def test_page_never_shows_a_token(site: Site) -> None:
     """The token proves ownership, so neither page has it."""
     lease = site.hold("invoice:42")

@@ -83,7 +83,7 @@ class HeldLockAdmin(admin.ModelAdmin):
         """List the locks that are held, the oldest first, and permits for a start.
 
         ``?q=invoice:*`` selects keys as Redis does. ``?all=1`` also lists keys of which
-        no majority names one holder.
+        no majority names one holder. ``?page=2`` is the second hundred.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -101,12 +101,18 @@ class HeldLockAdmin(admin.ModelAdmin):
             messages.error(request, str(error))
         else:
             shown = parts.shown_locks(seen, everything=everything)
+            number, chosen = request.GET.get("page", ""), request.GET.dict()
+
+            def page(other: int) -> str:
+                return f"?{urlencode({**chosen, 'page': other})}"
+
             context |= {
                 "seen": seen,
                 "unknown": parts.unknown(seen),
                 "settings": other_settings(redlock, seen.nodes),
-                "locks": parts.lock_table(seen, shown, place),
-                "summary": parts.summary(seen, shown),
+                "locks": parts.lock_table(seen, shown, place, number),
+                "pages": parts.pager(shown, number, page),
+                "summary": parts.summary(seen),
                 "others": len(seen.others),
                 "limits": parts.limit_list(seen),
                 "doubts": parts.doubts(seen.nodes),
