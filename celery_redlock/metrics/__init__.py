@@ -130,12 +130,18 @@ class Metrics(Observer):
 
         In multiprocess mode it has the metrics of all processes that share the folder.
         """
+        registry = self.counted
+        registry.register(self._collector)
+        return registry
+
+    @property
+    def counted(self) -> CollectorRegistry:
+        """A new registry with the counters and histograms, and without the gauges."""
         registry = CollectorRegistry()
         if _is_shared():
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         else:
             registry.register(self._source)  # a registry is a collector, too
-        registry.register(self._collector)
         return registry
 
     def uninstall(self) -> None:
@@ -223,16 +229,16 @@ class Scrape:
 
     def __init__(self, app: Any, service: Redlock | None = None) -> None:
         self._app = app
-        self._collector = StateCollector(app, service)
-        self._registry = CollectorRegistry()
-        self._registry.register(self._collector)
+        self._collector = StateCollector(app, service, counts_locks=True)
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         """Answer a scrape, as WSGI describes it."""
         found = installed(self._app, Metrics) if self._app is not None else None
-        answer = make_wsgi_app(found.registry if found else self._registry)
+        registry = found.counted if found else CollectorRegistry()
+        registry.register(self._collector)
+        answer = make_wsgi_app(registry)
         body: Iterable[bytes] = answer(environ, start_response)
         return body
 

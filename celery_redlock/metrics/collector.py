@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from importlib.metadata import version
+from platform import python_version
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import GaugeMetricFamily
@@ -20,7 +22,7 @@ from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.operations.inspect import NodeState, node_status
-from celery_redlock.operations.scan import inspect_limits, scan
+from celery_redlock.operations.scan import inspect_limits, number_of_locks, scan
 from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
@@ -34,6 +36,15 @@ __all__ = ["StateCollector"]
 log = logging.getLogger(__name__)
 
 _GAUGES = {  # name: (help text, labels)
+    "build_info": (
+        "1 for each process that is scraped; its labels have the versions.",
+        "version",
+        "celery",
+        "python",
+    ),
+    "locks_held": (
+        "Number of locks that a majority of the nodes has. Only on the page of locks.",
+    ),
     "nodes": ("Number of nodes.",),
     "quorum": ("Number of nodes that are a majority.",),
     "node_up": ("1 if the node answers.", "node"),
@@ -73,11 +84,15 @@ class StateCollector:
         app: The Celery app; None if there is only a lock service. Then there are
             gauges of the nodes only.
         service: The lock service; None for that of the app.
+        counts_locks: Whether each scrape walks the names of all locks.
     """
 
-    def __init__(self, app: Any, service: Redlock | None = None) -> None:
+    def __init__(
+        self, app: Any, service: Redlock | None = None, *, counts_locks: bool = False
+    ) -> None:
         self._app = app
         self._service = service
+        self._counts_locks = counts_locks
         self._redlock: Redlock | None = None
         self._has_candidates = False
 
@@ -87,12 +102,15 @@ class StateCollector:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Ask the nodes, and yield the gauges."""
+        yield _build_info()
         try:
             redlock = self._redlock = self._redlock or self._own_redlock()
         except ConfigurationError as error:
             log.error("The nodes cannot be asked: %s", error)  # noqa: TRY400  (it says all)
             return
         yield from _nodes(redlock)
+        if self._counts_locks and (held := number_of_locks(redlock)) is not None:
+            yield _gauge("locks_held", held)
         if self._app is not None:
             yield from self._permits(redlock)
             yield from self._leadership(redlock)
@@ -188,6 +206,13 @@ def _wait(seen: NodeStatus, whole: float) -> float:
     if seen.state is NodeState.NEW:
         return whole  # the quarantine begins with the first request for a vote
     return seen.wait if seen.state is NodeState.QUARANTINED else 0.0
+
+
+def _build_info() -> GaugeMetricFamily:
+    family = _gauge("build_info")
+    versions = (version("celery-redlock"), version("celery"), python_version())
+    family.add_metric(versions, 1.0)
+    return family
 
 
 def _gauge(

@@ -8,12 +8,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import celery
 import pytest
 from celery import Celery
 from prometheus_client import CollectorRegistry
 
 from celery_redlock import metrics, web
-from celery_redlock.core.limits import Limit
+from celery_redlock.core.limits import Limit, wanted
 from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.errors import ConfigurationError
 from tests.harness.hostile import VALUES
@@ -321,6 +322,23 @@ def test_metrics_are_those_of_the_nodes(office: Office) -> None:
     assert "redlock_conflicts" not in found
 
 
+def test_metrics_count_the_locks_that_are_held(office: Office) -> None:
+    """A permit is one; a start that is kept, and a lock on a minority, are none."""
+    office.hold("invoice:1")
+    key, limits = wanted("imports", 3, rate="10/m")
+    office.service.acquire(key, ttl=60.0, limits=limits)
+    minority = office.nodes.nodes[0]
+    minority.command("SET", "redlock:lock:left", "over")
+    until(lambda: "redlock_locks_held 2.0" in office.get("/metrics").body)
+    for node in office.nodes.nodes[1:]:
+        node.kill()
+
+    unknown = office.get("/metrics").body
+
+    assert "redlock_locks_held " not in unknown  # not 0
+    assert f'redlock_build_info{{celery="{celery.__version__}",' in unknown
+
+
 def test_metrics_that_are_installed_are_served(office: Office) -> None:
     """The page has the counters of this process, too."""
     installed = metrics.install(office.app, registry=CollectorRegistry())
@@ -330,6 +348,7 @@ def test_metrics_that_are_installed_are_served(office: Office) -> None:
 
     assert "redlock_conflicts" in found
     assert "redlock_quorum 2.0" in found
+    assert "redlock_locks_held 0.0" in found
 
 
 def test_metrics_without_the_client_are_not_found(
