@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +18,6 @@ from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.cli.project import Project
 
@@ -180,3 +180,26 @@ def test_celery_help_imports_no_command() -> None:
     )
 
     assert printed == ["[]"]
+
+
+def test_shell_completes_commands_and_options() -> None:
+    """As the page says, by the completion that Celery has of click."""
+    typed = "celery -A proj redlock doctor --"
+    environment = {
+        **os.environ,
+        "_CELERY_COMPLETE": "bash_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    page = (Path(__file__).parents[2] / "docs/reference/commands.md").read_text("utf-8")
+
+    done = subprocess.run(  # noqa: S603  (Celery's own)
+        [str(Path(sys.executable).with_name("celery"))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert {"plain,--wait", "plain,--ignore"} <= set(done.stdout.split())
+    assert "_CELERY_COMPLETE=bash_source celery" in page
