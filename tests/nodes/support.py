@@ -33,6 +33,7 @@ __all__ = [
     "PATIENT",
     "QUARANTINE",
     "SHORT",
+    "WITHOUT_HOOK",
     "Child",
     "StartNodes",
     "children",
@@ -240,6 +241,19 @@ def meanwhile(*jobs: Callable[[], None]) -> Iterator[None]:
             over.set()
     for future in futures:
         future.result()
+
+
+WITHOUT_HOOK = """
+import os, sys
+register_at_fork = os.register_at_fork
+
+def register_others(**hooks):           # CPython and others need theirs in a child
+    if not sys._getframe(1).f_globals["__name__"].startswith("celery_redlock"):
+        register_at_fork(**hooks)
+
+os.register_at_fork = register_others
+"""
+"""The first lines of a program whose forks run no hook of this package."""
 
 
 def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:

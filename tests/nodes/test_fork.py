@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.nodes.support import run_python, until_nothing_is_left
+from tests.nodes.support import WITHOUT_HOOK, run_python, until_nothing_is_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,14 +42,6 @@ def refused(key):
         return True
 
 redlock = Redlock(urls, ttl=3, node_timeout=0.9)
-"""
-
-WITHOUT_HOOK = """
-import logging, os, threading           # a child needs their hooks
-register_at_fork = os.register_at_fork
-del os.register_at_fork
-import celery_redlock.core.process
-os.register_at_fork = register_at_fork
 """
 
 

@@ -46,18 +46,19 @@ def test_agent_changes_nothing_about_locks(
         pytest.skip(f"{agent} is not installed: pip install {agent}")
     monkeypatch.setenv("PROJECT_AGENT", agent)
     project = start("traced")
+    account, other = f"{agent}-acme", f"{agent}-retried"
 
     def publish(*args: Any, **kwargs: Any) -> Any:
         task_id = project.view.delay(*args, **kwargs).get(timeout=60)
         return project.app.AsyncResult(task_id)
 
-    first = publish("acme")
+    first = publish(account)
     project.until_noted("sync")
-    second = publish("acme")
+    second = publish(account)
     duplicate = second.get(timeout=60, propagate=False)
     assert isinstance(duplicate, DuplicateTask)
     note("seen")
 
-    assert first.get(timeout=60) == "acme"
-    assert publish("retried", again=True).get(timeout=60) == "retried"
-    assert [one["account"] for one in notes("sync")] == ["acme", "retried", "retried"]
+    assert first.get(timeout=60) == account
+    assert publish(other, again=True).get(timeout=60) == other
+    assert [one["account"] for one in notes("sync")] == [account, other, other]

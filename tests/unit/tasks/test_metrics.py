@@ -25,7 +25,7 @@ from celery_redlock.signals import (
     publish_deduplicated,
 )
 from celery_redlock.testing import SignalRecorder
-from tests.nodes.support import run_python
+from tests.nodes.support import WITHOUT_HOOK, run_python
 from tests.unit.tasks.support import KEY, Worker
 
 if TYPE_CHECKING:
@@ -218,8 +218,8 @@ def test_child_that_is_forked_while_its_parent_counts_can_count() -> None:
         thread.join()
 
 
-BARE_FORK = """
-import ctypes, os, signal, sys, threading
+FORK = """
+import os, signal, sys, threading
 from prometheus_client import CollectorRegistry
 from celery.utils.dispatch import Signal
 from celery_redlock.app.runtime import SignalDispatcher
@@ -242,12 +242,10 @@ def keep_counting():
 threading.Thread(target=keep_counting, daemon=True).start()
 counts.wait()
 heard.clear()
-pid = ctypes.PyDLL(None).fork()     # unlike os.fork, it runs no hook
+pid = os.fork()
 if not pid:
     signal.alarm(20)                # in place of a hang
     count.on_answer("node", Vote(VoteKind.GRANTED), 0.001)
-    dispatcher.dispatch(signal=signal_of_ours, sender=None)
-    heard = threading.Event()
     dispatcher.dispatch(signal=signal_of_ours, sender=None)
     os._exit(not heard.wait(10))
 forked.set()
@@ -256,9 +254,9 @@ print(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_child_of_a_c_program_counts_and_sends_signals() -> None:
+def test_child_counts_and_sends_signals_after_a_fork_that_runs_no_hook() -> None:
     """It has no thread of its parent, and no lock that such a thread holds."""
-    assert run_python(BARE_FORK) == ["0"]
+    assert run_python(WITHOUT_HOOK + FORK) == ["0"]
 
 
 # -- installing --------------------------------------------------------------------
