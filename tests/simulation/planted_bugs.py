@@ -417,6 +417,7 @@ def _start_of_a_replica_trusted() -> _Patches:
         self.started_ms = started_ms
 
     return [
+        *_edited("", ("if may_be_copy() then return nil end", "")),
         (MemoryKeyspace, "promote", promote),
         (MemoryKeyspace, "note_vote", lambda _: None),
     ]

@@ -515,13 +515,16 @@ def memory_back(at: float) -> Plan:
 
 
 def forgotten_alone(kind: str) -> Plan:
-    """Let the only node forget the lock of c0, long after its process began."""
+    """Let the only node forget the lock of c0, long after its process began.
+
+    A server tells its uptime in seconds, so what it proves is up to two seconds late.
+    """
     return plan_of(
-        (run(2.0, 1.0, stops_on_loss=False, renews=False),),
-        (run(2.05, 0.01), *(run(0.02) for _ in range(20))),
+        (run(4.0, 1.0, stops_on_loss=False, renews=False),),
+        (run(4.05, 0.01), *(run(0.02) for _ in range(20))),
         nodes=nodes("n0"),
         final_quorums=(("n0",),),
-        faults=(Fault("snapshot", 1.9, "n0"), Fault(kind, 2.1, "n0")),
+        faults=(Fault("snapshot", 3.9, "n0"), Fault(kind, 4.1, "n0")),
     )
 
 
