@@ -261,6 +261,19 @@ BUGS = (
         note=_NO_FORKS,
     ),
     Bug(
+        name="fork-without-a-hook",
+        effect=Effect.HOLDERS,
+        text="uWSGI forks without running the hooks of Python. Its processes used the "
+        "connections of an application that had asked the nodes before the fork, and "
+        "read each other's replies.",
+        found_by=Finder.TESTS,
+        fixed_in="dce60ed",
+        way=Guard(
+            "tests/nodes/test_fork.py::test_child_notices_a_fork_that_runs_no_hook"
+        ),
+        note=_NO_FORKS,
+    ),
+    Bug(
         name="replies-of-another-connection",
         effect=Effect.HOLDERS,
         text="A signal handler that used a node while its replies were read could "
@@ -559,6 +572,19 @@ BUGS = (
             "tests/worker/test_claims.py::test_worker_of_another_version_releases_the_claim"
         ),
         note=_NO_CELERY,
+    ),
+    Bug(
+        name="permit-named-like-a-key",
+        effect=Effect.JOB_LOST,
+        text="The second permit of a key with a limit, such as `repo:acme/app`, was "
+        "the lock of the key `repo:acme/app#2`. A call with that key was skipped as a "
+        "duplicate of another thing.",
+        found_by=Finder.UNKNOWN,
+        fixed_in="4fbd868",
+        way=Guard(
+            "tests/unit/core/test_permits.py::test_no_permit_has_the_name_of_another_key"
+        ),
+        note="Keys of tests had no such form.",
     ),
     # -- jobs that run twice ---------------------------------------------------------
     Bug(
