@@ -181,6 +181,30 @@ BOXES = """
 """
 
 
+LINES_OF_KEYS = """
+    return [...document.querySelectorAll("#locks tbody th")].map((cell) => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return new Set([...range.getClientRects()].map((box) => box.top)).size;
+    });
+"""
+
+
+def test_keys_of_locks_are_whole_on_a_telephone(live: Browser) -> None:
+    """No key is broken in the middle of a word, and the page is no wider."""
+    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    live.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        live.wait(lambda: "beat:reports" in live.text("#locks"), "the leader's lock")
+        lines = live.driver.execute_script(LINES_OF_KEYS)
+        width = live.driver.execute_script("return document.body.scrollWidth")
+    finally:
+        live.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    assert set(lines) == {1}
+    assert width <= 390
+
+
 @pytest.mark.parametrize("width", [320, 390, 1280])
 def test_labels_of_the_timeline_do_not_overlap(
     forged: None, live: Browser, width: int
