@@ -28,7 +28,9 @@ def init(session: Session, *, yes: bool) -> None:
     redlock = session.redlock
     statuses = node_status(redlock)
     rows: list[Row] = [[node.label, state_cell(node)] for node in statuses]
-    is_known = all(node.state is NodeState.VOTES for node in statuses)
+    states = {node.state for node in statuses}
+    # All vote already, or one cannot be read, so that nothing can be changed.
+    is_known = states == {NodeState.VOTES} or NodeState.SILENT in states
     session.say(*table((Column("NODE"), Column("NOW")), rows), "")
     span = duration(redlock.timing.max_ttl)
     where = "on this node" if len(rows) == 1 else "on these nodes"
