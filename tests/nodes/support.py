@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -270,11 +272,15 @@ def run_python(source: str, *args: str, timeout: float = 60.0) -> list[str]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
+        start_new_session=True,  # a group of its own
     )
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        process.kill()
+        if sys.platform == "win32":
+            process.kill()
+        else:  # also its children, which hold its pipes
+            os.killpg(process.pid, signal.SIGKILL)
         output, errors = process.communicate()
         raise AssertionError(f"it hung after\n{output}\n{errors}") from None
     assert process.returncode == 0, f"{output}\n{errors}"
