@@ -180,9 +180,7 @@ MODES = ["threads", "greenlets", "coroutines"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
-@pytest.mark.parametrize(
-    "mode", ["threads", pytest.param("greenlets", marks=pytest.mark.long), "coroutines"]
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_interrupts_leave_nothing_behind(
     three_nodes: DevNodes, key: str, mode: str
 ) -> None:
