@@ -152,6 +152,20 @@ RULES = (
         },
     ),
     Rule(
+        name="evicted-keys",
+        text="A node that has evicted a key has lost its memory.",
+        simulator=Scenario("eviction overlooked"),
+        contract=Guard(
+            f"{_VIEWS}::test_node_that_has_evicted_a_key_has_lost_its_memory"
+        ),
+        why_not={
+            "specification": "To the model, such a node is one that forgot: its rule "
+            "is the quarantine.",
+            "model": "To the model, such a node is one that forgot all: to forget one "
+            "lock is the same to its next client.",
+        },
+    ),
+    Rule(
         name="mark-of-a-vote",
         text="A process counts its wait from its start only if it has never voted.",
         model=InModel(

@@ -21,6 +21,7 @@ __all__ = [
     "ErrorReply",
     "PythonReader",
     "ReplyReader",
+    "may_evict",
     "new_reader",
     "pack",
     "pack_words",
@@ -80,6 +81,11 @@ def refusal_of(error: str, script: str = "") -> str:
     """
     command = unknown_command(error, script)
     return DOES_NOT_KNOW + command if command else f"answered {error}"
+
+
+def may_evict(policy: str) -> str:
+    """Return a clause about a node that may evict locks by this policy."""
+    return f"may evict locks (maxmemory-policy {policy}); set it to noeviction"
 
 
 class ReplyReader(Protocol):

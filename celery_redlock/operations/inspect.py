@@ -343,7 +343,7 @@ def _unreachable(label: str, reason: str) -> NodeReport:
 
 def _status_of(client: NodeClient, guard: RestartGuard) -> NodeStatus:
     """Return the present status of the node at the other end of this connection."""
-    fields = ("config", "run_id", "votes", "quarantine_until", "replid")
+    fields = ("config", "run_id", "votes", "quarantine_until", "replid", "evicted")
     info_text, meta, time = client.ask(
         ("INFO",), ("HMGET", guard.keys.meta, *fields), ("TIME",)
     )
@@ -378,16 +378,19 @@ def _state(
     unfit = client.facts.unfit_because
     is_new = config in ("", JOINED)
     is_other = not is_new and not _has_our_settings(guard, meta)
-    present = (info.get("run_id"), info.get("master_replid"))
-    has_restarted = guard.enabled and present != (
-        meta.get("run_id"),
-        meta.get("replid"),
+    names = {
+        "run_id": "run_id",
+        "replid": "master_replid",
+        "evicted": "evicted_keys",
+    }
+    has_lost = guard.enabled and any(
+        meta.get(name, "") != info.get(told, "") for name, told in names.items()
     )
     judgements = (
         (unfit, NodeState.UNFIT, unfit),
         (config.startswith(CLOSED), NodeState.CLOSED, config),
         (is_other, NodeState.OTHER_CONFIG, config),
-        (is_new or has_restarted, NodeState.NEW, ""),
+        (is_new or has_lost, NodeState.NEW, ""),
         (left, NodeState.QUARANTINED, ""),
         ("votes" not in meta, NodeState.UNSYNCED, ""),
         (True, NodeState.VOTES, ""),

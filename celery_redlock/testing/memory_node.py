@@ -62,6 +62,8 @@ class MemoryKeyspace:
     Attributes:
         run_id: The name of the present server process.
         replid: The name of the history of its data, as replication knows it.
+        evicted: How many keys the process has evicted.
+        evicts: The policy by which it may evict keys now, or b"".
         started_ms: When the process began, in ms since 1970; None once it has voted.
         publish: Sends a message; returns how many subscribers get it (PUBLISH).
         now_ms: The instant by which keys expire, until ``look_at_clock``.
@@ -79,8 +81,14 @@ class MemoryKeyspace:
     def begin(self, run_id: bytes) -> None:
         """Begin as a new process: it has never voted."""
         self.run_id = self.replid = run_id
+        self.evicted, self.evicts = b"0", b""
         self.started_ms: int | None = self.now_us() // 1000
         self._was_replica = False
+
+    def evict(self, name: bytes) -> None:
+        """Delete a key, as a server does that has no memory left for others."""
+        self.delete(name)
+        self.evicted = b"%d" % (int(self.evicted) + 1)
 
     def note_vote(self) -> None:
         """Note that this process votes: it proves nothing from now on."""

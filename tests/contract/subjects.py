@@ -135,6 +135,18 @@ class Subject(ABC):
     def promote(self) -> None:
         """Become a replica, and a master again."""
 
+    @abstractmethod
+    def may_evict(self, policy: str) -> None:
+        """Set the policy, with a limit of memory that is far away."""
+
+    @abstractmethod
+    def evict(self, key: str) -> None:
+        """Delete the key, which has a ttl, as a node does that is full."""
+
+    def look_again(self) -> None:
+        """Let the next script look at what the node evicts."""
+        self.hdel(self.meta, "looked")
+
     @property
     def run_id(self) -> bytes:
         """The name of the server process."""
@@ -219,9 +231,11 @@ class Subject(ABC):
         return found
 
     def hgetall(self, key: str) -> dict[bytes, bytes]:
-        """Read a hash."""
+        """Read a hash, without the instant that only a server stores."""
         self.keys.look_at_clock()
-        return dict(self.keys.hgetall(key.encode()))
+        fields = dict(self.keys.hgetall(key.encode()))
+        fields.pop(b"looked", None)
+        return fields
 
     def read(self, key: str) -> bytes | dict[bytes, bytes] | None:
         """Read a string or a hash."""
@@ -520,6 +534,14 @@ class MemorySubject(Subject):
         """Become a replica, and a master again."""
         self.node.promote()
 
+    def may_evict(self, policy: str) -> None:
+        """Set the policy."""
+        self.keys.evicts = b"" if policy == "noeviction" else policy.encode()
+
+    def evict(self, key: str) -> None:
+        """Delete the key."""
+        self.keys.evict(key.encode())
+
 
 class WatchedKeyspace:
     """Keys that note which of them a script reads and changes."""
@@ -562,6 +584,8 @@ class WatchedKeyspace:
             fields = needs.fields.get(name, set())
             assert name in loaded or field in fields, (name, field)
         for name, field in self.changed:
+            if field == b"looked":
+                continue  # of a node that counts evicted keys; a store is none
             one = b"%b\n%b" % (name, field or b"")
             assert name in needs.exclusive or one in needs.exclusive, (name, field)
 
@@ -623,6 +647,20 @@ class ServerSubject(Subject):
         self.node.restart(keep_memory=keep_memory)
         self.keys = _ServerKeys(self.node.url)
 
+    def may_evict(self, policy: str) -> None:
+        """Set the policy, with a limit of memory that is far away."""
+        limit = 0 if policy == "noeviction" else 1 << 50
+        for name, value in (("maxmemory-policy", policy), ("maxmemory", limit)):
+            reply = self.command("CONFIG", "SET", name, value)
+            assert not isinstance(reply, ErrorReply), reply
+
+    def evict(self, key: str) -> None:
+        """Be full until the key is gone; keys without a ttl stay."""
+        self.may_evict("volatile-ttl")
+        self.command("CONFIG", "SET", "maxmemory", 1)
+        self.wait_until(lambda: self.get(key) is None)
+        self.may_evict("noeviction")
+
     def promote(self) -> None:
         """Become a replica of a server that is not there, and a master again."""
         for master in (("127.0.0.1", "1"), ("NO", "ONE")):
@@ -663,6 +701,16 @@ class StoreSubject(ServerSubject):
     def promote(self) -> None:
         """A store that replication may have changed has another run id."""
         pytest.skip("a store tells it by its run id")
+
+    def may_evict(self, policy: str) -> None:
+        """A store evicts nothing."""
+        del policy
+        pytest.skip("a store evicts nothing")
+
+    def evict(self, key: str) -> None:
+        """A store evicts nothing."""
+        del key
+        pytest.skip("a store evicts nothing")
 
 
 class StoreOfTwo(StoreSubject):

@@ -13,10 +13,12 @@ import pytest
 
 from celery_redlock.core.scripts import (
     ALL_SCRIPTS,
+    EVICTS,
     FREE,
     GRANTED,
     MISCONFIGURED,
     QUARANTINED,
+    TAKEN,
     UNSYNCED,
 )
 from celery_redlock.core.view import JOINED
@@ -532,6 +534,65 @@ def test_server_that_flushed_its_scripts_proves_its_start(
     assert started(server)
 
 
+# -- eviction ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_node_that_may_evict_grants_nothing_until_it_may_not(
+    subject: Subject, policy: str
+) -> None:
+    """It says by which policy, and forgets nothing."""
+    subject.admit()
+    assert subject.acquire()[0] == GRANTED
+    refused = [EVICTS, policy.encode()]
+    try:
+        subject.may_evict(policy)
+        subject.look_again()
+
+        assert subject.acquire(token=OTHER) == refused
+        assert subject.acquire(token=OTHER) == refused
+        assert subject.claim() == refused
+        assert subject.restore(token=OTHER) == refused
+    finally:
+        subject.may_evict("noeviction")
+    assert subject.extend() == [GRANTED, 0]
+    assert subject.acquire(token=OTHER)[0] == TAKEN
+    subject.release()
+    assert subject.acquire(token=OTHER)[0] == GRANTED
+
+
+def test_node_that_has_evicted_a_key_has_lost_its_memory(subject: Subject) -> None:
+    """The key may have been a lock. The node votes again after it has joined anew."""
+    subject.admit()
+    assert subject.acquire()[0] == GRANTED
+    before = subject.identity
+
+    subject.evict(subject.lock)
+    subject.look_again()
+
+    assert subject.acquire(token=OTHER) == [UNSYNCED, b""]
+    assert subject.extend() == [UNSYNCED, b""]
+    subject.enter()
+    assert subject.identity != before
+    assert subject.acquire(token=OTHER)[0] == QUARANTINED
+    subject.end_quarantine()
+    assert subject.sync() == [GRANTED, 0]
+    assert subject.acquire(token=OTHER)[0] == GRANTED
+
+
+def test_node_without_the_number_of_evicted_keys_has_lost_its_memory(
+    subject: Subject,
+) -> None:
+    """A part of a memory is none."""
+    subject.admit()
+    if subject.hgetall(subject.meta).get(b"evicted") is None:
+        pytest.skip("a store evicts nothing")
+
+    subject.hdel(subject.meta, "evicted")
+
+    assert subject.acquire() == [UNSYNCED, b""]
+
+
 # -- JOIN --------------------------------------------------------------------------
 
 
@@ -564,6 +625,7 @@ def test_join_gives_an_identity_and_no_view(subject: Subject) -> None:
     stored = subject.hgetall(subject.meta)
     assert stored.pop(b"replid", b"") == subject.replid
     stored.pop(b"started", None)
+    stored.pop(b"evicted", None)
     assert stored == {
         b"config": JOINED.encode(),
         b"run_id": subject.run_id,

@@ -378,8 +378,9 @@ def contents(subject: Subject) -> dict[str, Any]:
         found["meta"] = {
             field: without_identity(subject, value)
             for field, value in found["meta"].items()
-            # Some are read from clocks; a store has no replid, and no start.
-            if field not in (b"quarantine_until", b"replid", b"started")
+            # Some are read from clocks; a store has no replid,
+            # evicts nothing, and has no start.
+            if field not in (b"quarantine_until", b"replid", b"evicted", b"started")
             and not field.startswith(b"known:")
         }
         found["known"] = {

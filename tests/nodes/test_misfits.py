@@ -46,6 +46,8 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery_redlock.devnodes.node import DevNode
+
 
 # -- Servers that get no vote ------------------------------------------------------
 
@@ -143,6 +145,44 @@ def test_node_that_may_evict_has_no_vote(
         assert f"may evict locks (maxmemory-policy {policy})" in str(error)
         nodes.nodes[0].command("CONFIG", "SET", "maxmemory-policy", "noeviction")
         until(lambda: kinds(redlock.check().ballot) == [VoteKind.QUARANTINED])
+
+
+def evict_by(node: DevNode, policy: str, limit: int) -> None:
+    """Set the policy of a node that runs, and its limit of memory."""
+    node.command("CONFIG", "SET", "maxmemory-policy", policy)
+    node.command("CONFIG", "SET", "maxmemory", limit)
+
+
+@pytest.mark.every_server
+def test_node_that_is_set_to_evict_while_it_runs_votes_no_more(
+    three_nodes: DevNodes, key: str
+) -> None:
+    """A client that has connected before gets no lock that another one still has.
+
+    The nodes say that they may evict within a second. After an eviction they have lost
+    their memory, also when their policy is mended at once.
+    """
+    with client(three_nodes) as holder, client(three_nodes) as rival:
+        until_all_vote(rival)
+        until_all_vote(holder)
+        lease = holder.acquire(key, ttl=60.0)
+        until(lambda: len(locks(three_nodes, key)) == 3)
+        for node in three_nodes.nodes:
+            evict_by(node, "volatile-lru", 1 << 50)
+        said = "may evict locks (maxmemory-policy volatile-lru)"
+        until(lambda: "; ".join(rival.check().problems).count(said) == 3)
+        for node in three_nodes.nodes:
+            evict_by(node, "volatile-lru", 1)
+        until(lambda: locks(three_nodes, key) == [])
+        for node in three_nodes.nodes:
+            evict_by(node, "noeviction", 0)
+
+        with pytest.raises(QuorumUnreachable):
+            rival.acquire(key)
+        until(lambda: set(kinds(rival.check().ballot)) == {VoteKind.QUARANTINED})
+        with pytest.raises(QuorumUnreachable):
+            rival.acquire(key)
+        assert lease.is_valid()
 
 
 def test_one_server_under_two_names_is_one_vote(

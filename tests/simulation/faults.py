@@ -8,6 +8,8 @@ snapshot        the state that a later rollback restores
 flush           FLUSHALL on a node
 come back       a node gets its snapshot back while it runs: it becomes a replica of a
                 copy of itself, and a master again
+evict           a node is set to evict keys; seconds later it is full, for a moment:
+                all locks are gone, and its membership stays
 forget meta     DEL redlock:meta on a node: it keeps its locks
 lead            a name leads one client, or all, to another server from now on: to
                 the one in "how", over connections that it makes later
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Faults"]
 
 _LOADING = 0.1  # seconds
+_SEEN_AFTER = 2.2  # scripts look once in a second, of a clock that may be set back once
 _SCRIPTS = {script.name: script for script in ALL_SCRIPTS}
 
 
@@ -160,6 +163,19 @@ class Faults:
         server = self._servers[fault.on]
         if self._may_lose_memory(server):
             server.come_back()
+
+    def _evict(self, fault: Fault) -> None:
+        server = self._servers[fault.on]
+        if not self._may_lose_memory(server):
+            return
+        server.may_evict()
+        self._about_to_forget.add(server.name)
+
+        def evict() -> None:
+            server.evict()
+            self._about_to_forget.discard(server.name)
+
+        self._world.schedule(self._world.now + _SEEN_AFTER, evict)
 
     def _forget_meta(self, fault: Fault) -> None:
         server = self._servers[fault.on]

@@ -681,6 +681,7 @@ _STATUS = {
     scripts.QUARANTINED: "quarantined",
     scripts.UNSYNCED: "unsynced",
     scripts.MISCONFIGURED: "misconfigured",
+    scripts.EVICTS: "evicts",
 }
 _TOKEN_AT = {
     **dict.fromkeys(("acquire", "acquire_permits", "raise_fence", "release"), 0),

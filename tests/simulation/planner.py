@@ -118,7 +118,8 @@ class _Planner:
         ]
 
     def plan(self) -> Plan:
-        return self._with_limits(self._with_returns(self._plan()))
+        plan = self._with_evictions(self._with_returns(self._plan()))
+        return self._with_limits(plan)
 
     def _plan(self) -> Plan:
         rng = self.rng
@@ -277,6 +278,20 @@ class _Planner:
             faults.append(Fault("come back", at, node))
         return plan.but(faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
+    def _with_evictions(self, plan: Plan) -> Plan:
+        """Let a node of some plans evict its locks, beside the other faults."""
+        rng = Random(f"{self.seed} evictions")  # noqa: S311  (a seed is the point)
+        if plan.is_calm or rng.random() > _WITH_EVICTIONS:
+            return plan
+        end = max((fault.at for fault in plan.faults), default=self.duration)
+        end = min(end, 2 * self.duration)
+        evictions = [
+            Fault("evict", end * rng.random(), rng.choice(plan.nodes).name)
+            for _ in range(rng.choice((1, 1, 2)))
+        ]
+        faults = sorted([*plan.faults, *evictions], key=lambda fault: fault.at)
+        return plan.but(faults=tuple(faults))
+
     def _with_limits(self, plan: Plan) -> Plan:
         """Let clients of some plans take permits, beside plain locks."""
         rng = Random(f"{self.seed} permits")  # noqa: S311  (a seed is the point)
@@ -311,7 +326,7 @@ class _Planner:
         return faults.of_all_kinds()
 
 
-_WITH_RETURNS = 0.15  # a share of the plans that have faults
+_WITH_RETURNS = _WITH_EVICTIONS = 0.15  # a share of the plans that have faults
 
 # -- Permits -------------------------------------------------------------------
 

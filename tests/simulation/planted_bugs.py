@@ -404,6 +404,10 @@ def _memory_back_trusted() -> _Patches:
     return _edited("", (compared, f"do return false end\n  {compared}"))
 
 
+def _eviction_overlooked() -> _Patches:
+    return _edited("", ("if evicted_keys() ~= state[7] then return true end", ""))
+
+
 def _start_trusted_after_a_vote() -> _Patches:
     return [(MemoryKeyspace, "note_vote", lambda _: None)]
 
@@ -431,6 +435,7 @@ def _open_lifts_quarantine() -> _Patches:
         present = store.hgetall(meta).get(b"identity") or store.run_id[:8]
         fields = {b"config": planned, b"votes": b"1"}
         fields |= {b"run_id": store.run_id, b"replid": store.replid}
+        fields |= {b"evicted": store.evicted}
         fields |= {b"identity": present}
         store.hset(meta, fields)
         store.hdel(meta, b"quarantine_until")
@@ -690,6 +695,7 @@ MEMBERSHIP_BUGS = {
             ("members are not checked", _members_are_not_checked, _HOLDERS),
             ("identity by name", _identity_by_name, _HOLDERS),
             ("memory back trusted", _memory_back_trusted, _HOLDERS),
+            ("eviction overlooked", _eviction_overlooked, _HOLDERS),
             *(
                 (name, bug, _HOLDERS)
                 for name, bug in (

@@ -260,6 +260,25 @@ class Server:
             self.node.promote()
             self.oracle.memory_lost(self)
 
+    def may_evict(self) -> None:
+        """Be set to evict keys."""
+        if self.is_up:
+            self.world.log(self.name, "may evict locks from now on")
+            self.node.redis.evicts = b"volatile-lru"
+
+    def evict(self) -> None:
+        """Evict all keys that have a ttl, and be set to evict nothing more."""
+        self.node.redis.evicts = b""
+        if self.is_up:
+            self.world.log(self.name, "evicts its locks")
+            redis = self.node.redis
+            redis.look_at_clock()
+            alive = redis.keys()
+            for name in alive:
+                if redis.pttl(name) >= 0:
+                    redis.evict(name)
+            self.oracle.memory_lost(self)
+
     def forget_scripts(self) -> None:
         """Remove all scripts (SCRIPT FLUSH)."""
         self.world.log(self.name, "forgets its scripts")

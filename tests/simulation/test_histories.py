@@ -45,6 +45,8 @@ EVENTS = (
     *(
         "fault forget meta",
         "fault come back",
+        "fault evict",
+        "acquire evicts",
         "fault command init",
         "fault command reconfigure",
     ),

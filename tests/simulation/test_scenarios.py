@@ -514,6 +514,17 @@ def memory_back(at: float) -> Plan:
     )
 
 
+def evicted(at: float) -> Plan:
+    """Let n1 evict the lock of c0 on n0 and n1, some seconds after it is set to."""
+    return plan_of(
+        (run(0.1, 5.0, stops_on_loss=False, renews=False),),
+        (run(at + 2.21), *(run(0.05) for _ in range(20))),
+        ttl=5.0,
+        max_ttl=5.0,
+        faults=(Fault("cut", 0.0, "c0", "n2", 9.0), Fault("evict", at, "n1")),
+    )
+
+
 def forgotten_alone(kind: str) -> Plan:
     """Let the only node forget the lock of c0, long after its process began.
 
@@ -540,6 +551,7 @@ _PLANS = {
     "renewal without a vote": [replaced("n1", "c0")],
     "recovery before the quarantine": [counters_read_early()],
     "memory back trusted": [memory_back(0.2 + 0.02 * n) for n in range(4)],
+    "eviction overlooked": [evicted(0.2 + 0.02 * n) for n in range(4)],
     "start trusted after a vote": [
         forgotten_alone(kind) for kind in ("flush", "forget meta")
     ],

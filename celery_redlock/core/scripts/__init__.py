@@ -27,12 +27,14 @@ Every script but `RELEASE` replies with a list. Its first item is a status:
  4   QUARANTINED   {4, ms}: this node may have forgotten locks; wait
  5   UNSYNCED      {5, identity}: other nodes must confirm it first; '': no memory
  6   MISCONFIGURED {6, config}: it has another view than the client, or is closed
+ 7   EVICTS        {7, policy}: it may evict locks; said wherever 4, 5 and 6 are
 ===  ============  ===============================================================
 """
 
 from __future__ import annotations
 
 from celery_redlock.core.scripts.registry import (
+    EVICTS,
     FREE,
     GRANTED,
     MISCONFIGURED,
@@ -53,6 +55,7 @@ __all__ = [
     "COOL_DOWN",
     "COUNTERS",
     "ENTER_SUCCESSOR",
+    "EVICTS",
     "EXTEND",
     "FORCE_RELEASE",
     "FREE",

@@ -325,6 +325,12 @@ class _Runtime:
                 self._keys.replid,
                 offset,
             )
+        if section == b"stats":
+            evicted = self._keys.evicted
+            return b"evicted_keys:%b\r\n" % evicted if evicted else b""
+        if section == b"memory":
+            policy, limit = self._keys.evicts or b"noeviction", bool(self._keys.evicts)
+            return b"\r\nmaxmemory:%d\r\nmaxmemory_policy:%b\r\n" % (limit, policy)
         has_voted = b"" if started_ms is not None else b"cmdstat_hstrlen:calls=1\r\n"
         return b"cmdstat_hmget:calls=1\r\n" + has_voted
 

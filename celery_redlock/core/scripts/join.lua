@@ -23,12 +23,13 @@ if is_without_memory(state) or state[1] == forget then
     return {UNSYNCED, ''}
   end
   -- Servers that get the same message have different run ids.
-  local run_id, replid = present_names()
+  local run_id, replid, evicted = present_names()
   local identity = random .. string.sub(run_id, 1, 8)
   local started = proven_start()
-  redis.call('HDEL', meta, 'votes', 'quarantine_until', 'quarantine_ms', 'view', 'aborted', 'started')
+  redis.call('HDEL', meta, 'votes', 'quarantine_until', 'quarantine_ms', 'view', 'aborted',
+    'started', 'looked')
   redis.call('HSET', meta, 'config', JOINED, 'run_id', run_id, 'replid', replid,
-    'identity', identity)
+    'evicted', evicted, 'identity', identity)
   if started then
     redis.call('HSET', meta, 'started', string.format('%.0f', started))
   end
@@ -45,4 +46,4 @@ for i = 1, #fields, 2 do
   end
 end
 return {GRANTED, 0, state[1], state[4] or '', state[3] and 1 or 0,
-  state[7] or '', state[8] or ''}
+  state[9] or '', state[10] or ''}

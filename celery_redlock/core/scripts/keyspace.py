@@ -46,6 +46,14 @@ class Keyspace(Protocol):
     def replid(self) -> bytes:
         """Another name after replication may have replaced keys; b"": none can."""
 
+    @property
+    def evicted(self) -> bytes:
+        """Number of keys that the process has evicted (INFO); b"": it never does."""
+
+    @property
+    def evicts(self) -> bytes:
+        """Policy by which the process may evict keys now; b"" if it may not."""
+
     def proven_start_ms(self) -> int | None:
         """Return when the process began, if it proves that it has never voted.
 

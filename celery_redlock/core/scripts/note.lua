@@ -45,7 +45,7 @@ if old and (not is_first or votes and old.deployment ~= new.deployment or
   return {MISCONFIGURED, config}
 end
 local since = now_ms()
-if config == JOINED and state[7] then since = math.min(since, tonumber(state[7])) end
+if config == JOINED and state[9] then since = math.min(since, tonumber(state[9])) end
 store_view(meta, text, labels_of(new), since)
 redis.call('HDEL', meta, 'votes', 'started')
 redis.call('HSET', meta, 'quarantine_ms', quarantine_ms, 'quarantine_until',

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 __all__ = [
+    "EVICTS",
     "FREE",
     "GRANTED",
     "MISCONFIGURED",
@@ -23,7 +24,7 @@ __all__ = [
     "load",
 ]
 
-GRANTED, TAKEN, FREE, QUARANTINED, UNSYNCED, MISCONFIGURED = range(1, 7)
+GRANTED, TAKEN, FREE, QUARANTINED, UNSYNCED, MISCONFIGURED, EVICTS = range(1, 8)
 
 _FOLDER = os.path.dirname(__file__)  # noqa: PTH120  (to import pathlib takes 4 ms)
 _INCLUDE = "-- include "

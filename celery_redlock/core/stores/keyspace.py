@@ -128,11 +128,12 @@ class StoreKeyspace:
 
     Attributes:
         replid: Nothing: the run id tells where replication may have replaced keys.
+        evicted, evicts: Nothing: a store evicts no keys.
         changes: What the scripts have changed, and the store has not written.
         is_changed: Whether the store has written other changes before.
     """
 
-    replid = b""
+    replid = evicted = evicts = b""
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.core.resp import (
     DOES_NOT_KNOW,
+    may_evict,
     new_reader,
     unknown_command,
 )
@@ -236,7 +237,7 @@ def _facts_of(
 ) -> NodeFacts:
     unfit = server.get("unfit", "")
     policy = memory.get("maxmemory_policy", "noeviction")
-    may_evict = policy != "noeviction" and memory.get("maxmemory", "0") != "0"
+    evicts = policy != "noeviction" and memory.get("maxmemory", "0") != "0"
     mode = server.get("redis_mode") or server.get("server_mode", "standalone")  # Valkey
     if mode == "cluster":
         unfit = "belongs to a Redis Cluster; use independent masters"
@@ -245,8 +246,8 @@ def _facts_of(
     elif replication.get("role", "master") != "master":
         primary = f"{replication.get('master_host')}:{replication.get('master_port')}"
         unfit = f"is a replica of {primary}; use independent masters"
-    elif may_evict:
-        unfit = f"may evict locks (maxmemory-policy {policy}); set it to noeviction"
+    elif evicts:
+        unfit = may_evict(policy)
     return NodeFacts(server.get("run_id", ""), server.get("redis_version", ""), unfit)
 
 

@@ -18,12 +18,14 @@ from celery_redlock.core import scripts
 from celery_redlock.core.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
 from celery_redlock.core.resp import (
     ErrorReply,
+    may_evict,
     pack,
     pack_words,
     refusal_of,
     unsendable,
     word_of,
 )
+from celery_redlock.core.text import MOST_TOLD, printable_line
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -155,6 +157,11 @@ def _misconfigured(reply: list[Any], _: Script | None) -> Vote:
     return Vote(VoteKind.REFUSED, value=_text(reply[1]), reason=reason)
 
 
+def _evicts(reply: list[Any], _: Script | None) -> Vote:
+    policy = printable_line(_text(reply[1]), MOST_TOLD)
+    return Vote(VoteKind.REFUSED, reason=may_evict(policy))
+
+
 _VOTE_OF_STATUS: dict[int, Callable[[list[Any], Script | None], Vote]] = {
     scripts.GRANTED: _granted,
     scripts.TAKEN: _taken,
@@ -162,6 +169,7 @@ _VOTE_OF_STATUS: dict[int, Callable[[list[Any], Script | None], Vote]] = {
     scripts.QUARANTINED: _quarantined,
     scripts.UNSYNCED: _unsynced,
     scripts.MISCONFIGURED: _misconfigured,
+    scripts.EVICTS: _evicts,
 }
 
 

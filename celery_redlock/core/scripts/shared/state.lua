@@ -3,23 +3,53 @@
 -- include shared/quarantine_left.lua
 local JOINED = 'format 4, in no deployment' -- config of a node with only an identity
 
--- Read what the node knows of itself, and more fields.
+local LOOK_EVERY_MS = 1000 -- at what the server evicts: two of the longer parts of INFO
+
+-- Read what the node knows of itself, and more fields, from the ninth on.
 local function read_state(meta, ...)
-  return redis.call('HMGET', meta, 'config', 'run_id', 'votes', 'identity',
-    'quarantine_until', 'replid', ...)
+  local state = redis.call('HMGET', meta, 'config', 'run_id', 'votes', 'identity',
+    'quarantine_until', 'replid', 'evicted', 'looked', ...)
+  state.meta = meta
+  return state
 end
 
--- Return the name of the server process, and that of its data.
+-- Return how many keys this process has evicted.
+local function evicted_keys()
+  return string.match(redis.call('INFO', 'stats'), 'evicted_keys:(%d+)') or ''
+end
+
+-- Return the name of the server process, that of its data, and the number of keys that it
+-- has evicted.
 local function present_names()
   return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)'),
-    string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or ''
+    string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or '',
+    evicted_keys()
+end
+
+-- Look once in a second at what the server evicts. Tell whether it has evicted a key since
+-- it got its identity; note in state the policy by which it may evict one now. A server
+-- that may is looked at each time. A full one cannot store the instant, and is, too. One
+-- that counts no evicted keys has none: a store.
+local function has_evicted(state)
+  if state[7] == '' then return false end
+  local meta, now, looked = state.meta, now_ms(), tonumber(state[8])
+  if looked and now >= looked and now - looked < LOOK_EVERY_MS then return false end
+  local memory = redis.call('INFO', 'memory')
+  local policy = string.match(memory, 'maxmemory_policy:([%w-]+)') or 'noeviction'
+  local limit = string.match(memory, '\nmaxmemory:(%d+)') or '0'
+  if policy ~= 'noeviction' and limit ~= '0' then state.evicts = policy end
+  if evicted_keys() ~= state[7] then return true end
+  if not state.evicts then
+    redis.pcall('HSET', meta, 'looked', string.format('%.0f', now))
+  end
+  return false
 end
 
 -- Tell whether the node has lost its memory: it has no identity, or one that was given
 -- to an earlier process of the server, or to data that replication has replaced: a server
 -- that is made a replica and promoted again has another replid, also where the other server
--- gave it back an old hash with this run_id. A part of a memory is none. What another
--- version stored is never lost.
+-- gave it back an old hash with this run_id. So has a server that has evicted a key: it may
+-- have been a lock. A part of a memory is none. What another version stored is never lost.
 --
 -- INFO is one of the few ways for a script to learn that it runs in another process
 -- than before: uptime_in_seconds is wall clock, CONFIG is not allowed. To find a known
@@ -28,8 +58,10 @@ local function is_without_memory(state)
   local config, run_id, identity = state[1], state[2], state[4]
   if not config then return true end
   if not string.find(config, 'format 4, ', 1, true) then return false end
-  if not run_id or not identity or not state[6] then return true end
+  if not run_id or not identity or not state[6] or not state[7] then return true end
+  local evicted = has_evicted(state)
   if string.find(config, 'restart guard off', 1, true) then return false end
+  if evicted then return true end
   local server = redis.call('INFO', 'server')
   if not string.find(server, 'run_id:' .. run_id .. '\r\n', 1, true) then return true end
   local replication = redis.call('INFO', 'replication')
@@ -40,6 +72,7 @@ end
 local function refusal(state, view)
   local config, votes, identity = state[1], state[3], state[4]
   if is_without_memory(state) then return {UNSYNCED, ''} end
+  if state.evicts then return {EVICTS, state.evicts} end
   if config == JOINED then return {UNSYNCED, identity} end
   if config ~= view then return {MISCONFIGURED, config} end
   if votes then return nil end

@@ -1,2 +1,2 @@
 -- First item of a reply. The same numbers as in registry.py.
-local GRANTED, TAKEN, FREE, QUARANTINED, UNSYNCED, MISCONFIGURED = 1, 2, 3, 4, 5, 6
+local GRANTED, TAKEN, FREE, QUARANTINED, UNSYNCED, MISCONFIGURED, EVICTS = 1, 2, 3, 4, 5, 6, 7
