@@ -25,6 +25,7 @@ def check(project: Project, value: bytes) -> None:
     """Show, list and release a lock with this value, beside one of a task."""
     (node,) = project.nodes
     node.command("SET", NAME, value, "PX", 60_000)
+    node.command("PEXPIRE", "redlock:lock:invoice:1", 60_000)
 
     for words in (["ls", "--all"], ["ls", "--all", "--json"], ["show", "odd"]):
         run = project.redlock(*words)
