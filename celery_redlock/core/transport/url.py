@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ class NodeAddress:
             options.setdefault("socket_keepalive", True)
             options.setdefault("socket_connect_timeout", timeout)
         options.setdefault("socket_timeout", timeout)
-        options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0), **_introduction()}
         options["parser_class"] = _RESP2Parser
         connection: AbstractConnection = kind(**options)
         return connection
@@ -103,6 +104,19 @@ class NodeAddress:
 
     def __str__(self) -> str:
         return self.name
+
+
+@functools.cache
+def _introduction() -> dict[str, Any]:
+    """Return the options by which a connection tells the server its library.
+
+    From 7.1 on redis-py reads the metadata of its installation for each connection.
+    """
+    try:
+        from redis.driver_info import DriverInfo  # noqa: PLC0415
+    except ImportError:
+        return {}
+    return {"driver_info": DriverInfo()}
 
 
 def parse_node(spec: str | Mapping[str, str] | NodeAddress) -> NodeAddress:
