@@ -126,7 +126,7 @@ RULES = [
     Rule(
         "VOTE_TO_RENEW",
         "lock",
-        "A node that does not vote counts in no renewal.",
+        "A node that does not vote and is without the key counts in no renewal.",
         "The lease rests on a node that has forgotten its vote for another client.",
     ),
     Rule(

@@ -103,9 +103,9 @@ byte n, c;                 /* the node and the client of this step */
 #define MAY_WRITE(x) (holder[x] == FREE)
 #endif
 #ifdef NO_VOTE_TO_RENEW
-#define MAY_RENEW_ON(x) true
+#define MAY_RESTORE_ON(x) true
 #else
-#define MAY_RENEW_ON(x) (votes[x])
+#define MAY_RESTORE_ON(x) (votes[x])
 #endif
 #ifdef NO_RENEWAL_IN_TIME
 #define IN_TIME(c) true
@@ -134,8 +134,8 @@ byte n, c;                 /* the node and the client of this step */
 #define CAN_GIVE_UP(C) (renews[C])
 #define CAN_FINISH(C) (phase[C] != IDLE)
 #define CAN_ACQUIRE(C, X) (phase[C] != IDLE && MAY_TAKE(C, X))
-#define CAN_EXTEND(C, X) (phase[C] == HELD && asked[C] && MAY_RENEW_ON(X) && \
-  (holder[X] == C || MAY_WRITE(X)))
+#define CAN_EXTEND(C, X) (phase[C] == HELD && asked[C] && \
+  (holder[X] == C || (MAY_RESTORE_ON(X) && MAY_WRITE(X))))
 #define CAN_TAKE_LATE(X) (stale && votes[X] && holder[X] == FREE)
 #define CAN_RELEASE_LATE(X) (stale && IS_OLD(X))
 #define CAN_FAIL(X) (votes[X] && OTHERS_VOTE(X))
@@ -190,7 +190,7 @@ inline forget() {                        /* a restart without data, FLUSHALL */
 #endif
 }
 
-inline restart() {                       /* a restart with its data looks like one without */
+inline restart() {                       /* with its data: it renews the keys that it has */
 #ifdef NO_QUARANTINE
   skip
 #else
