@@ -34,17 +34,19 @@ _MS = 1000
 _SHORTEST_DELAY, _LONGEST_DELAY = 0.002, 0.25  # seconds
 
 
-def failure_of(
+def failure_of(  # noqa: PLR0913  (keyword-only)
     key: str,
     ballot: Ballot,
     *,
     node_timeout: float,
     config: str,
+    ttl: float | None = None,
     choice: Choice | None = None,
 ) -> LockUnavailable:
     """Return the error for an attempt that ended with these votes.
 
-    The arguments are those of `unreachable`, and the permits that were tried for.
+    The arguments are those of `unreachable`, the ttl of the lock if it was a lock that
+    was asked for, and the permits that were tried for.
     """
     verdict = ballot.final_verdict()
     if choice is not None and choice.full is not None:
@@ -52,7 +54,16 @@ def failure_of(
     if verdict is Verdict.HELD and choice is None:
         return _held(key, ballot)
     if verdict is Verdict.UNREACHABLE:
-        return unreachable(key, ballot, node_timeout=node_timeout, config=config)
+        state = "Nothing is held"
+        if ttl is not None and ballot.may_have_won:
+            state = (
+                "Nothing is held here, but the connection broke before the answer: the "
+                "lock may be taken there until it is reached again, at most for "
+                f"{ttl:g} s"
+            )
+        return unreachable(
+            key, ballot, node_timeout=node_timeout, config=config, state=state
+        )
     nodes = len(ballot.labels)
     if verdict is Verdict.WON:
         fact = (

@@ -55,6 +55,7 @@ class Vote(NamedTuple):
         reason: Why there is no vote (refused, silent), in words.
         place: Which of several keys is taken, counted from 0.
         more: Of several keys, the others that are taken on this node, too.
+        was_asked: Whether a silent node got the request, and may have carried it out.
     """
 
     kind: VoteKind
@@ -63,6 +64,7 @@ class Vote(NamedTuple):
     reason: str = ""
     place: int = 0
     more: tuple[Vote, ...] = ()
+    was_asked: bool = False
 
     @property
     def token(self) -> str:
@@ -290,6 +292,12 @@ class Ballot:
             elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
                 problems.append(f"{label} {vote.reason}")
         return problems
+
+    @property
+    def may_have_won(self) -> bool:
+        """Whether a majority granted, if the nodes did whose answers were lost."""
+        lost = sum(vote is not None and vote.was_asked for vote in self.votes)
+        return lost > 0 and self.granted + lost >= self.quorum
 
     def __repr__(self) -> str:
         votes = (

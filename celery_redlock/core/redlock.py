@@ -389,6 +389,7 @@ class Redlock:
             ballot,
             node_timeout=self.timing.node_timeout,
             config=self.guard.config,
+            ttl=ttl,
             choice=choice,
         )
 

@@ -404,15 +404,15 @@ class _Connection:
         if self.is_cut:
             self._broken = reason
             return
-        now = self._clock.monotonic()
-        self._last_open_at = now if self._is_open else self._last_open_at
+        now, was_open = self._clock.monotonic(), self._is_open
+        self._last_open_at = now if was_open else self._last_open_at
         self._is_open, self._broken = False, ""
         self._epoch += 1
         self._outbox.clear()
         self._replies.clear()
         failed, self._unanswered = self._unanswered, deque()
         for request in failed:
-            request.fail(self._index, reason)
+            request.fail(self._index, reason, was_asked=was_open)
             if self._last_open_at >= request.resend_since:
                 self.pending.add(request, self._index, now)
 

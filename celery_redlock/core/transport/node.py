@@ -452,7 +452,7 @@ class Node:
         """Enter that the requests in flight failed; owe those that must arrive."""
         for request, index in list(ended.pending):
             self._owe(request, index)
-            request.fail(index, reason)
+            request.fail(index, reason, was_asked=True)
 
     def _connecting_failed(self, reason: str) -> None:
         if self._conversation is None:

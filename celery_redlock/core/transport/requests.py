@@ -220,7 +220,7 @@ class ScriptLoad:
     def answer(self, index: int, reply: Any) -> None:
         """Ignore the reply."""
 
-    def fail(self, index: int, reason: str) -> None:
+    def fail(self, index: int, reason: str, *, was_asked: bool = False) -> None:
         """Ignore the failure."""
 
 
@@ -349,10 +349,17 @@ class ScriptRequest:
         self.replies[index] = reply
         self._cast(index, vote)
 
-    def fail(self, index: int, reason: str) -> None:
-        """Enter that this node gave no answer, and why, unless it has voted."""
+    def fail(self, index: int, reason: str, *, was_asked: bool = False) -> None:
+        """Enter that this node gave no answer, and why, unless it has voted.
+
+        Args:
+            index: The node.
+            reason: Why, after its name.
+            was_asked: Whether the request was sent, so that it may be carried out.
+        """
         if self._open.pop(index, None) is not None:
-            self._cast(index, Vote(VoteKind.SILENT, reason=reason))
+            vote = Vote(VoteKind.SILENT, reason=reason, was_asked=was_asked)
+            self._cast(index, vote)
 
     def _cast(self, index: int, vote: Vote) -> None:
         self.ballot.cast(index, vote)

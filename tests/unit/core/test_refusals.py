@@ -188,6 +188,28 @@ def test_quorum_unreachable_names_each_node_and_its_reason(site: Site) -> None:
     )
     assert caught.value.retry_after is None
     assert caught.value.key == "k"
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_lost_answers_of_a_majority_are_no_proof_that_nothing_is_held(
+    site: Site, lost: int
+) -> None:
+    """A node may grant, and its connection break before the answer arrives."""
+
+    def kill(indexes: range) -> None:
+        for index in indexes:
+            site.nodes.nodes[index].kill()
+
+    kill(range(lost, 5))
+    site.nodes.freeze(*range(lost))
+    site.clock.at(0.01, lambda: kill(range(lost)))
+
+    with pytest.raises(QuorumUnreachable) as caught:
+        site.redlock.acquire("k", ttl=10)
+
+    unsure = "until it is reached again, at most for 10 s. Run" in str(caught.value)
+    assert unsure == (lost == 3)
+    assert ("Nothing is held. " in str(caught.value)) == (lost == 2)
     assert holders(site.nodes)[3:] == ["", ""]
 
 
