@@ -313,7 +313,7 @@ def test_acquire_never_returns_a_lease_that_has_ended(site: Site) -> None:
     with pytest.raises(LockContended) as caught:
         site.redlock.acquire("k")
 
-    assert "granted by 5 of 5 nodes, but its fence or its validity" in str(caught.value)
+    assert "granted on 5 of 5 nodes, but its fence or its validity" in str(caught.value)
     assert holders(site.nodes) == FREE
 
 
