@@ -29,6 +29,7 @@ from tests.harness.waiting import until
 
 logging.disable(logging.CRITICAL)
 TTL = 3.0
+SOON = 30.0  # a busy machine
 redlock = Redlock(urls, ttl=TTL, node_timeout=0.9)
 lost, rounds, over = [], [], []
 
@@ -39,7 +40,7 @@ if mode == "greenlets":
     gevent.get_hub().NOT_ERROR += (Interrupt,)  # which it would print
 
 def hold(number):
-    with lock(redlock, f"{key}:held:{number}") as lease:
+    with lock(redlock, f"{key}:held:{number}", wait=SOON) as lease:
         while not over:
             time.sleep(0.02)  # the work of the body
             if not lease.is_valid():
@@ -120,7 +121,7 @@ async def in_coroutines():
             one.cancel()
         await asyncio.gather(*group, return_exceptions=True)
 
-with lock(redlock, f"{key}:warm"):
+with lock(redlock, f"{key}:warm", wait=SOON):
     pass
 others = [threading.Thread(target=hold, args=(n,), daemon=True) for n in range(2)]
 others.append(threading.Thread(target=come_and_go, daemon=True))
@@ -139,7 +140,7 @@ over.append(True)
 for thread in others:
     thread.join(10)
 stuck = [thread.name for thread in others if thread.is_alive()]
-with lock(redlock, f"{key}:after", wait=2.0):
+with lock(redlock, f"{key}:after", wait=SOON):
     pass
 gc.collect()
 clients = [redis.Redis.from_url(url) for url in urls]
