@@ -235,7 +235,7 @@ class Elector(OfOneProcess):
                 "The leadership of %r could not be renewed: %s. It ends in %.1f s "
                 "unless a renewal succeeds.",
                 self.key,
-                reasons or "a majority of the nodes did not confirm it",
+                reasons or "too few votes for it",
                 term.remaining(),
                 extra=log_fields("leader-not-renewed", election=self.key),
             )

@@ -259,7 +259,7 @@ class GatedScheduler(_Base):
     def _defer(self, entry: ScheduleEntry) -> None:
         """Keep an entry for a later tick. The next leader sends it if the term ends."""
         reason = (
-            "the last slot is not recorded on a majority of the nodes yet"
+            "too few votes for the record of the last slot"
             if self.term.lasts()
             else "the term ends"
         )

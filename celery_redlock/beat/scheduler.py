@@ -131,7 +131,7 @@ class RedlockScheduler(Scheduler):
         if gated is None:
             return pause
         if not self._record.flush():
-            reason = "the last slots are not recorded on a majority of the nodes."
+            reason = "too few votes for the record of the last slots."
             self._log_blocked(reason)
             return min(pause, _RETRY)
         if self._is_blocked:

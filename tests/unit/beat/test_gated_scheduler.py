@@ -240,7 +240,7 @@ def test_leader_that_is_cut_off_leaves_one_slot_that_is_sent_twice(site: Site) -
     assert (by.count("a"), by.count("b")) == (1, 9)
     assert len({sent.slot for sent in site.sent}) == 9
     assert [line for line in site.log.messages if "Nothing is sent" in line] == [
-        "Nothing is sent: the last slots are not recorded on a majority of the nodes."
+        "Nothing is sent: too few votes for the record of the last slots."
     ]
 
 
