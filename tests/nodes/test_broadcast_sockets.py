@@ -6,6 +6,7 @@ when a byte is read and when it is sent.
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import pytest
 from celery_redlock.core.lease import Holder
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.core.scripts import ACQUIRE, ALL_SCRIPTS
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.testing import MemoryNode
 from tests.harness.tcp import ScriptedServer
@@ -22,7 +23,6 @@ from tests.harness.waiting import until
 from tests.unit.core.sockets import encoded
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
 
 SOON = 10.0  # seconds
@@ -36,13 +36,18 @@ SCRIPTS = {
 
 
 class TinyServer(ScriptedServer):
-    """A node on a real socket that is as slow or as wrong as a test asks."""
+    """A node on a real socket that is as slow or as wrong as a test asks.
+
+    Attributes:
+        hangs_up: Whether it closes the connection when it has granted a lock.
+    """
 
     def __init__(self) -> None:
         self.node = MemoryNode()
+        self.hangs_up = False
         super().__init__(self._reply)
 
-    def _reply(self, words: list[bytes], _: socket.socket) -> bytes:
+    def _reply(self, words: list[bytes], sock: socket.socket) -> bytes:
         match words[0].upper():
             case b"INFO":
                 facts = f"redis_mode:standalone\nrole:master\nrun_id:{self.node.run_id}"
@@ -51,7 +56,10 @@ class TinyServer(ScriptedServer):
                 return encoded(SCRIPTS[words[2]].sha.encode())
             case b"EVAL" | b"EVALSHA":
                 script, keys = SCRIPTS[words[1]], 3 + int(words[2])
-                return encoded(self.node.execute(script, words[3:keys], words[keys:]))
+                reply = self.node.execute(script, words[3:keys], words[keys:])
+                if self.hangs_up and script is ACQUIRE:
+                    sock.shutdown(socket.SHUT_RDWR)
+                return encoded(reply)
             case b"CLIENT" | b"SELECT":
                 return encoded(("OK",))
         return encoded(ErrorReply(f"ERR {words}"))
@@ -196,3 +204,22 @@ def test_server_that_is_none_is_named(
         redlock.acquire("k")
 
     assert str(caught.value).count(reason) == 2
+
+
+def test_lock_whose_grant_got_lost_is_not_said_to_be_free(
+    servers: list[TinyServer], connect: Callable[..., Redlock]
+) -> None:
+    """Connections break between the grants and their arrival; a release follows."""
+    redlock = connect()
+    redlock.check()
+    for server in servers:
+        server.hangs_up = True
+
+    with pytest.raises(QuorumUnreachable) as caught:
+        redlock.acquire("k", ttl=30)
+    for server in servers:
+        server.hangs_up = False
+
+    unsure = "may be taken there until it is reached again, at most for 30 s"
+    assert unsure in str(caught.value)
+    until(lambda: redlock.check().has_quorum and not any(stored(servers)))
