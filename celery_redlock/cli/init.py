@@ -23,7 +23,9 @@ def init(session: Session, *, yes: bool) -> None:
 
     A node that lost its memory does not vote for as long as a lock can last, and a new
     node looks the same. This command says that there is nothing to remember. It refuses
-    if a node holds live locks or belongs to another deployment.
+    if a node holds live locks or belongs to another deployment. After a power cut it
+    refuses, too, if clients run that have used the nodes before: one may hold a lock
+    that the nodes have forgotten. Then it says for how long to wait.
     """
     redlock = session.redlock
     statuses = node_status(redlock)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.core.glob import escaped
 from celery_redlock.core.resp import ErrorReply, refusal_of
+from celery_redlock.core.text import number_in
 from celery_redlock.core.transport.client import NodeUnreachable, each_node
 from celery_redlock.core.view import JOINED, View, refusal
 from celery_redlock.errors import RedlockError
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 
     from celery_redlock.core.quorum import Ballot
     from celery_redlock.core.restart_guard import RestartGuard
-    from celery_redlock.core.transport.client import NodeClient
+    from celery_redlock.core.transport.client import NodeClient, PerNode
     from celery_redlock.core.transport.url import NodeAddress
 
 __all__ = ["NodesReport", "initialize"]
 
 _PAUSE = 0.05  # seconds between two tries
+_MS = 1000
 _OLDER = ("protocol 1,", "format 2,", "format 3,")  # what older versions stored
 
 
@@ -65,39 +67,26 @@ def initialize(
 
     Raises:
         RedlockError: A node cannot be read, has another configuration, or holds live
-            locks, which shows that the deployment is not new. Nothing was changed.
+            locks, which shows that the deployment is not new. So does an epoch that
+            clients have founded which knew an earlier one. Nothing was changed.
     """
     pattern = escaped(guard.keys.lock("")) + "*"
 
-    def look(client: NodeClient) -> tuple[str, int]:
-        (config,) = client.ask(("HGET", guard.keys.meta, "config"))
-        if isinstance(config, ErrorReply):
-            raise NodeUnreachable(refusal_of(str(config)))
+    def look(client: NodeClient) -> tuple[str, int, float]:
+        fields = ("config", "votes", "quarantine_until")
+        asked = (("HMGET", guard.keys.meta, *fields), ("TIME",))
+        found, time = client.ask(*asked)
+        if isinstance(found, ErrorReply):
+            raise NodeUnreachable(refusal_of(str(found)))
+        config, votes, until = ((it or b"").decode(errors="replace") for it in found)
+        left = 0.0
+        if not votes and isinstance(time, list):
+            left = number_in(until) / _MS - int(time[0])
         locks = len({key for keys, _ in client.scan(pattern) for key in keys})
-        return config.decode(errors="replace") if config else "", locks
+        return config, locks, left
 
     nodes = each_node(addresses, look, timeout=timeout)
-    for label, reason in nodes.unseen.items():
-        raise RedlockError(
-            f"Node {label} {reason}. It may hold live locks, so nothing was changed. "
-            "Start or repair it, or remove it from the list of nodes."
-        )
-    for label, (config, locks) in nodes.results.items():
-        view = View.parse(config)
-        is_ours = view is not None and view.configuration == guard.configuration
-        if not (is_ours or config in ("", JOINED) or config.startswith(_OLDER)):
-            difference, remedy = refusal(config, guard.config)
-            raise RedlockError(
-                f"Node {label} belongs to another deployment, so nothing was changed: "
-                f"the nodes {difference}. {remedy}."
-            )
-        if locks:
-            raise RedlockError(
-                f"Node {label} holds live locks under {guard.keys.prefix!r} "
-                f"({locks} of them), so this deployment is not new. Nothing was "
-                "changed. Wait until the restart guard admits the nodes by itself, or "
-                "stop all workers and wait for one max_ttl."
-            )
+    _refuse_what_is_not_new(guard, nodes)
     give_up_at = SYSTEM_CLOCK.monotonic() + timeout
     while True:
         # In each round: a client that starts meanwhile has them wait once more.
@@ -112,6 +101,46 @@ def initialize(
                 "before vote again by themselves: see `celery -A proj redlock doctor`."
             )
         SYSTEM_CLOCK.sleep(_PAUSE)
+
+
+def _refuse_what_is_not_new(
+    guard: RestartGuard, nodes: PerNode[tuple[str, int, float]]
+) -> None:
+    """Raise an error where a node shows that its deployment is not new.
+
+    Args:
+        guard: The deployment's restart guard.
+        nodes: Of each node the view that it has stored, the number of locks, and the
+            seconds of its quarantine that are left.
+    """
+    for label, reason in nodes.unseen.items():
+        raise RedlockError(
+            f"Node {label} {reason}. It may hold live locks, so nothing was changed. "
+            "Start or repair it, or remove it from the list of nodes."
+        )
+    for label, (config, locks, left) in nodes.results.items():
+        view = View.parse(config)
+        is_ours = view is not None and view.configuration == guard.configuration
+        if not (is_ours or config in ("", JOINED) or config.startswith(_OLDER)):
+            difference, remedy = refusal(config, guard.config)
+            raise RedlockError(
+                f"Node {label} belongs to another deployment, so nothing was changed: "
+                f"the nodes {difference}. {remedy}."
+            )
+        if view is not None and view.had_others and left > 0:
+            raise RedlockError(
+                "The nodes were in use before they lost their memory, as running "
+                f"clients have told node {label}. One may hold a lock from before, so "
+                f"nothing was changed. Wait: the nodes vote by themselves in {left:.0f}"
+                " s."
+            )
+        if locks:
+            raise RedlockError(
+                f"Node {label} holds live locks under {guard.keys.prefix!r} "
+                f"({locks} of them), so this deployment is not new. Nothing was "
+                "changed. Wait until the restart guard admits the nodes by itself, or "
+                "stop all workers and wait for one max_ttl."
+            )
 
 
 def _forget_what_does_not_vote(guard: RestartGuard) -> None:

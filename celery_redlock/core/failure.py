@@ -108,10 +108,13 @@ def unreachable(
         them = "They vote again by themselves"
         if len(ballot.labels) == 1:
             them = "It votes again by itself"
-        remedy = (
-            f"{them} in {wait_ms / _MS:.1f} s. In a brand-new "
-            "deployment, `celery -A proj redlock init` ends the wait"
-        )
+        remedy = f"{them} in {wait_ms / _MS:.1f} s"
+        view = View.parse(config)
+        if view is None or not view.had_others:  # else old locks may be held
+            remedy += (
+                ". In a brand-new deployment, `celery -A proj redlock init` ends the "
+                "wait"
+            )
     elif _configurations(ballot):
         told = [refusal(theirs, config) for theirs in _configurations(ballot)]
         differences = "; some nodes ".join(difference for difference, _ in told)

@@ -131,6 +131,11 @@ class View:
         """The order of epochs; equal for two views of one epoch."""
         return self.epoch, self.nonce
 
+    @property
+    def had_others(self) -> bool:
+        """Whether other servers were members before, or the same with more memory."""
+        return self.epoch > 1 or any(member.number for member in self.members)
+
     def is_same_epoch(self, other: View) -> bool:
         """Tell whether both are views of one epoch of one deployment."""
         return (self.deployment, self.order) == (other.deployment, other.order)

@@ -44,6 +44,34 @@ def test_init_refuses_where_locks_live(start_nodes: Callable[..., DevNodes]) -> 
         redlock.release(lease)
 
 
+def test_init_refuses_the_wait_that_clients_with_older_locks_have_begun(
+    start_nodes: Callable[..., DevNodes], key: str
+) -> None:
+    """All nodes have lost power. Their clients run, and one still trusts its lock.
+
+    The error that they get recommends no init, either.
+    """
+    nodes = start_nodes(3)
+    with client(nodes) as worker, client(nodes) as operator:
+        lease = worker.acquire(key, ttl=60.0)
+        for node in nodes.nodes:
+            node.restart()
+        until(lambda: worker.check().retry_after is not None)
+
+        with pytest.raises(QuorumUnreachable) as waits:
+            worker.acquire("another")
+        with pytest.raises(RedlockError) as refused:
+            operator.initialize()
+
+        assert "vote again by themselves in" in str(waits.value)
+        assert "redlock init" not in str(waits.value)
+        assert "were in use before they lost their memory" in str(refused.value)
+        assert "vote by themselves in" in str(refused.value)
+        with pytest.raises(QuorumUnreachable):
+            operator.acquire(key)
+        assert lease.is_valid()
+
+
 @pytest.mark.every_server
 def test_init_refuses_where_a_node_is_down(
     start_nodes: Callable[..., DevNodes],
