@@ -234,14 +234,18 @@ class RestartGuard:
         self._next_recovery_at = now + _PAUSE_BETWEEN_RECOVERIES
         return self._reconcile()
 
-    def votes(self) -> Ballot:
+    def votes(self, *, brings_back: bool = True) -> Ballot:
         """Return the votes of all nodes at this moment; lock nothing.
 
-        Brings nodes to the vote as a request for a lock does. A quarantine begins now,
-        and not with the next task.
+        Args:
+            brings_back: Bring nodes to the vote as a request for a lock does. A
+                quarantine begins now, and not with the next task.
         """
         while True:
             ballot = self.ask(scripts.COUNTERS, [self.config]).ballot
+            if not brings_back:
+                is_new = self.view is None and self.adopt(ballot)
+                return self.votes(brings_back=False) if is_new else ballot
             if not self.recover(ballot):
                 return ballot
 

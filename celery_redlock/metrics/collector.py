@@ -124,7 +124,7 @@ class StateCollector:
         """Return a separate lock service, so that a scrape never makes a task wait."""
         redlock = self._service or runtime_of(self._app).redlock
         timing, guard = redlock.timing, redlock.guard
-        return Redlock(
+        own = Redlock(
             redlock.addresses,
             ttl=timing.ttl,
             max_ttl=timing.max_ttl,
@@ -133,6 +133,8 @@ class StateCollector:
             prefix=guard.keys.prefix,
             restart_guard=guard.enabled,
         )
+        own.asks_for_votes = redlock.asks_for_votes
+        return own
 
     def _permits(self, redlock: Redlock) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges of the limits that the tasks of the app have."""

@@ -142,7 +142,7 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
 
 def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
     """Return the outage if too few nodes vote, although they answer."""
-    ballot = redlock.guard.votes()
+    ballot = redlock.guard.votes(brings_back=redlock.asks_for_votes)
     if ballot.granted >= redlock.quorum:
         return None
     return unreachable(

@@ -98,11 +98,24 @@ def test_node_that_is_named_alone_founds_no_deployment(
     project = start_project(3, SETTINGS, max_ttl=MAX_TTL)
     project.nodes[0].restart()
 
-    run = project.redlock("ls", "--node", project.urls[0])
-    config = project.nodes[0].command("HGET", "redlock:meta", "config")
+    alone = ("--node", project.urls[0])
+    runs = [
+        project.redlock(*words, *alone)
+        for words in (
+            ("ls",),
+            ("doctor",),
+            ("explain", "proj.send_invoice", "--args", "[1]"),
+        )
+    ]
+    collector = pytest.importorskip("celery_redlock.metrics.collector")
+    with client(project.urls[:1], **SHORT) as part:
+        part.asks_for_votes = False
+        gauges = collector.StateCollector(None, part)
+        list(gauges.collect())
+        gauges.close()
 
-    assert "new or restarted" in run.out
-    assert config is None
+    assert "new or restarted" in runs[0].out
+    assert project.nodes[0].command("EXISTS", "redlock:meta") == 0
 
     def states() -> list[str]:
         document = project.redlock("doctor", "--json").document
