@@ -28,6 +28,9 @@ _ONE = 0  # the key in a dict of one: `setdefault` is atomic
 _BEGINS_WITHIN = 1.0  # seconds for a thread to begin
 
 _all_of_one: weakref.WeakSet[OfOneProcess] = weakref.WeakSet()
+# Who forgets the parent has the lock of this process: a thread of the parent may have
+# held that of the parent when it forked.
+_forgetting: dict[int, threading.RLock] = {}
 
 
 class OfOneProcess:
@@ -49,10 +52,18 @@ class OfOneProcess:
         raise NotImplementedError
 
     def notice_fork(self) -> None:
-        """Forget the state of another process. Call it before each use."""
-        if self.pid != os.getpid():
-            self.pid = os.getpid()
-            self.forget_parent()
+        """Forget the state of another process. Call it before each use.
+
+        Threads that use it at the same time wait until one of them has forgotten all:
+        half of it would lead to the sockets and locks of the parent.
+        """
+        here = os.getpid()
+        if self.pid == here:
+            return
+        with _forgetting.setdefault(here, threading.RLock()):
+            if self.pid != here:
+                self.forget_parent()
+                self.pid = here  # last: what is interrupted is done again
 
 
 def _after_fork_in_child() -> None:
