@@ -128,7 +128,7 @@ class Server:
         if self.world.now < self.loading_until:
             self.oracle.count("loading")
             return _LOADING
-        if command[0] in (b"HGET", b"SCAN"):
+        if command[0] in (b"HMGET", b"TIME", b"SCAN"):
             return self._look(*command)
         if command[0] == b"SCRIPT":  # LOAD
             script = _BY_SOURCE[command[2]]
@@ -149,12 +149,14 @@ class Server:
         self.oracle.executed(self, connection, script, keys, args, reply)
         return reply
 
-    def _look(self, command: bytes, name: bytes, *args: bytes) -> Any:
+    def _look(self, command: bytes, name: bytes = b"", *args: bytes) -> Any:
         """Execute a command of an operator, who looks at the node."""
         redis = self.node.redis
         redis.look_at_clock()
-        if command == b"HGET":
-            return redis.hget(name, args[0])
+        if command == b"HMGET":
+            return [redis.hget(name, field) for field in args]
+        if command == b"TIME":
+            return [b"%d" % part for part in divmod(redis.now_us(), 1_000_000)]
         prefix = args[1].removesuffix(b"*")  # of SCAN 0 MATCH lock:* COUNT n
         names = redis.keys()
         return [b"0", [name for name in names if name.startswith(prefix)]]
