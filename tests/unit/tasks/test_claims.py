@@ -301,8 +301,8 @@ def test_duplicate_is_logged_and_signalled(
     assert (event.conflict.holder.task_id, event.decision) == (first.id, Skip())
     assert event.sender.name == task.name
     assert (
-        f"The same call 'k:0' waits in the queue as job[{first.id}]. 3 of 3 nodes"
-        in caplog.text
+        f"The same call 'k:0' waits in the queue as job[{first.id}], for 3600.0 s more "
+        "at most, as 3 of 3 nodes say." in caplog.text
     )
 
 
