@@ -57,17 +57,24 @@ def hidden(nodes: Any) -> Any:
     """Return nodes, as they are given to this package, with their URLs hidden.
 
     Texts become `SecretUrl`, alone, in lists and as values of mappings; all else stays.
+    A text need not be a ``str``: Django's lazy ones are not. And what stands for a lock
+    service until it is used, such as a ``SimpleLazyObject``, stays, although its class
+    can be iterated.
     Assign the result to the argument that it came from, before anything can fail.
     """
-    if isinstance(nodes, str):
-        return SecretUrl(nodes)
+    if isinstance(nodes, str) or hasattr(nodes, "encode"):
+        return SecretUrl(str(nodes))
     if isinstance(nodes, Mapping):
         # A URL in the place of a name is wrong, and only shown.
         return {mask_url(str(name)): hidden(value) for name, value in nodes.items()}
     if isinstance(nodes, (set, frozenset)):
         return {hidden(node) for node in nodes}
     if isinstance(nodes, Iterable) and not isinstance(nodes, bytes):
-        return [hidden(node) for node in nodes]
+        try:
+            each = iter(nodes)
+        except TypeError:  # it stands for something else
+            return nodes
+        return [hidden(node) for node in each]
     return nodes
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from celery.local import Proxy
+from django.utils.functional import SimpleLazyObject
 
 from celery_redlock import locking
 from celery_redlock.core.secret import SecretUrl
 from celery_redlock.errors import ConfigurationError, LockHeld
-from celery_redlock.locking import alock, lock
+from celery_redlock.locking import alock, lock, lock_or_exit
 from tests.nodes.support import client
 
 if TYPE_CHECKING:
@@ -47,6 +49,17 @@ def test_lock_refuses_what_is_no_service(wrong: Any) -> None:
     """The error says what to write, and is raised before anything is asked."""
     with pytest.raises(TypeError, match=r"must be a Redlock.*Write lock\("):
         lock(wrong, "k").__enter__()
+
+
+@pytest.mark.parametrize("lazy", [Proxy, SimpleLazyObject])
+def test_lock_takes_what_stands_for_a_service(
+    redlock: Redlock, key: str, lazy: Callable[[Callable[[], Redlock]], Redlock]
+) -> None:
+    """Projects make their service at its first use; such an object can be iterated."""
+    with lock(lazy(lambda: redlock), key) as lease:
+        assert lease.is_valid()
+    with lock_or_exit(lazy(lambda: redlock), key) as lease:
+        assert lease.is_valid()
 
 
 def pickled(service: Redlock) -> Redlock:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from collections import UserString
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.utils.functional import lazystr
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 from celery_redlock.core.redlock import Redlock
 from celery_redlock.core.secret import SecretUrl, mask_url
 from celery_redlock.core.transport.url import NodeAddress, parse_node, parse_nodes
 from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECRET = "s3cr3t"
 
@@ -212,6 +217,15 @@ def test_error_of_a_bad_node_has_the_remedy(spec: Any, remedy: str) -> None:
         parse_node(spec)
 
     assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [lazystr, UserString])
+def test_url_need_not_be_a_str(text: Callable[[str], Any]) -> None:
+    """It was taken for a list of letters, and its error spelled the password."""
+    (address,) = parse_nodes([text(f"redis://me:{SECRET}@a:1/0")])
+
+    assert address.name == "a:1/0"
+    assert address.url == SecretUrl(f"redis://me:{SECRET}@a:1/0")
 
 
 def test_secret_is_in_no_repr() -> None:
