@@ -11,13 +11,14 @@ from urllib.parse import urlencode
 import celery
 import pytest
 from celery import Celery
+from hypothesis import HealthCheck, given, settings
 from prometheus_client import CollectorRegistry
 
 from celery_redlock import metrics, web
 from celery_redlock.core.limits import Limit, wanted
 from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.errors import ConfigurationError
-from tests.harness.hostile import VALUES
+from tests.harness.hostile import VALUES, values
 from tests.nodes.support import locks, until
 from tests.web.conftest import BUSY, HOST, TOKEN
 
@@ -187,6 +188,26 @@ def test_no_value_of_another_program_breaks_the_page(
         done = office.post(office.form("odd"))
         assert (done.status, "Released odd" in done.text) == (200, True), value
         assert node.command("EXISTS", "redlock:lock:odd") == 0
+
+
+@pytest.mark.long
+@given(value=values)
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_no_generated_value_of_a_lock_breaks_the_page(
+    office: Office, value: bytes
+) -> None:
+    """Values with any bytes, lines and numbers are listed, asked about and released."""
+    for node in office.nodes.nodes:
+        node.command("SET", "redlock:lock:odd", value, "PX", 60_000)
+
+    page = office.get("/?all=1")
+    assert (page.status, "Release odd" in page.body) == (200, True)
+    done = office.post(office.form("odd"))
+    assert (done.status, "Released odd" in done.text) == (200, True)
 
 
 HOSTILE = ["*a" * 90 + "*b", "[z-a]", "[", "\\", "%ff", "\ud800"]
