@@ -28,13 +28,13 @@ help:
 	@echo "make test    the tests but the long ones; ARGS='-k name' for some of them"
 	@echo "make test-more  what make test leaves out and a change can break"
 	@echo "make test-all  all tests, searches included, and the package as it is installed"
-	@echo "make coverage  how much of core, task and options the tests without workers run"
+	@echo "make coverage  how much of locks, task and options the tests without workers run"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the site, in site/"
 	@echo "make check-package  test what was built with old and new versions (nox: all)"
 	@echo "make bench   what a lock costs beside others; ARGS=--quick to see that it runs"
 	@echo "make soak    the simulator, until stopped; ARGS='--histories N'"
-	@echo "make mutation ARGS=fence  do tests notice changes of a module of the core?"
+	@echo "make mutation ARGS=fence  do tests notice changes of a module of the lock?"
 	@echo "make torture real processes and faults at random; ARGS='--seconds 600'"
 	@echo "make spec    the specification, checked by Spin; ARGS=--write for its page"
 	@echo "make evidence  each rule is taken away, and tools find it; ARGS=NAME for one"
@@ -100,8 +100,9 @@ test-all: $(VENV)/.with-test
 # branches. Raise it with the tests.
 # The tests of etcd and ZooKeeper are long ones.
 COVERED := tests/contract tests/stores tests/contrib/test_exactly_once.py tests/contrib/test_outbox.py \
-  $(addprefix tests/unit/,core locking options policies tasks testing)
-FLOORS := core/90 task/90 options/97
+  $(addprefix tests/unit/,lock locking options policies tasks testing)
+LOCK := basics scripts stores wire members locks line records
+FLOORS := locks/90 task/90 options/97
 
 coverage: $(VENV)/.with-test
 	@echo "About 2 minutes on two cores."

@@ -17,14 +17,14 @@ import redis
 from redis.lock import Lock
 
 from benchmarks.runner import Contender
-from celery_redlock.core.lease import Holder, new_base, new_token
-from celery_redlock.core.resp import new_reader, pack
+from celery_redlock.basics.resp import new_reader, pack
+from celery_redlock.locks.lease import Holder, new_base, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["RawSockets", "locks", "ours", "redis_py"]
 

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes import DevNodes
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import redis
 import redis.asyncio
 
 from benchmarks.runner import PATIENT, percentile
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

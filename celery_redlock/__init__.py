@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_redlock.app.runtime import runtime_of
-    from celery_redlock.core.lease import Holder, Lease
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.errors import (
         ConfigurationError,
         DuplicateTask,
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
         StaleFence,
     )
     from celery_redlock.locking import alock, current_lease, lock
+    from celery_redlock.locks.lease import Holder, Lease
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.options.lock_options import LockOptions
     from celery_redlock.policies import Conflict
     from celery_redlock.task.decorator import singleton_task
@@ -73,11 +73,11 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "Conflict": "policies",
-    "Holder": "core.lease",
-    "Lease": "core.lease",
+    "Holder": "locks.lease",
+    "Lease": "locks.lease",
     "LockOptions": "options.lock_options",
     "Outbox": "task.outbox",
-    "Redlock": "core.redlock",
+    "Redlock": "locks.redlock",
     "SingletonTask": "task.singleton_task",
     "alock": "locking",
     "current_lease": "locking",

@@ -41,18 +41,18 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.backoff import jittered
-from celery_redlock.core.callbacks import call_safely
-from celery_redlock.core.lease import Holder, Lease, LeaseState, new_base
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.process import OfOneProcess
-from celery_redlock.core.records.standbys import StandbyList
+from celery_redlock.basics.backoff import jittered
+from celery_redlock.basics.callbacks import call_safely
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.process import OfOneProcess
 from celery_redlock.errors import LockContended, LockHeld, QuorumUnreachable
+from celery_redlock.locks.lease import Holder, Lease, LeaseState, new_base
+from celery_redlock.records.standbys import StandbyList
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["Elector", "Term"]
 

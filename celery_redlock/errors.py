@@ -85,7 +85,7 @@ class LockUnavailable(RedlockError):
 
     Attributes:
         key: The name of the lock; of several keys, one a line.
-        ballot: How each node voted (``core.quorum.Ballot``).
+        ballot: How each node voted (``wire.quorum.Ballot``).
     """
 
     key: str | None = None
@@ -101,7 +101,7 @@ class LockHeld(LockUnavailable):
             limit, one of them.
         retry_after: Seconds until the lock expires, unless its holder renews it; where
             starts are limited, until the next one is possible.
-        limit: The limit that is reached (``core.permits.Limit``), if the key has one.
+        limit: The limit that is reached (``locks.permits.Limit``), if the key has one.
         due: Where starts are limited, the seconds until each of the permits is free,
             soonest first.
     """

@@ -41,28 +41,28 @@ from contextvars import ContextVar
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from celery_redlock.core.keys import shown
-from celery_redlock.core.lease import Lease, new_base
-from celery_redlock.core.limits import wanted
-from celery_redlock.core.renewal.watchdog import Watchdog
-from celery_redlock.core.secret import SecretUrl, hidden
-from celery_redlock.core.steps import Ask
+from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
     LockUnavailable,
     RedlockError,
 )
+from celery_redlock.locks.lease import Lease, new_base
+from celery_redlock.locks.limits import wanted
+from celery_redlock.locks.watchdog import Watchdog
+from celery_redlock.scripts.keys import shown
+from celery_redlock.wire.steps import Ask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from datetime import timedelta
     from types import FrameType
 
-    from celery_redlock.core.lease import Holder
-    from celery_redlock.core.limits import Limits
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.steps import Steps
+    from celery_redlock.locks.lease import Holder
+    from celery_redlock.locks.limits import Limits
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.wire.steps import Steps
 
 __all__ = [
     "Hold",
@@ -118,7 +118,7 @@ def _service(redlock: Redlock | str | Sequence[str]) -> Redlock:
     redlock = hidden(redlock)
     urls: Any = [redlock] if isinstance(redlock, SecretUrl) else redlock
     if isinstance(urls, list):
-        from celery_redlock.core.redlock import Redlock  # noqa: PLC0415  (slow import)
+        from celery_redlock.locks.redlock import Redlock  # noqa: PLC0415  (slow import)
 
         service = _services.get(tuple(urls))
         # Of two threads that come here at once, one makes it for both.
@@ -316,7 +316,7 @@ class Hold:
         redlock: The lock service.
         key: The name of the lock.
         ttl, renew, renew_every, hold_at_least, watchdog, base: See `lock`.
-        limits: How many holders and starts the keys may have; see ``core.permits``.
+        limits: How many holders and starts the keys may have; see ``locks.permits``.
             Who has a limit of starts calls ``Lease.begin`` when the work starts.
 
     Attributes:
@@ -373,7 +373,7 @@ class Hold:
 
     async def aacquire(self, wait: float = 0.0) -> Lease:
         """Acquire the lock as ``acquire`` does, in a coroutine."""
-        from celery_redlock.core.event_loop import (  # noqa: PLC0415  (slow import)
+        from celery_redlock.wire.event_loop import (  # noqa: PLC0415  (slow import)
             drive,
             running_loop,
         )
@@ -439,7 +439,7 @@ class Hold:
         The release is handed over before the first await. Outside of the event loop
         that acquired the lock nothing is awaited.
         """
-        from celery_redlock.core import event_loop  # noqa: PLC0415  (slow import)
+        from celery_redlock.wire import event_loop  # noqa: PLC0415  (slow import)
 
         if not self._is_used:
             return
@@ -717,7 +717,7 @@ async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
     """
     import asyncio  # noqa: PLC0415  (slow; most processes need none)
 
-    from celery_redlock.core.event_loop import running_loop  # noqa: PLC0415
+    from celery_redlock.wire.event_loop import running_loop  # noqa: PLC0415
 
     loss = _Cancellation(hold, running_loop(), asyncio.current_task())
     try:

@@ -21,8 +21,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes, DevStore
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.settings import Settings
     from celery_redlock.testing import FakeNodes, SignalRecorder
 
@@ -79,7 +79,7 @@ def redlock_fake(request: pytest.FixtureRequest) -> Iterator[FakeNodes]:
     children of a prefork worker, do not see the fake nodes.
     """
     from celery_redlock.app.runtime import instead
-    from celery_redlock.core.clock import SYSTEM_CLOCK
+    from celery_redlock.basics.clock import SYSTEM_CLOCK
     from celery_redlock.testing import FakeNodes
 
     marker = request.node.get_closest_marker("redlock")

@@ -9,17 +9,17 @@ import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.secret import SecretUrl, hidden
-from celery_redlock.core.spelling import did_you_mean
-from celery_redlock.core.timing import Timing, seconds_of
-from celery_redlock.core.transport.url import (
+from celery_redlock.basics.secret import SecretUrl, hidden
+from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.timing import Timing, seconds_of
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.lock_options import flag, naming, seconds_or_zero
+from celery_redlock.policies import ON_BACKEND_ERROR
+from celery_redlock.wire.url import (
     NodeAddress,
     parse_nodes,
     usual_node_timeout,
 )
-from celery_redlock.errors import ConfigurationError
-from celery_redlock.options.lock_options import flag, naming, seconds_or_zero
-from celery_redlock.policies import ON_BACKEND_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -52,7 +52,7 @@ from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 from celery_redlock import signals
 from celery_redlock.app.observer import Observer, install_once
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import Lease, LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -20,8 +20,8 @@ except ImportError:
 
 from celery_redlock import RedlockError
 from celery_redlock.cli.output.format import plural
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import STORES, DevStore
+from celery_redlock.locks.redlock import Redlock
 from demo.journal import overlaps, record, runs
 from demo.processes import Processes, start_processes
 from demo.screen import Screen

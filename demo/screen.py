@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from celery_redlock.cli.output.format import plural
-from celery_redlock.core.quorum import VoteKind
+from celery_redlock.wire.quorum import VoteKind
 from demo.journal import runs
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from celery_redlock.core.lease import Inspection
-    from celery_redlock.core.quorum import Ballot
+    from celery_redlock.locks.lease import Inspection
+    from celery_redlock.wire.quorum import Ballot
     from demo.journal import Event
 
 __all__ = ["Screen"]

@@ -330,7 +330,7 @@ BUGS = (
         found_by=Finder.TESTS,
         fixed_in="7b37ae6",
         way=Guard(
-            "tests/unit/core/test_server_clock.py::test_server_may_run_ahead_while_a_reply_is_on_its_way"
+            "tests/unit/lock/test_server_clock.py::test_server_may_run_ahead_while_a_reply_is_on_its_way"
         ),
         note="Hypothesis found it, in a later run than its first.",
     ),
@@ -388,7 +388,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="73c289b",
         way=Guard(
-            "tests/unit/core/test_fence.py::"
+            "tests/unit/lock/test_fence.py::"
             "test_vote_that_comes_during_the_count_is_left_out_of_it"
         ),
         note="In the simulator, no other thread runs between the two looks.",
@@ -478,7 +478,7 @@ BUGS = (
         found_by=Finder.SIMULATOR,
         fixed_in="611189b",
         way=Guard(
-            "tests/unit/core/test_watchdog.py::"
+            "tests/unit/lock/test_watchdog.py::"
             "test_restore_waits_for_a_busy_transport_until_the_next_loss"
         ),
     ),
@@ -582,7 +582,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="4fbd868",
         way=Guard(
-            "tests/unit/core/test_permits.py::test_no_permit_has_the_name_of_another_key"
+            "tests/unit/lock/test_permits.py::test_no_permit_has_the_name_of_another_key"
         ),
         note="Keys of tests had no such form.",
     ),
@@ -621,7 +621,7 @@ BUGS = (
         found_by=Finder.TORTURE,
         fixed_in="cedf804",
         way=Guard(
-            "tests/unit/core/test_permits.py::test_copies_of_a_call_have_one_permit"
+            "tests/unit/lock/test_permits.py::test_copies_of_a_call_have_one_permit"
         ),
         note="One seed made nine pairs of copies.",
     ),
@@ -660,7 +660,7 @@ BUGS = (
         found_by=Finder.TESTS,
         fixed_in="8b8451b",
         way=Guard(
-            "tests/unit/core/test_watchdog.py::test_step_looks_soon_for_a_late_reply"
+            "tests/unit/lock/test_watchdog.py::test_step_looks_soon_for_a_late_reply"
         ),
         note="The simulator has no stores, which answer late in this way.",
     ),
@@ -695,7 +695,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="85b2b9c",
         way=Guard(
-            "tests/unit/core/test_pending_releases.py::"
+            "tests/unit/lock/test_pending_releases.py::"
             "test_release_that_a_node_refuses_is_sent_again"
         ),
         note="Nodes of the simulator do not reply with such errors.",
@@ -820,7 +820,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="b79baa8",
         way=Guard(
-            "tests/unit/core/test_broadcast.py::"
+            "tests/unit/lock/test_broadcast.py::"
             "test_callers_wait_for_hung_nodes_at_the_same_time"
         ),
     ),
@@ -858,7 +858,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="5d792af",
         way=Guard(
-            "tests/unit/core/test_wait_queue.py::"
+            "tests/unit/lock/test_wait_queue.py::"
             "test_lock_that_expires_in_this_millisecond_is_looked_at_soon"
         ),
     ),
@@ -870,7 +870,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="d715dff",
         way=Guard(
-            "tests/unit/core/test_wakeup_listener.py::"
+            "tests/unit/lock/test_wakeup_listener.py::"
             "test_waiters_come_and_go_while_all_are_asked_to_look"
         ),
         note="Threads of the simulator change only where they wait.",
@@ -980,7 +980,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="6ea1524",
         way=Guard(
-            "tests/unit/core/test_claims.py::test_call_runs_as_soon_as_one_node_says_so"
+            "tests/unit/lock/test_claims.py::test_call_runs_as_soon_as_one_node_says_so"
         ),
         note="The simulator has no claims.",
     ),
@@ -991,7 +991,7 @@ BUGS = (
         found_by=Finder.UNKNOWN,
         fixed_in="1fc404b",
         way=Guard(
-            "tests/unit/core/test_script_request.py::"
+            "tests/unit/lock/test_script_request.py::"
             "test_verdict_is_certain_when_no_vote_can_change_it"
         ),
     ),

@@ -55,7 +55,7 @@ _LOCKS = "tests/contract/test_lock_scripts.py"
 _SETS = "tests/contract/test_several_keys.py"
 _VIEWS = "tests/contract/test_membership_scripts.py"
 _MOVES = "tests/contract/test_reconfiguration_scripts.py"
-_UNIT = "tests/unit/core"
+_UNIT = "tests/unit/lock"
 _MEMBERS = "tests/model/test_membership_model.py"
 _TORTURE = "tests/torture/test_torture.py"
 

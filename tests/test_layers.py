@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import celery_redlock.core
+import celery_redlock.locks
 
 # From top to bottom. A module imports from its own room and from the lines below its
 # own, never from its own line or above, not even for type checkers. A room is a module
@@ -31,7 +31,13 @@ HOUSE = """
     policies
     testing
     devnodes election locking
-    core
+    line records
+    locks
+    members
+    wire
+    stores
+    scripts
+    basics
     errors signals
 """
 RANKS = {
@@ -41,9 +47,14 @@ RANKS = {
 }
 # Packages that find their files by themselves: naming them would be one more place.
 FIND_THEIR_FILES = {"cli", "operations.doctor"}
-WITHOUT_CELERY = ["core", "devnodes", "election", "errors", "locking", "testing"]
+LOCK_ROOMS = {
+    *("basics", "scripts", "stores", "wire", "members", "locks", "line", "records")
+}
+WITHOUT_CELERY = sorted(
+    {*LOCK_ROOMS, "devnodes", "election", "errors", "locking", "testing"}
+)
 
-PACKAGE = Path(celery_redlock.core.__file__).parents[1]
+PACKAGE = Path(celery_redlock.locks.__file__).parents[1]
 NAME = PACKAGE.name
 
 
@@ -175,15 +186,15 @@ def test_celery_is_unknown_to(root: str) -> None:
         assert "celery" not in tops, f"{module} imports celery"
 
 
-def test_core_reads_time_in_one_place() -> None:
-    """In the core only the clock knows how to ask for the time."""
+def test_lock_reads_time_in_one_place() -> None:
+    """In the rooms of the lock only the clock knows how to ask for the time."""
     readers = {
         module
         for module in MODULES
-        if module.startswith("core.") and imports_of(module) & {"time"}
+        if room_of(module) in LOCK_ROOMS and imports_of(module) & {"time"}
     }
 
-    assert readers == {"core.clock"}
+    assert readers == {"basics.clock"}
 
 
 def run_python(program: str) -> str:
@@ -205,13 +216,13 @@ def test_celery_is_not_loaded_by_what_does_not_need_it() -> None:
 
 
 def test_import_starts_no_thread_and_opens_no_socket() -> None:
-    """Importing the package and its core does nothing but define things."""
+    """Importing the package and its lock does nothing but define things."""
     said = run_python(
         "import sys\n"
         "watched = ('socket.__new__', 'socket.bind', 'socket.connect',\n"
         "           '_thread.start_new_thread', 'subprocess.Popen', 'os.fork')\n"
         "sys.addaudithook(lambda e, a: e in watched and print(e, a))\n"
-        f"import {NAME}, {NAME}.core.redlock, {NAME}.core.renewal.watchdog\n"
+        f"import {NAME}, {NAME}.locks.redlock, {NAME}.locks.watchdog\n"
         f"for name in getattr({NAME}, '__all__', ()):\n"
         f"    getattr({NAME}, name)\n"
     )

@@ -107,7 +107,7 @@ def test_publishing_loads_neither_redis_nor_the_worker() -> None:
     said = run_python(
         "import sys\n"
         "from celery_redlock import singleton_task\n"
-        "heavy = {'redis', 'celery.worker.request', 'celery_redlock.core.redlock'}\n"
+        "heavy = {'redis', 'celery.worker.request', 'celery_redlock.locks.redlock'}\n"
         "print(heavy & sys.modules.keys())\n"
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.runner import PATIENT
 from celery_redlock import LockHeld
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["measure"]
 

@@ -12,8 +12,8 @@ from redis.retry import Retry
 
 from benchmarks.runner import percentile
 from celery_redlock import LockUnavailable
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

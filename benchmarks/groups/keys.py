@@ -6,8 +6,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from benchmarks.runner import PATIENT, Contender, interleave, median_cost, ratio
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.runner import PATIENT, servers_cpu
-from celery_redlock.core.clock import SystemClock
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal.watchdog import RENEW_AT, Watchdog
+from celery_redlock.basics.clock import SystemClock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.watchdog import RENEW_AT, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 __all__ = ["hold", "measure"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.contenders import locks
 from benchmarks.runner import PATIENT, interleave, median_cost, ratio
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["measure"]
 

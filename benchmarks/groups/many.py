@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.delay import delayed
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["measure"]
 

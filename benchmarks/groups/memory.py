@@ -7,9 +7,9 @@ import secrets
 from typing import Any
 
 from benchmarks.runner import PATIENT
-from celery_redlock.core.keys import STRIPES, stripe_of
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNode, DevNodes
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts.keys import STRIPES, stripe_of
 
 __all__ = ["measure"]
 

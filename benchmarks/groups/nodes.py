@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from benchmarks.runner import PATIENT, slope
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["measure"]
 

@@ -7,15 +7,15 @@ import itertools
 from typing import TYPE_CHECKING
 
 from benchmarks.runner import PATIENT, Contender, interleave, median_cost, ratio
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.errors import LockHeld
+from celery_redlock.locks.limits import Limit
+from celery_redlock.locks.redlock import Redlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.limits import Limits
 
 __all__ = ["measure"]
 

@@ -20,8 +20,8 @@ def measure(*, quick: bool) -> dict[str, Any]:
         median_cost,
         ratio,
     )
-    from celery_redlock.core.redlock import Redlock  # noqa: PLC0415
     from celery_redlock.devnodes import DevNodes  # noqa: PLC0415
+    from celery_redlock.locks.redlock import Redlock  # noqa: PLC0415
 
     rounds, count = (2, 40) if quick else (15, 150)
     with DevNodes(5) as nodes:

@@ -17,7 +17,7 @@ from celery_singleton import Singleton
 
 from benchmarks.contenders import RawSockets
 from celery_redlock import singleton_task
-from celery_redlock.core.resp import pack
+from celery_redlock.basics.resp import pack
 
 BROKER, *NODES = os.environ["BENCHMARK_SERVERS"].split()
 

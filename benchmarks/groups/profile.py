@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.runner import PATIENT
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

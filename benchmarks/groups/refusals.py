@@ -21,9 +21,9 @@ from celery_once import AlreadyQueued
 from kombu.utils.uuid import uuid
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import Holder
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.devnodes.processes import Worker, stop
+from celery_redlock.locks.lease import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

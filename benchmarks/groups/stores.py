@@ -30,10 +30,10 @@ from urllib.parse import urlsplit
 
 from benchmarks.groups import leases, tasks
 from benchmarks.runner import PATIENT, Contender, interleave, median_cost, ratio
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.connection import store_of
 from celery_redlock.devnodes import DevNodes, DevStore
 from celery_redlock.errors import LockHeld, RedlockError
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.stores.connection import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from kombu import pools
 from kombu.exceptions import LimitExceeded, OperationalError
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -44,17 +44,17 @@ from celery import bootsteps
 from celery.worker import state
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.backoff import jittered
-from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
-from celery_redlock.core.key_watch import KeyWatch
-from celery_redlock.core.records.backlog import keep_place
+from celery_redlock.basics.backoff import jittered
+from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
+from celery_redlock.line.backlog import keep_place
+from celery_redlock.line.key_watch import KeyWatch
 from celery_redlock.options.broker import visibility_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.limits import Waits, Wanted
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.limits import Waits, Wanted
+    from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["EarlyStartStep", "EarlyStarts", "WaitingCall", "consumer_with_lines"]
 

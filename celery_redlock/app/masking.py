@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from celery_redlock.core.secret import hidden, mask_url
+from celery_redlock.basics.secret import hidden, mask_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

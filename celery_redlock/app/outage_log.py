@@ -11,10 +11,10 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.log_limit import LogLimit
-from celery_redlock.core.process import OfOneProcess
+from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.log_limit import LogLimit
+from celery_redlock.basics.process import OfOneProcess
 
 if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from billiard.process import current_process
 
-from celery_redlock.core.clock import SYSTEM_CLOCK, Clock
-from celery_redlock.core.keys import shown
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.log_limit import LogLimit
+from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.log_limit import LogLimit
+from celery_redlock.scripts.keys import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -20,8 +20,8 @@ from celery import signals
 from celery_redlock.app.masking import mask
 from celery_redlock.app.outage_log import OutageLog
 from celery_redlock.app.refusal_log import RefusalLog
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.process import OfOneProcess
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.process import OfOneProcess
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.locking import watchdog_of
 from celery_redlock.settings import Settings
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from celery.utils.dispatch import Signal
 
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.renewal.watchdog import Watchdog
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.locks.watchdog import Watchdog
     from celery_redlock.options.lock_options import LockOptions, ResolvedOptions
 
 __all__ = [
@@ -174,7 +174,7 @@ class Runtime:
             watchdog_of(redlock).stop()
         self.dispatcher.stop()
         if self._service:
-            from celery_redlock.core.stores.connection import (  # noqa: PLC0415
+            from celery_redlock.stores.connection import (  # noqa: PLC0415
                 finish_requests,
             )
 
@@ -238,7 +238,7 @@ def _plain(value: Any) -> Any:
 def redlock_from(settings: Settings, **changes: Any) -> Redlock:
     """Return a lock service as the settings describe it, with changed arguments."""
     # A process that only publishes never imports the core, half of this package.
-    from celery_redlock.core.redlock import Redlock  # noqa: PLC0415
+    from celery_redlock.locks.redlock import Redlock  # noqa: PLC0415
 
     named = {name: getattr(settings, name) for name in _ARGUMENTS}
     return Redlock(**{**named, **changes})

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from celery import signals
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.log_fields import log_fields
+from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.broker import broadcast_of
 from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:
-    from celery_redlock.core.deployment import NodesReport
+    from celery_redlock.members.deployment import NodesReport
 
 __all__ = ["connect"]
 

@@ -12,7 +12,7 @@ has a new instance. The scheduler ticks as usual, through these gates:
       before: not due                    is sent, and nothing is raised, because an
                                          error would end beat
 
-The nodes record which slots of an entry were sent (``core.records.beat_slots``). The
+The nodes record which slots of an entry were sent (``records.beat_slots``). The
 scheduler's own memory does not count: its file may be old, its row may be unwritten,
 and a leader may have stored a last run and died before it sent the message.
 
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from celery.schedules import schedstate, schedule
 from kombu.exceptions import OperationalError
 
+from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.beat import inner_schedulers
 from celery_redlock.beat.due_entries import (
     as_us,
@@ -40,8 +41,7 @@ from celery_redlock.beat.due_entries import (
     slots_due,
 )
 from celery_redlock.beat.term import DeadlineProducer, TermEnding
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.records.beat_slots import slot_name
+from celery_redlock.records.beat_slots import slot_name
 from celery_redlock.task.header import HEADER
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 from celery.beat import ScheduleEntry, Scheduler
 
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.beat import inner_schedulers
 from celery_redlock.beat.gated_scheduler import GatedScheduler, gated_class
 from celery_redlock.beat.term import BeatTerm
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.records.beat_slots import SlotRecord
 from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable
+from celery_redlock.records.beat_slots import SlotRecord
 from celery_redlock.signals import leader_elected, leader_resigned
 
 if TYPE_CHECKING:

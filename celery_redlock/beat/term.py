@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from celery_redlock.core.clock import Clock
-    from celery_redlock.core.records.beat_slots import SlotRecord
+    from celery_redlock.basics.clock import Clock
     from celery_redlock.election import Term
+    from celery_redlock.records.beat_slots import SlotRecord
 
 __all__ = ["BeatTerm", "DeadlineProducer", "TermEnding"]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.cli.output.format import (
     Cell,
     Column,
@@ -16,18 +17,17 @@ from celery_redlock.cli.output.format import (
     unseen_lines,
 )
 from celery_redlock.cli.output.session import Command, Session
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.lease import new_base, new_token
-from celery_redlock.core.quorum import Vote, VoteKind
-from celery_redlock.core.transport.client import NodeUnreachable, each_node
-from celery_redlock.core.transport.requests import ScriptRequest, vote_of
+from celery_redlock.locks.lease import new_base, new_token
+from celery_redlock.wire.client import NodeUnreachable, each_node
+from celery_redlock.wire.quorum import Vote, VoteKind
+from celery_redlock.wire.requests import ScriptRequest, vote_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.transport.client import NodeClient, PerNode
-    from celery_redlock.core.transport.url import NodeAddress
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.wire.client import NodeClient, PerNode
+    from celery_redlock.wire.url import NodeAddress
 
 _MS = 1000
 _SHARES = (0.5, 0.95, 0.99)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.cli.output.format import painted, plural
 from celery_redlock.cli.output.session import Command, Session
-from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes import STORES, DevNodes, DevStore
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.cli.output.format import (
     Column,
     Row,
@@ -29,8 +30,6 @@ from celery_redlock.cli.output.session import (
     Interval,
     Session,
 )
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.stores.connection import store_of
 from celery_redlock.operations.acl import acl_rules
 from celery_redlock.operations.doctor import (
     Case,
@@ -42,11 +41,12 @@ from celery_redlock.operations.doctor import (
 )
 from celery_redlock.operations.inspect import inspect_nodes, node_status, votes_of
 from celery_redlock.operations.words import votes_text, with_app
+from celery_redlock.stores.connection import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.doctor import Finding
     from celery_redlock.operations.inspect import NodeReport
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.cli.output.format import (
     holder_document,
     keys_text,
@@ -24,11 +25,10 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
-from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
-    from celery_redlock.core.records.claims import ExistingJob
+    from celery_redlock.line.claims import ExistingJob
     from celery_redlock.task.explain import Explanation, Step
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.basics.text import on_nodes
 from celery_redlock.beat import election_key
 from celery_redlock.cli.output.format import (
     doubt_lines,
@@ -14,15 +15,14 @@ from celery_redlock.cli.output.format import (
     since,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.core.lease import Inspection
-from celery_redlock.core.records.standbys import Leadership, leadership_of
-from celery_redlock.core.text import on_nodes
+from celery_redlock.locks.lease import Inspection
 from celery_redlock.operations.inspect import LockStatus, node_status, other_settings
+from celery_redlock.records.standbys import Leadership, leadership_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.lease import Holder
+    from celery_redlock.locks.lease import Holder
 
 
 @click.command(cls=Command, short_help="Show the leading beat and the standbys.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
     LOCK_COLUMNS,
     doubt_lines,
@@ -19,7 +20,6 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, Command, Interval, Session
-from celery_redlock.core.text import on_nodes
 from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 from celery_redlock.operations.words import unknown_text

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery_redlock.app.runtime import redlock_from
+from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.cli.output.format import (
     Cell,
     Column,
@@ -20,7 +21,6 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
-from celery_redlock.core.secret import SecretUrl, hidden
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations import reconfigure as operation
 from celery_redlock.operations.doctor import workers_by_nodes
@@ -28,7 +28,7 @@ from celery_redlock.operations.doctor import workers_by_nodes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 _URL = r"(?:[^\s,=/]+=)?\w+://"  # its beginning, which may give it a name
 

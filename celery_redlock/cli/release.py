@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
     Column,
     Row,
@@ -29,9 +30,7 @@ from celery_redlock.cli.output.session import (
     Failure,
     Session,
 )
-from celery_redlock.core.keys import keys_of
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.text import on_nodes
+from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.force_release import (
     Operator,
     is_ours,
@@ -47,11 +46,12 @@ from celery_redlock.operations.inspect import (
 )
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.scan import Kind, Scan, other_permits, scan
+from celery_redlock.scripts.keys import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.transport.client import PerNode
+    from celery_redlock.wire.client import PerNode
 
 _NOTHING_DONE = "Nothing was done."
 _NO_LOCK = (

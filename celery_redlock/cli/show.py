@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
     Cell,
     Column,
@@ -24,10 +25,7 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import Vote, VoteKind
-from celery_redlock.core.records.forced_releases import forced_releases
-from celery_redlock.core.text import on_nodes
+from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.inspect import (
     LockStatus,
     NodeState,
@@ -37,12 +35,14 @@ from celery_redlock.operations.inspect import (
 )
 from celery_redlock.operations.scan import lock_holder, permits_of
 from celery_redlock.operations.words import UNREADABLE
+from celery_redlock.records.forced_releases import forced_releases
+from celery_redlock.wire.quorum import Vote, VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.forced_release import ForcedRelease
-    from celery_redlock.core.lease import Inspection
+    from celery_redlock.locks.forced_release import ForcedRelease
+    from celery_redlock.locks.lease import Inspection
     from celery_redlock.operations.scan import LimitInUse
 
 _MS = 1000

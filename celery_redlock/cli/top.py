@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.cli.output.format import (
     LOCK_COLUMNS,
     Column,
@@ -23,7 +24,6 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.session import Command, Interval, Session
-from celery_redlock.core.clock import SYSTEM_CLOCK
 from celery_redlock.operations.inspect import NodeState, other_settings, votes_of
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import votes_text
@@ -31,7 +31,7 @@ from celery_redlock.operations.words import votes_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 _NODE_COLUMNS = (
     Column("NODE"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

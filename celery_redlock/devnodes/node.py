@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.errors import ConfigurationError, RedlockError
 

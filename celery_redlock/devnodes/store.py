@@ -18,12 +18,12 @@ import atexit
 import os
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.stores.connection import store_of
 from celery_redlock.devnodes.deployment import initialize
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.postgresql import installed_postgresql
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.stores.connection import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

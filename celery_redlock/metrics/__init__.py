@@ -38,18 +38,18 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from celery_redlock import signals
 from celery_redlock.app.observer import Observer, install_once, installed
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.transport.broadcast import Broadcast
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.metrics.collector import StateCollector
 from celery_redlock.metrics.instruments import instruments_in
+from celery_redlock.wire.broadcast import Broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from celery_redlock.core.quorum import Vote
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.transport.requests import ScriptRequest
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.wire.quorum import Vote
+    from celery_redlock.wire.requests import ScriptRequest
 
 __all__ = ["Metrics", "Scrape", "install"]
 

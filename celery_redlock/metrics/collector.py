@@ -18,11 +18,11 @@ from prometheus_client.core import GaugeMetricFamily
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.beat import election_key
-from celery_redlock.core.records.standbys import leadership_of
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.inspect import NodeState, node_status
 from celery_redlock.operations.scan import inspect_limits, number_of_locks, scan
+from celery_redlock.records.standbys import leadership_of
 from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Histogram
 
-from celery_redlock.core.process import OfOneProcess
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.renewal.watchdog import RENEW_AT
+from celery_redlock.basics.process import OfOneProcess
+from celery_redlock.locks.watchdog import RENEW_AT
 from celery_redlock.policies import label_of
+from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.quorum import Vote
     from celery_redlock.election import Term
+    from celery_redlock.locks.lease import Lease
     from celery_redlock.policies import Conflict, ConflictDecision, Decision
+    from celery_redlock.wire.quorum import Vote
 
 __all__ = ["Instruments", "instruments_in"]
 

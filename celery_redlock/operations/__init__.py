@@ -1,7 +1,7 @@
 """Operations on a deployment: list and release locks, find faults, change nodes.
 
 Each module takes a ``Redlock`` and talks to all its nodes, as a rule through the
-blocking client of ``core.transport.client``. Nothing here prints or asks: ``cli``, the
+blocking client of ``wire.client``. Nothing here prints or asks: ``cli``, the
 page of ``web`` and the Django admin do that.
 
 Read in this order: ``scan`` (what the nodes store), ``force_release`` (release it),

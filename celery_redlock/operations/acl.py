@@ -10,14 +10,14 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.glob import escaped
-from celery_redlock.core.resp import ErrorReply, unknown_command
-from celery_redlock.core.scripts import ALL_SCRIPTS, INSPECT
+from celery_redlock.basics.glob import escaped
+from celery_redlock.basics.resp import ErrorReply, unknown_command
+from celery_redlock.scripts import ALL_SCRIPTS, INSPECT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.transport.client import NodeClient
+    from celery_redlock.wire.client import NodeClient
 
 __all__ = ["COMMANDS", "OUR_KEYS", "acl_rules", "denied_command", "try_commands"]
 

@@ -6,7 +6,7 @@ deletes the key. A client that has acquired the lock meanwhile keeps it.
 The release does not stop a live holder at once. The holder learns of it at its next
 renewal, and has lost its lock then. Until that moment, two can run.
 
-Each release is recorded on all nodes that it reaches: ``core.records.forced_releases``.
+Each release is recorded on all nodes that it reaches: ``records.forced_releases``.
 
 A claim ends when its job begins, is revoked, or expires. A job that was deleted from
 its queue does none of these, so its claim lasts for ``claim_ttl`` unless it is released
@@ -21,21 +21,21 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.forced_release import MOST_FIELD, ForcedRelease
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.records.forced_releases import force_release_words
-from celery_redlock.core.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
-from celery_redlock.core.text import printable_line
-from celery_redlock.core.transport.client import BATCH, each_node
+from celery_redlock.basics.text import printable_line
+from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
+from celery_redlock.locks.lease import Holder
+from celery_redlock.records.forced_releases import force_release_words
+from celery_redlock.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
+from celery_redlock.wire.client import BATCH, each_node
+from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from celery_redlock.core.quorum import Ballot
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.transport.client import NodeClient, PerNode
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.scan import Scan
+    from celery_redlock.wire.client import NodeClient, PerNode
+    from celery_redlock.wire.quorum import Ballot
 
 __all__ = ["Operator", "is_ours", "release_found", "release_lock", "values_on"]
 

@@ -16,23 +16,23 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_redlock.core.failure import ends_in
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.resp import DOES_NOT_KNOW
-from celery_redlock.core.text import fields_of, number_in
-from celery_redlock.core.transport.client import PerNode, each_node
-from celery_redlock.core.view import CLOSED, JOINED, View, refusal
+from celery_redlock.basics.resp import DOES_NOT_KNOW
+from celery_redlock.basics.text import fields_of, number_in
+from celery_redlock.locks.failure import ends_in
+from celery_redlock.locks.lease import Holder
+from celery_redlock.members.view import CLOSED, JOINED, View, refusal
 from celery_redlock.operations.acl import denied_command, try_commands
+from celery_redlock.wire.client import PerNode, each_node
+from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from celery_redlock.core.clock import Clock
-    from celery_redlock.core.lease import Inspection
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.restart_guard import RestartGuard
-    from celery_redlock.core.transport.client import NodeClient
+    from celery_redlock.basics.clock import Clock
+    from celery_redlock.locks.lease import Inspection
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.members.restart_guard import RestartGuard
+    from celery_redlock.wire.client import NodeClient
 
 __all__ = [
     "ClockSample",
@@ -373,7 +373,7 @@ def _state(
     meta: Mapping[str, str],
     left: float,
 ) -> tuple[NodeState, str]:
-    """Judge in the same order as the script that votes (``core.scripts``)."""
+    """Judge in the same order as the script that votes (``scripts``)."""
     config = meta.get("config", "")
     unfit = client.facts.unfit_because
     is_new = config in ("", JOINED)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Holder
+    from celery_redlock.locks.lease import Holder
 
 __all__ = ["HolderLives", "kill_holder"]
 

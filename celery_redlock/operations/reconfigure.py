@@ -8,7 +8,7 @@
                       │ all the new
                       └──► abort: mark a majority of the planned nodes, reopen the old
 
-The *plan* is the first view of the next epoch (``core.view``): the identity of the
+The *plan* is the first view of the next epoch (``members.view``): the identity of the
 server at each place. Every closed node stores it. So an operator who runs the command
 again, after an interruption or beside another operator, goes on with the same plan.
 
@@ -38,20 +38,20 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.restart_guard import counters_in, greatest
-from celery_redlock.core.scripts import ABORT, CLOSE, COUNTERS, OPEN, REOPEN
-from celery_redlock.core.stores.connection import store_of
-from celery_redlock.core.view import CLOSED, JOINED, View, refusal
 from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.members.restart_guard import counters_in, greatest
+from celery_redlock.members.view import CLOSED, JOINED, View, refusal
+from celery_redlock.scripts import ABORT, CLOSE, COUNTERS, OPEN, REOPEN
+from celery_redlock.stores.connection import store_of
+from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from celery_redlock.core.quorum import Ballot
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.restart_guard import Look
-    from celery_redlock.core.scripts import Script
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.members.restart_guard import Look
+    from celery_redlock.scripts import Script
+    from celery_redlock.wire.quorum import Ballot
 
 __all__ = ["reconfigure"]
 

@@ -22,13 +22,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
-from celery_redlock.core.glob import escaped
-from celery_redlock.core.keys import PERMIT, START
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import quorum_of
-from celery_redlock.core.scripts import INSPECT, TAKEN
-from celery_redlock.core.transport.client import each_node
-from celery_redlock.core.transport.requests import all_answered
+from celery_redlock.basics.glob import escaped
+from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.inspect import (
     NodeState,
     NodeStatus,
@@ -36,13 +31,18 @@ from celery_redlock.operations.inspect import (
     is_held,
     node_status,
 )
+from celery_redlock.scripts import INSPECT, TAKEN
+from celery_redlock.scripts.keys import PERMIT, START
+from celery_redlock.wire.client import each_node
+from celery_redlock.wire.quorum import quorum_of
+from celery_redlock.wire.requests import all_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from celery_redlock.core.limits import Limit, Limits
-    from celery_redlock.core.redlock import Redlock
-    from celery_redlock.core.transport.client import NodeClient, PerNode
+    from celery_redlock.locks.limits import Limit, Limits
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.wire.client import NodeClient, PerNode
 
 __all__ = [
     "Kind",
@@ -63,7 +63,7 @@ __all__ = [
 _START = re.compile(re.escape(START.encode()) + rb"\d+$")  # a permit for a start
 
 Kind = Literal["lock", "claim", "cooldown"]
-"""The kinds of keys: each is a method of ``core.keys.Keys``."""
+"""The kinds of keys: each is a method of ``scripts.keys.Keys``."""
 
 _MS = 1000
 _NO_TTL, _GONE = -1, -2  # replies of PTTL

@@ -9,12 +9,12 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.operations.inspect import NodeState, NodeStatus
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Holder
-    from celery_redlock.core.limits import Limit
+    from celery_redlock.locks.lease import Holder
+    from celery_redlock.locks.limits import Limit
     from celery_redlock.operations.scan import Scan
 
 __all__ = [

@@ -39,16 +39,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.utils import json as kombu_json
 
-from celery_redlock.core.keys import is_permit, key_of
-from celery_redlock.core.limits import rate_of, wanted
-from celery_redlock.core.signature import hidden_parameters, signature_of
-from celery_redlock.core.spelling import did_you_mean
+from celery_redlock.basics.signature import hidden_parameters, signature_of
+from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError, FingerprintError
+from celery_redlock.locks.limits import rate_of, wanted
+from celery_redlock.scripts.keys import is_permit, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.limits import Limits
 
 __all__ = ["KeyRule", "KeyTemplate", "LimitedKey", "PlainSignature"]
 
@@ -90,7 +90,7 @@ class KeyRule:
         limit: How many calls may hold the key at once, if there are no ``keys``; 1 by
             default, or with a rate as many as starts.
         rate: How many calls may start in a period, for each key; see
-            ``core.limits.rate_of``.
+            ``locks.limits.rate_of``.
 
     Raises:
         ConfigurationError: The rule names an argument that the task does not have,
@@ -179,7 +179,7 @@ class KeyRule:
         """Return the key of a call with these arguments, at most 512 characters.
 
         A longer text is cut and ends in a hash of the whole text. Several keys are one
-        text, as ``core.keys.key_of`` makes it.
+        text, as ``scripts.keys.key_of`` makes it.
 
         Args:
             args: Its arguments by position.

@@ -13,8 +13,8 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
-from celery_redlock.core.spelling import did_you_mean
-from celery_redlock.core.timing import seconds_of
+from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 
 __all__ = ["ExactlyOnce", "check_exactly_once"]

@@ -31,10 +31,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock import policies
-from celery_redlock.core.limits import limit_of, rate_of
-from celery_redlock.core.spelling import did_you_mean
-from celery_redlock.core.timing import seconds_of
+from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.limits import limit_of, rate_of
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
 from celery_redlock.options.exactly_once import ExactlyOnce, check_exactly_once
 from celery_redlock.options.foreign import FOREIGN
@@ -42,7 +42,7 @@ from celery_redlock.options.foreign import FOREIGN
 if TYPE_CHECKING:
     import inspect
 
-    from celery_redlock.core.timing import Timing
+    from celery_redlock.basics.timing import Timing
 
 __all__ = ["LockOptions", "ResolvedOptions", "flag", "naming", "seconds_or_zero"]
 

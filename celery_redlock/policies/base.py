@@ -34,13 +34,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from celery_redlock.core.timing import seconds_of
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError, LockHeld
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Holder
-    from celery_redlock.core.limits import Limit
-    from celery_redlock.core.records.backlog import Place
+    from celery_redlock.line.backlog import Place
+    from celery_redlock.locks.lease import Holder
+    from celery_redlock.locks.limits import Limit
     from celery_redlock.policies.successor import Successor
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from celery_redlock.core.spelling import did_you_mean
-from celery_redlock.core.timing import seconds_of
+from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.base import (
     ConflictDecision,

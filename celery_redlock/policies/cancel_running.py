@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from celery_redlock.core.timing import seconds_of
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.allow import Run
 from celery_redlock.policies.base import (

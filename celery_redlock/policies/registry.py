@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from celery_redlock.core.signature import signature_of
-from celery_redlock.core.spelling import did_you_mean
+from celery_redlock.basics.signature import signature_of
+from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.policies.allow import Run
 from celery_redlock.policies.base import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from celery_redlock.core.backoff import doubled, jittered
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.timing import seconds_of
+from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.policies.base import (
     Conflict,
     ConflictDecision,
@@ -22,7 +22,7 @@ from celery_redlock.policies.base import (
 )
 
 if TYPE_CHECKING:
-    from celery_redlock.core.records.backlog import Place
+    from celery_redlock.line.backlog import Place
 
 __all__ = ["Retry"]
 

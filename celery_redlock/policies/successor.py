@@ -1,7 +1,7 @@
 """The part of a call in the successor register: for ``buffer_one``, ``cancel_running``.
 
 Many calls may be refused while one runs. The register on the nodes names the one of
-them that runs next; see ``core.records.successors``. All others end as *superseded*:
+them that runs next; see ``line.successors``. All others end as *superseded*:
 REVOKED, with the id of the call that runs instead. The named call is always in its
 queue or in here, so it is never lost.
 
@@ -20,10 +20,10 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.backoff import doubled, jittered
-from celery_redlock.core.records.cancel_requests import ask_to_end
-from celery_redlock.core.records.successors import RegisterReply, withdraw
+from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.errors import DuplicateTask, LockHeld
+from celery_redlock.line.cancel_requests import ask_to_end
+from celery_redlock.line.successors import RegisterReply, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable

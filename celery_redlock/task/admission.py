@@ -49,11 +49,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from celery_redlock.core.backoff import doubled, jittered
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.limits import Wanted
-from celery_redlock.core.records.backlog import join_backlog, keep_place, leave_backlog
-from celery_redlock.core.records.beat_slots import mark_slot
+from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import (
     DuplicateTask,
     LockHeld,
@@ -61,7 +58,10 @@ from celery_redlock.errors import (
     QuorumUnreachable,
     RedlockError,
 )
+from celery_redlock.line.backlog import join_backlog, keep_place, leave_backlog
+from celery_redlock.locks.limits import Wanted
 from celery_redlock.policies import Conflict, Outage, Successor
+from celery_redlock.records.beat_slots import mark_slot
 from celery_redlock.signals import lock_conflict, lock_outage
 from celery_redlock.task.header import waits_of
 from celery_redlock.task.publishing import cooling
@@ -69,9 +69,9 @@ from celery_redlock.task.publishing import cooling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.records.backlog import Place
-    from celery_redlock.core.records.claims import ExistingJob
+    from celery_redlock.line.backlog import Place
+    from celery_redlock.line.claims import ExistingJob
+    from celery_redlock.locks.lease import Lease
     from celery_redlock.policies import ConflictDecision, OutageDecision
     from celery_redlock.task.call import Call
     from celery_redlock.task.interrupt import Interrupter

@@ -3,7 +3,7 @@
 ``buffer_one`` and ``cancel_running`` let the latest or the first of the calls run that
 were published. The publisher tells the nodes when the message is in the broker: one
 request that it does not wait for. Each node numbers the calls in the order in which it
-hears of them; see ``core.records.successors``. So the order does not depend on the
+hears of them; see ``line.successors``. So the order does not depend on the
 publishers' clocks, and a call that finds its lock free knows whether a later one waits.
 Under ``cancel_running`` the same request asks the running call to end.
 
@@ -26,7 +26,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.task.header import HEADER
 from celery_redlock.task.message import SentMessage, watched
@@ -72,7 +72,7 @@ def _is_delayed(options: Mapping[str, Any]) -> bool:
 
 def _announce(task: Any, key: str, task_id: str, options: Mapping[str, Any]) -> None:
     # Only publishers of such tasks pay for this import.
-    from celery_redlock.core.records.successors import note_published  # noqa: PLC0415
+    from celery_redlock.line.successors import note_published  # noqa: PLC0415
 
     try:
         runtime = runtime_of(task.app)

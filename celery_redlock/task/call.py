@@ -27,17 +27,17 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_redlock.app.runtime import Runtime, runtime_of
-from celery_redlock.core.backoff import doubled, jittered
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.records.successors import SuccessorRegister
-from celery_redlock.core.text import check_id
+from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.text import check_id
 from celery_redlock.errors import (
     ConfigurationError,
     DuplicateTask,
     QuorumUnreachable,
     RedlockError,
 )
+from celery_redlock.line.successors import SuccessorRegister
 from celery_redlock.options.broker import (
     accepted_countdown,
     broker_errors,
@@ -53,7 +53,7 @@ from celery_redlock.task.publishing import release_claim, send_again
 from celery_redlock.task.results import can_be_read, has_ended, stored_result
 
 if TYPE_CHECKING:
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
 
 __all__ = ["Call", "Republished"]

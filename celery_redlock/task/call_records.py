@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from celery import Task, states
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:

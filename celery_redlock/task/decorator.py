@@ -18,7 +18,7 @@ from celery import Task, current_app
 from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 
-from celery_redlock.core.signature import hidden_parameters
+from celery_redlock.basics.signature import hidden_parameters
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.singleton_task import (

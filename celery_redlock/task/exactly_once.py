@@ -54,10 +54,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_redlock.core.backoff import doubled
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import shown
+from celery_redlock.basics.backoff import doubled
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
+from celery_redlock.scripts.keys import shown
 from celery_redlock.task.autoretry import retry_as_configured
 from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
 from celery_redlock.task.call_records import CallRecord, now, record_id

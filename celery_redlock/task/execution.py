@@ -37,14 +37,14 @@ from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as RetriesItself
 
 from celery_redlock import signals
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import shown
-from celery_redlock.core.lease import Holder, Lease
-from celery_redlock.core.limits import with_copies
-from celery_redlock.core.records.backlog import note_run
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import LockCancelled, LockLost
+from celery_redlock.line.backlog import note_run
 from celery_redlock.locking import Hold
+from celery_redlock.locks.lease import Holder, Lease
+from celery_redlock.locks.limits import with_copies
 from celery_redlock.policies import Abort, CancelRunning, Loss, LossDecision
+from celery_redlock.scripts.keys import shown
 from celery_redlock.task.admission import Admission
 from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
 from celery_redlock.task.interrupt import interrupter
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from celery.utils.dispatch import Signal
 
     from celery_redlock.app.runtime import Runtime
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.call import Call
 

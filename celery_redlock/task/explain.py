@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.failure import unreachable
-from celery_redlock.core.keys import shown
-from celery_redlock.core.records.backlog import place_of_next
-from celery_redlock.core.records.claims import Claims, ExistingJob
+from celery_redlock.line.backlog import place_of_next
+from celery_redlock.line.claims import Claims, ExistingJob
+from celery_redlock.locks.failure import unreachable
 from celery_redlock.operations.scan import LimitInUse, inspect_limits
 from celery_redlock.policies import Conflict, Decision, Outage, Situation
+from celery_redlock.scripts.keys import shown
 from celery_redlock.task.publishing import conflict_with
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Holder
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.errors import QuorumUnreachable
+    from celery_redlock.locks.lease import Holder
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.options.lock_options import ResolvedOptions
 
 __all__ = ["Explanation", "Step", "explain"]

@@ -53,12 +53,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.serialization import registry
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import MOST, MOST_BYTES, is_permit, keys_of
-from celery_redlock.core.lease import new_base
-from celery_redlock.core.limits import MOST_PERMITS, Limit, Waits, Wanted
-from celery_redlock.core.records.beat_slots import MOST_SLOT
-from celery_redlock.core.text import is_encodable, is_line
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.text import is_encodable, is_line
+from celery_redlock.locks.lease import new_base
+from celery_redlock.locks.limits import MOST_PERMITS, Limit, Waits, Wanted
+from celery_redlock.records.beat_slots import MOST_SLOT
+from celery_redlock.scripts.keys import MOST, MOST_BYTES, is_permit, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping

@@ -21,7 +21,7 @@ from celery_redlock.errors import FingerprintError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.limits import Limits
 
 __all__ = [
     "SentMessage",

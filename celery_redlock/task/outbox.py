@@ -41,9 +41,9 @@ from kombu.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 
 from celery_redlock.app.confirmed import MessageRefusedError, confirmed
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.spelling import did_you_mean
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.task.call_records import now, register
 from celery_redlock.task.stored import StoredValue

@@ -46,14 +46,14 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import shown
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.records.claims import Claims, ExistingJob
-from celery_redlock.core.text import is_id
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.text import is_id
 from celery_redlock.errors import DuplicateTask, LockUnavailable, QuorumUnreachable
+from celery_redlock.line.claims import Claims, ExistingJob
+from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import Conflict, PublishDecision, Skip
+from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import publish_claimed, publish_deduplicated
 from celery_redlock.task.beat_thread import is_beat
 from celery_redlock.task.header import attach_claim, claim_in, has_ended_before

@@ -44,14 +44,14 @@ from celery.exceptions import (
 from celery.worker.request import Request
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.keys import shown
-from celery_redlock.core.limits import with_copies
-from celery_redlock.core.log_fields import log_fields
-from celery_redlock.core.records.backlog import leave_backlog
-from celery_redlock.core.records.successors import withdraw
-from celery_redlock.core.text import check_id, on_nodes
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.log_fields import log_fields
+from celery_redlock.basics.text import check_id, on_nodes
+from celery_redlock.line.backlog import leave_backlog
+from celery_redlock.line.successors import withdraw
+from celery_redlock.locks.limits import with_copies
 from celery_redlock.options.broker import marks_redeliveries
+from celery_redlock.scripts.keys import shown
 from celery_redlock.task.header import claim_in, fault_of, mint, waits_in
 from celery_redlock.task.message import wanted_by_message
 from celery_redlock.task.publishing import release_claim
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.app.early_start import WaitingCall
-    from celery_redlock.core.limits import Limits, Waits
+    from celery_redlock.locks.limits import Limits, Waits
 
 __all__ = ["RedlockRequest", "Skipped"]
 

@@ -39,9 +39,8 @@ from celery_redlock.app import worker_hooks
 from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.records.claims import Claims
-from celery_redlock.core.signature import hidden_parameters, signature_of
-from celery_redlock.core.text import check_id
+from celery_redlock.basics.signature import hidden_parameters, signature_of
+from celery_redlock.basics.text import check_id
 from celery_redlock.errors import (
     ConfigurationError,
     DuplicateTask,
@@ -49,6 +48,7 @@ from celery_redlock.errors import (
     LockLost,
     RedlockError,
 )
+from celery_redlock.line.claims import Claims
 from celery_redlock.locking import aheld_by, held_by
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.announcement import send_announced
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
     from typing_extensions import ParamSpec, TypeVar
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.limits import Limits
     from celery_redlock.options.call_key import KeyRule
     from celery_redlock.policies import Conflict
     from celery_redlock.task.explain import Explanation
@@ -352,7 +352,7 @@ class SingletonTask(_Base[P, R]):
         """Return the key of the call with these arguments, and the limits of its keys.
 
         The limits are empty where each key has one holder at a time, and starts are
-        not counted; see ``core.limits``.
+        not counted; see ``locks.limits``.
 
         Raises:
             FingerprintError: They cannot be reduced to a key.

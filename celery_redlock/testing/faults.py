@@ -22,24 +22,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.forced_release import ForcedRelease
-from celery_redlock.core.keys import key_of
-from celery_redlock.core.lease import Holder, LeaseState, new_base
-from celery_redlock.core.records.forced_releases import force_release_words
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.scripts import FORCE_RELEASE
-from celery_redlock.core.transport.requests import all_answered
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import LockHeld
 from celery_redlock.locking import watchdog_of
+from celery_redlock.locks.forced_release import ForcedRelease
+from celery_redlock.locks.lease import Holder, LeaseState, new_base
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.records.forced_releases import force_release_words
+from celery_redlock.scripts import FORCE_RELEASE
+from celery_redlock.scripts.keys import key_of
 from celery_redlock.testing.network import FakeNodes
+from celery_redlock.wire.requests import all_answered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.limits import Limits
     from celery_redlock.devnodes import DevNodes, DevStore
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.limits import Limits
 
 __all__ = ["force_release", "freeze", "held_elsewhere", "lose_lock", "partition"]
 

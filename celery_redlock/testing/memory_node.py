@@ -11,15 +11,15 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.scripts.keyspace import WrongType
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.scripts.keyspace import WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
-    from celery_redlock.core.scripts import Script
+    from celery_redlock.scripts import Script
 
 __all__ = ["MemoryKeyspace", "MemoryNode", "NodeClock"]
 
@@ -52,7 +52,7 @@ class _Entry:
 
 
 class MemoryKeyspace:
-    """Keys that hold strings, hashes or sorted sets: a ``core.scripts`` keyspace.
+    """Keys that hold strings, hashes or sorted sets: a ``scripts`` keyspace.
 
     Args:
         clock: The time of the node.
@@ -266,7 +266,7 @@ def _no_subscribers(_channel: bytes, _message: bytes) -> int:
 class MemoryNode:
     """A Redis master in memory, as far as the scripts can tell. Not thread-safe.
 
-    It runs the Lua of ``core.scripts``, and replies as a real server does over RESP2.
+    It runs the Lua of ``scripts``, and replies as a real server does over RESP2.
 
     Args:
         clock: Its ``monotonic`` counts ttls, its ``wall`` is the node's TIME.
@@ -305,7 +305,7 @@ class MemoryNode:
         changes that the script made before the error remain.
 
         Args:
-            script: One of ``core.scripts``, or another one that uses no other commands.
+            script: One of ``scripts``, or another one that uses no other commands.
             keys: Its KEYS, as text, numbers or bytes.
             args: Its ARGV, the same.
         """
@@ -336,7 +336,7 @@ def _words(values: Sequence[Any]) -> list[bytes]:
 
 def _host() -> ModuleType:
     try:
-        from celery_redlock.core.scripts import host  # noqa: PLC0415  (needs lupa)
+        from celery_redlock.scripts import host  # noqa: PLC0415  (needs lupa)
     except ImportError as error:
         raise ConfigurationError(
             f"Nodes in memory run the Lua scripts by lupa, which cannot be imported "

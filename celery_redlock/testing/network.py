@@ -31,19 +31,19 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import COUNTERS, INITIALIZE, JOIN
-from celery_redlock.core.transport.pending_releases import PendingReleases
-from celery_redlock.core.view import View
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.members.view import View
+from celery_redlock.scripts import COUNTERS, INITIALIZE, JOIN
 from celery_redlock.testing.clock import FakeClock
 from celery_redlock.testing.memory_node import MemoryNode
+from celery_redlock.wire.pending_releases import PendingReleases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from celery_redlock.core.clock import Clock
-    from celery_redlock.core.transport.requests import Bell, ScriptRequest
+    from celery_redlock.basics.clock import Clock
+    from celery_redlock.wire.requests import Bell, ScriptRequest
 
 __all__ = ["FakeNode", "FakeNodes"]
 
@@ -59,7 +59,7 @@ class FakeNodes:
         nodes: The number of nodes, 3 by default; or the nodes of another client, to
             share them.
         clock: The time of nodes and client; a new `FakeClock` by default. With
-            `core.clock.SYSTEM_CLOCK` the watchdog's thread works as in production.
+            `basics.clock.SYSTEM_CLOCK` the watchdog's thread works as in production.
         node_timeout: Seconds in which a node must reply.
 
     Attributes:

@@ -13,10 +13,10 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from celery_redlock.core.clock import Clock
+    from celery_redlock.basics.clock import Clock
 
 __all__ = ["AT_ONCE", "EVERY", "Guesses"]
 

@@ -13,8 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.keys import keys_of
-from celery_redlock.core.text import on_nodes
+from celery_redlock.basics.text import on_nodes
 from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.words import (
     UNREADABLE,
@@ -24,13 +23,14 @@ from celery_redlock.operations.words import (
     state_words,
     unknown_text,
 )
+from celery_redlock.scripts.keys import keys_of
 from celery_redlock.web.html import Html, join, tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from celery_redlock.core.forced_release import ForcedRelease
-    from celery_redlock.core.lease import Holder
+    from celery_redlock.locks.forced_release import ForcedRelease
+    from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import Scan, SeenHolder
     from celery_redlock.web.release import Question

@@ -15,17 +15,17 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import quorum_of
-from celery_redlock.core.text import on_nodes
+from celery_redlock.basics.text import on_nodes
+from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.force_release import is_ours, release_lock, values_on
 from celery_redlock.operations.inspect import lock_status
 from celery_redlock.operations.scan import other_permits
+from celery_redlock.wire.quorum import quorum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.force_release import Operator
     from celery_redlock.operations.inspect import LockStatus
 

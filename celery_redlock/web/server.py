@@ -35,8 +35,8 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.text import printable
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.text import printable
 
 __all__ = ["LockServer", "is_loopback"]
 

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.forced_release import MOST_FIELD
-from celery_redlock.core.records.forced_releases import forced_releases
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.text import printable, printable_line
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.text import printable, printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.locks.forced_release import MOST_FIELD
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import (
     node_status,
@@ -37,6 +36,7 @@ from celery_redlock.operations.inspect import (
 )
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import instant, plural, votes_text
+from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts, release
 from celery_redlock.web.guesses import Guesses
 from celery_redlock.web.html import Html, document, join, tag
@@ -44,7 +44,7 @@ from celery_redlock.web.html import Html, document, join, tag
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from celery_redlock.core.forced_release import ForcedRelease
+    from celery_redlock.locks.forced_release import ForcedRelease
 
 __all__ = ["LEAST_TOKEN", "LockPage"]
 

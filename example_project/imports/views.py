@@ -10,7 +10,7 @@ from django_celery_beat.models import PeriodicTask
 
 from celery_redlock import runtime_of
 from celery_redlock.beat import election_key
-from celery_redlock.core.records.standbys import leadership_of
+from celery_redlock.records.standbys import leadership_of
 from imports.models import Import
 from imports.tasks import import_orders
 from live.models import Run

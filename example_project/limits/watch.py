@@ -19,7 +19,7 @@ from live.watch import LATEST, WINDOW, as_json, shared
 from project import celery_app
 
 if TYPE_CHECKING:
-    from celery_redlock.core.permits import Occupancy
+    from celery_redlock.locks.permits import Occupancy
 
 __all__ = ["look"]
 

@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from celery_redlock import runtime_of
 from celery_redlock.beat import election_key
-from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.operations.inspect import NodeState
 from celery_redlock.operations.scan import scan
+from celery_redlock.records.standbys import leadership_of
 from live.journal import close_gone, overlaps
 from live.models import Run
 from live.processes import processes

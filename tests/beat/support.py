@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import redis
 
 from celery_redlock.beat.due_entries import as_us
-from celery_redlock.core.records.beat_slots import SlotRecord
-from celery_redlock.core.records.standbys import leadership_of
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.records.beat_slots import SlotRecord
+from celery_redlock.records.standbys import leadership_of
 from tests.beat.project import DATABASE
 from tests.harness.processes import LocalBeat, LocalWorker
 from tests.harness.waiting import until

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 import celery_redlock
 from celery_redlock import ConfigurationError, runtime_of, singleton_task
 from celery_redlock.cli import redlock
-from celery_redlock.core.lease import Holder
+from celery_redlock.locks.lease import Holder
 from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.limits import Limits
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.limits import Limits
+    from celery_redlock.locks.redlock import Redlock
 
 __all__ = ["FOREIGN", "Project", "Run", "Running"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import STORES
 from celery_redlock.errors import LockUnavailable
+from celery_redlock.locks.redlock import Redlock
 from tests.conftest import with_long
 from tests.harness.store_nodes import store_servers
 

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.records.beat_slots import SlotRecord, mark_slot
-from celery_redlock.core.records.standbys import StandbyList, leadership_of
 from celery_redlock.devnodes import ServerOptions
+from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.acl import COMMANDS, OUR_KEYS, acl_rules
 from celery_redlock.operations.inspect import inspect_nodes
 from celery_redlock.operations.scan import keys_without_ttl, scan
+from celery_redlock.records.beat_slots import SlotRecord, mark_slot
+from celery_redlock.records.standbys import StandbyList, leadership_of
 from tests.nodes.support import client, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.locks.redlock import Redlock
     from tests.cli.project import Project
 
 LIMITED = ServerOptions(

@@ -17,11 +17,11 @@ import redis
 from celery import Celery
 
 from celery_redlock import singleton_task
-from celery_redlock.core.clock import SystemClock
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.view import CLOSED
+from celery_redlock.basics.clock import SystemClock
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
 from celery_redlock.errors import RedlockError
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.members.view import CLOSED
 from celery_redlock.operations.doctor import Case, Severity, diagnose
 from celery_redlock.operations.doctor.placement import hosts, password, tls
 from tests.nodes.clocks import clock_environment

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.limits import Limit
+from celery_redlock.locks.limits import Limit
 from tests.cli.project import FOREIGN
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.records.claims import Claims
 from celery_redlock.election import Elector
+from celery_redlock.line.claims import Claims
+from celery_redlock.locks.lease import Holder
 from tests.nodes.support import MAX_TTL, SHORT, client, until
 
 if TYPE_CHECKING:

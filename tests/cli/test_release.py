@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.records.claims import Claims
+from celery_redlock.line.claims import Claims
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import Limit
 from tests.cli.project import FOREIGN
 from tests.nodes.support import locks
 

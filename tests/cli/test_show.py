@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.limits import Limit
+from celery_redlock.locks.limits import Limit
 
 if TYPE_CHECKING:
     from tests.cli.project import Project

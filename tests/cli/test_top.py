@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.text import width_of
+from celery_redlock.basics.text import width_of
+from celery_redlock.locks.limits import Limit
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.stores.connection import store_of
 from celery_redlock.devnodes import DevNode
 from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, RedlockError
+from celery_redlock.stores.connection import store_of
 from tests.conftest import missing, server_parameters
 from tests.contract.listener import Listener
 from tests.contract.subjects import (
@@ -24,8 +24,8 @@ from tests.harness.servers import PostgreSQL, find_postgresql
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.stores.connection import Store
     from celery_redlock.devnodes.stores.cluster import Cluster
+    from celery_redlock.stores.connection import Store
     from tests.contract.subjects import Subject
 
 MEMORY = "memory"

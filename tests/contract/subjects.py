@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core import scripts
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.resp import ErrorReply, new_reader, pack
-from celery_redlock.core.scripts import ALL_SCRIPTS, GRANTED
-from celery_redlock.core.scripts.keyspace import WrongType
-from celery_redlock.core.stores.needs import needs_of
-from celery_redlock.core.transport.url import parse_node
-from celery_redlock.core.view import CLOSED as PREFIX
+from celery_redlock import scripts
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.resp import ErrorReply, new_reader, pack
+from celery_redlock.members.view import CLOSED as PREFIX
+from celery_redlock.scripts import ALL_SCRIPTS, GRANTED
+from celery_redlock.scripts.keyspace import WrongType
+from celery_redlock.stores.needs import needs_of
 from celery_redlock.testing import FakeClock, MemoryNode
+from celery_redlock.wire.url import parse_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
-    from celery_redlock.core.clock import Clock
-    from celery_redlock.core.scripts import Script
-    from celery_redlock.core.stores.needs import Needs
+    from celery_redlock.basics.clock import Clock
     from celery_redlock.devnodes import DevNode
+    from celery_redlock.scripts import Script
+    from celery_redlock.stores.needs import Needs
 
 TOKEN, OTHER = "base-a.try-1", "base-b.try-1"
 HOLDER_INFO = "task\nid\nhost\n1\n2.000"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.scripts import (
+from celery_redlock.scripts import (
     GRANTED,
     JOIN_BACKLOG,
     LEAVE_BACKLOG,

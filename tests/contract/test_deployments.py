@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.testing import FakeClock, FakeNodes
 from tests.harness.waiting import until
 

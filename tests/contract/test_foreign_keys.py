@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.core import scripts
-from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts.keyspace import WrongType
+from celery_redlock import scripts
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.scripts.keyspace import WrongType
 from tests.contract.subjects import CONFIG, TTL, Subject, value
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.core.scripts import (
+from celery_redlock.scripts import (
     FREE,
     GRANTED,
     TAKEN,

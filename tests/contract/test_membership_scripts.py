@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.scripts import (
+from celery_redlock.members.view import JOINED
+from celery_redlock.scripts import (
     ALL_SCRIPTS,
     EVICTS,
     FREE,
@@ -21,7 +22,6 @@ from celery_redlock.core.scripts import (
     TAKEN,
     UNSYNCED,
 )
-from celery_redlock.core.view import JOINED
 from tests.contract.subjects import (
     CLOSED,
     CONFIG,

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.scripts import (
+from celery_redlock.members.view import CLOSED as PREFIX
+from celery_redlock.members.view import JOINED
+from celery_redlock.scripts import (
     FREE,
     GRANTED,
     MISCONFIGURED,
     QUARANTINED,
     UNSYNCED,
 )
-from celery_redlock.core.view import CLOSED as PREFIX
-from celery_redlock.core.view import JOINED
 from tests.contract.subjects import (
     CLOSED,
     CONFIG,

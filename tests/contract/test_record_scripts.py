@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.scripts import (
+from celery_redlock.scripts import (
     CLAIM,
     COOL_DOWN,
     ENTER_SUCCESSOR,

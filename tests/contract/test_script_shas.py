@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.scripts import ALL_SCRIPTS, FREE, INSPECT, Script
+from celery_redlock.scripts import ALL_SCRIPTS, FREE, INSPECT, Script
 
 if TYPE_CHECKING:
     from tests.contract.subjects import ServerSubject

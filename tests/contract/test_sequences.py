@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock.core import scripts
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import QUARANTINED, TAKEN
+from celery_redlock import scripts
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.scripts import QUARANTINED, TAKEN
 from tests.contract.subjects import (
     CONFIG,
     EXACT,

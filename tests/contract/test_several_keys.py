@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.scripts import FREE, GRANTED, TAKEN
+from celery_redlock.scripts import FREE, GRANTED, TAKEN
 from tests.contract.subjects import NO_KEY, OTHER, SHORT, TOKEN, TTL, value
 
 if TYPE_CHECKING:

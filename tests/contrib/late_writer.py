@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import sys
 
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.locking import lock
+from celery_redlock.locks.redlock import Redlock
 from tests.contrib.storages import open_storage
 
 

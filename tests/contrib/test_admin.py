@@ -13,14 +13,14 @@ from celery import Celery
 from django.core.management import call_command
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.records.forced_releases import forced_releases
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import Limit
 from celery_redlock.operations.force_release import (
     Operator,
     release_lock,
     values_on,
 )
+from celery_redlock.records.forced_releases import forced_releases
 from tests.contrib.office import log_in
 from tests.contrib.storages import default_database, make_tables, use_django
 from tests.harness.hostile import VALUES
@@ -29,10 +29,10 @@ from tests.nodes.support import PATIENT, client, locks, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.limits import Limits
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.limits import Limits
+    from celery_redlock.locks.redlock import Redlock
 
 LIST = "/admin/celery_redlock/heldlock/"
 RELEASE = f"{LIST}release/"

@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from celery_redlock import DuplicateTask
-from celery_redlock.core.records.claims import Claims
+from celery_redlock.line.claims import Claims
 from celery_redlock.testing import FakeNodes, SignalRecorder
 from tests.contrib.storages import default_database, use_django
 from tests.unit.tasks.support import Worker, open_app

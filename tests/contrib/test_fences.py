@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import ConfigurationError, StaleFence
 from celery_redlock.locking import lock, watchdog_of
+from celery_redlock.locks.redlock import Redlock
 from tests.contrib.storages import SOON
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from django.db import transaction
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.errors import LockLost, StaleFence
 from celery_redlock.locking import watchdog_of
+from celery_redlock.locks.redlock import Redlock
 from tests.contrib import declared
 from tests.contrib.storages import SOON, Shop, SqlAlchemyStorage, default_database
 

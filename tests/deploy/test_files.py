@@ -17,10 +17,10 @@ import redis
 import yaml
 
 from celery_redlock import Redlock
-from celery_redlock.core.transport.url import parse_nodes
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.operations.acl import acl_rules
 from celery_redlock.settings import Settings
+from celery_redlock.wire.url import parse_nodes
 from tests.docs.reader import blocks_of
 
 if TYPE_CHECKING:

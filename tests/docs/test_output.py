@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import wanted
-from celery_redlock.core.records.claims import Claims
 from celery_redlock.election import Elector
+from celery_redlock.line.claims import Claims
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import wanted
 from celery_redlock.operations.force_release import Operator, release_lock
 from tests.cli.project import Project
 from tests.docs.shown import Shown, assert_shown, commands_shown

@@ -14,9 +14,9 @@ import redis
 from celery import Celery
 
 from celery_redlock import LockHeld, Redlock, lock, runtime_of, singleton_task
-from celery_redlock.core.keys import key_of
-from celery_redlock.core.limits import wanted
 from celery_redlock.election import Elector
+from celery_redlock.locks.limits import wanted
+from celery_redlock.scripts.keys import key_of
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:

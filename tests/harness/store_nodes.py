@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock.core.stores.connection import Server, StoreError, store_of
 from celery_redlock.devnodes import DevStore, StoreNode
 from celery_redlock.errors import RedlockError
+from celery_redlock.stores.connection import Server, StoreError, store_of
 from tests.conftest import missing
 
 __all__ = [

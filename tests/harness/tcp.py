@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.resp import PythonReader
+from celery_redlock.basics.resp import PythonReader
 from celery_redlock.devnodes import DevNodes
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Mutation tests of ``celery_redlock/core/``: do tests notice a change of the code?
+"""Mutation tests of the lock: do tests notice a change of the code?
 
 `mutmut <https://mutmut.readthedocs.io>`_ makes one small change at a time (a mutant)
 and runs the tests that execute the changed function. A mutant that no test notices

@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["MODULES", "ROOT", "Module"]
 
 ROOT = Path(__file__).parents[2]
-_CORE = "tests/unit/core"
+_CORE = "tests/unit/lock"
 _SIMULATION = (
     "tests/simulation/test_scenarios.py",
     "tests/simulation/test_histories.py",
@@ -45,14 +45,14 @@ def _on_nodes(*names: str) -> tuple[str, ...]:
 
 MODULES = {
     "fence": Module(
-        "celery_redlock/core/fence.py", _unit("fence", "several_keys", "redlock")
+        "celery_redlock/locks/fence.py", _unit("fence", "several_keys", "redlock")
     ),
     "quorum": Module(
-        "celery_redlock/core/quorum.py",
+        "celery_redlock/wire/quorum.py",
         _unit("quorum", "fence", "redlock", "several_keys", "refusals"),
     ),
     "restart_guard": Module(
-        "celery_redlock/core/restart_guard.py",
+        "celery_redlock/members/restart_guard.py",
         _unit("restart_guard", "guard_decisions", "deployment", "view"),
         (
             *_SIMULATION,
@@ -61,11 +61,11 @@ MODULES = {
         ),
     ),
     "extension": Module(
-        "celery_redlock/core/extension.py",
+        "celery_redlock/locks/extension.py",
         _unit("extension", "watchdog", "several_keys", "permits"),
     ),
     "redlock": Module(
-        "celery_redlock/core/redlock.py",
+        "celery_redlock/locks/redlock.py",
         (
             *_unit("redlock", "refusals", "reentrance", "permits"),
             *_unit("fence", "claims", "extension", "wait_queue", "deployment"),

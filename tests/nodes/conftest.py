@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core import wait_queue
 from celery_redlock.devnodes import DevNode, DevNodes, ServerOptions
+from celery_redlock.locks import wait_queue
 from tests.nodes.clocks import Clocks, clock_environment
 from tests.nodes.support import client, until_all_vote
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 _NEVER = 600.0  # seconds: longer than any test
 

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from celery_redlock.core.keys import STRIPES, stripe_of
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts.keys import STRIPES, stripe_of
+from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import Proxy, proxies
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.quorum import Ballot
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.wire.quorum import Ballot
 
 __all__ = [
     "MAX_TTL",

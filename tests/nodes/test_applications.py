@@ -16,8 +16,8 @@ from tests.nodes.support import client, failing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 SHORT = 1.0  # seconds for which a lock is held that is not renewed
 SOON = 30.0  # seconds, on a busy machine

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.lease import LeaseState
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, lock
+from celery_redlock.locks.lease import LeaseState
 from tests.nodes.support import (
     client,
     scripts_run,
@@ -21,9 +21,9 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
 
 pytestmark = pytest.mark.every_server
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import ACQUIRE, ALL_SCRIPTS
+from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts import ACQUIRE, ALL_SCRIPTS
 from celery_redlock.testing import MemoryNode
 from tests.harness.tcp import ScriptedServer
 from tests.harness.waiting import until
-from tests.unit.core.sockets import encoded
+from tests.unit.lock.sockets import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.keys import stripe_of
-from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import LockHeld, LockUnavailable, QuorumUnreachable
 from celery_redlock.locking import lock
+from celery_redlock.scripts.keys import stripe_of
+from celery_redlock.wire.quorum import VoteKind
 from tests.nodes.support import (
     SHORT,
     client,
@@ -32,8 +32,8 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode
+    from celery_redlock.locks.redlock import Redlock
     from tests.nodes.clocks import Clocks
 
 pytestmark = pytest.mark.every_server

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.scripts import INSPECT
 from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import LockHeld, QuorumUnreachable, RedlockError
 from celery_redlock.locking import lock
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts import INSPECT
 from tests.nodes.support import (
     StartNodes,
     client,
@@ -54,7 +54,7 @@ def test_service_that_is_dropped_closes_its_connections(shared_nodes: DevNodes) 
     """
     program = """
 import gc, sys, warnings, weakref
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 redlock = Redlock(sys.argv[1:], node_timeout=1.0)
 assert redlock.check().problems == []
 dropped = weakref.ref(redlock)
@@ -82,7 +82,7 @@ def test_connecting_imports_no_module(shared_nodes: DevNodes) -> None:
     """
     program = """
 import sys
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 redlock = Redlock(sys.argv[1:], node_timeout=1.0)
 before = set(sys.modules)
 assert redlock.check().problems == []

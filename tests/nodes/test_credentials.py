@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
-from celery_redlock.core.quorum import VoteKind
 from celery_redlock.devnodes import DevNodes, ServerOptions, redis_servers
 from celery_redlock.errors import RedlockError
 from celery_redlock.locking import lock
 from celery_redlock.operations.acl import acl_rules
+from celery_redlock.wire.quorum import VoteKind
 from tests.conftest import missing
 from tests.nodes.support import (
     StartNodes,

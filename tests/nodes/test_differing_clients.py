@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import LockUnavailable, QuorumUnreachable
+from celery_redlock.wire.quorum import VoteKind
 from tests.harness.waiting import until
 from tests.nodes.support import (
     client,
@@ -20,8 +20,8 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 
 def assert_refused(

@@ -15,7 +15,7 @@ from kombu.asynchronous import Hub
 
 from celery_redlock import Redlock
 from celery_redlock.app.early_start import EarlyStarts
-from celery_redlock.core.limits import Limit, Waits, Wanted
+from celery_redlock.locks.limits import Limit, Waits, Wanted
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from tests.nodes.support import client, locks, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 SOON = 30.0  # seconds, on a busy machine
 CROWD = 1000

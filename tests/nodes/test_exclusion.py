@@ -36,8 +36,8 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 ROUNDS = 50
 
@@ -194,7 +194,7 @@ def test_node_wiped_over_and_over_admits_no_second_holder(
 # the next line.
 CONTENDER = """
 import sys, time
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.errors import LockUnavailable
 redlock = Redlock(sys.argv[1:], node_timeout=2.0, ttl=30)
 while redlock.check().ballot.answered < 2:
@@ -240,7 +240,7 @@ def test_six_contenders_have_one_winner(three_nodes: DevNodes, key: str) -> None
 # Prints the fence of a lock that it takes after it has read a line.
 PAUSED = """
 import sys
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 key, *urls = sys.argv[1:]
 redlock = Redlock(urls, ttl=1.0, node_timeout=0.33)
 redlock.release(redlock.acquire(key + ":before", wait=20))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.clock import SystemClock
-from celery_redlock.core.keys import MOST, STRIPES, stripe_of
+from celery_redlock.basics.clock import SystemClock
+from celery_redlock.scripts.keys import MOST, STRIPES, stripe_of
 from tests.nodes.support import (
     StartNodes,
     client,
@@ -38,7 +38,7 @@ def test_fences_grow_across_processes(three_nodes: DevNodes, key: str) -> None:
     """Each grant has a greater fence than every grant that was over before it."""
     program = """
 import sys, time
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 key, *urls = sys.argv[1:]
 redlock = Redlock(urls, node_timeout=0.5)
 for _ in range(15):

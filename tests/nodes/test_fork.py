@@ -18,8 +18,8 @@ Run = Callable[..., list[str]]
 
 PRELUDE = """
 import os, sys, threading
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, lock, watchdog_of
 from tests.harness.waiting import until

@@ -46,7 +46,7 @@ def count_turns(note):
 
 PRELUDE = """
 import os, signal, sys, time
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.errors import LockHeld, LockLost, QuorumUnreachable
 from celery_redlock.locking import current_lease, lock
 from tests.harness.waiting import until
@@ -178,7 +178,7 @@ def test_sockets_that_are_ready_together_end_one_wait(run: Run) -> None:
     """The next wait of the greenlet lasts until what it waits for has come."""
     program = """
 import selectors, socket
-from celery_redlock.core.selector import new_selector
+from celery_redlock.basics.selector import new_selector
 pairs = [socket.socketpair() for _ in range(3)]
 selector, later = new_selector(), new_selector()
 for ours, _ in pairs[:2]:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.scripts import INITIALIZE
 from celery_redlock.errors import QuorumUnreachable, RedlockError
+from celery_redlock.scripts import INITIALIZE
 from tests.harness.waiting import until
 from tests.nodes.support import client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.scripts import Script
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.scripts import Script
 
 
 @pytest.mark.every_server

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from celery_redlock.core import key_watch
-from celery_redlock.core.key_watch import KeyWatch
-from celery_redlock.core.limits import Limit, Wanted
+from celery_redlock.line import key_watch
+from celery_redlock.line.key_watch import KeyWatch
+from celery_redlock.locks.limits import Limit, Wanted
 from celery_redlock.testing import FakeNodes
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 WITHIN = 20.0  # seconds
 NEVER = 600.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.errors import LockUnavailable
+from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import client, run_python, until, until_all_vote
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ GREENLETS = """
 from gevent import monkey
 monkey.patch_all()
 import sys, gevent
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.errors import LockUnavailable
 from tests.harness.waiting import until
 key, *urls = sys.argv[1:]

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.redlock import Redlock
 from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.errors import (
     ConfigurationError,
@@ -24,7 +22,9 @@ from celery_redlock.errors import (
     QuorumUnreachable,
 )
 from celery_redlock.locking import watchdog_of
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.inspect import node_status
+from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import ScriptedServer, proxies
 from tests.nodes.support import (
     SHORT,

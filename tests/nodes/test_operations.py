@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.lease import Holder, LeaseState, drift_of, new_base
-from celery_redlock.core.quorum import VoteKind
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
     LockLost,
     QuorumUnreachable,
 )
+from celery_redlock.locks.lease import Holder, LeaseState, drift_of, new_base
+from celery_redlock.wire.quorum import VoteKind
 from tests.nodes.support import (
     client,
     delete_lock,
@@ -33,9 +33,9 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
 
 pytestmark = pytest.mark.every_server
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.quorum import VoteKind, quorum_of
 from celery_redlock.devnodes import DevNode, DevNodes, redis_servers
 from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.wire.quorum import VoteKind, quorum_of
 from tests.conftest import with_long
 from tests.nodes.support import (
     StartNodes,
@@ -31,8 +31,8 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
 
 WAYS = pytest.mark.parametrize("way", ["dead", "hung"])
 # Of five nodes, one subset of each size; of fewer, a majority and none.

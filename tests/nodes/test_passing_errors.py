@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.records.claims import Claims
-from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.line.claims import Claims
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import (
     client,
     plain_client,
@@ -23,8 +23,8 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 
 @contextlib.contextmanager

@@ -9,15 +9,15 @@ from celery import Celery
 
 from celery_redlock import singleton_task
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.limits import Limit
+from celery_redlock.locks.limits import Limit
 from celery_redlock.metrics.collector import StateCollector
 from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 Samples = dict[tuple[str, str], float]
 

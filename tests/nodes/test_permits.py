@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.limits import wanted
+from celery_redlock.locks.limits import wanted
 from tests.nodes.support import (
     children,
     client,
@@ -30,7 +30,7 @@ ENOUGH = 40  # stays
 # by the one clock of this machine, the fence, and the permit.
 HOLDER = """
 import os, sys, time
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.errors import RedlockError
 from celery_redlock.locking import lock
 key, path, *urls = sys.argv[1:]
@@ -119,7 +119,7 @@ def test_each_release_of_a_permit_lets_one_waiter_in(
 # Prints the permit that it gets, and has it until its input ends.
 WAITER = """
 import sys
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.locking import lock
 key, *urls = sys.argv[1:]
 redlock = Redlock(urls, node_timeout=1.0)

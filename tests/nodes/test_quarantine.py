@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.view import View
 from celery_redlock.devnodes import ServerOptions
 from celery_redlock.errors import LockUnavailable, QuorumUnreachable
+from celery_redlock.members.view import View
+from celery_redlock.wire.quorum import VoteKind
 from tests.nodes.support import (
     client,
     kinds,

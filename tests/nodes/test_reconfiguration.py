@@ -10,14 +10,14 @@ from unittest import mock
 
 import pytest
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import (
     ConfigurationError,
     LockUnavailable,
     QuorumUnreachable,
     RedlockError,
 )
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.reconfigure import reconfigure
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from celery_redlock.core.restart_guard import Look
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.members.restart_guard import Look
 
 MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
 CLIENTS = 3

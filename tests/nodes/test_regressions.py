@@ -18,7 +18,7 @@ redsync #186 #149, nodes that were away stay without the lock
     nodes/test_renewal.py::test_renewal_claims_nodes_that_lost_it
     nodes/test_outages.py::test_lock_moves_over_as_nodes_die_and_come_back
 redlock-py, redsync and others, one token for all tries
-    unit/core/test_refusals.py::test_split_votes_are_tried_five_times
+    unit/lock/test_refusals.py::test_split_votes_are_tried_five_times
     nodes/test_connections.py::test_acquire_overtaken_by_its_release_leaves_nothing
 Redisson #624, RedLock.net #93 #97, two holders
     nodes/test_exclusion.py::test_valid_leases_never_overlap_in_any_history
@@ -44,7 +44,7 @@ python-redis-lock #85 #91, renewal in a task of Celery, and under gevent
 python-redis-lock #73, a lock that never ends
     contract/test_lock_scripts.py::test_extend_gives_a_ttl_to_a_lock_without_one
 redis-py #4082, a hung node is asked again for a minute
-    unit/core/test_url.py::test_connection_of_redis_py_tries_once
+    unit/lock/test_url.py::test_connection_of_redis_py_tries_once
     nodes/test_outages.py::test_hung_minority_is_waited_for_once
 redis-py, a repeated request is refused because of its own first run
     contract/test_lock_scripts.py::test_acquire_by_the_same_token_is_granted_again

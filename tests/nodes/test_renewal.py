@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.lease import LeaseState
-from celery_redlock.core.renewal.watchdog import Watchdog
-from celery_redlock.core.timing import Timing
-from celery_redlock.core.transport.broadcast import Broadcast
-from celery_redlock.core.transport.node import Node
-from celery_redlock.core.transport.url import parse_nodes
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.timing import Timing
 from celery_redlock.errors import LockLost, LockUnavailable
 from celery_redlock.locking import lock, watchdog_of
+from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.watchdog import Watchdog
+from celery_redlock.wire.broadcast import Broadcast
+from celery_redlock.wire.node import Node
+from celery_redlock.wire.url import parse_nodes
 from tests.harness.tcp import proxies
 from tests.nodes.support import (
     PATIENT,
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
 
 BRIEF: dict[str, Any] = {"ttl": 4.5, "node_timeout": 0.6}  # renewed every 0.5 s
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.quorum import VoteKind
 from celery_redlock.devnodes import redis_servers
 from celery_redlock.errors import LockUnavailable
+from celery_redlock.wire.quorum import VoteKind
 from tests.harness.tcp import Proxy, proxies
 from tests.nodes.support import (
     MAX_TTL,
@@ -25,9 +25,9 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
 
 
 class Loss:

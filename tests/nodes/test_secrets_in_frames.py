@@ -17,8 +17,8 @@ from celery.bin.base import CLIContext
 from celery_redlock import Redlock, alock, lock, singleton_task
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
+from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.cli import redlock as command_line
-from celery_redlock.core.secret import SecretUrl
 from celery_redlock.locking import lock_or_exit
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.options import broker

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import VoteKind
 from celery_redlock.devnodes import DevNodes, ServerOptions
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.errors import RedlockError
+from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.acl import COMMANDS
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.scan import scan
+from celery_redlock.wire.quorum import VoteKind
 from tests.nodes.support import (
     QUARANTINE,
     SHORT,
@@ -37,7 +37,7 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 DURABLE = ServerOptions(config={"appendonly": "yes", "appendfsync": "always"})
 

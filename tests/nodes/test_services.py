@@ -14,7 +14,7 @@ from celery.local import Proxy
 from django.utils.functional import SimpleLazyObject
 
 from celery_redlock import locking
-from celery_redlock.core.secret import SecretUrl
+from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.errors import ConfigurationError, LockHeld
 from celery_redlock.locking import alock, lock, lock_or_exit
 from tests.nodes.support import client
@@ -22,8 +22,8 @@ from tests.nodes.support import client
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 
 def test_lock_takes_urls_in_place_of_a_service(

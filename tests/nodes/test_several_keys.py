@@ -25,8 +25,8 @@ from tests.nodes.support import (
 )
 
 if TYPE_CHECKING:
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 SOON = 10.0  # seconds
 TTL = 5.0  # seconds: short, because a quarantine takes as long

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import wanted
-from celery_redlock.core.records.claims import Claims
-from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.line.claims import Claims
 from celery_redlock.locking import alock, lock
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import wanted
+from celery_redlock.locks.watchdog import Watchdog
 from tests.nodes.support import client, until_nothing_is_left, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.redlock import Redlock
 
 UNSENDABLE = "-\udcff.txt"  # as `os.fsdecode` returns the rest of a name
 LONG = "m" * 5_000_000

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core import wait_queue
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.redlock import run
-from celery_redlock.core.transport import pubsub
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.devnodes import ServerOptions
 from celery_redlock.errors import LockHeld, LockUnavailable
 from celery_redlock.locking import lock
+from celery_redlock.locks import wait_queue
+from celery_redlock.locks.redlock import run
 from celery_redlock.operations.acl import acl_rules
+from celery_redlock.wire import pubsub
 from tests.nodes.support import (
     StartNodes,
     client,
@@ -35,9 +35,9 @@ from tests.nodes.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNode, DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
 
 LONG = 60.0  # seconds: a waiter without the lock by then has failed
 
@@ -337,8 +337,8 @@ def test_killed_waiter_is_skipped(three_nodes: DevNodes, key: str) -> None:
     """A process that was killed in the queue keeps no wake-up from the next waiter."""
     program = """
 import os, sys
-from celery_redlock.core import wait_queue
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks import wait_queue
+from celery_redlock.locks.redlock import Redlock
 from tests.harness.waiting import until
 key, *urls = sys.argv[1:]
 redlock = Redlock(urls, node_timeout=1.0)
@@ -377,8 +377,8 @@ def test_forked_child_listens_with_its_own_connections(
     program = """
 import os, sys, threading
 import redis
-from celery_redlock.core import wait_queue
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks import wait_queue
+from celery_redlock.locks.redlock import Redlock
 from tests.harness.waiting import until
 wait_queue._LEAST_LOOK_EVERY = wait_queue._LOOK_EVERY = 600.0
 key, *urls = sys.argv[1:]

@@ -21,11 +21,11 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 _SHOWN = 6000  # characters of the output of a failed command
 # Tests that take seconds and need no extra.
 FAST = (
-    *("tests/unit/core", "tests/unit/tasks", "tests/unit/policies"),
+    *("tests/unit/lock", "tests/unit/tasks", "tests/unit/policies"),
     *("tests/unit/options", "tests/unit/locking", "tests/unit/testing"),
 )
 # These need an extra; the last one needs hiredis only.
-WITH_HIREDIS = ("core/test_resp.py",)
+WITH_HIREDIS = ("lock/test_resp.py",)
 NOT = (
     *("options/test_arguments.py", "policies/test_one_file.py"),
     "policies/test_cancel_running.py",

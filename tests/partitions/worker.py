@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.lease import LeaseState
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import RedlockError
+from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.redlock import Redlock
 from tests.harness.journal import Journal
 from tests.partitions.history import Recorder
 from tests.partitions.store import Connection
@@ -28,7 +28,7 @@ from tests.partitions.store import Connection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 __all__ = ["FENCED", "READY", "UNFENCED", "Settings"]
 

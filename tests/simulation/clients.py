@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.keys import keys_of
-from celery_redlock.core.lease import Holder, LeaseState
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal.watchdog import Watchdog
-from celery_redlock.core.secret import SecretUrl
-from celery_redlock.core.timing import Timing
-from celery_redlock.core.transport.broadcast import Broadcast
-from celery_redlock.core.transport.node import Node
-from celery_redlock.core.transport.pubsub import WakeupListener
-from celery_redlock.core.transport.url import NodeAddress
+from celery_redlock.basics.secret import SecretUrl
+from celery_redlock.basics.timing import Timing
 from celery_redlock.errors import LockLost, LockUnavailable
 from celery_redlock.locking import lock
+from celery_redlock.locks.lease import Holder, LeaseState
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.watchdog import Watchdog
+from celery_redlock.scripts.keys import keys_of
+from celery_redlock.wire.broadcast import Broadcast
+from celery_redlock.wire.node import Node
+from celery_redlock.wire.pubsub import WakeupListener
+from celery_redlock.wire.url import NodeAddress
 from tests.simulation.network import Selector
 from tests.simulation.world import Interrupted, Process, Thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
     from tests.simulation.oracles import Oracle
     from tests.simulation.plan import ClientPlan, Operation, Plan
     from tests.simulation.world import World

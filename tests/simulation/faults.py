@@ -38,8 +38,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.scripts import ALL_SCRIPTS
-from celery_redlock.core.view import CLOSED, View
+from celery_redlock.members.view import CLOSED, View
+from celery_redlock.scripts import ALL_SCRIPTS
 from tests.simulation.world import Interrupted, current_thread
 
 if TYPE_CHECKING:

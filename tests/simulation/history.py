@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.limits import START_WITHIN
-from celery_redlock.core.quorum import VoteKind, quorum_of
-from celery_redlock.core.view import View, refusal
 from celery_redlock.errors import LockHeld, LockUnavailable, RedlockError
+from celery_redlock.locks.limits import START_WITHIN
+from celery_redlock.members.view import View, refusal
 from celery_redlock.operations.reconfigure import reconfigure
+from celery_redlock.wire.quorum import VoteKind, quorum_of
 from tests.simulation.clients import Client, new_redlock
 from tests.simulation.faults import Faults
 from tests.simulation.network import Conditions, Network
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Sequence
 
-    from celery_redlock.core.limits import Limits
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.limits import Limits
+    from celery_redlock.locks.redlock import Redlock
     from tests.simulation.plan import Plan
     from tests.simulation.recorder import Recorder
 

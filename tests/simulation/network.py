@@ -10,15 +10,15 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_redlock.core.resp import new_reader
-from celery_redlock.core.transport import connection as transport
+from celery_redlock.basics.resp import new_reader
+from celery_redlock.wire import connection as transport
 from tests.simulation.world import current_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from celery_redlock.core.transport.url import NodeAddress
+    from celery_redlock.wire.url import NodeAddress
     from tests.simulation.server import Server
     from tests.simulation.world import Process, Thread
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.restart_guard import RestartGuard
+from celery_redlock.members.restart_guard import RestartGuard
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.core.restart_guard import Look
-    from celery_redlock.core.view import View
+    from celery_redlock.members.restart_guard import Look
+    from celery_redlock.members.view import View
 
 __all__ = ["ObservedGuard"]
 

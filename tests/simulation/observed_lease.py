@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.lease import Lease, LeaseState
+from celery_redlock.locks.lease import Lease, LeaseState
 
 if TYPE_CHECKING:
     from tests.simulation.world import Process

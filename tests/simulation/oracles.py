@@ -44,18 +44,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from celery_redlock.core import scripts
-from celery_redlock.core.keys import START, keys_of, shown
-from celery_redlock.core.lease import LeaseState
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.quorum import quorum_of
-from celery_redlock.core.view import View
+from celery_redlock import scripts
+from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.limits import Limit
+from celery_redlock.members.view import View
+from celery_redlock.scripts.keys import START, keys_of, shown
+from celery_redlock.wire.quorum import quorum_of
 from tests.simulation.observed_lease import Grant, ObservedLease
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.scripts import Script
     from celery_redlock.errors import LockUnavailable
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.scripts import Script
     from tests.simulation.network import Connection, Network
     from tests.simulation.plan import Operation, Settings
     from tests.simulation.recorder import Recorder

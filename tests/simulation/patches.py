@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from celery_redlock import locking
-from celery_redlock.core import (
-    backoff,
-    deployment,
-    lease,
-    process,
-    redlock,
-    restart_guard,
-    view,
-)
-from celery_redlock.core.renewal import schedule
-from celery_redlock.core.transport import broadcast, client, connector, pubsub
+from celery_redlock.basics import backoff, process
+from celery_redlock.locks import lease, redlock
+from celery_redlock.locks import renewal_schedule as schedule
+from celery_redlock.members import deployment, restart_guard, view
+from celery_redlock.wire import broadcast, client, connector, pubsub
 from tests.simulation.network import Selector, Waker
 from tests.simulation.observed_guard import ObservedGuard
 from tests.simulation.observed_lease import ObservedLease
@@ -34,7 +28,7 @@ from tests.simulation.world import World, current_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.transport.url import NodeAddress
+    from celery_redlock.wire.url import NodeAddress
 
 __all__ = ["simulated_core"]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.keys import keys_of
-from celery_redlock.core.limits import wanted
+from celery_redlock.locks.limits import wanted
+from celery_redlock.scripts.keys import keys_of
 
 if TYPE_CHECKING:
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.limits import Limits
     from tests.simulation.network import Conditions
 
 __all__ = ["ClientPlan", "Fault", "NodePlan", "Operation", "Plan", "Settings"]

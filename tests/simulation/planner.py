@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from celery_redlock.core.keys import key_of, keys_of
-from celery_redlock.core.quorum import quorum_of
+from celery_redlock.scripts.keys import key_of, keys_of
+from celery_redlock.wire.quorum import quorum_of
 from tests.simulation.network import Conditions
 from tests.simulation.plan import (
     ClientPlan,

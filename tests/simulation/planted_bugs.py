@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from celery_redlock.core import fence, lease, quorum, redlock, restart_guard
-from celery_redlock.core.backoff import any_of
-from celery_redlock.core.extension import Extension
-from celery_redlock.core.lease import drift_of, end_of_validity
-from celery_redlock.core.permits import Permits
-from celery_redlock.core.quorum import Ballot, Verdict, VoteKind
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal import schedule
-from celery_redlock.core.renewal.watchdog import Watchdog
-from celery_redlock.core.restart_guard import RestartGuard, counters_in
-from celery_redlock.core.scripts import ALL_SCRIPTS, COUNTERS, GRANTED, INSPECT, host
-from celery_redlock.core.scripts.registry import Script
-from celery_redlock.core.transport import broadcast, node, requests
-from celery_redlock.core.wait_queue import WaitQueue
+from celery_redlock.basics.backoff import any_of
+from celery_redlock.locks import fence, lease, redlock
+from celery_redlock.locks import renewal_schedule as schedule
+from celery_redlock.locks.extension import Extension
+from celery_redlock.locks.lease import drift_of, end_of_validity
+from celery_redlock.locks.permits import Permits
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.wait_queue import WaitQueue
+from celery_redlock.locks.watchdog import Watchdog
+from celery_redlock.members import restart_guard
+from celery_redlock.members.restart_guard import RestartGuard, counters_in
+from celery_redlock.scripts import ALL_SCRIPTS, COUNTERS, GRANTED, INSPECT, host
+from celery_redlock.scripts.registry import Script
 from celery_redlock.testing.memory_node import MemoryKeyspace
+from celery_redlock.wire import broadcast, node, quorum, requests
+from celery_redlock.wire.quorum import Ballot, Verdict, VoteKind
 from tests.simulation import clients
 from tests.simulation.observed_lease import ObservedLease
 from tests.simulation.planner import PERMITS
@@ -38,14 +39,14 @@ from tests.simulation.world import Thread, current_thread
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.limits import Limit
-    from celery_redlock.core.permits import Choice
-    from celery_redlock.core.scripts.keyspace import Keyspace
-    from celery_redlock.core.steps import Steps
-    from celery_redlock.core.transport.requests import ScriptRequest
-    from celery_redlock.core.view import View
     from celery_redlock.errors import LockUnavailable
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.limits import Limit
+    from celery_redlock.locks.permits import Choice
+    from celery_redlock.members.view import View
+    from celery_redlock.scripts.keyspace import Keyspace
+    from celery_redlock.wire.requests import ScriptRequest
+    from celery_redlock.wire.steps import Steps
 
 __all__ = ["MEMBERSHIP_BUGS", "MISSED_BUGS", "PLANTED_BUGS", "PlantedBug"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core import scripts
-from celery_redlock.core.keys import keys_of
-from celery_redlock.core.lease import drift_of
+from celery_redlock import scripts
+from celery_redlock.locks.lease import drift_of
+from celery_redlock.scripts.keys import keys_of
 from spec.trace import MOST_CLIENTS, MOST_NODES, Kind, Step, Trace
 
 if TYPE_CHECKING:

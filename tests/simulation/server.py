@@ -7,16 +7,16 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.keys import Keys
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import ALL_SCRIPTS, GRANTED, INITIALIZE, JOIN
-from celery_redlock.core.view import CLOSED
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.locks.lease import Holder
+from celery_redlock.members.view import CLOSED
+from celery_redlock.scripts import ALL_SCRIPTS, GRANTED, INITIALIZE, JOIN
+from celery_redlock.scripts.keys import Keys
 from celery_redlock.testing import MemoryNode
 from tests.simulation.world import EPOCH
 
 if TYPE_CHECKING:
-    from celery_redlock.core.view import View
+    from celery_redlock.members.view import View
     from tests.simulation.network import Connection
     from tests.simulation.oracles import Oracle
     from tests.simulation.world import World

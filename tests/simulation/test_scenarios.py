@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.wait_queue import WaitQueue
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.wait_queue import WaitQueue
 from tests.conftest import with_long
 from tests.simulation.history import Outcome, play
 from tests.simulation.network import Conditions

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.keys import stripe_of
-from celery_redlock.core.resp import pack
-from celery_redlock.core.scripts import ACQUIRE, RELEASE
+from celery_redlock.basics.resp import pack
+from celery_redlock.scripts import ACQUIRE, RELEASE
+from celery_redlock.scripts.keys import stripe_of
 from tests.conftest import with_long
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised

@@ -102,7 +102,7 @@ class World:
 
 
 class Clock:
-    """The clocks of one client's machine; a `core.clock.Clock`."""
+    """The clocks of one client's machine; a `basics.clock.Clock`."""
 
     __slots__ = ("process",)
 

@@ -36,10 +36,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.resp import new_reader
-from celery_redlock.core.scripts import ALL_SCRIPTS, GRANTED
+from celery_redlock.basics.resp import new_reader
 from celery_redlock.devnodes import DevNodes
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts import ALL_SCRIPTS, GRANTED
 from spec.trace import Trace, refusal_of
 from tests.simulation.recorder import Recorder
 
@@ -58,8 +58,8 @@ _SLACK = "SLACK=20000"
 
 CLIENT = """
 import json, os, random, sys, time
-from celery_redlock.core import redlock as module
-from celery_redlock.core.lease import Lease
+from celery_redlock.locks import redlock as module
+from celery_redlock.locks.lease import Lease
 from celery_redlock.errors import RedlockError
 from celery_redlock.locking import lock
 
@@ -239,7 +239,7 @@ def record(seconds: float, seed: int = 0, bug: str = "") -> Recording:
     Args:
         seconds: How long.
         seed: Decides which faults happen.
-        bug: Python that plants a bug into the clients' ``module``, core.redlock.
+        bug: Python that plants a bug into the clients' ``module``, locks.redlock.
     """
     rng = random.Random(seed)  # noqa: S311  (a seed is the point)
     events: list[tuple[float, str, dict[str, Any]]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.scripts import ALL_SCRIPTS
+from celery_redlock.scripts import ALL_SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.postgresql import PostgreSQL as Store
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.stores.postgresql import PostgreSQL as Store
 from tests.conftest import missing
 from tests.harness.servers import PostgreSQL, find_postgresql
 from tests.harness.store_nodes import store_servers

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.connection import store_of
 from celery_redlock.errors import LockHeld
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.stores.connection import store_of
 from tests.conftest import missing, with_long
 from tests.harness.clocks import ClockError, faketime_environment
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Tries to take one lock, which is held, and takes another one for a minute.
 CLIENT = """
 import sys, time
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.errors import LockHeld
 url, held, free = sys.argv[1:]
 redlock = Redlock([url], node_timeout=8.0, connect_timeout=8.0)

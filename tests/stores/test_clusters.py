@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.connection import StoreError
-from celery_redlock.core.stores.etcd import Etcd as EtcdStore
-from celery_redlock.core.stores.zookeeper import ZooKeeper as ZooKeeperStore
 from celery_redlock.devnodes.processes import free_port
 from celery_redlock.errors import ConfigurationError, LockHeld, RedlockError
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.reconfigure import reconfigure
+from celery_redlock.stores.connection import StoreError
+from celery_redlock.stores.etcd import Etcd as EtcdStore
+from celery_redlock.stores.zookeeper import ZooKeeper as ZooKeeperStore
 from tests.harness.store_nodes import store_servers
 
 if TYPE_CHECKING:

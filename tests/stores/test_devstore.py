@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.renewal import schedule
-from celery_redlock.core.renewal.watchdog import Watchdog
 from celery_redlock.devnodes import STORES, DevStore
 from celery_redlock.errors import (
     ConfigurationError,
@@ -18,6 +15,9 @@ from celery_redlock.errors import (
     QuorumUnreachable,
     RedlockError,
 )
+from celery_redlock.locks import renewal_schedule as schedule
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.locks.watchdog import Watchdog
 from celery_redlock.testing import freeze
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until

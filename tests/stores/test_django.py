@@ -32,7 +32,7 @@ django.setup()
 
 from django.db import connection, transaction
 
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.errors import LockLost, RedlockError
 
 

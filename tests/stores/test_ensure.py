@@ -15,7 +15,7 @@ from celery_redlock.errors import ConfigurationError, LockHeld, LockLost
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 SHORT = 0.3  # seconds; the service does not renew by itself
 

@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from celery_redlock.core.scripts import GRANTED, TAKEN
-from celery_redlock.core.stores.etcd import Etcd
+from celery_redlock.scripts import GRANTED, TAKEN
+from celery_redlock.stores.etcd import Etcd
 from tests.stores.commands import acquire, once_before, vote
 
 TIMEOUT = 5.0  # seconds

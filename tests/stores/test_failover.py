@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from celery_redlock.core.quorum import VoteKind
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.postgresql import PostgreSQL as Store
 from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
+from celery_redlock.stores.postgresql import PostgreSQL as Store
+from celery_redlock.wire.quorum import VoteKind
 from tests.conftest import missing
 from tests.harness.servers import find_postgresql
 from tests.harness.waiting import until

@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core import keys, wait_queue
-from celery_redlock.core.lease import Holder, new_base
-from celery_redlock.core.limits import wanted
-from celery_redlock.core.records.beat_slots import SlotRecord, mark_slot
-from celery_redlock.core.records.cancel_requests import ask_to_end
-from celery_redlock.core.records.claims import Claims
-from celery_redlock.core.records.standbys import leadership_of
-from celery_redlock.core.records.successors import SuccessorRegister, withdraw
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.transport.url import parse_node
 from celery_redlock.election import Elector
 from celery_redlock.errors import LockHeld, LockLost
+from celery_redlock.line.cancel_requests import ask_to_end
+from celery_redlock.line.claims import Claims
+from celery_redlock.line.successors import SuccessorRegister, withdraw
+from celery_redlock.locks import wait_queue
+from celery_redlock.locks.lease import Holder, new_base
+from celery_redlock.locks.limits import wanted
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.records.beat_slots import SlotRecord, mark_slot
+from celery_redlock.records.standbys import leadership_of
+from celery_redlock.scripts import keys
+from celery_redlock.wire.url import parse_node
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 NEVER = 600.0  # seconds: longer than any test
 SOON = 30.0
@@ -38,7 +39,7 @@ PATIENT = 8.0  # seconds, which a busy machine may take for 100 keys, or to conn
 # Takes the lock again and again, and adds one to a number in a file under it.
 WORKER = """
 import sys
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 key, path, times, url = sys.argv[1:]
 redlock = Redlock([url], node_timeout=5.0)
 fences = []
@@ -224,7 +225,7 @@ STANDBY = """
 import os, sys, time
 from celery import Celery
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.stores.connection import Server
+from celery_redlock.stores.connection import Server
 from celery_redlock.election import Elector
 app = Celery(broker="memory://")
 app.conf.update(redlock_nodes=[sys.argv[1]], redlock_connect_timeout=8.0)

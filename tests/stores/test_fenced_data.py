@@ -14,7 +14,7 @@ from celery_redlock.contrib.sqlalchemy import Fenced, fenced
 from celery_redlock.errors import LockLost, StaleFence
 
 if TYPE_CHECKING:
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 DJANGO = """
 import sys
@@ -40,8 +40,8 @@ from django.core.management import call_command
 from django.db import connection, models, transaction
 
 from celery_redlock.contrib.django import FencedModel
-from celery_redlock.core.lease import new_base
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.lease import new_base
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.errors import LockLost, StaleFence
 
 

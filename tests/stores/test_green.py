@@ -20,7 +20,7 @@ eventlet.monkey_patch()
 }
 PROGRAM = """
 import sys
-from celery_redlock.core.stores.zookeeper import ZooKeeper
+from celery_redlock.stores.zookeeper import ZooKeeper
 store = ZooKeeper(sys.argv[1], 20.0)
 for number in range(20):
     store.run([[b"SET", b"green-%d" % number, b"1"], [b"GET", b"green"]])

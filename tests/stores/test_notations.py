@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.secret import mask_url
-from celery_redlock.core.transport.url import parse_node
+from celery_redlock.basics.secret import mask_url
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.wire.url import parse_node
 
 SECRET = "s e'c/r@t"
-STORES = "celery_redlock.core.stores"
+STORES = "celery_redlock.stores"
 DJANGO = f"""
 from django.conf import settings
-from celery_redlock.core.transport.url import parse_node
+from celery_redlock.wire.url import parse_node
 from celery_redlock.errors import ConfigurationError
 
 settings.configure(DATABASES={{

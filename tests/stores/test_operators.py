@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.postgresql import PostgreSQL as Store
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import Case
 from celery_redlock.operations.doctor.placement import tls
 from celery_redlock.operations.reconfigure import reconfigure
 from celery_redlock.operations.scan import scan
 from celery_redlock.settings import Settings
+from celery_redlock.stores.postgresql import PostgreSQL as Store
 from tests.cli.project import Project
 from tests.conftest import with_long
 from tests.harness.store_nodes import StoreNodes

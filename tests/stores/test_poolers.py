@@ -13,14 +13,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from celery_redlock.core import wait_queue
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.postgresql import PostgreSQL as Store
-from celery_redlock.core.stores.postgresql_statements import Statements
 from celery_redlock.devnodes.processes import Process, free_port
 from celery_redlock.devnodes.stores.postgresql import unprivileged
 from celery_redlock.errors import QuorumUnreachable
+from celery_redlock.locks import wait_queue
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
+from celery_redlock.stores.postgresql import PostgreSQL as Store
+from celery_redlock.stores.postgresql_statements import Statements
 from tests.conftest import missing
 from tests.harness.waiting import until
 

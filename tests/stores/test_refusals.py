@@ -13,14 +13,14 @@ from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_digest_acl
 from psycopg import sql
 
 from celery_redlock import runtime_of, singleton_task
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.connection import StoreError
-from celery_redlock.core.stores.etcd import Etcd
-from celery_redlock.core.stores.postgresql import PostgreSQL
-from celery_redlock.core.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
+from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.doctor import stores as doctor_stores
+from celery_redlock.stores.connection import StoreError
+from celery_redlock.stores.etcd import Etcd
+from celery_redlock.stores.postgresql import PostgreSQL
+from celery_redlock.stores.zookeeper import ZooKeeper
 from tests.harness.store_nodes import store_servers
 from tests.harness.waiting import until
 

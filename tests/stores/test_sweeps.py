@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kazoo.exceptions import ConnectionLoss
 
-from celery_redlock.core.stores import etcd, zookeeper
-from celery_redlock.core.stores import postgresql as pg
-from celery_redlock.core.stores.connection import StoreError
-from celery_redlock.core.stores.needs import Needs
-from celery_redlock.core.stores.zookeeper import ZooKeeper
+from celery_redlock.stores import etcd, zookeeper
+from celery_redlock.stores import postgresql as pg
+from celery_redlock.stores.connection import StoreError
+from celery_redlock.stores.needs import Needs
+from celery_redlock.stores.zookeeper import ZooKeeper
 from tests.conftest import missing
 from tests.harness.servers import Etcd
 from tests.harness.store_nodes import store_servers

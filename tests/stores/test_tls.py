@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.stores.connection import StoreError
-from celery_redlock.core.stores.etcd import Etcd as EtcdStore
 from celery_redlock.devnodes.processes import Process, free_port
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.stores.connection import StoreError
+from celery_redlock.stores.etcd import Etcd as EtcdStore
 from tests.conftest import missing
 
 if TYPE_CHECKING:

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.redlock import Redlock
-from celery_redlock.core.scripts import (
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.devnodes.processes import free_port
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.scripts import (
     FREE,
     GRANTED,
     MISCONFIGURED,
     TAKEN,
     UNSYNCED,
 )
-from celery_redlock.core.stores import zookeeper
-from celery_redlock.core.stores.connection import StoreError
-from celery_redlock.core.stores.server_clock import ServerClock, ServerTime
-from celery_redlock.core.stores.zookeeper import ZooKeeper
-from celery_redlock.devnodes.processes import free_port
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.stores import zookeeper
+from celery_redlock.stores.connection import StoreError
+from celery_redlock.stores.server_clock import ServerClock, ServerTime
+from celery_redlock.stores.zookeeper import ZooKeeper
 from tests.harness.waiting import until
 from tests.nodes.support import run_python
 from tests.stores.commands import (
@@ -497,7 +497,7 @@ def test_child_has_its_own_session(zookeeper_store: str) -> None:
     """A forked child locks by itself, and its end leaves the parent's session alone."""
     program = """
 import os, sys
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 redlock = Redlock(sys.argv[1:], node_timeout=8.0, connect_timeout=8.0)
 lease = redlock.acquire("of the parent")
 pid = os.fork()

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.keys import keys_of
+from celery_redlock.scripts.keys import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session
 
 from celery_redlock import current_lease, signals, singleton_task
 from celery_redlock.contrib.sqlalchemy import current_session
-from celery_redlock.core.limits import Limit
 from celery_redlock.errors import LockLost, StaleFence
+from celery_redlock.locks.limits import Limit
 from celery_redlock.policies import Retry, Wait
 from tests.torture import FOLDER, PLANT, SETTINGS, journal_in
 from tests.torture.effects import add_one, engine_of_workers

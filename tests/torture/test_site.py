@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.redlock import Redlock
+from celery_redlock.locks.redlock import Redlock
 from tests.conftest import with_long
 from tests.torture.site import Site
 

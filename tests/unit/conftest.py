@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.testing import FakeClock, FakeNodes
-from tests.unit.core.support import Site
+from tests.unit.lock.support import Site
 
 if TYPE_CHECKING:
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 
 @pytest.fixture(autouse=True)

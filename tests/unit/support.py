@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.core.lease import Holder
+from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import Conflict, Loss, Outage, Retry
 from celery_redlock.settings import Settings
 

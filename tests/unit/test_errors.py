@@ -13,8 +13,6 @@ from celery import Celery
 from celery.backends.base import Backend
 
 from celery_redlock import errors
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.quorum import Ballot, Vote, VoteKind
 from celery_redlock.errors import (
     ConfigurationError,
     DuplicateTask,
@@ -30,6 +28,8 @@ from celery_redlock.errors import (
     RedlockError,
     StaleFence,
 )
+from celery_redlock.locks.lease import Holder
+from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.core.lease import (
+from celery_redlock.errors import LockLost, NotHolder
+from celery_redlock.locks.lease import (
     TOKEN_LENGTH,
     Holder,
     Lease,
@@ -18,8 +19,7 @@ from celery_redlock.core.lease import (
     new_base,
     new_token,
 )
-from celery_redlock.core.limits import Limit
-from celery_redlock.errors import LockLost, NotHolder
+from celery_redlock.locks.limits import Limit
 
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeClock

@@ -110,7 +110,7 @@ def test_structlog_shows_the_fields_as_they_are() -> None:
         BLOCKS[-1],
         "log_as_json()",
         "import sys; logging.getLogger().handlers[0].setStream(sys.stdout)",
-        "from celery_redlock.core.transport.node_log import NodeLog",
+        "from celery_redlock.wire.node_log import NodeLog",
         "NodeLog('redis-b:6379/0').late()",
     ]
 

@@ -10,9 +10,9 @@ import pytest
 from celery import Celery
 
 from celery_redlock.app.runtime import forget_runtimes, runtime_of
-from celery_redlock.core.transport.url import parse_node
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.settings import Settings
+from celery_redlock.wire.url import parse_node
 from tests.unit.support import NODES, settings
 
 

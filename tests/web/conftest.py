@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_redlock import web
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import Holder
+from celery_redlock.locks.lease import Holder
 from celery_redlock.web.server import LockServer
 from tests.harness.waiting import until
 from tests.nodes.support import PATIENT, client, locks
@@ -24,10 +24,10 @@ from tests.nodes.support import PATIENT, client, locks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.limits import Limits
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.limits import Limits
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.web import LockPage
 
 __all__ = ["TOKEN", "Answer", "Office"]

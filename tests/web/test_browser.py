@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import web
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.records.forced_releases import forced_releases
+from celery_redlock.locks.limits import Limit
+from celery_redlock.records.forced_releases import forced_releases
 from tests.conftest import missing
 from tests.example.support import Browser, browser_lacks, open_browser
 from tests.web.conftest import TOKEN

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from prometheus_client import CollectorRegistry
 
 from celery_redlock import metrics, web
-from celery_redlock.core.limits import Limit, wanted
-from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.limits import Limit, wanted
+from celery_redlock.records.forced_releases import forced_releases
 from tests.harness.hostile import VALUES, values
 from tests.nodes.support import locks, until
 from tests.web.conftest import BUSY, HOST, TOKEN

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from celery_redlock.core.lease import Holder
+from celery_redlock.locks.lease import Holder
 
 if TYPE_CHECKING:
     from tests.web.conftest import Answer, Office

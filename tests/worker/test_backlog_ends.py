@@ -8,8 +8,8 @@ from celery import states
 from kombu.utils.uuid import uuid
 
 from celery_redlock import Redlock
-from celery_redlock.core.limits import Limit, Wanted
-from celery_redlock.core.records.backlog import keep_place
+from celery_redlock.line.backlog import keep_place
+from celery_redlock.locks.limits import Limit, Wanted
 from celery_redlock.task.header import waits_of
 from tests.harness.waiting import until
 

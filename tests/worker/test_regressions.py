@@ -50,9 +50,9 @@ from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 
 from celery_redlock import DuplicateTask, LockHeld, LockLost
-from celery_redlock.core.lease import LeaseState
 from celery_redlock.election import Elector
 from celery_redlock.locking import lock, watchdog_of
+from celery_redlock.locks.lease import LeaseState
 from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left, values
 from tests.worker.support import assert_refused
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
     from celery.result import AsyncResult
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.redlock import Redlock
     from celery_redlock.devnodes import DevNodes
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
     from tests.harness.deployment import Deploy, Deployment
 
 SHORT: dict[str, Any] = {"ttl": 1.2, "node_timeout": 0.2}

@@ -66,7 +66,7 @@ def test_what_the_vote_has_shown_is_not_said_again(
     (line,) = [
         line
         for line in deployment.logs_of_the_package().splitlines()
-        if label in line and "celery_redlock.core.transport.node_log]" not in line
+        if label in line and "celery_redlock.wire.node_log]" not in line
     ]
     assert "4 of 6 nodes vote" in line
 

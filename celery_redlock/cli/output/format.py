@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.basics.text import cut_to, printable, width_of
 from celery_redlock.cli.output.ink import painted
-from celery_redlock.core.keys import keys_of
-from celery_redlock.core.text import cut_to, printable, width_of
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -25,10 +24,11 @@ from celery_redlock.operations.words import (
     plural,
     state_words,
 )
+from celery_redlock.scripts.keys import keys_of
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Holder
-    from celery_redlock.core.limits import Limit
+    from celery_redlock.locks.lease import Holder
+    from celery_redlock.locks.limits import Limit
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import LimitInUse, SeenHolder
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 
-from celery_redlock.core.text import printable
+from celery_redlock.basics.text import printable
 
 __all__ = ["inked", "painted"]
 

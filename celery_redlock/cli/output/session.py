@@ -15,16 +15,16 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.app.runtime import forget_runtimes, runtime_of
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.cli.output.ink import inked
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.secret import SecretUrl
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 from celery_redlock.operations.words import with_app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.settings import Settings
 
 DONE, WARNING, USAGE, ERROR = range(4)

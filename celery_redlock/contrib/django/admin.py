@@ -30,11 +30,11 @@ from django.utils.timezone import template_localtime
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
-from celery_redlock.core.records.forced_releases import forced_releases
 from celery_redlock.errors import RedlockError
 from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import scan
+from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
 from celery_redlock.web.parts import Place
 from celery_redlock.web.release import ask, carry_out, holders_text

@@ -68,7 +68,7 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 __all__ = ["FencedModel", "FencedQuerySet", "FencedRows"]
 

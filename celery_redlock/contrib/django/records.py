@@ -26,8 +26,8 @@ from django.db import (
 )
 from django.db.models import F
 
+from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.contrib.drivers import is_in_transaction
-from celery_redlock.core.spelling import did_you_mean
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.task.call_records import CallRecord, RecordTaken
 

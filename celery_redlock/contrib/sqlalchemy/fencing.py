@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Update
     from sqlalchemy.orm import Mapper, Session
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 __all__ = ["Fenced", "fenced", "update_fenced"]
 

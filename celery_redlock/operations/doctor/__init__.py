@@ -23,7 +23,7 @@ from collections import Counter
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.log_fields import log_fields
+from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.operations.doctor.deploys import workers_by_nodes
 from celery_redlock.operations.doctor.rule import (
     Case,
@@ -39,7 +39,7 @@ from celery_redlock.operations.words import with_app
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 __all__ = [
     "OFFLINE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.core.limits import START_WITHIN, rate_of
+from celery_redlock.locks.limits import START_WITHIN, rate_of
 from celery_redlock.operations.doctor.deploys import told_by_workers
 from celery_redlock.operations.doctor.rule import (
     NOTE,

@@ -8,9 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from celery_redlock.core.secret import SecretUrl
-from celery_redlock.core.transport.client import each_node
-from celery_redlock.core.transport.url import NodeAddress, parse_node
+from celery_redlock.basics.secret import SecretUrl
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.operations.doctor.rule import (
     NOTE,
@@ -22,6 +20,8 @@ from celery_redlock.operations.doctor.rule import (
     node_rule,
     rule,
 )
+from celery_redlock.wire.client import each_node
+from celery_redlock.wire.url import NodeAddress, parse_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -24,7 +24,7 @@ from celery_redlock.options.lock_options import LockOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import NodeReport
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.resp import DOES_NOT_KNOW
+from celery_redlock.basics.resp import DOES_NOT_KNOW
 from celery_redlock.operations.acl import OUR_KEYS
 from celery_redlock.operations.doctor.rule import (
     ERROR,

@@ -25,7 +25,7 @@ from celery_redlock.policies import Skip, given_at
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from celery_redlock.core.lease import Holder
+    from celery_redlock.locks.lease import Holder
     from celery_redlock.options.lock_options import LockOptions
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.stores.connection import GRANT
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     NOTE,
@@ -15,6 +14,7 @@ from celery_redlock.operations.doctor.rule import (
     node_rule,
 )
 from celery_redlock.operations.inspect import NodeState
+from celery_redlock.stores.connection import GRANT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

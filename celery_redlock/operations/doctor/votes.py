@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from celery_redlock.core.view import CLOSED, View, refusal
+from celery_redlock.members.view import CLOSED, View, refusal
 from celery_redlock.operations.doctor.rule import (
     ERROR,
     WARNING,

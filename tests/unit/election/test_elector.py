@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import celery_redlock
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.records.standbys import leadership_of
 from celery_redlock.election import Elector, Term
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.lease import Holder
+from celery_redlock.records.standbys import leadership_of
 from tests.conftest import with_long
 from tests.interruptions import counts_places, interruptions
 from tests.unit.election.support import KEY, TTL, Candidate, run

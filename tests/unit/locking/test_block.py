@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import locking
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.lease import Holder, LeaseState, new_base
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
@@ -28,10 +27,11 @@ from celery_redlock.locking import (
     lock,
     watchdog_of,
 )
+from celery_redlock.locks.lease import Holder, LeaseState, new_base
 from celery_redlock.testing import FakeNodes
 from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
-from tests.unit.core.support import (
+from tests.unit.lock.support import (
     TTL,
     Site,
     args_of,
@@ -43,7 +43,7 @@ from tests.unit.core.support import (
 )
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 
 def test_lock_is_held_while_the_block_runs(site: Site) -> None:

@@ -22,14 +22,14 @@ import trio.testing
 
 from celery_redlock.errors import LockHeld
 from celery_redlock.locking import alock, current_lease, held_lease
-from tests.unit.core.support import Site, holders
+from tests.unit.lock.support import Site, holders
 
 greenlet: Any = pytest.importorskip("greenlet")
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 
 def seen_by(site: Site) -> str:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.lease import Holder, LeaseState
 from celery_redlock.errors import LockHeld, LockLost
 from celery_redlock.locking import current_lease, held_lease, lock
-from tests.unit.core.support import TTL, Site, Stepped, asked, holders, put
+from celery_redlock.locks.lease import Holder, LeaseState
+from tests.unit.lock.support import TTL, Site, Stepped, asked, holders, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
 
 # -- the same execution ------------------------------------------------------------
 

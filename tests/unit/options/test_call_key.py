@@ -20,8 +20,8 @@ from kombu import serialization
 from kombu.utils import json as kombu_json
 from pydantic import BaseModel
 
-from celery_redlock.core.limits import Limit
 from celery_redlock.errors import ConfigurationError, FingerprintError
+from celery_redlock.locks.limits import Limit
 from celery_redlock.options.call_key import KeyRule, KeyTemplate
 from tests.nodes.support import run_python
 

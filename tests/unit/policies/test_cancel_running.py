@@ -11,16 +11,16 @@ from celery import states
 from prometheus_client import CollectorRegistry
 
 from celery_redlock import LockCancelled, LockLost, current_lease, metrics
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.records.cancel_requests import ask_to_end
-from celery_redlock.core.scripts import REQUEST_CANCEL
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.line.cancel_requests import ask_to_end
+from celery_redlock.scripts import REQUEST_CANCEL
 from celery_redlock.signals import lock_acquired
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
 from tests.unit.tasks.support import KEY, run_until_stopped
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Holder, Lease
+    from celery_redlock.locks.lease import Holder, Lease
     from celery_redlock.policies import Conflict
     from tests.unit.tasks.support import Worker
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.records.backlog import (
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.line.backlog import (
     Place,
     join_backlog,
     note_run,
     place_of_next,
 )
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import Limit
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.policies import Conflict, Retry
 from celery_redlock.testing import SignalRecorder
@@ -29,7 +29,7 @@ from tests.unit.tasks.support import KEY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
     from tests.unit.tasks.support import Worker
 
 TEN, TEN_A_MINUTE = Limit("k", 10), Limit("k", 10, 60.0)

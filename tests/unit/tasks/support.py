@@ -16,14 +16,14 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock import current_lease, singleton_task
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.lease import Holder
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.locks.lease import Holder
 from celery_redlock.testing import FakeNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 __all__ = [
     "HOUR",

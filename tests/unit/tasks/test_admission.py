@@ -13,7 +13,7 @@ from celery_redlock import DuplicateTask, LockContended, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.task.call import Call
 from celery_redlock.testing import SignalRecorder
-from tests.unit.core.support import put
+from tests.unit.lock.support import put
 from tests.unit.support import CONFLICT
 from tests.unit.tasks.support import HOUR, KEY
 

@@ -13,9 +13,8 @@ from celery.signals import beat_init
 
 from celery_redlock import DuplicateTask, QuorumUnreachable
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.records.claims import PENDING
-from celery_redlock.core.scripts import CLAIM
+from celery_redlock.line.claims import PENDING
+from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import (
     BufferOne,
     CancelRunning,
@@ -24,8 +23,9 @@ from celery_redlock.policies import (
     Skip,
     Wait,
 )
+from celery_redlock.scripts import CLAIM
 from celery_redlock.testing import SignalRecorder
-from tests.unit.core.support import args_of, asked
+from tests.unit.lock.support import args_of, asked
 from tests.unit.tasks.support import HOUR, JUST_NOW
 
 if TYPE_CHECKING:

@@ -14,17 +14,17 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redlock import LockLost, current_lease, locking
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import LeaseState
+from celery_redlock.locks.lease import LeaseState
 from celery_redlock.signals import lock_acquired, lock_heartbeat
 from celery_redlock.task.execution import running
 from celery_redlock.testing import SignalRecorder
 from tests.harness.waiting import until
 from tests.interruptions import counts_places, interruptions
-from tests.unit.core.support import holders
+from tests.unit.lock.support import holders
 from tests.unit.tasks.support import KEY, run_until_stopped
 
 if TYPE_CHECKING:
-    from celery_redlock.core.lease import Lease
+    from celery_redlock.locks.lease import Lease
     from tests.interruptions import Interruption
     from tests.unit.tasks.support import Worker
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit
-from celery_redlock.core.records.claims import Claims
 from celery_redlock.errors import FingerprintError
+from celery_redlock.line.claims import Claims
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import Limit
 from celery_redlock.policies import Conflict, Outage, Retry
 
 if TYPE_CHECKING:

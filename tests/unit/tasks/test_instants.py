@@ -13,7 +13,7 @@ from kombu.asynchronous.timer import to_timestamp
 from kombu.message import Message
 from kombu.serialization import dumps
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.task.publishing import seconds_until
 from tests.unit.tasks.support import JUST_NOW
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import states
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit, with_copies
 from celery_redlock.errors import ConfigurationError, LockHeld
 from celery_redlock.locking import current_lease
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import Limit, with_copies
 from tests.unit.tasks.support import KEY, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_redlock.core.lease import Lease
-    from celery_redlock.core.limits import Limits
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.limits import Limits
     from celery_redlock.policies import Conflict
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock.app.outage_log import OutageLog
-from celery_redlock.core.log_fields import log_fields
+from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.election import Elector
 from celery_redlock.errors import QuorumUnreachable
 from tests.unit.tasks.support import KEY

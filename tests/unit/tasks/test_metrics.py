@@ -13,7 +13,6 @@ from prometheus_client import generate_latest
 
 from celery_redlock import DuplicateTask, LockHeld, metrics
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.core.quorum import Vote, VoteKind
 from celery_redlock.election import Elector
 from celery_redlock.metrics.instruments import instruments_in
 from celery_redlock.policies import Raise
@@ -25,6 +24,7 @@ from celery_redlock.signals import (
     publish_deduplicated,
 )
 from celery_redlock.testing import SignalRecorder
+from celery_redlock.wire.quorum import Vote, VoteKind
 from tests.nodes.support import WITHOUT_HOOK, run_python
 from tests.unit.tasks.support import KEY, Worker
 
@@ -223,7 +223,7 @@ import os, signal, sys, threading
 from prometheus_client import CollectorRegistry
 from celery.utils.dispatch import Signal
 from celery_redlock.app.runtime import SignalDispatcher
-from celery_redlock.core.quorum import Vote, VoteKind
+from celery_redlock.wire.quorum import Vote, VoteKind
 from celery_redlock.metrics import instruments
 
 count = instruments.instruments_in(CollectorRegistry())

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 PACKAGE = Path(celery_redlock.task.__file__).parents[1]
 MOST_MODULES = 18
 # Below `task`, a call needs these and no others.
-BELOW = ("app.", "options.", "locking", "core.")
+BELOW = (
+    *("app.", "options.", "locking", "locks."),
+    *("members.", "wire.", "stores.", "scripts.", "basics."),
+)
 
 
 def modules_called_by(do: Callable[[], object]) -> list[str]:

@@ -25,10 +25,10 @@ from celery.worker.request import Request, create_request_cls
 from kombu.message import Message
 from kombu.serialization import dumps
 
-from celery_redlock.core.lease import Holder
-from celery_redlock.core.limits import Limit, Waits, Wanted
-from celery_redlock.core.records.backlog import join_backlog, place_of_next
-from celery_redlock.core.records.claims import Claims
+from celery_redlock.line.backlog import join_backlog, place_of_next
+from celery_redlock.line.claims import Claims
+from celery_redlock.locks.lease import Holder
+from celery_redlock.locks.limits import Limit, Waits, Wanted
 from celery_redlock.task.header import (
     TaskHeader,
     claim_in,

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from celery_redlock import LockLost, current_lease, tracing
-from celery_redlock.core.lease import LeaseState
-from celery_redlock.core.limits import Limit
+from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.limits import Limit
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:

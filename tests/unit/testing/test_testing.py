@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.core.clock import SYSTEM_CLOCK
-from celery_redlock.core.resp import ErrorReply
-from celery_redlock.core.scripts import INSPECT, Script
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locking import lock
+from celery_redlock.scripts import INSPECT, Script
 from celery_redlock.signals import lock_acquired, lock_lost, lock_released
 from celery_redlock.testing import FakeClock, FakeNodes, MemoryNode, SignalRecorder
 from tests.nodes.support import run_threads
-from tests.unit.core.support import asked, holders
+from tests.unit.lock.support import asked, holders
 
 if TYPE_CHECKING:
-    from celery_redlock.core.redlock import Redlock
+    from celery_redlock.locks.redlock import Redlock
 
 # -- the clock moves only when a test moves it ---------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
-from celery_redlock.core.renewal.watchdog import Watchdog
+from celery_redlock.locks.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import migrations
 
-from celery_redlock.core.stores.postgresql_table import CREATE, TABLE
+from celery_redlock.stores.postgresql_table import CREATE, TABLE
 
 if TYPE_CHECKING:
     from django.db.backends.base.schema import BaseDatabaseSchemaEditor

@@ -1,0 +1,276 @@
+"""Watch many keys from one thread, for calls that wait outside of it.
+
+::
+
+    watch ──► look: join the wait queues ──┬─ held ──► listen ──► woken ──► tell
+                      ▲                    │              │
+                      │                    │              └─ nothing for long ──┐
+                      │                    └─ free ──► tell                     │
+                      └───────── look again, asked or after a while ◄───────────┘
+
+A call that waits in a thread has a `WaitQueue` of its own. A process that keeps
+thousands of calls for a few keys joins the wait queue of each key once, with the rank
+of the call that is to run first: a node that releases the lock wakes the process as it
+wakes a thread. A wake-up takes the process out of the queue. It joins again with its
+next look, under another name if it waits for one lock: nodes that are late may still
+tell of the release before, and two calls must not start for one release.
+
+What is told is a hint: nothing is held. Looks go on while nothing happens, so a wake-up
+that is lost costs some seconds. Where too few nodes answer, nothing is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.basics.backoff import jittered
+from celery_redlock.locks.failure import ends_in
+from celery_redlock.locks.permits import lock_name, occupancies, tellers, words_of
+from celery_redlock.scripts import (
+    JOIN_PERMIT_QUEUE,
+    JOIN_WAIT_QUEUE,
+    LEAVE_WAIT_QUEUE,
+)
+from celery_redlock.wire.requests import majority_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.locks.limits import Limits, Wanted
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.wire.pubsub import Waiter, WakeupListener
+
+__all__ = ["KeyWatch"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY = 0.5  # seconds for each node
+_LEAST_LOOK_EVERY, _LONGEST_LOOK_EVERY = 1.0, 20.0
+_LOOK_COST = 0.01  # seconds between two looks of a thread, on average
+_GRACE = 0.02  # seconds for the other nodes to wake the process, too
+_AFTER_END = 0.05  # seconds after the end of a ttl
+_QUEUE_TTL_MS = 60_000  # a few times as long as the longest pause between two looks
+_PAUSE_AFTER_ERROR = 1.0
+_MS = 1000
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One watched key: its waiter, and when to look."""
+
+    wanted: Wanted
+    rank: int
+    waiter: Waiter
+    look_at: float = 0.0
+    has_joined: bool = False  # under the name of this waiter
+    woken_at: float = math.inf  # when the wake-ups of a majority are due
+    names: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+
+
+class KeyWatch:
+    """A thread that tells when the locks of the watched keys get free.
+
+    Args:
+        redlock: The lock service.
+        tell: Called in the thread, with what is wanted, the number of holders for which
+            there is room now, and whether a release woke this process for it. Zero:
+            all have a holder, as far as is known.
+
+    Its methods may be called in any thread. None of them waits for nodes.
+    """
+
+    def __init__(
+        self, redlock: Redlock, tell: Callable[[Wanted, int, bool], None]
+    ) -> None:
+        if redlock.listener is None:
+            raise ValueError("This lock service has no listener for wake-ups.")
+        self._listener: WakeupListener = redlock.listener
+        self._nodes, self._keys = redlock.nodes, redlock.keys
+        self._clock = redlock.clock
+        self._tell = tell
+        self._watches: dict[Wanted, _Watch] = {}  # of the thread
+        self._orders: deque[Callable[[], None]] = deque()
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def release(self) -> None:
+        """Wake the thread. Waiters call it as their bell."""
+        self._news.set()
+
+    def watch(self, wanted: Wanted, rank: int) -> None:
+        """Watch a key from now on, or look at it again now.
+
+        Args:
+            wanted: The key.
+            rank: µs since 1970. Of two waiters that one with the lower is woken first.
+        """
+        self._order(lambda: self._begin(wanted, rank))
+
+    def forget(self, wanted: Wanted, *, passes_on: bool) -> None:
+        """Watch a key no more.
+
+        Args:
+            wanted: The key.
+            passes_on: Whether another waiter is to be woken, where the lock is free.
+        """
+        self._order(lambda: self._end(wanted, passes_on=passes_on))
+
+    def stop(self) -> None:
+        """Forget all keys, and end the thread soon."""
+        self._is_stopping = True
+        self._news.set()
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        self._news.set()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="redlock-key-watch", daemon=True
+            )
+            self._thread.start()
+
+    # -- the thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._step_or_log()
+        for wanted in [watch.wanted for watch in self._watches.values()]:
+            self._end(wanted, passes_on=True)
+
+    def _step_or_log(self) -> None:
+        try:
+            self._step()
+        except Exception:
+            # Calls wait for this thread. Their countdowns end their wait, too.
+            log.exception("The watch of keys had an error and continues.")
+            self._clock.sleep(_PAUSE_AFTER_ERROR)
+
+    def _step(self) -> None:
+        """Do what is due, then wait until there is more."""
+        self._news.clear()
+        while self._orders and not self._is_stopping:
+            self._orders.popleft()()
+        next_at = math.inf
+        for watch in list(self._watches.values()):
+            self._hear(watch)
+            now = self._clock.monotonic()
+            if watch.woken_at <= now:
+                watch.waiter.reset()
+                watch.woken_at, watch.look_at = math.inf, now + self._pause()
+                self._tell(watch.wanted, 1, True)  # noqa: FBT003  (its only words)
+            elif watch.look_at <= now:
+                self._look(watch)
+            next_at = min(next_at, watch.look_at, watch.woken_at)
+            if self._orders:
+                return
+        pause = next_at - self._clock.monotonic()
+        self._news.wait(None if pause == math.inf else max(0.0, pause))
+
+    def _begin(self, wanted: Wanted, rank: int) -> None:
+        watch = self._watches.get(wanted)
+        if watch is None:
+            watch = _Watch(wanted, rank, self._new_waiter())
+            watch.names = self._names(wanted)
+            self._watches[wanted] = watch
+        watch.rank, watch.look_at = rank, 0.0
+
+    def _end(self, wanted: Wanted, *, passes_on: bool) -> None:
+        watch = self._watches.pop(wanted, None)
+        if watch is None:
+            return
+        self._leave(watch, 0 if passes_on else "")
+
+    def _new_waiter(self) -> Waiter:
+        waiter = self._listener.add_waiter()
+        waiter.ring(self)
+        return waiter
+
+    def _leave(self, watch: _Watch, free_in_ms: int | str) -> None:
+        self._listener.remove_waiter(watch.waiter)
+        args = [watch.waiter.name, free_in_ms]
+        self._nodes.tell(LEAVE_WAIT_QUEUE, [*watch.names[0], *watch.names[1]], args)
+
+    def _names(self, wanted: Wanted) -> tuple[list[str], list[str]]:
+        """Return the names of the locks, and of their wait queues.
+
+        As the lock of a limit a name counts that no permit has; see `WaitQueue`.
+        """
+        keys, limits = self._keys, wanted.limits
+        if not limits:
+            return keys.locks(wanted.key), keys.wait_queues(wanted.key)
+        locks = [lock_name(limit, limit.name(0), keys) for limit in limits]
+        return locks, [keys.wait_queue(limit.key) for limit in limits]
+
+    def _pause(self) -> float:
+        """Return the seconds until the next look at a key at which nothing happens."""
+        every = max(_LEAST_LOOK_EVERY, _LOOK_EVERY * len(self._nodes.labels))
+        every = max(every, _LOOK_COST * len(self._watches))
+        return jittered(min(every, _LONGEST_LOOK_EVERY), 0.75, 1.25)
+
+    def _hear(self, watch: _Watch) -> None:
+        """Take the wake-ups that have come: of a majority, or reasons to look."""
+        waiter, quorum = watch.waiter, self._nodes.quorum
+        wakeups = sorted(waiter.wakeups.values())
+        if len(wakeups) >= quorum:
+            watch.woken_at = wakeups[quorum - 1]
+        elif wakeups or waiter.must_look:
+            soon = self._clock.monotonic() + jittered(_GRACE)
+            watch.look_at = min(watch.look_at, soon)
+
+    def _look(self, watch: _Watch) -> None:
+        """Join the wait queues, and tell whether there is room for a holder."""
+        locks, queues = watch.names
+        # A newcomer to several queues wakes others, so there the name stays.
+        if watch.has_joined and len(queues) == 1 and not watch.wanted.limits:
+            self._leave(watch, "")
+            watch.waiter = self._new_waiter()
+        watch.waiter.reset()
+        watch.woken_at, watch.has_joined = math.inf, True
+        args: list[Any] = [watch.waiter.name, watch.rank, _QUEUE_TTL_MS]
+        limits = watch.wanted.limits
+        if limits:
+            args += words_of(limits, self._keys)
+            request = self._nodes.ask(
+                JOIN_PERMIT_QUEUE, queues, args, done_when=majority_answered
+            )
+            room, left = _permits(limits, request.replies, request.ballot.quorum)
+        else:
+            request = self._nodes.ask(JOIN_WAIT_QUEUE, [*locks, *queues], args)
+            ballot = request.ballot
+            is_held = ballot.top_taker[1] >= ballot.quorum
+            is_free = ballot.answered - ballot.taken >= ballot.quorum
+            room = int(is_free) if is_free or is_held else None
+            left = ends_in(ballot) if is_held else math.inf
+        pause = min(self._pause(), left + jittered(_AFTER_END, 0.02))
+        watch.look_at = self._clock.monotonic() + pause
+        if room is not None:
+            self._tell(watch.wanted, room, False)  # noqa: FBT003  (its only words)
+
+
+def _permits(limits: Limits, replies: Any, quorum: int) -> tuple[int | None, float]:
+    """Return for how many holders there is room, and when there may be more.
+
+    None: too few nodes told their permits. The time is in seconds.
+    """
+    found = occupancies(limits, replies, quorum)
+    if found is None:
+        return None, math.inf
+    room, left = math.inf, 0.0
+    for place, one in enumerate(found):
+        free = one.limit.most - len(one.held)
+        room = min(room, free)
+        if free:
+            continue
+        if one.limit.period:
+            left = max(left, one.due()[0])
+            continue
+        told = [reply[2 + place] for reply in tellers(replies)]
+        ends = sorted(math.inf if ttl_ms < 0 else ttl_ms for ttl_ms in told)
+        left = max(left, float(ends[quorum - 1]) / _MS)
+    return int(room), left if not room else math.inf

@@ -1,0 +1,208 @@
+"""One renewal of one lease: extend where the lock is, restore where it is missing.
+
+::
+
+    EXTEND to all ──► majority yes ───────────────────────────► renewed
+                │         └─ nodes without the key ──► RESTORE, not waited for
+                ├─► no majority, but nodes without the key
+                │         └──► RESTORE ──► majority of both ──► renewed
+                ├─► no majority, and an operator released it ─► lost
+                └─► neither ──────────────────────────────────► not renewed
+
+A majority must say yes AND the lease must still be valid when it does: an extension
+never resurrects. The new validity counts from before the first send.
+
+A node that has restarted with its data extends a lock that it still has, before it
+votes again. RESTORE needs a vote.
+
+RESTORE is not sent once the release has begun. The transport asks for that at the
+moment of sending, so no release can come between. A node on which another client holds
+the key is left alone. RESTORE also brings the lock to nodes that were away at acquire.
+
+A lock that an operator released stays released, also where no client has it yet: the
+lease ends at once. A release that reached a minority only is no loss: the lock is
+restored there.
+
+A renewal does not wait for all nodes. A node that says too late that it is without the
+key gets its RESTORE with the next renewal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.locks.forced_release import records_in
+from celery_redlock.locks.lease import LeaseState, end_of_validity
+from celery_redlock.locks.permits import lock_name
+from celery_redlock.scripts import EXTEND, GRANTED, RESTORE
+from celery_redlock.scripts.keys import Keys, stripes_of
+from celery_redlock.wire.quorum import VoteKind
+from celery_redlock.wire.requests import grant_is_decided
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.members.restart_guard import RestartGuard
+    from celery_redlock.wire.quorum import Ballot
+    from celery_redlock.wire.requests import Nodes, ScriptRequest
+
+__all__ = ["Extension"]
+
+_MS = 1000
+
+
+class Extension:
+    """A renewal under way. The caller sends its requests and calls ``advance``.
+
+    Args:
+        lease: The lease to renew.
+        nodes: The nodes of the deployment.
+        keys: The names of the keys on the nodes.
+        guard: Knows the view that the nodes must have.
+
+    Attributes:
+        lease: The lease that is renewed.
+        request: The request that was sent last, and is waited for.
+        started_at: Instant before the first send.
+        result: None while under way. True when the validity of the lease has moved;
+            False when this try has failed, which ends nothing by itself.
+        cancelled_by: The newcomer that asked the holder to end, as some node said.
+    """
+
+    __slots__ = (
+        "_before",
+        "_config",
+        "_extended",
+        "_guard",
+        "_locks",
+        "_meta",
+        "_nodes",
+        "_stripes",
+        "cancelled_by",
+        "lease",
+        "request",
+        "result",
+        "started_at",
+    )
+
+    def __init__(
+        self, lease: Lease, nodes: Nodes, keys: Keys, guard: RestartGuard
+    ) -> None:
+        self.lease = lease
+        self.started_at = nodes.clock.monotonic()
+        self.result: bool | None = None
+        self.cancelled_by = ""
+        self._nodes = nodes
+        self._meta, self._locks = keys.meta, keys.locks(lease.key)
+        self._stripes = stripes_of(lease.key)
+        if lease.choice is not None:
+            for limit, name in lease.choice.call:
+                self._locks.append(lock_name(limit, name, keys))
+                self._stripes.append(self._stripes[0])
+        self._guard, self._config = guard, guard.config
+        self._extended: Ballot | None = None
+        self._before = lease.renewal_ballot
+        self.request = nodes.request(
+            EXTEND,
+            (*self._locks, keys.meta, keys.releases),
+            [self._config, lease.token, round(lease.ttl * _MS)],
+            done_when=grant_is_decided,
+            is_obsolete=self._is_over,
+        )
+
+    def carry_through(self, node_timeout: float) -> bool:
+        """Send, wait and restore until there is a result, and return it."""
+        clock, transport = self._nodes.clock, self._nodes.transport
+        transport.send(self.request)
+        while self.result is None:
+            transport.wait(self.request, until=clock.monotonic() + node_timeout)
+            # Done, late, or out of reach: there is nothing more to wait for.
+            restore = self.advance(out_of_time=True)
+            if restore is not None:
+                transport.send(restore)
+        return self.result
+
+    def advance(self, *, out_of_time: bool) -> ScriptRequest | None:
+        """Judge the votes so far. Return a request to be sent now, if there is one.
+
+        Args:
+            out_of_time: Whether to judge now though votes are outstanding. Otherwise
+                nothing happens before the request is done.
+        """
+        if self.result is not None or not (self.request.is_done() or out_of_time):
+            return None
+        ballot = self.request.ballot
+        restoring = self._extended is not None
+        if not restoring:
+            self.lease.renewal_ballot = ballot
+            self.cancelled_by = _cancelled_by(self.request.replies)
+        granted = set(ballot.indexes(VoteKind.GRANTED))
+        if self._extended is not None:
+            granted |= set(self._extended.indexes(VoteKind.GRANTED))
+        if len(granted) >= ballot.quorum:
+            self._renew(len(granted))
+        elif not restoring and (release := self._forced_release(ballot)):
+            self.lease.released_by = release
+            self.lease.until = min(self.lease.until, self._nodes.clock.monotonic())
+        is_missing = not restoring and (_is_free(ballot) or _is_free(self._before))
+        if is_missing and self.lease.is_valid():
+            return self._restore(ballot)
+        if self.result is None:
+            self.result = False
+            self._guard.adopt(ballot)
+        return None
+
+    def _renew(self, votes: int) -> None:
+        lease = self.lease
+        self.result = lease.is_valid()
+        if self.result:
+            until = end_of_validity(self.started_at, lease.ttl)
+            lease.until = max(lease.until, until)
+            lease.votes = votes
+
+    def _forced_release(self, ballot: Ballot) -> str:
+        """Return who released the lock by force, if no majority can have it; or ""."""
+        missing = len(ballot.indexes(VoteKind.FREE)) + ballot.taken
+        if missing <= len(ballot.labels) - ballot.quorum:
+            return ""
+        found = records_in(self.request.replies)
+        return str(found[0]) if found else ""
+
+    def _restore(self, extended: Ballot) -> ScriptRequest:
+        def decided(ballot: Ballot) -> bool:
+            yes = set(ballot.indexes(VoteKind.GRANTED))
+            yes |= set(extended.indexes(VoteKind.GRANTED))
+            return len(yes) >= ballot.quorum or not ballot.pending
+
+        lease = self.lease
+        self._extended = extended
+        self.request = self._nodes.request(
+            RESTORE,
+            (*self._locks, self._meta),
+            [
+                self._config,
+                lease.token,
+                lease.holder_info,
+                round(lease.ttl * _MS),
+                lease.fence,
+                *self._stripes,
+            ],
+            done_when=decided,
+            is_obsolete=self._is_over,
+        )
+        return self.request
+
+    def _is_over(self) -> bool:
+        return self.lease.state is not LeaseState.HELD or not self.lease.is_valid()
+
+
+def _is_free(ballot: Ballot | None) -> bool:
+    """Tell whether some node said that it is without the key."""
+    return ballot is not None and bool(ballot.indexes(VoteKind.FREE))
+
+
+def _cancelled_by(replies: Sequence[Any]) -> str:
+    """Return the newcomer that some node names beside its grant."""
+    named = [r[2] for r in replies if isinstance(r, list) and r[0] == GRANTED and r[2:]]
+    return str(named[0].decode(errors="replace")) if named else ""

@@ -1,0 +1,337 @@
+"""Permits: at most so many holders of a key at once, and so many starts in a period.
+
+A permit is an ordinary lock on one of n names, which the client chooses from those that
+the nodes say are free. Each name has one holder at a time, and so n names have at most
+n: renewal, loss, restart guard and fences hold for a permit as they do for a lock. (A
+counter on each node, with a majority of counters, would let in more than n without any
+fault: of five nodes with n = 5, three may count one client and three another.)
+
+================  ==================================================================
+limit             names of its permits
+================  ==================================================================
+5 at once         ``imports``, ``imports##2`` ... ``imports##5``
+1 at once         ``imports``: the lock of the key, as without a limit
+10 a minute       ``imports@@1`` ... ``imports@@10``, kept for a minute after the start
+================  ==================================================================
+
+The first permit of a key is its lock. So a client that has a lower limit, or none,
+keeps out those that have a higher one: while a deploy changes a limit, at most the
+greater of the two hold the key.
+
+No key has the name of a permit: `scripts.keys.key_of` refuses one that ends like this.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.basics.backoff import any_of
+from celery_redlock.scripts import GRANTED, TAKEN
+from celery_redlock.scripts.keys import text_of
+from celery_redlock.wire.quorum import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from celery_redlock.locks.limits import Limit, Limits
+    from celery_redlock.scripts.keys import Keys
+    from celery_redlock.wire.quorum import Ballot
+
+__all__ = [
+    "Choice",
+    "Occupancy",
+    "Permits",
+    "lock_name",
+    "occupancies",
+    "tellers",
+    "words_of",
+]
+
+_MS = 1000
+_FREE = b"--------"  # in place of a holder
+_HOLDER, _TTL = 8, 12  # bytes that a node tells of a permit
+_KEYS_REMEMBERED = 1000
+_CHOICES_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The permits of one limit, as those nodes say that were asked for them.
+
+    Attributes:
+        limit: The limit.
+        texts: What each of them says: of each permit in turn the end of the token of
+            its holder, and of a permit for a start until when it is kept; see
+            ``scripts/shared/permits.lua``.
+        quorum: How many nodes are a majority of all.
+    """
+
+    limit: Limit
+    texts: Sequence[bytes]
+    quorum: int
+
+    def holders(self, number: int) -> list[bytes]:
+        """Return the holders of a permit that nodes name: the ends of their tokens."""
+        at = (number - 1) * _width(self.limit)
+        named = [text[at : at + _HOLDER] for text in self.texts]
+        return [holder for holder in named if holder != _FREE]
+
+    @property
+    def held(self) -> set[int]:
+        """The numbers of the permits that have a holder on a majority."""
+        numbers = range(1, self.limit.most + 1)
+        if self._is_full_alike():
+            return {*numbers}
+        return {number for number in numbers if self._is_held(number)}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all permits have a holder on a majority."""
+        numbers = range(1, self.limit.most + 1)
+        return self._is_full_alike() or all(map(self._is_held, numbers))
+
+    def _is_full_alike(self) -> bool:
+        """Tell whether a majority says the same, and that no permit is free."""
+        first = self.texts[0]
+        return self.texts.count(first) >= self.quorum and _FREE not in first
+
+    def _is_held(self, number: int) -> bool:
+        holders = self.holders(number)
+        return any(holders.count(one) >= self.quorum for one in {*holders})
+
+    def due(self) -> list[float]:
+        """Return in how many seconds each permit for a start is free, soonest first."""
+        ends = []
+        for number in range(1, self.limit.most + 1):
+            at = number * _width(self.limit)
+            ttls = sorted(int(text[at - _TTL : at]) for text in self.texts)
+            # A key lives to the end of the millisecond in which its ttl ends.
+            left = ttls[len(ttls) - self.quorum]
+            ends.append((left + 1) / _MS if left else 0.0)
+        return sorted(ends)
+
+
+def _width(limit: Limit) -> int:
+    """Return how many bytes a node tells about one permit."""
+    return _HOLDER + _TTL if limit.period else _HOLDER
+
+
+def lock_name(limit: Limit, name: str, keys: Keys) -> str:
+    """Return the name of a permit of this limit on the nodes."""
+    return keys.call(name) if limit.is_call else keys.lock(name)
+
+
+def words_of(
+    limits: Limits, keys: Keys, seconds: Callable[[Limit], float] = lambda _: 0.0
+) -> list[str | int]:
+    """Return head, most and ttl_ms of each limit, for the scripts.
+
+    Args:
+        limits: The limits.
+        keys: The names of the keys on the nodes.
+        seconds: For how long nodes keep a permit; only ACQUIRE_PERMITS reads it.
+    """
+    words: list[str | int] = []
+    for limit in limits:
+        head = lock_name(limit, limit.head, keys)
+        words += [head, limit.most, round(seconds(limit) * _MS)]
+    return words
+
+
+def tellers(replies: Iterable[Any]) -> list[Any]:
+    """Return the replies that end with which permits have a holder."""
+    return [
+        reply
+        for reply in replies
+        if isinstance(reply, list)
+        and reply[0] in (TAKEN, GRANTED)
+        and isinstance(reply[-1], bytes)
+    ]
+
+
+def occupancies(
+    limits: Limits, replies: Iterable[Any], quorum: int
+) -> list[Occupancy] | None:
+    """Return the occupancy of each limit; None if no majority told theirs."""
+    told = tellers(replies)
+    if len(told) < quorum:
+        return None
+    found, at = [], 0
+    for limit in limits:
+        length = limit.most * _width(limit)
+        texts = [reply[-1][at : at + length] for reply in told]
+        found.append(Occupancy(limit, texts, quorum))
+        at += length
+    return found
+
+
+class Permits:
+    """The permits that this process had last, by which it chooses the next ones.
+
+    They are likely to be free. It is a guess, which may be wrong: nodes decide.
+    """
+
+    def __init__(self) -> None:
+        self._free: OrderedDict[str, list[int]] = OrderedDict()
+
+    def guess(self, limit: Limit) -> int:
+        """Return the number of a permit that may be free."""
+        if limit.most == 1:
+            return 1
+        free = self._free.get(limit.head)
+        while free:
+            try:
+                number = free.pop()
+            except IndexError:  # another thread took it
+                break
+            if number <= limit.most:
+                return number
+        return any_of(range(1, limit.most + 1))
+
+    def give_back(self, limit: Limit, number: int) -> None:
+        """Note that this process has just released this permit."""
+        if limit.most == 1:
+            return
+        free = self._free.setdefault(limit.head, [])
+        if number not in free:
+            free.append(number)
+        try:
+            self._free.move_to_end(limit.head)
+            if len(self._free) > _KEYS_REMEMBERED:
+                self._free.popitem(last=False)
+        except KeyError:  # another thread removed it
+            pass
+
+
+class Choice:
+    """The permits for which one acquire tries: one of each limit.
+
+    Args:
+        limits: The limits.
+        permits: What this process had last.
+
+    Attributes:
+        limits: The limits.
+        numbers: The number of the permit that is tried for, of each limit.
+        full: Which permits of a limit have a holder, where all have one.
+    """
+
+    def __init__(self, limits: Limits, permits: Permits) -> None:
+        self.limits = limits
+        self.numbers = [permits.guess(limit) for limit in limits]
+        self.full: Occupancy | None = None
+        self._is_renewed = False  # the permits were chosen after a refusal
+        self._rounds = 0  # refusals, without a pause
+        self._held: list[set[int]] = [set() for _ in limits]
+        self._permits = permits
+
+    @property
+    def names(self) -> list[str]:
+        """The names of these permits, in the order of the limits."""
+        return [
+            limit.name(number)
+            for limit, number in zip(self.limits, self.numbers, strict=True)
+        ]
+
+    @property
+    def held(self) -> list[tuple[Limit, str]]:
+        """The permits that are held during the work: the limit and the name of each."""
+        return [
+            pair for pair in self._pairs() if not (pair[0].period or pair[0].is_call)
+        ]
+
+    @property
+    def call(self) -> list[tuple[Limit, str]]:
+        """The same of the lock that copies of a call share, if there is one."""
+        return [pair for pair in self._pairs() if pair[0].is_call]
+
+    @property
+    def starts(self) -> list[tuple[Limit, str]]:
+        """The same of the permits for a start."""
+        return [pair for pair in self._pairs() if pair[0].period]
+
+    @property
+    def key(self) -> str:
+        """The key of the lease: all permits that are held during the work."""
+        return text_of([name for _, name in self.held])
+
+    def locks(self, keys: Keys) -> list[str]:
+        """Return the names of these permits on the nodes."""
+        return [lock_name(limit, name, keys) for limit, name in self._pairs()]
+
+    def _pairs(self) -> list[tuple[Limit, str]]:
+        return list(zip(self.limits, self.names, strict=True))
+
+    def give_back(self) -> None:
+        """Note that these permits were released."""
+        for limit, number in zip(self.limits, self.numbers, strict=True):
+            if not limit.period:
+                self._permits.give_back(limit, number)
+
+    def renew(self, ballot: Ballot, replies: Sequence[Any]) -> None:
+        """Choose other permits after a refusal, if there are any."""
+        self._is_renewed = False
+        if ballot.final_verdict() is Verdict.HELD:
+            place = ballot.top_place
+            self._held[place].add(self.numbers[place])
+        found = occupancies(self.limits, replies, ballot.quorum)
+        if found is None:
+            return
+        numbers: list[int] = []
+        for occupancy, held, tried in zip(found, self._held, self.numbers, strict=True):
+            number = _next_of(occupancy, held, tried, len(ballot.labels))
+            if number is None:
+                self.full = occupancy
+                return
+            numbers.append(number)
+        self._is_renewed = 0 not in numbers and numbers != self.numbers
+        if self._is_renewed:
+            self.numbers = numbers
+
+    def tries_others(self) -> bool:
+        """Tell whether to try for other permits at once; else forget the refusals.
+
+        Permits become free again by and by. Where clients take each other's choice,
+        time after time, a pause separates them.
+        """
+        self._rounds += 1
+        if self._is_renewed and self._rounds < _CHOICES_AT_ONCE:
+            return True
+        self._rounds, self.full, self._is_renewed = 0, None, False
+        self._held = [set() for _ in self.limits]
+        return False
+
+
+def _next_of(
+    occupancy: Occupancy, held: set[int], tried: int, nodes: int
+) -> int | None:
+    """Return a permit that may be free: the one that was tried for, if it is.
+
+    Args:
+        occupancy: What nodes say of all permits of a limit.
+        held: The permits that have a holder, as earlier votes have shown.
+        tried: The permit that was tried for.
+        nodes: How many nodes there are.
+
+    Returns:
+        None where a majority says that all permits have a holder; 0 where the votes on
+        the others are split.
+    """
+    if occupancy.is_full:
+        return None
+    held = held | occupancy.held
+    takers = {
+        number: len(occupancy.holders(number))
+        for number in range(1, occupancy.limit.most + 1)
+        if number not in held
+    }
+    if not takers:
+        return None
+    least = min(takers.values())
+    if least > nodes - occupancy.quorum:
+        return 0
+    if takers.get(tried) == 0:
+        return tried
+    return any_of([number for number, count in takers.items() if count == least])

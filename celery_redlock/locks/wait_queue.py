@@ -1,0 +1,214 @@
+"""Wait in a queue for a lock that another client holds.
+
+::
+
+    join the queue and look ──free──► try
+        ▲                   └──held──► listen ──a majority wakes me──► try
+        │                                 │
+        └── a minority wakes me, ─────────┤ (after a moment of grace)
+            or no node does for long, ────┘ or the holder's ttl ended
+
+A look asks every node who holds the lock and joins its wait queue, in one command. So
+a release that comes after the look finds the waiter in the queue. A node wakes the
+first waiter alone, so a release does not stir up all of them. While nothing happens, N
+nodes have to answer one look per waiter in N / 2 seconds (at least one second).
+
+A wake-up may get lost: its process may be stopped just then, or a node may die. Then
+the next look finds the lock free. While fewer than a majority of the nodes can be
+listened to, waiters look more often instead.
+
+The wall clocks of the waiters decide about their order. That is fairness and no
+guarantee: a client that does not wait, or tries at the same moment, can be faster.
+
+Of several permits some are nearly always on their way from one holder to the next. So a
+waiter that finds a permit free, and was not woken for it, first waits for a moment.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.locks.failure import ends_in
+from celery_redlock.locks.permits import (
+    lock_name,
+    occupancies,
+    tellers,
+    words_of,
+)
+from celery_redlock.scripts import (
+    JOIN_PERMIT_QUEUE,
+    JOIN_WAIT_QUEUE,
+    LEAVE_WAIT_QUEUE,
+)
+from celery_redlock.wire.requests import majority_answered
+from celery_redlock.wire.steps import Ask, Listen
+
+if TYPE_CHECKING:
+    from celery_redlock.locks.permits import Choice
+    from celery_redlock.scripts.keys import Keys
+    from celery_redlock.wire.pubsub import WakeupListener
+    from celery_redlock.wire.requests import Nodes, ScriptRequest
+    from celery_redlock.wire.steps import Steps
+
+__all__ = ["WaitQueue"]
+
+_LOOK_EVERY = 0.5  # seconds for each node
+_LEAST_LOOK_EVERY = 1.0
+_DEAF_LOOK_EVERY = 0.3  # while too few nodes can be listened to
+_GRACE = 0.02  # seconds for the other nodes to wake the waiter, too
+_FREE_LOOKS_AT_ONCE, _LONGEST_GRACE = 2, 64 * _GRACE
+_AFTER_END = 0.05  # seconds after the end of the holder's ttl
+_QUEUE_TTL_MS = 60_000  # many times as long as the longest pause between two looks
+_MS, _US = 1000, 1_000_000
+
+
+class WaitQueue:
+    """One execution's wait for one key. It joins the queues with its first look.
+
+    Args:
+        key: The name of the lock.
+        nodes: The nodes of the deployment.
+        keys: The names of the keys on the nodes.
+        listener: Hears when a node wakes the waiter.
+        choice: The permits that it tries for, if keys have limits. It then waits in
+            the queue of each key, and each release of a permit wakes one waiter.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        nodes: Nodes,
+        keys: Keys,
+        listener: WakeupListener,
+        choice: Choice | None = None,
+    ) -> None:
+        self._choice = choice
+        if choice is None:
+            self._keys = (*keys.locks(key), *keys.wait_queues(key))
+        else:
+            # In place of the locks are names that no permit has: who leaves the queue
+            # without a permit always wakes the next one.
+            limits = choice.limits
+            self._limits = words_of(limits, keys)
+            self._queues = [keys.wait_queue(limit.key) for limit in limits]
+            self._keys = (
+                *(lock_name(one, one.name(0), keys) for one in limits),
+                *self._queues,
+            )
+        self._nodes = nodes
+        self._clock = nodes.clock
+        self._listener = listener
+        self._free_looks = 0  # in a row, with tries that found the lock held
+        self._rank = round(self._clock.wall() * _US)
+        self._waiter = listener.add_waiter()
+
+    def pause(self, until: float) -> Steps[None]:
+        """Wait until the lock seems worth another try, or until this instant."""
+        while self._clock.monotonic() < until:
+            self._waiter.reset()
+            look_at = yield from self._look()
+            if look_at is None:
+                yield from self._slow_down(until)
+                return
+            self._free_looks = 0
+            if (yield from self._listen(min(look_at, until))):
+                return
+
+    def end(self, *, acquired: bool) -> None:
+        """Leave the queue. A waiter without the lock passes its wake-up on.
+
+        The nodes then wake the next waiter, now or for the instant from which the
+        lock is free (``hold_at_least``).
+        """
+        try:
+            self._leave(acquired=acquired)
+        except BaseException:  # it was interrupted, and others wait behind this waiter
+            self._leave(acquired=acquired)
+            raise
+
+    def _leave(self, *, acquired: bool) -> None:
+        self._listener.remove_waiter(self._waiter)
+        free_in_ms: int | str = ""
+        if not acquired:
+            free_in = self._waiter.free_at - self._clock.monotonic()
+            free_in_ms = max(0, round(free_in * _MS))
+        name = self._waiter.name
+        self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [name, free_in_ms], resend=True)
+
+    def _look(self) -> Steps[float | None]:
+        """Join the queue. Return when to look again; None when the lock is free."""
+        args: list[Any] = [self._waiter.name, self._rank, _QUEUE_TTL_MS]
+        if self._choice is None:
+            request = self._nodes.request(JOIN_WAIT_QUEUE, self._keys, args)
+        else:
+            args += self._limits
+            request = self._nodes.request(
+                JOIN_PERMIT_QUEUE, self._queues, args, done_when=majority_answered
+            )
+        yield Ask(request)
+        left = self._free_in(request)
+        if left is None:
+            return None
+        every, nodes = _DEAF_LOOK_EVERY, len(self._nodes.labels)
+        if self._listener.listening >= self._nodes.quorum:
+            every = max(_LEAST_LOOK_EVERY, _LOOK_EVERY * nodes)
+        pause = jittered(every, 0.75, 1.25)
+        pause = min(pause, left + jittered(_AFTER_END, 0.02))
+        return self._clock.monotonic() + pause
+
+    def _free_in(self, request: ScriptRequest) -> float | None:
+        """Return in how many seconds the lock ends by itself; None if it is free."""
+        ballot = request.ballot
+        if self._choice is None:
+            is_held = ballot.top_taker[1] >= ballot.quorum
+            # It may end in this very millisecond.
+            return ends_in(ballot) if is_held else None
+        found = occupancies(self._choice.limits, request.replies, ballot.quorum)
+        frees = [
+            one.due()[0] if one.limit.period else self._first_end(place, request)
+            for place, one in enumerate(found or ())
+            if one.is_full
+        ]
+        return max(frees, default=None)
+
+    @staticmethod
+    def _first_end(place: int, request: ScriptRequest) -> float:
+        """Return in how many seconds a majority has a permit that ended by itself."""
+        told = [reply[2 + place] for reply in tellers(request.replies)]
+        ends = sorted(math.inf if ttl_ms < 0 else ttl_ms for ttl_ms in told)
+        return float(ends[request.ballot.quorum - 1]) / _MS
+
+    def _slow_down(self, until: float) -> Steps[None]:
+        """Pause when looks say "free" and tries say "held", time after time.
+
+        Nodes may refuse to answer a look: no memory, no permission. A permit that is
+        free mostly belongs to the waiter that was woken for it: if all others tried
+        for it, too, each run would cost many tries without success.
+        """
+        self._free_looks += 1
+        if self._choice is not None or self._free_looks > _FREE_LOOKS_AT_ONCE:
+            pause = jittered(doubled(_GRACE, self._free_looks, _LONGEST_GRACE))
+            yield from self._listen(min(until, self._clock.monotonic() + pause))
+
+    def _listen(self, until: float) -> Steps[bool]:
+        """Listen until then, or until there is a reason to look.
+
+        Returns:
+            Whether a majority woke the waiter, so that no look is needed.
+        """
+        quorum, has_grace = self._nodes.quorum, False
+        waiter = self._waiter
+        while True:
+            now, wakeups = self._clock.monotonic(), sorted(waiter.wakeups.values())
+            if len(wakeups) >= quorum:
+                until = min(until, wakeups[quorum - 1])
+                if now >= wakeups[quorum - 1]:
+                    return True
+            elif (wakeups or waiter.must_look) and not has_grace:
+                has_grace = True
+                until = min(until, now + jittered(_GRACE))
+            if now >= until:
+                return False
+            yield Listen(waiter, until - now)

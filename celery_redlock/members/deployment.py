@@ -1,0 +1,156 @@
+"""Check a deployment, and start a new one without waiting for the restart guard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.glob import escaped
+from celery_redlock.basics.resp import ErrorReply, refusal_of
+from celery_redlock.basics.text import number_in
+from celery_redlock.errors import RedlockError
+from celery_redlock.members.view import JOINED, View, refusal
+from celery_redlock.wire.client import NodeUnreachable, each_node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.members.restart_guard import RestartGuard
+    from celery_redlock.wire.client import NodeClient, PerNode
+    from celery_redlock.wire.quorum import Ballot
+    from celery_redlock.wire.url import NodeAddress
+
+__all__ = ["NodesReport", "initialize"]
+
+_PAUSE = 0.05  # seconds between two tries
+_MS = 1000
+_OLDER = ("protocol 1,", "format 2,", "format 3,")  # what older versions stored
+
+
+@dataclass(frozen=True, slots=True)
+class NodesReport:
+    """The votes of the nodes at the moment.
+
+    Attributes:
+        ballot: The vote of each node.
+    """
+
+    ballot: Ballot
+
+    @property
+    def problems(self) -> list[str]:
+        """One clause per node that does not vote, with the reason; [] when all vote."""
+        return self.ballot.problems()
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether a lock could be granted now."""
+        return self.ballot.granted >= self.ballot.quorum
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until quarantined nodes make up a quorum; None if they will not."""
+        wait_ms = self.ballot.quarantine_ms()
+        return None if wait_ms is None else wait_ms / 1000
+
+
+def initialize(
+    guard: RestartGuard, addresses: Sequence[NodeAddress], timeout: float
+) -> None:
+    """Let the nodes of a brand-new deployment vote at once.
+
+    Args:
+        guard: The deployment's restart guard.
+        addresses: Its nodes. All of them must be up.
+        timeout: Seconds that a node may take to answer.
+
+    Raises:
+        RedlockError: A node cannot be read, has another configuration, or holds live
+            locks, which shows that the deployment is not new. So does an epoch that
+            clients have founded which knew an earlier one. Nothing was changed.
+    """
+    pattern = escaped(guard.keys.lock("")) + "*"
+
+    def look(client: NodeClient) -> tuple[str, int, float]:
+        fields = ("config", "votes", "quarantine_until")
+        asked = (("HMGET", guard.keys.meta, *fields), ("TIME",))
+        found, time = client.ask(*asked)
+        if isinstance(found, ErrorReply):
+            raise NodeUnreachable(refusal_of(str(found)))
+        config, votes, until = ((it or b"").decode(errors="replace") for it in found)
+        left = 0.0
+        if not votes and isinstance(time, list):
+            left = number_in(until) / _MS - int(time[0])
+        locks = len({key for keys, _ in client.scan(pattern) for key in keys})
+        return config, locks, left
+
+    nodes = each_node(addresses, look, timeout=timeout)
+    _refuse_what_is_not_new(guard, nodes)
+    give_up_at = SYSTEM_CLOCK.monotonic() + timeout
+    while True:
+        # In each round: a client that starts meanwhile has them wait once more.
+        _forget_what_does_not_vote(guard)
+        ballot = guard.initialize()
+        if ballot.granted == len(addresses):
+            return
+        if SYSTEM_CLOCK.monotonic() > give_up_at:
+            raise RedlockError(
+                f"Only {ballot.granted} of {len(addresses)} nodes vote: "
+                f"{ballot.reasons()}. Nodes of a deployment that was initialized "
+                "before vote again by themselves: see `celery -A proj redlock doctor`."
+            )
+        SYSTEM_CLOCK.sleep(_PAUSE)
+
+
+def _refuse_what_is_not_new(
+    guard: RestartGuard, nodes: PerNode[tuple[str, int, float]]
+) -> None:
+    """Raise an error where a node shows that its deployment is not new.
+
+    Args:
+        guard: The deployment's restart guard.
+        nodes: Of each node the view that it has stored, the number of locks, and the
+            seconds of its quarantine that are left.
+    """
+    for label, reason in nodes.unseen.items():
+        raise RedlockError(
+            f"Node {label} {reason}. It may hold live locks, so nothing was changed. "
+            "Start or repair it, or remove it from the list of nodes."
+        )
+    for label, (config, locks, left) in nodes.results.items():
+        view = View.parse(config)
+        is_ours = view is not None and view.configuration == guard.configuration
+        if not (is_ours or config in ("", JOINED) or config.startswith(_OLDER)):
+            difference, remedy = refusal(config, guard.config)
+            raise RedlockError(
+                f"Node {label} belongs to another deployment, so nothing was changed: "
+                f"the nodes {difference}. {remedy}."
+            )
+        if view is not None and view.had_others and left > 0:
+            raise RedlockError(
+                "The nodes were in use before they lost their memory, as running "
+                f"clients have told node {label}. One may hold a lock from before, so "
+                f"nothing was changed. Wait: the nodes vote by themselves in {left:.0f}"
+                " s."
+            )
+        if locks:
+            raise RedlockError(
+                f"Node {label} holds live locks under {guard.keys.prefix!r} "
+                f"({locks} of them), so this deployment is not new. Nothing was "
+                "changed. Wait until the restart guard admits the nodes by itself, or "
+                "stop all workers and wait for one max_ttl."
+            )
+
+
+def _forget_what_does_not_vote(guard: RestartGuard) -> None:
+    """Take nodes out of views in which none votes: they wait, for nothing.
+
+    And let them forget what older versions stored, also beside nodes that vote: an init
+    that was interrupted is run again.
+    """
+    looks = [look for look in guard.look() if look]
+    has_votes = any(look.votes and look.view for look in looks)
+    for config in {look.config for look in looks} - {JOINED}:
+        if not has_votes or config.startswith(_OLDER):
+            guard.look(forget=config)

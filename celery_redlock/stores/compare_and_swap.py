@@ -1,0 +1,177 @@
+"""The part that stores share which decide by compare-and-swap.
+
+::
+
+    read a snapshot ──► the scripts run ──► commit, if nothing that was read has changed
+         ▲                                                        │ it has changed
+         └────────────────── a short random pause ◄───────────────┘
+
+A key ends by the clock of the servers, and not by those of the clients. These systems
+have no request for their time, but some of their replies tell it: see ``server_clock``.
+The fence does not depend on clocks: it is a counter in the store. The pauses between
+the tries are random, so that processes that met once do not meet again.
+
+If the connection breaks during a commit, it is not known whether the commit was done.
+The scripts then run again, on a new snapshot, as after a lost reply of a Redis node: a
+lock is granted again to the same token. A release that was done replies that nothing
+was held.
+
+A store may remember what it wrote itself. A holder's scripts, which extend and release,
+then run on this first, without a read. That is an assumption, which the commit checks
+as it checks each snapshot. Their replies count only if the commit was done. If it was
+refused, or if they would change nothing, they run again on a snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.stores.commands import needs_of_command, run
+from celery_redlock.stores.keyspace import STRING, Cell, StoreKeyspace
+from celery_redlock.stores.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.stores.commands import Command
+
+__all__ = [
+    "CompareAndSwapStore",
+    "NotRemembered",
+    "Remembered",
+    "decoded",
+    "encoded",
+]
+
+_TRIES, _TRIES_TOGETHER = 30, 3
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds
+
+
+class NotRemembered(Exception):  # noqa: N818  (no error: the store is read)
+    """A script asked for more than the store remembers."""
+
+
+class Remembered:
+    """The loader of a keyspace that was not read."""
+
+    def load(self, _names: Sequence[bytes]) -> list[Cell]:
+        """Refuse to load keys: their cells would be of another time."""
+        raise NotRemembered
+
+    def listens(self, _channel: bytes) -> bool:
+        """Refuse to tell."""
+        raise NotRemembered
+
+
+class CompareAndSwapStore:
+    """Runs commands on a snapshot, and again if another commit came between.
+
+    A store adds ``_snapshot`` and ``_commit``, and what `Loader` and `StoreFacts` ask.
+
+    Attributes:
+        info: What INFO replies.
+    """
+
+    info: dict[str, str]
+    server_socket: int | None = None  # the drivers connect again by themselves
+
+    def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry commands out, and return the replies.
+
+        All in one transaction; but if they are too many for one, or meet changes of
+        other clients again and again, in halves, one after the other.
+        """
+        needs = Needs()
+        each = [needs_of_command(command) for command in commands]
+        for found in each:
+            if found:
+                needs.add(found)
+        if all(each) and (done := self._run_remembered(commands, needs)):
+            return done
+        is_one = len(commands) == 1
+        tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0
+        for times in range(tries):
+            if times:
+                pause = doubled(_FIRST_PAUSE, times, _LONGEST_PAUSE)
+                SYSTEM_CLOCK.sleep(jittered(pause, 0.0))
+            keys = self._snapshot(needs)
+            replies = [run(command, self, keys) for command in commands]
+            if not keys.changes or self._commit(keys, needs):
+                return replies
+        if is_one:
+            return [ErrorReply("BUSY other processes change the same keys")]
+        half = len(commands) // 2
+        return [*self.run(commands[:half]), *self.run(commands[half:])]
+
+    def _run_remembered(
+        self, commands: Sequence[Command], needs: Needs
+    ) -> list[Any] | None:
+        """Run on what the store remembers; return None if nothing was changed so."""
+        keys = self._remembered(needs)
+        if keys is None:
+            return None
+        try:
+            replies = [run(command, self, keys) for command in commands]
+        except NotRemembered:
+            return None
+        return replies if keys.changes and self._commit(keys, needs) else None
+
+    def _remembered(self, _needs: Needs) -> StoreKeyspace | None:
+        """Return what is needed as the store itself left it; None if it is not sure.
+
+        Its loader is a `Remembered`.
+        """
+        return None
+
+    def _fits(self, _needs: Needs) -> bool:
+        """Tell whether one transaction can do all that is needed."""
+        return True
+
+    def _snapshot(self, needs: Needs) -> StoreKeyspace:
+        """Load what is needed, as it was at one moment."""
+        raise NotImplementedError
+
+    def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
+        """Write the changes if what they depend on is unchanged; else return False."""
+        raise NotImplementedError
+
+    def load(self, names: Sequence[bytes]) -> list[Cell]:
+        """Return all cells of these keys."""
+        raise NotImplementedError
+
+    def listens(self, channel: bytes) -> bool:
+        """Tell whether a process listens on this channel."""
+        raise NotImplementedError
+
+    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
+        """Return the names of the keys that begin so and have not ended by then."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Delete all keys."""
+        raise NotImplementedError
+
+
+def encoded(cell: Cell) -> bytes:
+    """Return the bytes that a store keeps of a cell, besides its name and field."""
+    ends = b"" if cell.expires_at_ms is None else b"%d" % cell.expires_at_ms
+    score = b"" if cell.score is None else repr(cell.score).encode()
+    head = b" ".join((cell.kind.encode(), ends, score, b"-" * (cell.value is None)))
+    return head + b"\n" + (cell.value or b"")
+
+
+def decoded(name: bytes, field: bytes, data: bytes) -> Cell:
+    """Return the cell that was kept as these bytes."""
+    head, _, value = data.partition(b"\n")
+    kind, ends, score, is_none = [*head.split(b" "), b"", b"", b""][:4]
+    return Cell(
+        name,
+        field,
+        kind.decode() or STRING,
+        None if is_none else value,
+        float(score) if score else None,
+        int(ends) if ends else None,
+    )

@@ -1,0 +1,538 @@
+"""PostgreSQL as a store: one table, and one transaction for what is sent together.
+
+::
+
+    BEGIN; lock what the scripts need; read the clock; read the rows     1st round trip
+    the scripts run here
+    DELETE, INSERT, NOTIFY; COMMIT                                       2nd
+
+Locks are advisory ones of the transaction, by the hash of a name: two names with one
+hash cost a wait and nothing else. All are taken in one order, so that no two
+transactions wait for each other. What only reads takes one statement and no lock.
+
+The clock is the one of the server. The run id is its identity and its *timeline*, which
+changes when a standby is promoted and when a backup is restored: both may have
+forgotten locks. So the restart guard keeps such a server out of the vote for one
+max_ttl. A crash changes neither, and loses nothing that was granted: a grant returns
+after its commit was written to disk.
+
+What this rests on is asked with each transaction (the timeline, whether the server is a
+standby, its process behind a pooler), set for the session (``synchronous_commit``, the
+encoding), or refused by the server when it has changed (privileges, read-only). Only
+``fsync`` is neither: the doctor asks for it each time that it runs.
+
+A lock is released by a DELETE, and changes its holder by a DELETE and an INSERT, while
+a renewal is an UPDATE. So a transaction that reads the row of its lock FOR KEY SHARE
+(``Lease.ensure``) keeps all others out until it ends, and does not hinder its own
+renewal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import ClientCursor, errors
+
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.stores import postgresql_url
+from celery_redlock.stores.commands import needs_of_command, run
+from celery_redlock.stores.connection import GRANT, StoreError, readable
+from celery_redlock.stores.keyspace import StoreKeyspace
+from celery_redlock.stores.needs import Needs
+from celery_redlock.stores.postgresql_statements import (
+    Statements,
+    Step,
+    cells_of,
+    listen_name,
+    lock,
+    read,
+    read_fields,
+    write,
+)
+from celery_redlock.stores.postgresql_table import CREATE, TABLE
+from celery_redlock.stores.server_clock import ServerTime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from celery_redlock.stores.commands import Command
+    from celery_redlock.stores.keyspace import Cell, Changes
+
+__all__ = ["PostgreSQL"]
+
+_FACTS = (
+    "SELECT current_setting('server_version'), pg_is_in_recovery(), "
+    "to_regclass(%s) IS NOT NULL, (SELECT system_identifier FROM pg_control_system()), "
+    "current_setting('transaction_read_only'), current_setting('fsync'), "
+    # For the session: a reload of the server's settings does not change it any more. A
+    # grant must be on disk when it is told, and on that of a synchronous standby.
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
+    "WHEN 'off' THEN 'on' WHEN 'local' THEN 'on' "
+    "ELSE current_setting('synchronous_commit') END, false), "
+    "(SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), "
+    # Users without pg_read_all_stats see standbys, and not of what kind.
+    "(SELECT CASE WHEN count(*) > count(sync_state) THEN 'unknown' "
+    "ELSE (count(*) FILTER (WHERE sync_state = 'async'))::text END "
+    "FROM pg_stat_replication), pg_backend_pid()"
+)
+_NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_PRIVILEGES = (
+    "SELECT needed FROM (SELECT %s::text AS name, unnest(%s::text[]) AS needed) "
+    "AS each "
+    "WHERE NOT has_table_privilege(name, needed)"
+)
+_SWEEP_EVERY, _SWEPT = 60.0, 1000  # seconds, and keys at once
+_LISTENERS = 1_382_308_468  # class of the advisory locks of listeners: "Rdlt"
+_HOLD = (
+    f"SELECT (SELECT value FROM {TABLE} WHERE name = %s AND field = '.identity'), "  # noqa: S608
+    f"(SELECT count(*) FROM (SELECT FROM {TABLE} WHERE name = ANY(%s) "
+    "AND field = '' AND substr(value, 1, %s) = %s AND (expires_at IS NULL OR "
+    "expires_at >= floor(extract(epoch FROM clock_timestamp()) * 1000)) "
+    "FOR KEY SHARE) AS held), current_setting('transaction_isolation')"
+)
+_READS_NEW_ROWS = {"read committed", "read uncommitted"}
+_TRANSACTION_MODE = (
+    "goes through a pooler in transaction mode; use session mode, or the address of "
+    "the server itself"
+)
+_ELSEWHERE = (
+    "The connection leads to another database than redlock_nodes, so "
+    "`lease.ensure(connection)` protects nothing there. Use the fence instead."
+)
+
+
+class PostgreSQL:
+    """One connection to a PostgreSQL server: see ``stores.connection.Store``."""
+
+    grants = f"GRANT {', '.join(_NEEDED)} ON {TABLE} TO {{user}};"
+    empties = f"DELETE FROM {TABLE};"  # noqa: S608
+
+    def __init__(self, url: str, timeout: float) -> None:
+        try:
+            self._connection = psycopg.connect(
+                url,
+                autocommit=True,
+                cursor_factory=ClientCursor,
+                connect_timeout=max(2, round(timeout)),
+                application_name="celery-redlock",
+                client_encoding="utf8",  # else texts of an SQL_ASCII database are bytes
+            )
+        except psycopg.Error as error:
+            raise StoreError(_unreachable(error)) from None
+        self._cursor = self._connection.cursor()
+        self.server_socket = self._connection.fileno()
+        self._is_closed = False
+        self._swept_at = SYSTEM_CLOCK.monotonic()
+        try:
+            self._learn()
+            self._statements = Statements(self._connection)
+        except psycopg.Error as error:
+            self.close()
+            raise StoreError(_unusable(error)) from None
+        except StoreError:
+            self.close()
+            raise
+
+    @classmethod
+    def name_of(cls, url: str) -> str:
+        """Return ``host:port/database``."""
+        return postgresql_url.name_of(url)
+
+    @classmethod
+    def hosts_of(cls, url: str) -> list[str]:
+        """Return the hosts; none for a unix socket."""
+        return postgresql_url.hosts_of(url)
+
+    @classmethod
+    def prepare(cls, url: str, timeout: float) -> None:
+        """Make the table, unless it is there."""
+        wait = max(2, round(timeout))
+        try:
+            with psycopg.connect(url, connect_timeout=wait) as connection:
+                # CREATE TABLE IF NOT EXISTS asks for the right to make one that exists.
+                found = connection.execute("SELECT to_regclass(%s)", (TABLE,))
+                if found.fetchone() == (None,):
+                    connection.execute(CREATE)
+        except psycopg.OperationalError as error:
+            raise StoreError(_unreachable(error)) from None
+        except psycopg.Error as error:
+            text = f"did not let us make the table {TABLE}: {_reason(error)}"
+            if isinstance(error, errors.InsufficientPrivilege):
+                text += "; run `celery -A proj redlock init` as a user who may"
+            raise StoreError(text) from None
+
+    def _learn(self) -> None:
+        """Learn what the server is; refuse one that cannot be a store."""
+        cursor = self._cursor
+        cursor.execute(_FACTS, (TABLE,))
+        found: Any = cursor.fetchone()
+        version, in_recovery, has_table, identifier, is_read_only, *rest = found
+        self._identifier = str(identifier).encode()
+        if not has_table:
+            raise StoreError(
+                f"has no table {TABLE}; run `celery -A proj redlock init`, or the "
+                "migrations of celery_redlock.contrib.django"
+            )
+        fsync, commits, is_encrypted, standbys, self._process = rest
+        cursor.execute(_PRIVILEGES, (TABLE, list(_NEEDED)))
+        lacking = [privilege for (privilege,) in cursor.fetchall()]
+        denied = f"denies our user {', '.join(lacking)} on the table {TABLE}"
+        if "SELECT" in lacking:
+            raise StoreError(f"{denied}; {GRANT}")
+        self.info = {
+            "redis_mode": "standalone",
+            "role": "master",
+            "store": f"PostgreSQL {version.split()[0]}",
+            "fsync": fsync,
+            "synchronous_commit": commits,
+            "encrypted": "yes" if is_encrypted else "no",
+            "asynchronous_standbys": standbys,
+            "denied": denied if lacking else "",
+            # A pooler tells a number of its own when a client connects.
+            "pooler": "no"
+            if self._process == self._connection.info.backend_pid
+            else "yes",
+        }
+        if in_recovery:
+            self.info["unfit"] = "is a standby; use the primary server"
+        elif is_read_only == "on":
+            self.info["unfit"] = (
+                "is read-only; use a user and a database without "
+                "default_transaction_read_only"
+            )
+
+    # -- a transaction ---------------------------------------------------------------
+
+    def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Carry commands out in one transaction, and return the replies."""
+        needs = Needs()
+        for command in commands:
+            if found := needs_of_command(command):
+                needs.add(found)
+        try:
+            return self._attempt(commands, needs)
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
+            self._roll_back()
+            if len(commands) > 1:  # one of them hinders the others
+                return [reply for one in commands for reply in self.run([one])]
+            return [self._blocked(commands[0], needs, error)]
+        except errors.InvalidSqlStatementName as error:
+            raise StoreError(_unusable(error)) from None
+        except psycopg.Error as error:
+            if self._connection.closed or isinstance(error, psycopg.InterfaceError):
+                raise StoreError(f"lost its connection: {_reason(error)}") from None
+            self._roll_back()
+            if self._connection.closed:
+                raise StoreError(f"lost its connection: {_reason(error)}") from None
+            return [ErrorReply(f"ERR {_reason(error)}") for _ in commands]
+
+    def _attempt(
+        self, commands: Sequence[Command], needs: Needs, *, sees_ended: bool = False
+    ) -> list[Any]:
+        is_read = needs.is_read or sees_ended
+        keys = self._begin(needs, is_read=is_read, sees_ended=sees_ended)
+        replies = [run(command, self, keys) for command in commands]
+        if is_read:
+            if keys.changes or keys.is_changed:
+                raise errors.LockNotAvailable
+            return replies
+        keys.finish()
+        if not keys.changes and not keys.is_changed:
+            self._statements.carry_out([Step("rollback")])
+            return replies
+        steps = write(keys.changes)
+        if needs.may_be_late:
+            steps.insert(0, Step("commit late"))
+        self._statements.carry_out([*steps, Step("commit")])
+        # An error of the sweep must not hide what the commit has done.
+        with contextlib.suppress(psycopg.Error):
+            self._sweep()
+        return replies
+
+    def _begin(self, needs: Needs, *, is_read: bool, sees_ended: bool) -> StoreKeyspace:
+        """Begin a transaction, and load what is needed: one round trip."""
+        steps = [] if is_read else [Step("begin"), Step("lock timeout")]
+        numbers = {_hash(name): True for name in needs.shared}
+        numbers |= {_hash(name): False for name in needs.exclusive}
+        if numbers and not is_read:
+            steps.append(lock(numbers))
+        steps.append(Step("now"))
+        parts = {**needs.fields, **needs.large}
+        for name in parts.keys() & needs.names:
+            del parts[name]
+        loads = [read(needs.names)] if needs.names else []
+        loads += [
+            read_fields(name, [b"", *(b"." + one for one in fields)])
+            for name, fields in parts.items()
+        ]
+        results = self._statements.carry_out([*steps, *loads])
+        now, *rows = results[len(results) - len(loads) - 1 :]
+        if int(now.get_value(0, 2) or 0) != self._process:
+            raise StoreError(_TRANSACTION_MODE)
+        now_us, timeline = int(now.get_value(0, 0) or 0), now.get_value(0, 1) or b""
+        keys = StoreKeyspace(
+            self,
+            run_id=self._identifier + b"t" + timeline,
+            time=ServerTime(now_us, now_us),
+            sees_ended=sees_ended,
+        )
+        cells = [cell for result in rows for cell in cells_of(result)]
+        keys.enter(needs.names, cells, parts)
+        return keys
+
+    def _blocked(self, command: Command, needs: Needs, error: Exception) -> Any:
+        """Reply to a script that another transaction hinders.
+
+        A transaction that has called ``Lease.ensure`` keeps its lock, also past the end
+        of the ttl: who asks for it is told that it is held.
+        """
+        try:
+            return self._attempt([command], needs, sees_ended=True)[0]
+        except errors.LockNotAvailable:
+            return ErrorReply(f"BUSY {_reason(error)}")
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self._statements.carry_out([Step("rollback")])
+
+    def _sweep(self) -> None:
+        """Delete keys that ended, now and then; every process does."""
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._swept_at < _SWEEP_EVERY:
+            return
+        self._swept_at = now
+        self._cursor.execute(
+            f"DELETE FROM {TABLE} WHERE name IN (SELECT name FROM {TABLE} WHERE "  # noqa: S608
+            "field = '' AND expires_at < extract(epoch FROM clock_timestamp()) * 1000 "
+            "AND pg_try_advisory_xact_lock(('x' || md5(name))::bit(64)::bigint) "
+            "LIMIT %s FOR UPDATE SKIP LOCKED)",
+            (_SWEPT,),
+        )
+
+    # -- for the keyspace and the commands -------------------------------------------
+
+    def load(self, names: Sequence[bytes]) -> Iterable[Cell]:
+        """Return all rows of these keys."""
+        (rows,) = self._statements.carry_out([read(names)])
+        return cells_of(rows)
+
+    def flush(self, changes: Changes) -> None:
+        """Write these changes, which the transaction may still take back."""
+        if steps := write(changes):
+            self._statements.carry_out(steps)
+
+    def zcard(self, name: bytes) -> int:
+        """Return how many members the rows of a sorted set say that it has."""
+        return self._count("TRUE", name)
+
+    def zrank(self, name: bytes, member: bytes) -> int | None:
+        """Return how many of them come before this one."""
+        field = b"." + member
+        its_score = f"(SELECT score FROM {TABLE} WHERE name = %s AND field = %s)"  # noqa: S608
+        return self._count(
+            f"(score, field) < ({its_score}, %s)", name, name, field, field
+        )
+
+    def _count(self, where: str, *values: Any) -> int:
+        self._cursor.execute(
+            f"SELECT count(*) FROM {TABLE} WHERE name = %s AND field <> '' AND {where}",  # noqa: S608
+            values,
+        )
+        found: Any = self._cursor.fetchone()
+        return int(found[0])
+
+    def zrangebyscore(self, name: bytes, most: float, count: int) -> list[bytes]:
+        """Return the first members whose score is at most this."""
+        self._cursor.execute(
+            f"SELECT field FROM {TABLE} WHERE name = %s AND field <> '' "  # noqa: S608
+            "AND score <= %s ORDER BY score, field LIMIT %s",
+            (name, most, count),
+        )
+        return [field[1:] for (field,) in self._cursor.fetchall()]
+
+    def listens(self, channel: bytes) -> bool:
+        """Tell whether a process listens on this channel."""
+        self._cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND "
+            "classid = %s AND objid = %s AND objsubid = 2)",
+            (_LISTENERS, _listener(channel)),
+        )
+        found: Any = self._cursor.fetchone()
+        return bool(found[0])
+
+    def scan(self, head: bytes, now_ms: int) -> list[bytes]:
+        """Return the names of the keys that begin so and have not ended by then."""
+        self._cursor.execute(
+            f"SELECT name FROM {TABLE} WHERE field = '' AND substr(name, 1, %s) = %s "  # noqa: S608
+            "AND (expires_at IS NULL OR expires_at >= %s)",
+            (len(head), head, now_ms),
+        )
+        return [name for (name,) in self._cursor.fetchall()]
+
+    def clear(self) -> None:
+        """Delete all keys."""
+        self._cursor.execute(f"DELETE FROM {TABLE}")  # noqa: S608
+
+    @staticmethod
+    def hold_in(
+        connection: Any, names: Sequence[str], token: str, meta: str, identity: str
+    ) -> bool:
+        """Lock the rows of locks in a transaction of the caller, until its end.
+
+        A transaction that gives a lock to another holder waits for that, or gives up.
+        A renewal does not.
+
+        Args:
+            connection: Of a driver, of Django or of SQLAlchemy, in a transaction.
+            names: The names of the locks.
+            token: Of their holder.
+            meta: The name of the hash with the identity of the node.
+            identity: What it must be.
+
+        Returns:
+            Whether all of the locks are there, have not ended, and have this token.
+
+        Raises:
+            ConfigurationError: The connection is in no transaction, or in one that
+                reads old rows; it is asynchronous, or leads to another database.
+        """
+        if _is_asynchronous(connection):
+            raise ConfigurationError(
+                "`lease.ensure(connection)` takes a connection of psycopg, Django or "
+                f"SQLAlchemy, and this is a {_kind(connection)}. Use a synchronous "
+                "connection, or the fence instead."
+            )
+        raw = _driver_connection(connection)
+        start = f"{token}\n".encode()
+        with raw.cursor() as cursor:
+            try:
+                cursor.execute(
+                    _HOLD,
+                    (
+                        meta.encode(),
+                        [name.encode() for name in names],
+                        len(start),
+                        start,
+                    ),
+                )
+            except Exception as error:
+                if getattr(error, "sqlstate", None) == "42P01":  # undefined table
+                    raise ConfigurationError(_ELSEWHERE) from error
+                raise
+            found, held, isolation = cursor.fetchone()
+        status = getattr(getattr(raw, "info", None), "transaction_status", None)
+        if status is not None and not status:
+            raise ConfigurationError(
+                "The connection is in no transaction, so `lease.ensure(connection)` "
+                "keeps no other client out. Begin one first, such as by "
+                "`transaction.atomic()` or `connection.transaction()`."
+            )
+        if found is None or bytes(found).decode() != identity:
+            raise ConfigurationError(_ELSEWHERE)
+        if isolation not in _READS_NEW_ROWS:
+            raise ConfigurationError(
+                f"The transaction is {isolation.upper()}. `lease.ensure(connection)` "
+                "would see the lock as it was when the transaction began. Use READ "
+                "COMMITTED for it, or the fence instead."
+            )
+        return bool(held == len(set(names)))
+
+    # -- listening -------------------------------------------------------------------
+
+    def listen(self, channel: bytes, until_closed: socket.socket) -> Iterator[bytes]:
+        """Yield the messages on a channel, until the socket can be read."""
+        try:
+            self._cursor.execute(f"LISTEN {listen_name(channel)}")
+            numbers = _LISTENERS, _listener(channel)
+            self._cursor.execute("SELECT pg_advisory_lock_shared(%s, %s)", numbers)
+            yield b""
+            watched: list[Any] = [self._connection.fileno(), until_closed]
+            while until_closed not in readable(*watched):
+                for notify in self._connection.notifies(timeout=0):
+                    yield notify.payload.encode()
+        except psycopg.Error as error:
+            raise StoreError(f"lost its connection: {_reason(error)}") from None
+
+    # -- the end ---------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """End what another thread waits for."""
+        with contextlib.suppress(OSError, psycopg.Error):
+            copy = socket.socket(fileno=os.dup(self._connection.fileno()))
+            with copy:
+                copy.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _driver_connection(connection: Any) -> Any:
+    """Return the driver's connection under one of Django or SQLAlchemy, or itself."""
+    if hasattr(connection, "ensure_connection"):  # Django
+        connection.ensure_connection()
+        return connection.connection
+    if callable(getattr(connection, "connection", None)):  # a session of SQLAlchemy
+        connection = connection.connection()
+    pooled = getattr(connection, "connection", None)
+    return getattr(pooled, "driver_connection", None) or connection
+
+
+def _is_asynchronous(connection: Any) -> bool:
+    return inspect.iscoroutinefunction(getattr(connection, "execute", None))
+
+
+def _kind(connection: Any) -> str:
+    kind = type(connection)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+
+
+def _hash(name: bytes) -> int:
+    """Return the number of the advisory lock of a name; 64 bits, with a sign.
+
+    The same as ``('x' || md5(name))::bit(64)::bigint`` in SQL.
+    """
+    digest = hashlib.md5(name, usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _listener(channel: bytes) -> int:
+    return _hash(channel) & 0x7FFFFFFF
+
+
+def _unreachable(error: psycopg.Error) -> str:
+    """Return why there is no connection, to read on after the name of the node."""
+    text = str(error)
+    if "onnection refused" in text:
+        return "refused the connection"
+    if "authentication failed" in text or "no password supplied" in text:
+        return "rejected the credentials"
+    if isinstance(error, errors.ConnectionTimeout):
+        return "did not accept a connection in time"
+    # libpq puts its own words, and the addresses that it tried, before the reason.
+    reason = _reason(error).rpartition("failed: ")[2].removeprefix("FATAL:  ")
+    if "does not exist" in reason:  # a database or a user
+        reason += "; create it, or correct redlock_nodes"
+    return f"cannot be connected to: {reason}"
+
+
+def _unusable(error: psycopg.Error) -> str:
+    """Return why a connection is of no use: our statements are not on it, for one."""
+    shared = errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName
+    if isinstance(error, shared):  # with another client
+        return _TRANSACTION_MODE
+    return f"cannot be used: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what the server or the driver says."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

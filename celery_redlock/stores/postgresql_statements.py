@@ -1,0 +1,240 @@
+"""Prepared statements for the table of locks, several of them in one round trip.
+
+The server parses each statement once for a connection, and libpq's pipeline mode sends
+all statements of a round trip together. That takes a third of the time that their text
+takes. Source: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import selectors
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg import Error, OperationalError, errors
+from psycopg.pq import ConnStatus, ExecStatus
+
+from celery_redlock.stores.keyspace import Cell
+from celery_redlock.stores.postgresql_table import TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from psycopg import Connection
+    from psycopg.pq.abc import PGresult
+
+    from celery_redlock.stores.keyspace import Changes
+
+__all__ = [
+    "Statements",
+    "Step",
+    "cells_of",
+    "listen_name",
+    "lock",
+    "read",
+    "read_fields",
+    "write",
+]
+
+_COLUMNS = "name, field, kind, value, score, expires_at"
+_READ = f"SELECT {_COLUMNS} FROM {TABLE} WHERE "  # noqa: S608  (constants)
+_TEXTS = {
+    "begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
+    "lock timeout": "SET LOCAL lock_timeout = 200",
+    "commit late": "SET LOCAL synchronous_commit TO off",
+    "commit": "COMMIT",
+    "rollback": "ROLLBACK",
+    # In the order of the array: the numbers are sorted, so that no two transactions
+    # wait for each other.
+    "lock": "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) "
+    "ELSE pg_advisory_xact_lock(number) END "
+    "FROM unnest($1::bigint[], $2::bool[]) AS each (number, is_shared)",
+    # Also the timeline, which is another one after a standby was promoted, and the
+    # process of the server, which is another one behind a pooler in transaction mode.
+    "now": "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
+    "CASE WHEN pg_is_in_recovery() THEN '' "
+    "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, pg_backend_pid()",
+    "read": f"{_READ}name = ANY($1::bytea[])",
+    "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
+    "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
+    "remove": f"DELETE FROM {TABLE} USING unnest($1::bytea[], $2::bytea[]) "  # noqa: S608
+    f"AS gone (name, field) WHERE {TABLE}.name = gone.name "
+    f"AND {TABLE}.field = gone.field",
+    "write": f"INSERT INTO {TABLE} ({_COLUMNS}) SELECT * FROM unnest($1::bytea[], "  # noqa: S608
+    "$2::bytea[], $3::text[], $4::bytea[], $5::float8[], $6::bigint[]) "
+    "ON CONFLICT (name, field) DO UPDATE SET kind = excluded.kind, "
+    "value = excluded.value, score = excluded.score, expires_at = excluded.expires_at",
+    "notify": "SELECT pg_notify($1, $2)",
+}
+_NAMES = {
+    name: f"redlock_{number}".encode() for number, name in enumerate(sorted(_TEXTS))
+}
+
+
+class Step(NamedTuple):
+    """One statement to carry out.
+
+    Attributes:
+        statement: Its name in this module.
+        values: Its parameters, as text.
+    """
+
+    statement: str
+    values: Sequence[bytes | None] = ()
+
+
+class Statements:
+    """The statements, prepared on one connection.
+
+    Args:
+        connection: In autocommit mode. Between two calls it can be used otherwise.
+
+    Raises:
+        psycopg.Error: The server refuses one.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._pg = connection.pgconn
+        self._socket = selectors.DefaultSelector()
+        self._socket.register(self._pg.socket, selectors.EVENT_READ)
+        self._pg.enter_pipeline_mode()
+        for name, text in _TEXTS.items():
+            self._pg.send_prepare(_NAMES[name], text.encode())
+        self._results()
+
+    def carry_out(self, steps: Sequence[Step]) -> list[PGresult]:
+        """Carry out in one round trip, and return the results of those with rows.
+
+        Raises:
+            psycopg.Error: The first error. The server has skipped the steps after it.
+        """
+        self._pg.enter_pipeline_mode()
+        for statement, values in steps:
+            self._pg.send_query_prepared(_NAMES[statement], values)
+        return self._results()
+
+    def _results(self) -> list[PGresult]:
+        found, failed = [], None
+        try:
+            for result in self._received():
+                if result.status == ExecStatus.TUPLES_OK:
+                    found.append(result)
+                elif result.status == ExecStatus.FATAL_ERROR:
+                    failed = failed or result
+        except Error:
+            if not failed:  # else the server told why it closes the connection
+                raise
+        finally:
+            with contextlib.suppress(Error):
+                self._pg.exit_pipeline_mode()
+        if failed:
+            raise errors.error_from_result(failed, "utf-8")
+        return found
+
+    def _received(self) -> Iterator[PGresult]:
+        """Send what is left, and yield the results up to the end of the round trip."""
+        pg = self._pg
+        pg.pipeline_sync()
+        while pg.flush():
+            with selectors.DefaultSelector() as selector:
+                selector.register(pg.socket, selectors.EVENT_WRITE)
+                selector.select()
+        while True:
+            while pg.is_busy():
+                self._socket.select()
+                pg.consume_input()
+            result = pg.get_result()
+            if result is None:  # between the results of two statements
+                if pg.status != ConnStatus.OK:
+                    raise OperationalError("the connection is lost")
+                continue
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                return
+            yield result
+
+
+# -- steps -----------------------------------------------------------------------------
+
+
+def lock(numbers: dict[int, bool]) -> Step:
+    """Take advisory locks until the end of the transaction: number -> is it shared."""
+    order = sorted(numbers)
+    shared = ["t" if numbers[number] else "f" for number in order]
+    return Step("lock", (_array(order), _array(shared)))
+
+
+def read(names: Iterable[bytes]) -> Step:
+    """Read all rows of keys."""
+    return Step("read", (_bytes_array(names),))
+
+
+def read_fields(name: bytes, fields: Iterable[bytes]) -> Step:
+    """Read some rows of a key."""
+    return Step("read fields", (_bytea(name), _bytes_array(fields)))
+
+
+def write(changes: Changes) -> list[Step]:
+    """Write changes, and send the messages when the transaction ends."""
+    steps = []
+    if changes.wiped:
+        steps.append(Step("wipe", (_bytes_array(changes.wiped),)))
+    if changes.removed:
+        places = [*zip(*changes.removed, strict=True)]
+        steps.append(Step("remove", [*map(_bytes_array, places)]))
+    if changes.written:
+        names, fields, kinds, values, scores, ends = zip(
+            *changes.written.values(), strict=True
+        )
+        columns = (
+            *(_bytes_array(names), _bytes_array(fields), _array(kinds)),
+            *(_bytes_array(values), _array(scores), _array(ends)),
+        )
+        steps.append(Step("write", columns))
+    steps += [
+        Step("notify", (listen_name(channel).encode(), message))
+        for channel, message in changes.messages
+    ]
+    return steps
+
+
+def cells_of(result: PGresult) -> Iterator[Cell]:
+    """Yield the cells of a result."""
+    get = result.get_value
+    for row in range(result.ntuples):
+        score, ends = get(row, 4), get(row, 5)
+        yield Cell(
+            _from_bytea(get(row, 0)) or b"",
+            _from_bytea(get(row, 1)) or b"",
+            (get(row, 2) or b"").decode(),
+            _from_bytea(get(row, 3)),
+            None if score is None else float(score),
+            None if ends is None else int(ends),
+        )
+
+
+def listen_name(channel: bytes) -> str:
+    """Return the name of a channel in PostgreSQL: at most 63 bytes, without quotes."""
+    return f"redlock_{hashlib.md5(channel, usedforsecurity=False).hexdigest()}"
+
+
+# -- values as text --------------------------------------------------------------------
+
+
+def _bytea(data: bytes) -> bytes:
+    return b"\\x" + data.hex().encode()
+
+
+def _from_bytea(text: bytes | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text[2:].decode())
+
+
+def _bytes_array(datas: Iterable[bytes | None]) -> bytes:
+    texts = (None if one is None else rf'"\\x{one.hex()}"' for one in datas)
+    return _array(texts)
+
+
+def _array(values: Iterable[object]) -> bytes:
+    """Return an array of values that need no quotes, or have them."""
+    texts = ("NULL" if one is None else str(one) for one in values)
+    return f"{{{','.join(texts)}}}".encode()

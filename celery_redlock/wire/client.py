@@ -1,0 +1,203 @@
+"""A client for operators' commands: one blocking conversation with each node.
+
+Tasks use ``broadcast``: it asks all nodes at once and stops waiting when the verdict is
+certain. An operator's command wants the answer of every node instead. Here each node
+has a connection and a thread of its own, and a node that cannot be reached is a result
+like any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.basics.glob import escaped, head_of, matcher
+from celery_redlock.basics.resp import ErrorReply, pack, refusal_of
+from celery_redlock.wire.connection import open_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+    from celery_redlock.wire.url import NodeAddress
+
+__all__ = ["BATCH", "NodeClient", "NodeUnreachable", "PerNode", "each_node"]
+
+BATCH = 250  # keys or commands for a node in one go
+_PAUSE = 0.001  # seconds between two batches: a busy node serves others meanwhile
+_READ_SIZE = 1 << 16
+T = TypeVar("T")
+
+
+class NodeUnreachable(Exception):  # noqa: N818  (a result, shown in a table)
+    """A node cannot be reached or read. The text reads on after the node's name."""
+
+
+class NodeClient:
+    """A connection to one node that waits for each answer: a context manager.
+
+    Args:
+        address: The node.
+        timeout: Seconds to connect, and to wait for the answers to a batch.
+
+    Attributes:
+        label: The node's name.
+        facts: What the server said about itself.
+        database: The number of the database.
+        user: The name of our user on the node; ``""`` for Redis's default user.
+
+    Raises:
+        NodeUnreachable: The connection failed.
+    """
+
+    def __init__(self, address: NodeAddress, timeout: float) -> None:
+        opened = open_connection(address, timeout, load_scripts=False)
+        if isinstance(opened, str):
+            raise NodeUnreachable(opened)
+        opened.sock.settimeout(timeout)
+        self.label = address.name
+        self.facts = opened.facts
+        self.database: int = opened.connection.db
+        self.user: str = opened.connection.username or ""
+        self._connection = opened
+        self._timeout = timeout
+
+    def ask(self, *commands: Sequence[Any]) -> list[Any]:
+        """Send commands together and return their replies in order.
+
+        An error is a reply too: an ``ErrorReply``.
+
+        Raises:
+            NodeUnreachable: Not all replies came in time.
+        """
+        packed = b"".join(pack(tuple(command)) for command in commands)
+        return self.ask_packed(packed, len(commands))
+
+    def ask_packed(self, packed: bytes, replies: int) -> list[Any]:
+        """Send commands that are packed already, and return this many replies.
+
+        Raises:
+            NodeUnreachable: Not all replies came in time, or they cannot be read.
+        """
+        connection = self._connection
+        received: list[Any] = []
+        try:
+            connection.sock.sendall(packed)
+            while len(received) < replies:
+                reply = connection.reader.gets()
+                if reply is not False:
+                    received.append(reply)
+                elif data := connection.sock.recv(_READ_SIZE):
+                    connection.reader.feed(data)
+                else:
+                    raise NodeUnreachable("closed the connection")
+        except TimeoutError:
+            raise NodeUnreachable(
+                f"did not answer within {self._timeout:g} s"
+            ) from None
+        except OSError as error:
+            raise NodeUnreachable(f"lost its connection: {error}") from None
+        except ErrorReply as error:
+            raise NodeUnreachable(
+                f"does not speak the protocol of Redis: {error}"
+            ) from None
+        return received
+
+    def scan(
+        self, pattern: str, *commands: str
+    ) -> Iterator[tuple[list[bytes], list[Any]]]:
+        """Yield the node's keys in batches, with the replies to commands about each.
+
+        SCAN in small steps lets the node serve others in between. A key that is changed
+        meanwhile may be yielded twice.
+
+        Args:
+            pattern: Which keys; see ``basics.glob``. A node is only told how they
+                begin.
+            commands: Commands whose only argument is the key. Replies come key by key.
+
+        Raises:
+            NodeUnreachable: The node stopped answering, or denies SCAN.
+        """
+        # For thousands of keys, everything but the key is packed once.
+        heads = [b"*2\r\n$%d\r\n%b\r\n" % (len(c), c.encode()) for c in commands]
+        heads = [head + b"$%d\r\n%b\r\n" for head in heads]
+        cursor, whole = b"0", pattern.encode(errors="replace")
+        matches, head = matcher(whole), escaped(head_of(whole)) + b"*"
+        while True:
+            (reply,) = self.ask(("SCAN", cursor, "MATCH", head, "COUNT", BATCH))
+            if isinstance(reply, ErrorReply):
+                raise NodeUnreachable(refusal_of(str(reply)))
+            cursor, names = reply
+            if keys := [name for name in names if matches(name)]:
+                packed = b"".join(
+                    [head % (len(key), key) for key in keys for head in heads]
+                )
+                yield keys, self.ask_packed(packed, len(keys) * len(commands))
+            if cursor == b"0":
+                return
+            SYSTEM_CLOCK.sleep(_PAUSE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PerNode(Generic[T]):
+    """The result of a function for each node.
+
+    Attributes:
+        results: What the function returned, by the node's name, in node order.
+        unseen: Why the other nodes could not be reached or read, by name.
+    """
+
+    results: dict[str, T]
+    unseen: dict[str, str]
+
+
+def each_node(
+    addresses: Sequence[NodeAddress],
+    visit: Callable[[NodeClient], T],
+    *,
+    timeout: float,
+) -> PerNode[T]:
+    """Call a function for all nodes at the same time.
+
+    Args:
+        addresses: The nodes.
+        visit: Called for each node that can be reached, in a thread of its own.
+        timeout: Seconds, as for ``NodeClient``.
+    """
+    outcomes: list[Any] = [None] * len(addresses)
+
+    def run(index: int) -> None:
+        try:
+            with NodeClient(addresses[index], timeout) as client:
+                outcomes[index] = visit(client)
+        except Exception as error:  # noqa: BLE001  (raised again below)
+            outcomes[index] = error
+
+    # Daemon threads, so that Ctrl-C need not wait for a node that hangs.
+    threads = [
+        threading.Thread(target=run, args=(index,), daemon=True)
+        for index in range(len(addresses))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found: PerNode[T] = PerNode({}, {})
+    for address, outcome in zip(addresses, outcomes, strict=True):
+        if isinstance(outcome, NodeUnreachable):
+            found.unseen[address.name] = str(outcome)
+        elif isinstance(outcome, Exception):
+            raise outcome
+        else:
+            found.results[address.name] = outcome
+    return found

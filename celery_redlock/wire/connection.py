@@ -1,0 +1,259 @@
+"""One open connection to a node, made by redis-py, and a check of the server.
+
+redis-py knows URLs, TLS, ACLs, unix sockets and the handshake. From then on ``node``
+reads the socket without waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+# Else the first thread that connects imports it, and a child that is forked meanwhile
+# has a half-imported module: it can never connect.
+import encodings.idna  # noqa: F401
+import re
+import socket
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.basics.resp import (
+    DOES_NOT_KNOW,
+    may_evict,
+    new_reader,
+    unknown_command,
+)
+from celery_redlock.basics.text import MOST_TOLD, fields_of, printable_line
+from celery_redlock.scripts import ALL_SCRIPTS
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+    from celery_redlock.basics.resp import ReplyReader
+    from celery_redlock.wire.url import NodeAddress
+
+__all__ = ["Connection", "NodeFacts", "open_connection", "would_block"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """The server's description of itself, from when the connection was made.
+
+    Attributes:
+        run_id: Random name of the server process.
+        version: Redis version.
+        unfit_because: Why it must not vote, in words; ``""`` when it may.
+    """
+
+    run_id: str
+    version: str
+    unfit_because: str
+
+
+class Connection:
+    """One open connection and the parser of its replies.
+
+    Attributes:
+        facts: The server's description of itself.
+        has_scripts: Whether the server has loaded all scripts for it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "connection",
+        "facts",
+        "has_scripts",
+        "reader",
+        "sock",
+    )
+
+    def __init__(
+        self, connection: AbstractConnection, facts: NodeFacts, *, has_scripts: bool
+    ) -> None:
+        self.connection = connection
+        sock: Any = connection._sock  # noqa: SLF001  (we read it ourselves)
+        self.sock = sock
+        self.sock.settimeout(0)
+        self.reader: ReplyReader = new_reader()
+        self.facts = facts
+        self.has_scripts = has_scripts
+        # For a service that is dropped without ``close``. The collector calls it before
+        # any ``__del__``, so before Python warns that the socket was left open.
+        self._finalizer = weakref.finalize(self, connection.disconnect)
+        self._finalizer.atexit = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.disconnect()
+
+    def disown(self) -> None:
+        """Close the copy of a forked child; the parent's stays open."""
+        self._finalizer.detach()
+        self.sock.close()
+
+
+def open_connection(
+    address: NodeAddress, timeout: float, *, load_scripts: bool = True
+) -> Connection | str:
+    """Connect and check the server, blocking; return in words why that failed.
+
+    Args:
+        address: Where the server is.
+        timeout: Seconds for each step.
+        load_scripts: Load our scripts. Off for a server that need not be a node.
+    """
+    made = _opened(address, timeout, load_scripts=load_scripts)
+    return printable_line(made, MOST_TOLD) if isinstance(made, str) else made
+
+
+def _opened(  # noqa: PLR0911  (one for each kind of failure)
+    address: NodeAddress, timeout: float, *, load_scripts: bool
+) -> Connection | str:
+    import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
+    from redis.exceptions import (  # noqa: PLC0415
+        AuthenticationError,
+        RedisError,
+        TimeoutError,  # noqa: A004
+    )
+
+    connection = None
+    try:
+        connection = address.connection(timeout)
+        connection.connect()
+        connection.send_command("INFO", "server")
+        server = _fields(connection.read_response())
+        connection.send_command("INFO", "replication")
+        replication = _fields(connection.read_response())
+        connection.send_command("INFO", "memory")
+        memory = _fields(connection.read_response())
+        has_scripts = load_scripts and _load_scripts(connection)
+        facts = _facts_of(server, replication, memory)
+        made = Connection(connection, facts, has_scripts=has_scripts)
+        connection = None
+        return made  # noqa: TRY300  (only one that could not be made is closed below)
+    except AuthenticationError:
+        return "rejected the credentials"
+    except TimeoutError as error:
+        if "handshake" in str(error.__context__):
+            return _NO_TLS_ANSWER.format(timeout=timeout)
+        return f"did not accept a connection within {timeout:g} s"
+    except (RedisError, OSError, ValueError) as error:
+        if told := getattr(error, "told", ""):  # by a store, in words
+            return str(told)
+        if "refused" in str(error).lower():
+            return "refused the connection"
+        if command := unknown_command(str(error)):
+            return DOES_NOT_KNOW + command
+        if fault := _first_day_fault(address, error):
+            return fault
+        # redis-py wraps the system's error in words about hosts and numbers.
+        cause = error if isinstance(error, OSError) else error.__context__
+        words = cause.strerror if isinstance(cause, OSError) else ""
+        return f"cannot be connected to: {(words or str(error)).rstrip('.')}"
+    finally:
+        if connection is not None:
+            with contextlib.suppress(RedisError, OSError):
+                connection.disconnect()
+
+
+def _first_day_fault(address: NodeAddress, error: Exception) -> str:
+    """Return a clause with its remedy, for an error that most deployments see once."""
+    if isinstance(error.__context__, socket.gaierror):
+        return _UNKNOWN_HOST
+    text = str(error)
+    was_closed = "reset by peer" in text or "closed by server" in text
+    if was_closed and address.url.scheme == "redis":
+        return _CLOSED_AT_ONCE
+    told = (told for sign, told in _FIRST_DAY.items() if re.search(sign, text))
+    return next(told, "")
+
+
+# Sign in the text of the error -> fact and remedy.
+_FIRST_DAY = {
+    "WRONG_VERSION_NUMBER|wrong version number|record layer failure": (
+        "does not speak TLS at this port; write redis:// in its URL if it is a Redis "
+        "without TLS, else correct the port"
+    ),
+    "CERTIFICATE_VERIFY_FAILED.*(mismatch|is not valid for)": (
+        "has a certificate for another name; write a name that is in its "
+        "certificate into redlock_nodes"
+    ),
+    "CERTIFICATE_VERIFY_FAILED.*expired": (
+        "has a certificate that has expired; renew it, or check this machine's clock"
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "has a certificate whose authority is not known here; name the file of the "
+        "authority in its URL: rediss://...?ssl_ca_certs=/path/to/ca.pem"
+    ),
+    "DB index is out of range": (
+        "has no database with this number; write a lower number at the end of its "
+        "URL, such as /0, or raise `databases` in redis.conf"
+    ),
+    "Protocol error, got|Protocol Error": (
+        "does not speak the protocol of Redis; correct the host and the port in "
+        "redlock_nodes: another server listens there"
+    ),
+}
+_UNKNOWN_HOST = (
+    "has a host name that this machine does not know; correct it in redlock_nodes, or "
+    "check the name service"
+)
+_CLOSED_AT_ONCE = (
+    "closed the connection at the first command; write rediss:// in its URL if the "
+    "port expects TLS, correct the port if another server listens there, else look "
+    "into its log"
+)
+_NO_TLS_ANSWER = (
+    "did not answer as a TLS server within {timeout:g} s; write redis:// in its URL if "
+    "it is a Redis without TLS, else start it, or check the network and the firewall"
+)
+
+
+def _load_scripts(connection: AbstractConnection) -> bool:
+    """Load the scripts, so that even the first vote of a node comes in time.
+
+    Returns:
+        Whether the server has them all.
+    """
+    import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
+    from redis.exceptions import ResponseError  # noqa: PLC0415
+
+    for script in ALL_SCRIPTS:
+        connection.send_command("SCRIPT", "LOAD", script.source)
+    loaded = set()
+    for _ in ALL_SCRIPTS:
+        with contextlib.suppress(ResponseError):  # not allowed: EVAL brings them
+            loaded.add(bytes(connection.read_response()).decode())
+    return all(script.sha in loaded for script in ALL_SCRIPTS)
+
+
+def _fields(info: Any) -> dict[str, str]:
+    return fields_of(bytes(info).decode(errors="replace"))
+
+
+def _facts_of(
+    server: dict[str, str], replication: dict[str, str], memory: dict[str, str]
+) -> NodeFacts:
+    unfit = server.get("unfit", "")
+    policy = memory.get("maxmemory_policy", "noeviction")
+    evicts = policy != "noeviction" and memory.get("maxmemory", "0") != "0"
+    mode = server.get("redis_mode") or server.get("server_mode", "standalone")  # Valkey
+    if mode == "cluster":
+        unfit = "belongs to a Redis Cluster; use independent masters"
+    elif mode != "standalone":
+        unfit = f"runs in {mode} mode; use an independent master"
+    elif replication.get("role", "master") != "master":
+        primary = f"{replication.get('master_host')}:{replication.get('master_port')}"
+        unfit = f"is a replica of {primary}; use independent masters"
+    elif evicts:
+        unfit = may_evict(policy)
+    return NodeFacts(server.get("run_id", ""), server.get("redis_version", ""), unfit)
+
+
+def would_block(error: OSError) -> bool:
+    """Tell whether the socket only says "not now", in plain or in TLS errors."""
+    return isinstance(error, BlockingIOError) or type(error).__name__ in (
+        "SSLWantReadError",
+        "SSLWantWriteError",
+    )

@@ -1,0 +1,150 @@
+"""Carry out steps in a coroutine: no thread for each, and no blocked event loop.
+
+Another thread sends and reads, mostly the I/O thread of the broadcast. It tells the
+loop which calls are over. All that are over at the same moment are told at once.
+
+A cancelled coroutine closes its steps, which hand their release to the transport. It
+needs no further turn of the loop, so nothing stays locked. The same happens when the
+collector finds a coroutine whose loop was closed in the middle: nothing here keeps a
+closed loop alive, or what waits in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.wire.steps import Ask, Call, Sleep
+
+if TYPE_CHECKING:
+    import weakref
+
+    from celery_redlock.wire.requests import Transport
+    from celery_redlock.wire.steps import Step, Steps
+
+__all__ = ["drive", "drive_release", "running_loop"]
+
+T = TypeVar("T")
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop that runs here.
+
+    Raises:
+        ConfigurationError: It is not one of asyncio.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "No event loop of asyncio runs here, and locks of coroutines need one. "
+            "Nothing was locked. In trio, enter a block of lock() in a thread: "
+            "await trio.to_thread.run_sync(block.__enter__), and leave it so, too."
+        ) from None
+
+
+async def drive(steps: Steps[T], transport: Transport) -> T:
+    """Carry the steps out in this coroutine, and return the result."""
+    running_loop()
+    result: Any = None
+    try:
+        while True:
+            result = await _take(steps.send(result), transport)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+async def drive_release(
+    steps: Steps[T],
+    transport: Transport,
+    loop: weakref.ref[asyncio.AbstractEventLoop] | None = None,
+) -> T | None:
+    """Carry out the steps of a release, as `drive` does.
+
+    The collector ends a coroutine of a loop that was closed, where no loop runs, or
+    another one. Then the requests are handed over, and no reply is waited for.
+
+    Args:
+        steps: The steps.
+        transport: Sends the requests.
+        loop: The loop in which the lock was acquired; None: in the one that runs.
+    """
+    try:
+        here = asyncio.get_running_loop()
+    except RuntimeError:
+        here = None
+    if here is None or (loop is not None and loop() is not here):
+        for step in steps:
+            if isinstance(step, Ask):
+                transport.send(step.request)
+        return None
+    return await drive(steps, transport)
+
+
+async def _take(step: Step, transport: Transport) -> Any:
+    if isinstance(step, Sleep):
+        await asyncio.sleep(step.seconds)
+        return None
+    if isinstance(step, Call):
+        return await asyncio.to_thread(step.function)
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    bell = _Bell(future)
+    if isinstance(step, Ask):
+        transport.begin(step.request, bell)
+        await future
+    else:
+        step.waiter.ring(bell)
+        await asyncio.wait((future,), timeout=step.seconds)
+        step.waiter.ring(None)
+    return None
+
+
+class _Ended:
+    """The futures of one loop that another thread has ended."""
+
+    def __init__(self) -> None:
+        self.futures: deque[asyncio.Future[None]] = deque()
+        self.is_scheduled = False
+
+    def resolve(self) -> None:
+        """Let the coroutines that wait for them continue; in their loop."""
+        self.is_scheduled = False
+        while self.futures:
+            future = self.futures.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+# Of each loop with coroutines that wait. They and the loop keep the entry, and nothing
+# else does, because it leads to the loop.
+_ended: WeakValueDictionary[asyncio.AbstractEventLoop, _Ended] = WeakValueDictionary()
+
+
+class _Bell:
+    """Ends a future of a loop, from any thread."""
+
+    __slots__ = ("_ended", "_future", "_loop")
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+        self._loop = future.get_loop()
+        ended = _ended.get(self._loop)
+        if ended is None:
+            ended = _ended[self._loop] = _Ended()
+        self._ended = ended
+
+    def release(self) -> None:
+        """End the future soon."""
+        ended = self._ended
+        ended.futures.append(self._future)
+        if not ended.is_scheduled:
+            ended.is_scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(ended.resolve)
+            except RuntimeError:  # the loop is closed
+                ended.futures.clear()

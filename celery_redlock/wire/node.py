@@ -1,0 +1,492 @@
+"""One node: its ordered conversation, and its connections.
+
+::
+
+               ┌──────────────── backoff ────────────────┐
+               ▼                                         │
+    new ─► connecting ──handshake done──► ready ──lost──►┤
+               │                            │            │
+               └───────────failed───────────┼──────► down┘
+                                            │
+                         silent past its time: *suspect* (still ready)
+
+Requests travel on ONE connection in the order in which they were sent. So a release
+can never overtake the acquire or the renewal before it. A time-out does not close the
+connection: the late reply is entered in the request that it answers.
+
+A caller that is interrupted in the middle of a change throws the node away: `anew`
+returns one without a connection, and the connection is closed. Requests in flight fail
+there, and releases are owed. Nothing is repaired.
+
+A suspect node gets all requests, but no call waits for it. When it has been silent for
+longer than it takes to connect, a second connection is made in the background. If that
+succeeds, it replaces the first one.
+
+Nothing here blocks; connections are made in the background, by ``connector``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import selectors
+from collections import deque
+from typing import TYPE_CHECKING
+
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.wire.connection import would_block
+from celery_redlock.wire.connector import Connector
+from celery_redlock.wire.node_log import NodeLog
+from celery_redlock.wire.pending_releases import PendingReleases
+from celery_redlock.wire.requests import (
+    ScriptLoad,
+    ScriptRequest,
+    UnreadableReply,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from celery_redlock.basics.clock import Clock
+    from celery_redlock.wire.connection import Connection, NodeFacts
+    from celery_redlock.wire.url import NodeAddress
+
+__all__ = ["Node"]
+
+_READ_SIZE = 1 << 14
+_READ = selectors.EVENT_READ
+_READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
+_MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
+_GIVEN_UP_AFTER = 10.0  # seconds of silence
+
+
+class _Conversation:
+    """One connection, and all that belongs to it and to no later one.
+
+    Attributes:
+        connection: The connection.
+        has_scripts: Whether the server has our scripts, as far as is known. They can
+            be removed from it (SCRIPT FLUSH).
+        is_tls: Whether it may hold more bytes than its socket shows.
+        pending: The requests that have no reply yet, in order.
+        unsent: The bytes that the socket did not take.
+    """
+
+    __slots__ = ("connection", "has_scripts", "is_tls", "pending", "unsent")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.has_scripts = connection.has_scripts
+        self.is_tls = hasattr(connection.sock, "pending")
+        self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
+        self.unsent = bytearray()
+
+
+class Node:
+    """One master. Used by one thread at a time, except for the connecting.
+
+    Attributes:
+        label: The name of the node.
+        suspect: Whether it was late, and has not caught up since.
+        silent_since: Instant since which a suspect has sent no reply.
+        unfit_because: Why it must not vote, in words; ``""`` when it may.
+    """
+
+    def __init__(
+        self, address: NodeAddress, *, clock: Clock, connect_timeout: float
+    ) -> None:
+        self.label = address.name
+        self.suspect = False
+        self.unfit_because = ""
+        self._clock = clock
+        self._connector = Connector(address, clock=clock, timeout=connect_timeout)
+        self._conversation: _Conversation | None = None
+        self._selector: selectors.BaseSelector | None = None
+        self.silent_since = 0.0
+        self._last_seen_at = 0.0
+        self._pending_releases = PendingReleases()
+        self._down_because = ""
+        self._backlog: deque[tuple[ScriptRequest, int]] = deque()
+        self._log = NodeLog(self.label, clock)
+
+    # -- for the broadcast -------------------------------------------------------
+
+    @property
+    def facts(self) -> NodeFacts | None:
+        """The server's description of itself, while there is a connection."""
+        return self._conversation.connection.facts if self._conversation else None
+
+    @property
+    def pending(self) -> Sequence[tuple[ScriptRequest | ScriptLoad, int]]:
+        """The requests that it has not answered, in order."""
+        return self._conversation.pending if self._conversation else ()
+
+    @property
+    def backlog(self) -> Sequence[tuple[ScriptRequest, int]]:
+        """The requests that wait for the first connection, in order."""
+        return self._backlog
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether a connection is being made that is worth waiting for."""
+        return not self._conversation and self._connector.is_hopeful
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a request waits to be sent to this node, or to be resent.
+
+        A request whose reply is late counts, too: it may have to be resent.
+        """
+        return bool(self._pending_releases) or bool(self._backlog) or self.suspect
+
+    def send(
+        self, requests: Sequence[ScriptRequest], index: int, packed: bytes = b""
+    ) -> None:
+        """Send requests at once, or enter why that is impossible.
+
+        Args:
+            requests: The requests.
+            index: The index of this node's votes.
+            packed: The bytes of all requests, by SHA, which the nodes can share.
+        """
+        conversation = self._conversation
+        if conversation and not self.unfit_because:
+            if not conversation.has_scripts:
+                packed = b"".join([_packed_anyhow(request) for request in requests])
+            elif not packed:
+                packed = b"".join([request.packed() for request in requests])
+            sent = [(request, index) for request in requests]
+            self._write(conversation, sent, packed)
+            return
+        for request in requests:
+            if self.unfit_because:
+                request.fail(index, self.unfit_because)
+            elif self.is_connecting:
+                self._backlog.append((request, index))
+            else:
+                self._fail(request, index, self._down_because or "is not connected")
+
+    def refuse(self, request: ScriptRequest, index: int) -> None:
+        """Enter that this request cannot be sent, unless the node has voted on it."""
+        self._fail(request, index, self._down_because or "could not be sent to")
+
+    def lose(self, reason: str) -> None:
+        """Close the connection for a reason of this process."""
+        self._drop(reason)
+
+    @property
+    def needs_maintenance(self) -> bool:
+        """Whether ``maintain`` has something to do."""
+        conversation = self._conversation
+        return (
+            conversation is None
+            or self.suspect
+            or bool(self.unfit_because)
+            or bool(self._backlog)
+            or bool(self._pending_releases)
+        )
+
+    def maintain(self, selector: selectors.BaseSelector) -> bool:
+        """Take a new connection or begin to make one. Return whether one was taken."""
+        self._selector = selector
+        now = self._clock.monotonic()
+        made = self._connector.take()
+        taken = False
+        if isinstance(made, str):
+            self._connecting_failed(made)
+        elif made is not None:
+            taken = self._adopt(made)
+        silence = now - self.silent_since if self.suspect else 0.0
+        if silence > max(_GIVEN_UP_AFTER, self._connector.timeout):
+            self._drop(f"has been silent for {silence:.0f} s")
+        is_needed = self._conversation is None or bool(self.unfit_because)
+        if is_needed or silence > self._connector.timeout:
+            self._connector.begin()
+        return taken
+
+    def send_backlog(self) -> None:
+        """Send the requests that waited for the connection, and pending releases."""
+        if self._conversation is None:
+            return
+        while self._backlog:
+            request, index = self._backlog[0]
+            if request.ballot.votes[index] is None:
+                self.send((request,), index)
+            self._backlog.popleft()  # now: an interruption sends it once more
+        if not self.unfit_because:
+            for request, index in self._pending_releases.due(self._clock.monotonic()):
+                self.send((request,), index)
+
+    def unsent_of(
+        self, requests: Sequence[ScriptRequest], index: int
+    ) -> list[ScriptRequest]:
+        """Return those that this node was not sent yet."""
+        sent = {id(request) for request, _ in [*self.pending, *self._backlog]}
+        return [
+            request
+            for request in requests
+            if request.ballot.votes[index] is None and id(request) not in sent
+        ]
+
+    def disqualify(self, reason: str) -> None:
+        """Give this node no vote for this reason; ``""`` lets it vote."""
+        if reason:
+            self._log.unfit(reason)
+        self.unfit_because = reason
+
+    def receive(self) -> None:
+        """Read what has come, and enter it where it belongs. Never blocks."""
+        conversation = self._conversation
+        if conversation is None:
+            return
+        connection = conversation.connection
+        try:
+            data = connection.sock.recv(_READ_SIZE)
+            while data:
+                connection.reader.feed(data)
+                if len(data) < _READ_SIZE and not conversation.is_tls:
+                    break
+                data = connection.sock.recv(_READ_SIZE)
+        except OSError as error:
+            if not would_block(error):
+                self._drop(f"lost its connection: {error}")
+                return
+            data = b"."
+        if not data:
+            self._drop("closed the connection")
+            return
+        try:
+            self._enter_replies(conversation)
+        except (ErrorReply, UnreadableReply) as error:
+            self._drop(f"does not speak the protocol of Redis: {error}")
+
+    def flush(self) -> None:
+        """Send bytes that the socket did not take before."""
+        conversation = self._conversation
+        if conversation is None:
+            return
+        sock, unsent = conversation.connection.sock, conversation.unsent
+        try:
+            del unsent[: sock.send(unsent)]
+        except OSError as error:
+            if not would_block(error):
+                self._drop(f"lost its connection: {error}")
+                return
+        if not unsent:
+            self._wait_for(conversation, selectors.EVENT_READ)
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Have this selector wait for the connection, if there is one."""
+        self._selector = selector
+        if self._conversation:
+            events = _READ_AND_WRITE if self._conversation.unsent else _READ
+            selector.register(self._conversation.connection.sock, events, self)
+
+    def mark_suspect(self, since: float) -> None:
+        """Note that a reply is late: from now on no call waits for this node.
+
+        Args:
+            since: Instant since which it was waited for.
+        """
+        if self._conversation and not self.suspect:
+            self.suspect, self.silent_since = True, since
+            self._log.late()
+
+    def anew(self, reason: str) -> Node:
+        """Return this node without the connection, which was interrupted.
+
+        Its requests fail, and those that must arrive are owed. This node changes
+        nothing of itself, so an interruption of this very call is harmless, too. Close
+        it when the new one has taken its place.
+        """
+        made = copy.copy(self)
+        made._begin_anew(self, reason)  # noqa: SLF001  (of this class)
+        return made
+
+    def _begin_anew(self, torn: Node, reason: str) -> None:
+        self._conversation = self._selector = None
+        self._down_because, self.suspect = reason, False
+        self._backlog = deque(torn.backlog)
+        if torn._conversation:
+            self._last_seen_at = self._clock.monotonic()
+            self._log.lost(reason)
+            self._end(torn._conversation, reason)
+            self._connector.hurry()
+
+    def cut(self) -> None:
+        """Close the connection of a node that another one has taken the place of."""
+        conversation, self._conversation = self._conversation, None
+        self._backlog = deque()
+        if conversation:
+            conversation.connection.close()
+
+    def forget(self) -> None:
+        """Start anew in a forked child: the connection is the parent's."""
+        conversation, self._conversation = self._conversation, None
+        self._backlog = deque()
+        self._pending_releases = PendingReleases()
+        self.suspect = False
+        self._connector.forget()
+        self._down_because = self.unfit_because = ""
+        if conversation:
+            conversation.connection.disown()
+
+    def close(self) -> None:
+        """Close the connection. Requests without a reply are entered as failed."""
+        self._connector.abandon()
+        self._drop("was closed")
+        self._pending_releases = PendingReleases()
+
+    # -- the conversation --------------------------------------------------------
+
+    def _write(
+        self,
+        conversation: _Conversation,
+        sent: Sequence[tuple[ScriptRequest | ScriptLoad, int]],
+        packed: bytes,
+    ) -> None:
+        conversation.pending.extend(sent)
+        if conversation.unsent:
+            conversation.unsent += packed
+        else:
+            try:
+                count = conversation.connection.sock.send(packed)
+            except OSError as error:
+                if not would_block(error):
+                    self._drop(f"lost its connection: {error}")
+                    return
+                count = 0
+            if count < len(packed):
+                conversation.unsent += packed[count:]
+                self._wait_for(conversation, _READ_AND_WRITE)
+        if len(conversation.unsent) > _MOST_UNSENT:
+            self._drop("accepts no more data")
+
+    def _wait_for(self, conversation: _Conversation, events: int) -> None:
+        if self._selector:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended
+                self._selector.modify(conversation.connection.sock, events, self)
+
+    def _enter_replies(self, conversation: _Conversation) -> None:
+        reader, pending = conversation.connection.reader, conversation.pending
+        while (reply := reader.gets()) is not False:
+            try:
+                request, index = pending.popleft()
+            except IndexError:
+                self._drop("sent a reply to no request")
+                return
+            try:
+                if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
+                    self._refused(conversation, request, index, reply)
+                else:
+                    request.answer(index, reply)
+            except UnreadableReply:
+                pending.appendleft((request, index))  # to fail with the others
+                raise
+            if self.suspect:
+                self.silent_since = self._clock.monotonic()
+        if not pending and self.suspect:
+            self.suspect, self._connector.failures = False, 0
+            self._log.in_time()
+
+    def _refused(
+        self,
+        conversation: _Conversation,
+        request: ScriptRequest,
+        index: int,
+        error: ErrorReply,
+    ) -> None:
+        if str(error).startswith("NOSCRIPT"):
+            conversation.has_scripts = False
+            self._send_source(conversation, request, index)
+            return
+        now = self._clock.monotonic()
+        self._pending_releases.add_refused(request, index, now)
+        request.answer(index, error)
+
+    def _send_source(
+        self, conversation: _Conversation, request: ScriptRequest, index: int
+    ) -> None:
+        """Send the script itself, unless that would overtake a later command."""
+        keys = {*request.call[1]}
+        if any(
+            later.call[1][0] == request.call[1][0]
+            # A release may begin with another key: of several permits, say.
+            or (later.resend_until and not keys.isdisjoint(later.call[1]))
+            for later, _ in conversation.pending
+        ):
+            load = ScriptLoad(request.script)
+            self._write(conversation, [(load, index)], load.packed())
+            self._fail(request, index, "had lost its scripts")
+        else:
+            self._write(conversation, [(request, index)], request.packed_source())
+
+    def _fail(self, request: ScriptRequest, index: int, reason: str) -> None:
+        if self._conversation or self._last_seen_at >= request.resend_since:
+            self._owe(request, index)
+        request.fail(index, reason)
+
+    def _owe(self, request: ScriptRequest | ScriptLoad, index: int) -> None:
+        """Have the request resent, if it must arrive."""
+        if isinstance(request, ScriptRequest):
+            self._pending_releases.add(request, index, self._clock.monotonic())
+
+    # -- the connection ----------------------------------------------------------
+
+    def _drop(self, reason: str) -> None:
+        """End the conversation, if there is one."""
+        self._down_because, self.suspect = reason, False
+        ended = self._conversation
+        if ended is None:
+            return
+        self._last_seen_at = self._clock.monotonic()
+        self._log.lost(reason)
+        if self._selector:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended
+                self._selector.unregister(ended.connection.sock)
+        ended.connection.close()
+        self._end(ended, reason)
+        self._conversation = None  # last: until then an interruption finds it
+
+    def _end(self, ended: _Conversation, reason: str) -> None:
+        """Enter that the requests in flight failed; owe those that must arrive."""
+        for request, index in list(ended.pending):
+            self._owe(request, index)
+            request.fail(index, reason, was_asked=True)
+
+    def _connecting_failed(self, reason: str) -> None:
+        if self._conversation is None:
+            self._down_because = reason
+        if self._connector.failures == 1:
+            self._log.unreachable(reason)
+        while self._backlog:
+            self._fail(*self._backlog[0], reason)
+            self._backlog.popleft()
+
+    def _adopt(self, made: Connection) -> bool:
+        if self._conversation and self.suspect:
+            self.receive()  # it may have caught up while the other one was made
+        if self._conversation and (self.suspect or self.unfit_because):
+            late = "did not answer for too long, and has a new connection now"
+            self._drop(late if self.suspect else "is asked again whether it may vote")
+        if self._conversation:
+            made.close()
+            return False
+        self._conversation = _Conversation(made)
+        if self._connector.failures:
+            self._log.back()
+        if self._selector:
+            with contextlib.suppress(ValueError):  # it has ended
+                self._selector.register(made.sock, selectors.EVENT_READ, self)
+        self._down_because = ""
+        self.disqualify(made.facts.unfit_because)
+        self._connector.accept(usable=not self.unfit_because)
+        return True
+
+
+def _packed_anyhow(request: ScriptRequest) -> bytes:
+    """Return the command for a node that may not have the script.
+
+    It says so in its reply, which may never be read.
+    """
+    return request.packed_source() if request.script.whole else request.packed()

@@ -1,0 +1,85 @@
+"""Releases to resend: when a node reconnects, or some time after it refused them.
+
+A release without an answer is sent once when there is a connection again, and once more
+a second later: the node may still find an acquire or a renewal in the buffers of the
+broken connection, and run it after the first release.
+
+A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
+-READONLY, any other) is sent again after a pause, which doubles each time. So is one
+that a store did not answer in time: its thread in this process says so, by an error.
+
+Anything that remains even so ends after one ttl.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from celery_redlock.basics.backoff import doubled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.wire.requests import ScriptRequest
+
+__all__ = ["PendingReleases"]
+
+_SECOND_SEND_AFTER = 1.0  # seconds after the first
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds, after a refusal
+
+
+class _PendingRelease(NamedTuple):
+    request: ScriptRequest
+    node: int
+    due_at: float
+    is_second: bool
+
+
+class PendingReleases(dict[tuple[object, ...], _PendingRelease]):
+    """Requests that must arrive, each one once, oldest first."""
+
+    __slots__ = ()
+
+    def add(self, request: ScriptRequest, node: int, now: float) -> None:
+        """Keep a request that did not arrive, unless it may be dropped."""
+        self._keep(_PendingRelease(request, node, now, is_second=False), now)
+
+    def add_refused(self, request: ScriptRequest, node: int, now: float) -> None:
+        """Keep a request that the node answered with an error, as ``add`` does."""
+        pause = doubled(_FIRST_PAUSE, request.resends, _LONGEST_PAUSE)
+        # A second send that is still due has its reason, and follows this one.
+        is_second = _name_of(request) not in self
+        self._keep(_PendingRelease(request, node, now + pause, is_second), now)
+
+    def _keep(self, entry: _PendingRelease, now: float) -> None:
+        # The errors: a signal handler has changed it meanwhile.
+        with contextlib.suppress(RuntimeError, StopIteration):
+            while self:
+                name, oldest = next(iter(self.items()))
+                if oldest.request.resend_until > now:
+                    break
+                self.pop(name, None)
+        if entry.request.resend_until > now:
+            self[_name_of(entry.request)] = entry
+
+    def due(self, now: float) -> Iterator[tuple[ScriptRequest, int]]:
+        """Yield the requests to send now, as new requests."""
+        for name, entry in list(self.items()):
+            if entry.request.resend_until <= now:
+                self.pop(name, None)
+            elif entry.due_at <= now:
+                yield entry.request.again(), entry.node
+                # It stays until it was sent: the caller may be interrupted.
+                if self.get(name) is not entry:  # the send has failed
+                    continue
+                if entry.is_second:
+                    del self[name]
+                else:
+                    later = now + _SECOND_SEND_AFTER
+                    self[name] = entry._replace(due_at=later, is_second=True)
+
+
+def _name_of(request: ScriptRequest) -> tuple[object, ...]:
+    script, keys, args = request.call
+    return (script.name, *keys, *args)

@@ -1,0 +1,307 @@
+"""Count votes: pure arithmetic, no I/O.
+
+Of N nodes, a quorum is ``q = N // 2 + 1``: two quorums always share a node. An
+attempt ends in one of four ways, tested in this order:
+
+===========  =====================================================
+won          at least q nodes granted
+held         at least q nodes name one and the same other token on one key
+unreachable  fewer than q nodes either granted or named a holder
+contended    anything else: the votes are split, no client won
+===========  =====================================================
+
+While votes are outstanding, the verdict is *open* unless none of them can change it.
+Only *held* says that another client has the lock. If a split vote counted as "held",
+every contender would give up, and then none would run.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Ballot", "Verdict", "Vote", "VoteKind", "quorum_of"]
+
+
+def quorum_of(nodes: int) -> int:
+    """Return the smallest majority of this many nodes: 1 of 1, 2 of 2, 2 of 3."""
+    return nodes // 2 + 1
+
+
+class VoteKind(enum.Enum):
+    """The kinds of votes. The value is the word used in errors and tables."""
+
+    GRANTED = "granted"
+    TAKEN = "taken"
+    FREE = "free"
+    QUARANTINED = "quarantined"
+    UNSYNCED = "not yet confirmed"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+class Vote(NamedTuple):
+    """One node's answer.
+
+    Attributes:
+        kind: The kind of vote.
+        number: The node's fence counter (granted), or the milliseconds that the lock
+            (taken) or the quarantine (quarantined) still lasts there.
+        value: The holder's value (taken): see ``locks.lease.Holder``; the identity of
+            the node (not yet confirmed); what the node has stored (refused).
+        reason: Why there is no vote (refused, silent), in words.
+        place: Which of several keys is taken, counted from 0.
+        more: Of several keys, the others that are taken on this node, too.
+        was_asked: Whether a silent node got the request, and may have carried it out.
+    """
+
+    kind: VoteKind
+    number: int = 0
+    value: str = ""
+    reason: str = ""
+    place: int = 0
+    more: tuple[Vote, ...] = ()
+    was_asked: bool = False
+
+    @property
+    def token(self) -> str:
+        """The token that the node names as the holder; empty if it names none."""
+        return self.value.partition("\n")[0]
+
+
+_NO_TAKERS: Mapping[tuple[int, str], int] = {}  # shared by leases, in their ballots
+_NO_TAKER = (0, ""), 0
+
+
+class Verdict(enum.Enum):
+    """The end of an attempt, or ``OPEN`` while it has not ended."""
+
+    OPEN = "open"
+    WON = "won"
+    HELD = "held"
+    UNREACHABLE = "unreachable"
+    CONTENDED = "contended"
+
+
+class Ballot:
+    """The votes of one attempt, one place per node, filled in any order.
+
+    Not thread-safe: only the thread that polls the nodes casts votes.
+
+    Args:
+        labels: The names of the nodes.
+        done_when: Tells whether there is nothing more to wait for. By default there is
+            until all have voted.
+
+    Attributes:
+        labels: The names of the nodes.
+        votes: The vote of each node; None while it is outstanding.
+        quorum: How many nodes are a majority.
+        pending: How many votes are outstanding.
+        answered: How many nodes gave a vote that counts: granted, taken or free.
+        granted: How many nodes granted.
+        taken: How many nodes name another holder, of any token.
+        astray: How many nodes have another view, or wait for others to confirm them.
+    """
+
+    __slots__ = (
+        "_done_when",
+        "_takers",
+        "answered",
+        "astray",
+        "granted",
+        "labels",
+        "pending",
+        "quorum",
+        "taken",
+        "votes",
+    )
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        done_when: Callable[[Ballot], bool] | None = None,
+    ) -> None:
+        nodes = len(labels)
+        self._done_when = done_when
+        self.labels = labels
+        self.quorum = quorum_of(nodes)
+        self.votes: list[Vote | None] = [None] * nodes
+        self.pending = nodes
+        self.answered = self.granted = self.taken = self.astray = 0
+        self._takers = _NO_TAKERS
+
+    def cast(self, index: int, vote: Vote) -> None:
+        """Record the vote of one node. A second vote of a node is an error."""
+        if self.votes[index] is not None:
+            message = f"{self.labels[index]} has already voted in this ballot"
+            raise ValueError(message)
+        self.votes[index] = vote
+        self.pending -= 1
+        kind = vote.kind
+        if kind is VoteKind.GRANTED:
+            self.answered += 1
+            self.granted += 1
+        elif kind is VoteKind.TAKEN:
+            self.answered += 1
+            self.taken += 1
+            takers = dict(self._takers)
+            for one in (vote, *vote.more):
+                named = (one.place, one.token)
+                takers[named] = takers.get(named, 0) + 1
+            self._takers = takers
+        elif kind is VoteKind.FREE:
+            self.answered += 1
+        elif kind is VoteKind.UNSYNCED or (kind is VoteKind.REFUSED and vote.value):
+            self.astray += 1
+
+    def is_done(self) -> bool:
+        """Tell whether there is nothing more to wait for."""
+        return self._done_when(self) if self._done_when else not self.pending
+
+    @property
+    def leaves_work(self) -> bool:
+        """Whether nodes are astray, or too few vote because they are in quarantine."""
+        is_short = self.answered < self.quorum
+        return bool(self.astray or (is_short and self.indexes(VoteKind.QUARANTINED)))
+
+    @property
+    def top_taker(self) -> tuple[str, int]:
+        """The token that most nodes name as the holder of a key, and how many do."""
+        (_, token), votes = self._top()
+        return token, votes
+
+    @property
+    def top_place(self) -> int:
+        """The key whose holder that is, counted from 0."""
+        return self._top()[0][0]
+
+    def _top(self) -> tuple[tuple[int, str], int]:
+        if not self._takers:
+            return _NO_TAKER
+        return max(self._takers.items(), key=lambda item: item[1])
+
+    def top_votes(self) -> list[Vote]:
+        """Return the votes that name the top taker, with value and ttl of that key."""
+        named, _ = self._top()
+        return [
+            one
+            for vote in self.votes
+            if vote is not None and vote.kind is VoteKind.TAKEN
+            for one in (vote, *vote.more)
+            if (one.place, one.token) == named
+        ]
+
+    def votes_at(self, place: int) -> list[Vote]:
+        """Return the votes that name the top taker of one key, counted from 0."""
+        named = [
+            one
+            for vote in self.votes
+            if vote is not None and vote.kind is VoteKind.TAKEN
+            for one in (vote, *vote.more)
+            if one.place == place
+        ]
+        tokens = [one.token for one in named]
+        top = max(tokens, key=tokens.count, default="")
+        return [one for one in named if one.token == top]
+
+    def verdict(self) -> Verdict:
+        """Return how it ended, or OPEN while an outstanding vote can change it."""
+        return self._verdict(self.pending)
+
+    def final_verdict(self) -> Verdict:
+        """Return how it ends if the silent nodes stay silent."""
+        return self._verdict(0)
+
+    def _verdict(self, pending: int) -> Verdict:
+        quorum = self.quorum
+        if self.granted >= quorum:
+            return Verdict.WON
+        top = self._top()[1]
+        if top >= quorum:
+            return Verdict.HELD
+        voted = self.granted + self.taken
+        if voted + pending < quorum:
+            return Verdict.UNREACHABLE
+        if voted < quorum or (pending and max(self.granted, top) + pending >= quorum):
+            return Verdict.OPEN
+        return Verdict.CONTENDED
+
+    def agreed_number(self) -> int | None:
+        """Return the greatest number that came with a grant, if a quorum gave it."""
+        numbers = self.numbers(VoteKind.GRANTED)
+        greatest = max(numbers)
+        return greatest if numbers.count(greatest) >= self.quorum else None
+
+    def holder_value(self) -> str:
+        """Return the value of the holder that most nodes name, or ``""``."""
+        return next((vote.value for vote in self.top_votes()), "")
+
+    def indexes(self, kind: VoteKind) -> list[int]:
+        """Return the indexes of the nodes that voted this way, in node order."""
+        return [i for i, v in enumerate(self.votes) if v and v.kind is kind]
+
+    def numbers(self, kind: VoteKind) -> list[int]:
+        """Return the numbers that came with the votes of this kind."""
+        return [v.number for v in self.votes if v and v.kind is kind]
+
+    def votes_for(self, token: str, keys: int = 1) -> int:
+        """Return how many nodes name this token as the holder of so many keys."""
+        named = (
+            sum(one.token == token for one in (vote, *vote.more))
+            for vote in self.votes
+            if vote is not None and vote.kind is VoteKind.TAKEN
+        )
+        return sum(times >= keys for times in named)
+
+    def quarantine_ms(self) -> int | None:
+        """Return after how many ms a majority may vote again, by the nodes' account.
+
+        None when no node is in quarantine, or when waiting for them does not help.
+        """
+        missing = self.quorum - self.answered
+        waits = sorted(self.numbers(VoteKind.QUARANTINED))
+        return waits[missing - 1] if 0 < missing <= len(waits) else None
+
+    def reasons(self) -> str:
+        """Return in one line why nodes gave no vote: ``"redis-b refused, ..."``."""
+        return ", ".join(self.problems())
+
+    def problems(self) -> list[str]:
+        """Return one clause per node that gave no vote; [] when all voted.
+
+        A node whose vote cannot change the outcome was not waited for. This is no
+        problem of the node, so it is not called silent.
+        """
+        problems = []
+        no_vote = "was not waited for" if self.is_done() else "had not answered"
+        for label, vote in zip(self.labels, self.votes, strict=True):
+            if vote is None:
+                problems.append(f"{label} {no_vote}")
+            elif vote.kind is VoteKind.QUARANTINED:
+                wait = vote.number / 1000
+                problems.append(f"{label} is in quarantine for {wait:.1f} s")
+            elif vote.kind is VoteKind.UNSYNCED:
+                reason = "is not confirmed by other nodes yet"
+                if len(self.labels) == 1:
+                    reason = "does not vote yet"
+                problems.append(f"{label} {reason if vote.value else 'has restarted'}")
+            elif vote.kind in (VoteKind.REFUSED, VoteKind.SILENT):
+                problems.append(f"{label} {vote.reason}")
+        return problems
+
+    @property
+    def may_have_won(self) -> bool:
+        """Whether a majority granted, if the nodes did whose answers were lost."""
+        lost = sum(vote is not None and vote.was_asked for vote in self.votes)
+        return lost > 0 and self.granted + lost >= self.quorum
+
+    def __repr__(self) -> str:
+        votes = (
+            f"{label}={'?' if vote is None else vote.kind.value}"
+            for label, vote in zip(self.labels, self.votes, strict=True)
+        )
+        return f"<Ballot {' '.join(votes)}>"

@@ -1,0 +1,531 @@
+"""Script requests: one script call to every node, and the ballot of the replies.
+
+A request is packed when it is built. So one that cannot be packed fails alone, before
+it is queued with others. It is sent to all nodes, and filled in as replies arrive, in
+any order. A reply always finds the request that it belongs to, however late it is. It
+can never be taken for the reply to a later request.
+
+``Nodes`` builds all requests of a deployment; a ``Transport`` sends them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, Protocol
+
+from celery_redlock import scripts
+from celery_redlock.basics.resp import (
+    ErrorReply,
+    may_evict,
+    pack,
+    pack_words,
+    refusal_of,
+    unsendable,
+    word_of,
+)
+from celery_redlock.basics.text import MOST_TOLD, printable_line
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.wire.quorum import Ballot, Verdict, Vote, VoteKind, quorum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery_redlock.basics.clock import Clock
+    from celery_redlock.scripts import Script
+
+__all__ = [
+    "Bell",
+    "Nodes",
+    "ScriptLoad",
+    "ScriptRequest",
+    "Transport",
+    "UnreadableReply",
+    "VoteListener",
+    "all_answered",
+    "grant_is_decided",
+    "majority_answered",
+    "verdict_is_certain",
+    "vote_of",
+]
+
+
+# -- when a request is done ----------------------------------------------------
+
+
+def verdict_is_certain(ballot: Ballot) -> bool:
+    """Tell whether no outstanding vote can change the verdict.
+
+    If too few nodes vote, the others are waited for: the error says why each does not,
+    and one that is there must not be called silent. They are not if a majority has
+    another view: a client learns it with its first request, and asks again.
+    """
+    verdict = ballot.verdict()
+    if verdict is Verdict.UNREACHABLE:
+        return not ballot.pending or ballot.astray >= ballot.quorum
+    return verdict is not Verdict.OPEN
+
+
+def grant_is_decided(ballot: Ballot) -> bool:
+    """Tell whether a majority granted, or cannot grant any more."""
+    granted = ballot.granted
+    return granted >= ballot.quorum or granted + ballot.pending < ballot.quorum
+
+
+def majority_answered(ballot: Ballot) -> bool:
+    """Tell whether a majority answered, or every node answered or failed."""
+    return ballot.answered >= ballot.quorum or not ballot.pending
+
+
+def all_answered(ballot: Ballot) -> bool:
+    """Tell whether every node answered or failed."""
+    return not ballot.pending
+
+
+# -- from replies to votes -----------------------------------------------------
+
+_MOST_BYTES = 4_000_000  # of a request: less than what a node may leave unread
+_ONE_TAKEN = 4  # items of a reply: status, value, ttl, and a record
+_NO_KEY = -2  # the ttl of a key that has no other holder
+_YES, _NO = Vote(VoteKind.GRANTED), Vote(VoteKind.FREE)
+# The items after the status of a grant, where they are not one number: i is a number,
+# and b are bytes.
+_MORE_THAN_A_NUMBER = {
+    "counters": re.compile("i(b[bi])*"),
+    "extend": re.compile("ib"),
+    "inspect_permits": re.compile("ib"),
+    "join": re.compile("ibbibb"),
+    "join_backlog": re.compile("iii"),
+    "join_permit_queue": re.compile("i+b"),
+    "list_releases": re.compile("(bb)*"),
+    "list_standbys": re.compile("b*"),
+    "read_backlog": re.compile("ii"),
+    "read_slots": re.compile("(bb)*"),
+}
+_SIGN_OF: dict[type, str] = {int: "i", bytes: "b"}
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _number(item: Any) -> int:
+    if type(item) is not int:
+        raise TypeError
+    return item
+
+
+def _granted(reply: list[Any], script: Script | None) -> Vote:
+    """Read the fence counter, and check the kinds of all that follows."""
+    if len(reply) == 1:
+        return _YES
+    number = reply[1]
+    if len(reply) > 2 or type(number) is not int:  # noqa: PLR2004  (status and number)
+        kinds = "".join([_SIGN_OF[type(item)] for item in reply[1:]])
+        if not _MORE_THAN_A_NUMBER[script.name if script else ""].fullmatch(kinds):
+            raise TypeError
+        number = number if type(number) is int else 0
+    if number < 0:
+        raise TypeError
+    return Vote(VoteKind.GRANTED, number) if number else _YES
+
+
+def _taken(reply: list[Any], _: Script | None) -> Vote:
+    """Read value and ttl of each key in turn. What follows them is not read here."""
+    first = Vote(VoteKind.TAKEN, _number(reply[2]), _text(reply[1]))
+    if len(reply) <= _ONE_TAKEN:
+        return first
+    places = range((len(reply) - 1) // 2)
+    votes = [
+        _taken(reply[2 * i : 2 * i + 3], None)._replace(place=i)
+        for i in places
+        if reply[2 * i + 2] != _NO_KEY
+    ]
+    return votes[0]._replace(more=tuple(votes[1:]))
+
+
+def _quarantined(reply: list[Any], _: Script | None) -> Vote:
+    return Vote(VoteKind.QUARANTINED, max(0, _number(reply[1])))
+
+
+def _unsynced(reply: list[Any], _: Script | None) -> Vote:
+    return Vote(VoteKind.UNSYNCED, value=_text(reply[1]))
+
+
+def _misconfigured(reply: list[Any], _: Script | None) -> Vote:
+    reason = "is set up differently"
+    return Vote(VoteKind.REFUSED, value=_text(reply[1]), reason=reason)
+
+
+def _evicts(reply: list[Any], _: Script | None) -> Vote:
+    policy = printable_line(_text(reply[1]), MOST_TOLD)
+    return Vote(VoteKind.REFUSED, reason=may_evict(policy))
+
+
+_VOTE_OF_STATUS: dict[int, Callable[[list[Any], Script | None], Vote]] = {
+    scripts.GRANTED: _granted,
+    scripts.TAKEN: _taken,
+    scripts.FREE: lambda *_: _NO,
+    scripts.QUARANTINED: _quarantined,
+    scripts.UNSYNCED: _unsynced,
+    scripts.MISCONFIGURED: _misconfigured,
+    scripts.EVICTS: _evicts,
+}
+
+
+class UnreadableReply(Exception):  # noqa: N818  (ends a connection; never leaves core)
+    """No script of ours replies like this. It may be the reply to something else."""
+
+
+def vote_of(reply: Any, script: Script | None = None) -> Vote:
+    """Read a script's reply: see the table of statuses in ``scripts``.
+
+    Args:
+        reply: The reply.
+        script: The script. Only RELEASE replies with a bare number, and an error in a
+            script may be told better.
+
+    Raises:
+        UnreadableReply: The reply is not in the table, or an item has another kind.
+    """
+    if type(reply) is int and script is scripts.RELEASE:
+        return _YES if reply else _NO
+    try:
+        return _VOTE_OF_STATUS[reply[0]](reply, script)
+    except (AttributeError, LookupError, TypeError):
+        if isinstance(reply, ErrorReply):
+            source = script.source if script else ""
+            return Vote(VoteKind.REFUSED, reason=refusal_of(str(reply), source))
+        raise UnreadableReply(f"{reply!r:.60}") from None
+
+
+# -- requests --------------------------------------------------------------------
+
+
+class ScriptLoad:
+    """A script for a node to store. The reply is ignored."""
+
+    __slots__ = ("_script", "call")
+
+    resend_since = resend_until = 0.0
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.call: tuple[Script, Sequence[str], Sequence[Any]] = (script, [""], [])
+
+    def packed(self) -> bytes:
+        """Return the bytes of the command."""
+        return pack(("SCRIPT", "LOAD", self._script.source))
+
+    def answer(self, index: int, reply: Any) -> None:
+        """Ignore the reply."""
+
+    def fail(self, index: int, reason: str, *, was_asked: bool = False) -> None:
+        """Ignore the failure."""
+
+
+class VoteListener(Protocol):
+    """The call that a request is a part of.
+
+    Attributes:
+        has_news: Whether a vote came since its last look.
+    """
+
+    has_news: bool
+
+    def note_vote(self) -> None:
+        """Note that a vote was cast."""
+
+
+class ScriptRequest:
+    """A script, its keys and arguments, and the votes on it so far.
+
+    Attributes:
+        ballot: The votes. Those of late nodes are still entered.
+        replies: The raw reply of each node, in node order; None until it answers.
+        is_obsolete: Called just before sending. If it returns True, nothing is sent.
+        observer: Called with each vote and the node's index. Must not raise.
+        asked_by: The call of which it is a part, told of each vote.
+        resend_until: Instant until which the request is resent to a node that could
+            not be reached, or that answered with an error. 0 for a request that can be
+            dropped.
+        resend_since: Instant. Nodes that were away ever since are left out.
+        resends: How many times it was sent before.
+
+    Raises:
+        ConfigurationError: It cannot be packed, or is longer than nodes take. Nothing
+            was sent.
+    """
+
+    __slots__ = (
+        "_args",
+        "_done_when",
+        "_eval",
+        "_evalsha",
+        "_keys",
+        "_open",
+        "asked_by",
+        "ballot",
+        "is_obsolete",
+        "observer",
+        "replies",
+        "resend_since",
+        "resend_until",
+        "resends",
+        "script",
+    )
+
+    def __init__(  # noqa: PLR0913  (made by `Nodes`, by name)
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        *,
+        labels: Sequence[str],
+        done_when: Callable[[Ballot], bool],
+        resend_since: float = 0.0,
+        resend_until: float = 0.0,
+        is_obsolete: Callable[[], bool] | None = None,
+    ) -> None:
+        self.script = script
+        self._keys = keys
+        self._args = args
+        self._done_when = done_when
+        words = [
+            one if type(one) is str else str(one) if type(one) is int else word_of(one)
+            for one in ("EVALSHA", script.sha, len(keys), *keys, *args)
+        ]
+        try:
+            self._evalsha = pack_words(tuple(words))
+        except ValueError as error:
+            raise unsendable(error) from None
+        self._eval: bytes | None = None
+        if len(self._evalsha) > _MOST_BYTES:
+            raise ConfigurationError(
+                f"A request of {len(self._evalsha):,} bytes is too long for a node: at "
+                f"most {_MOST_BYTES:,}. Nothing was sent; use shorter keys and texts."
+            )
+        self.ballot = Ballot(labels, done_when)
+        # Nodes that have not voted. The thread that takes a node out enters its vote: a
+        # driver that was presumed dead may go on beside its successor.
+        self._open = dict.fromkeys(range(len(labels)), True)
+        self.replies: list[Any] = [None] * len(labels)
+        self.resend_since = resend_since
+        self.resend_until = resend_until
+        self.resends = 0
+        self.is_obsolete = is_obsolete
+        self.observer: Callable[[int, Vote], None] | None = None
+        self.asked_by: VoteListener | None = None
+
+    @property
+    def call(self) -> tuple[Script, Sequence[str], Sequence[Any]]:
+        """Script, keys and arguments, for nodes that are not reached by bytes."""
+        return self.script, self._keys, self._args
+
+    def packed(self) -> bytes:
+        """Return the command, with the SHA of the script."""
+        return self._evalsha
+
+    def packed_source(self) -> bytes:
+        """Return the command with its source, for a node that lacks the script."""
+        if self._eval is None:
+            count = len(self._keys)
+            words = ("EVAL", self.script.source, count, *self._keys, *self._args)
+            self._eval = pack(words)
+        return self._eval
+
+    def answer(self, index: int, reply: Any) -> None:
+        """Enter the reply of one node, unless the request has failed there.
+
+        Raises:
+            ValueError: It is the second one. It belongs to another request.
+        """
+        vote = vote_of(reply, self.script)
+        if self._open.pop(index, None) is None:
+            if self.replies[index] is None:
+                return
+            label = self.ballot.labels[index]
+            raise ValueError(f"{label} has already voted in this ballot")
+        self.replies[index] = reply
+        self._cast(index, vote)
+
+    def fail(self, index: int, reason: str, *, was_asked: bool = False) -> None:
+        """Enter that this node gave no answer, and why, unless it has voted.
+
+        Args:
+            index: The node.
+            reason: Why, after its name.
+            was_asked: Whether the request was sent, so that it may be carried out.
+        """
+        if self._open.pop(index, None) is not None:
+            vote = Vote(VoteKind.SILENT, reason=reason, was_asked=was_asked)
+            self._cast(index, vote)
+
+    def _cast(self, index: int, vote: Vote) -> None:
+        self.ballot.cast(index, vote)
+        call = self.asked_by
+        if call is not None and not call.has_news:
+            call.note_vote()
+        if self.observer is not None:
+            self.observer(index, vote)
+
+    def is_done(self) -> bool:
+        """Tell whether there is nothing more to wait for."""
+        return self.ballot.is_done()
+
+    def again(self) -> ScriptRequest:
+        """Return a copy without votes, to be sent once more."""
+        copy = ScriptRequest(
+            self.script,
+            self._keys,
+            self._args,
+            labels=self.ballot.labels,
+            done_when=self._done_when,
+            resend_since=self.resend_since,
+            resend_until=self.resend_until,
+        )
+        copy._eval = self._eval
+        copy.resends = self.resends + 1
+        return copy
+
+
+class Bell(Protocol):
+    """Tells a caller that there is news; a lock that was acquired is one."""
+
+    def release(self) -> None:
+        """Tell it, in any thread."""
+
+
+class Transport(Protocol):
+    """The way of requests to the nodes: the seam at which tests replace the network.
+
+    Attributes:
+        labels: The names of the nodes, in the order of their votes.
+    """
+
+    labels: tuple[str, ...]
+
+    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+        """Send requests to all nodes, in this order; do not wait for replies.
+
+        Returns False when another thread still used the transport at ``until``.
+        """
+
+    def wait(
+        self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
+    ) -> bool:
+        """Return when all of them are done, or at ``until``.
+
+        A reply that is there is read, also after ``until``. Returns False, with nothing
+        read, when other threads still used the transport at ``give_up_at``.
+        """
+
+    def ask(self, request: ScriptRequest) -> None:
+        """Send one request and wait for it as long as nodes may take."""
+
+    def begin(self, request: ScriptRequest, bell: Bell) -> None:
+        """Send one request as ``ask`` does, and return at once.
+
+        Args:
+            request: The request.
+            bell: Its ``release`` is called once, in any thread, when the time of the
+                request is over.
+        """
+
+    def drain(self, until: float) -> None:
+        """Read the replies that are there; give up a busy transport at ``until``."""
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a request waits to be sent, or to be resent, or a reply is late."""
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether a request was sent of which some reply has not been read."""
+
+    def close(self) -> None:
+        """Close all connections. The next request opens them again."""
+
+
+class Nodes:
+    """All nodes of one deployment: builds script requests and sends them.
+
+    Args:
+        transport: How requests reach the nodes.
+        clock: Reads time.
+        resend_for: Seconds for which a request that must arrive is resent.
+
+    Attributes:
+        labels: The names of the nodes, in the order of their votes.
+        quorum: How many of them are a majority.
+    """
+
+    __slots__ = ("_resend_for", "clock", "labels", "quorum", "transport")
+
+    def __init__(
+        self, transport: Transport, *, clock: Clock, resend_for: float
+    ) -> None:
+        self.transport = transport
+        self.clock = clock
+        self.labels = transport.labels
+        self.quorum = quorum_of(len(self.labels))
+        self._resend_for = resend_for
+
+    def request(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any] = (),
+        *,
+        done_when: Callable[[Ballot], bool] = verdict_is_certain,
+        resend: bool = False,
+        resend_since: float = 0.0,
+        is_obsolete: Callable[[], bool] | None = None,
+    ) -> ScriptRequest:
+        """Build a request without sending it.
+
+        Args:
+            script: The script to run on every node.
+            keys: Its KEYS.
+            args: Its ARGV.
+            done_when: Tells from the votes whether there is nothing to wait for.
+            resend: Whether a node that is away, or refuses it, gets it again later.
+            resend_since: Instant. Nodes that were away ever since are left out.
+            is_obsolete: Called just before sending. If it returns True, nothing is
+                sent.
+        """
+        return ScriptRequest(
+            script,
+            keys,
+            args,
+            labels=self.labels,
+            done_when=done_when,
+            resend_since=resend_since,
+            resend_until=self.clock.monotonic() + self._resend_for if resend else 0.0,
+            is_obsolete=is_obsolete,
+        )
+
+    def ask(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any] = (),
+        *,
+        done_when: Callable[[Ballot], bool] = verdict_is_certain,
+        resend: bool = False,
+    ) -> ScriptRequest:
+        """Build a request, send it, and wait until it is done or nodes are late."""
+        request = self.request(script, keys, args, done_when=done_when, resend=resend)
+        self.transport.ask(request)
+        return request
+
+    def tell(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Any] = (),
+        *,
+        resend: bool = False,
+    ) -> None:
+        """Build a request and send it, without waiting for replies."""
+        self.transport.send(self.request(script, keys, args, resend=resend))

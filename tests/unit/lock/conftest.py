@@ -1,0 +1,62 @@
+"""Five fake nodes, nodes on scripted sockets, and clients of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.testing import FakeClock, FakeNodes
+from tests.unit.lock.sockets import Connection, Net, Stage
+from tests.unit.lock.support import Stepped, Told
+
+if TYPE_CHECKING:
+    from celery_redlock.locks.redlock import Redlock
+    from tests.unit.lock.sockets import Sock
+
+
+@pytest.fixture
+def nodes(clock: FakeClock) -> FakeNodes:
+    """Give five nodes."""
+    return FakeNodes(5, clock=clock)
+
+
+@pytest.fixture
+def watchdog(redlock: Redlock) -> Stepped:
+    """Give a watchdog without a thread."""
+    return Stepped(redlock)
+
+
+@pytest.fixture
+def told(clock: FakeClock) -> Told:
+    """Give callbacks that record their calls."""
+    return Told(clock)
+
+
+@pytest.fixture
+def connection() -> Connection:
+    """Give the connection of the node."""
+    return Connection()
+
+
+@pytest.fixture
+def sock(connection: Connection) -> Sock:
+    """Give the socket of the node's connection."""
+    return connection.sock
+
+
+@pytest.fixture
+def stage(clock: FakeClock, connection: Connection) -> Stage:
+    """Give a node that is connected."""
+    stage = Stage(clock, connection)
+    stage.arrive()
+    assert stage.node.facts
+    return stage
+
+
+@pytest.fixture
+def net(clock: FakeClock) -> Net:
+    """Give three nodes that are connected."""
+    net = Net(clock, "a", "b", "c")
+    net.connect()
+    return net

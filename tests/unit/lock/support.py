@@ -1,0 +1,190 @@
+"""Helpers for tests on fake nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.locking import lock
+from celery_redlock.locks.lease import drift_of
+from celery_redlock.locks.watchdog import Watchdog
+from celery_redlock.wire.quorum import VoteKind
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.testing import FakeClock, FakeNodes
+    from celery_redlock.wire.quorum import Ballot
+
+__all__ = [
+    "Site",
+    "Stepped",
+    "Told",
+    "args_of",
+    "asked",
+    "counters",
+    "forget",
+    "hold",
+    "holders",
+    "kinds",
+    "put",
+    "restart",
+    "ttls",
+    "voting",
+]
+
+TTL = 10.0  # seconds, of the fixture `redlock`
+VALIDITY = TTL - drift_of(TTL)
+QUARANTINE = 60.0 * 1.02 + 1.0  # seconds, with the default max_ttl
+OVER = QUARANTINE + 0.001  # seconds after which it is over
+FREE = [""] * 5  # the holders on five nodes without the lock
+STRIPE_OF_K = b"1885"  # crc32("k") % 4096
+
+
+class Stepped(Watchdog):
+    """A watchdog without a thread: the test makes its steps."""
+
+    def __init__(self, redlock: Redlock) -> None:
+        super().__init__(redlock)
+        self.redlock = redlock
+
+    def start(self) -> None:
+        """Start nothing: the test makes the steps."""
+
+    def run_for(self, clock: FakeClock, seconds: float) -> None:
+        """Do what the thread does in this many seconds."""
+        end = clock.monotonic() + seconds
+        for _ in range(100_000):
+            next_at = self.step()
+            if next_at is None or next_at > end:
+                clock.advance(end - clock.monotonic())
+                return
+            clock.advance(next_at - clock.monotonic())
+        pytest.fail("the watchdog makes no progress")
+
+
+@dataclass
+class Site:
+    """Nodes, their clock, and two processes that lock on them."""
+
+    nodes: FakeNodes
+    clock: FakeClock
+    redlock: Redlock
+    rival: Redlock
+
+    @cached_property
+    def watchdog(self) -> Stepped:
+        """The watchdog of the first process; it has no thread."""
+        return Stepped(self.redlock)
+
+    def lock(self, key: str = "k", **options: Any) -> AbstractContextManager[Lease]:
+        """Return a block that the first process locks."""
+        return lock(self.redlock, key, watchdog=self.watchdog, **options)
+
+    def renew_for(self, seconds: float) -> None:
+        """Do what the watchdog does in this many seconds."""
+        self.watchdog.run_for(self.clock, seconds)
+
+
+class Told:
+    """The calls that a holder's callbacks got, and when."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self.lost: list[tuple[Lease, float]] = []
+        self.renewed: list[tuple[Lease, float, float]] = []
+
+    def on_lost(self, lease: Lease) -> None:
+        """Record a loss with its instant."""
+        self.lost.append((lease, self._clock.monotonic()))
+
+    def on_renewed(self, lease: Lease, lateness: float) -> None:
+        """Record a renewal with its lateness and its instant."""
+        self.renewed.append((lease, lateness, self._clock.monotonic()))
+
+    @property
+    def instants(self) -> list[float]:
+        """The instants of the renewals, counted from the start of the test."""
+        return [instant - 1000.0 for _, _, instant in self.renewed]
+
+
+def asked(nodes: FakeNodes) -> list[str]:
+    """Return the names of the scripts that were sent, in order."""
+    return [request.script.name for request in nodes.asked]
+
+
+def args_of(nodes: FakeNodes, script: str) -> list[list[Any]]:
+    """Return the arguments with which this script was sent, each time."""
+    calls = [request.call for request in nodes.asked]
+    return [list(args) for sent, _, args in calls if sent.name == script]
+
+
+def _lock(key: str) -> bytes:
+    return f"redlock:lock:{key}".encode()
+
+
+def holders(nodes: FakeNodes, key: str = "k") -> list[str]:
+    """Return the token that each node names as the holder; "" where there is none."""
+    tokens = []
+    for node in nodes.nodes:
+        node.memory.redis.look_at_clock()
+        value = node.memory.redis.get(_lock(key)) or b""
+        tokens.append(value.decode().partition("\n")[0])
+    return tokens
+
+
+def ttls(nodes: FakeNodes, key: str = "k") -> list[int]:
+    """Return for how many milliseconds each node keeps the lock."""
+    for node in nodes.nodes:
+        node.memory.redis.look_at_clock()
+    return [node.memory.redis.pttl(_lock(key)) for node in nodes.nodes]
+
+
+def put(
+    nodes: FakeNodes, index: int, token: str, *, ttl_ms: int = 10_000, key: str = "k"
+) -> None:
+    """Let one node name this token as the holder."""
+    redis = nodes.nodes[index].memory.redis
+    redis.look_at_clock()
+    value = f"{token}\n5\ntask\nid-of-{token}\nhost\n7\n9.5"
+    redis.set(_lock(key), value.encode(), px=ttl_ms)
+
+
+def hold(nodes: FakeNodes, *indexes: int, by: str = "other.1") -> None:
+    """Let these nodes name another holder."""
+    for index in indexes:
+        put(nodes, index, by)
+
+
+def forget(nodes: FakeNodes, *indexes: int, key: str = "k") -> None:
+    """Delete the lock on these nodes, as an operator or a crash does."""
+    for index in indexes:
+        nodes.nodes[index].memory.redis.delete(_lock(key))
+
+
+def counters(nodes: FakeNodes, field: bytes = STRIPE_OF_K) -> list[int]:
+    """Return one fence counter of each node; 0 where there is none."""
+    return [
+        int(node.memory.redis.hget(b"redlock:meta", field) or 0) for node in nodes.nodes
+    ]
+
+
+def kinds(ballot: Ballot) -> list[VoteKind | None]:
+    """Return how each node voted."""
+    return [vote.kind if vote else None for vote in ballot.votes]
+
+
+def restart(nodes: FakeNodes, *indexes: int, keep_memory: bool = False) -> None:
+    """Restart these nodes."""
+    for index in indexes:
+        nodes.nodes[index].restart(keep_memory=keep_memory)
+
+
+def voting(redlock: Redlock) -> list[bool]:
+    """Return which nodes would grant a lock now."""
+    return [kind is VoteKind.GRANTED for kind in kinds(redlock.check().ballot)]

@@ -1,0 +1,49 @@
+"""The client of operators' commands: a server that it cannot read is a result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.wire.client import NodeClient, NodeUnreachable
+from celery_redlock.wire.url import parse_node
+from tests.harness.tcp import ScriptedServer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+SOON = 10.0  # seconds
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """Give a server that shakes hands, and then sends lengths that are no numbers."""
+
+    def answer(words: list[bytes], _: socket.socket) -> bytes:
+        name = words[0].upper()
+        if name == b"INFO":
+            return b"$11\r\nrole:master\r\n"
+        return b"+OK\r\n" if name in (b"CLIENT", b"SELECT") else b"$x\r\n"
+
+    server = ScriptedServer(answer)
+    yield server
+    server.stop()
+
+
+def test_malformed_reply_is_a_result_like_any_other(server: ScriptedServer) -> None:
+    """A command shows it in its table, and goes on with the other nodes."""
+    with (
+        NodeClient(parse_node(server.url), SOON) as client,
+        pytest.raises(NodeUnreachable, match="does not speak the protocol of Redis"),
+    ):
+        client.ask(("DBSIZE",))
+
+
+def test_malformed_greeting_is_a_result_like_any_other(server: ScriptedServer) -> None:
+    """Also before the connection is made."""
+    server.greeting = b"$x\r\n"
+
+    with pytest.raises(NodeUnreachable, match="cannot be connected to"):
+        NodeClient(parse_node(server.url), SOON)

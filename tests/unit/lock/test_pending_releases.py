@@ -1,0 +1,315 @@
+"""Releases to resend when a node reconnects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from celery_redlock.basics.resp import ErrorReply
+from celery_redlock.scripts import RELEASE
+from celery_redlock.wire.pending_releases import PendingReleases
+from celery_redlock.wire.requests import ScriptRequest, majority_answered
+from tests.unit.lock.sockets import (
+    Connection,
+    Sock,
+    Stage,
+    commands,
+    let_connect,
+    release,
+    request,
+    said,
+)
+
+if TYPE_CHECKING:
+    from celery_redlock.testing import FakeClock
+    from tests.unit.lock.sockets import Net
+
+
+def release_of(token: str, until: float = 60.0) -> ScriptRequest:
+    """Return a release that is resent until then."""
+    return ScriptRequest(
+        RELEASE,
+        ["redlock:lock:k"],
+        [token, 0],
+        labels=["a", "b"],
+        done_when=majority_answered,
+        resend_until=until,
+    )
+
+
+def sent(pending: PendingReleases, now: float) -> list[tuple[object, int]]:
+    """Return the tokens that are sent now, and to which node."""
+    return [(due.call[2][0], node) for due, node in pending.due(now)]
+
+
+def test_release_is_sent_twice_a_second_apart() -> None:
+    """The node may find the acquire in an old buffer after the first release."""
+    pending = PendingReleases()
+    pending.add(release_of("t"), 1, now=10.0)
+
+    assert sent(pending, 10.0) == [("t", 1)]
+    assert sent(pending, 10.9) == []
+    assert pending
+    assert sent(pending, 11.0) == [("t", 1)]
+    assert not pending
+    assert sent(pending, 12.0) == []
+
+
+def test_release_is_dropped_at_its_end() -> None:
+    """After one max_ttl there is nothing left to release."""
+    pending = PendingReleases()
+    pending.add(release_of("t", until=20.0), 0, now=10.0)
+
+    assert sent(pending, 20.0) == []
+    assert not pending
+
+
+def test_request_without_an_end_is_not_kept() -> None:
+    """Only a request that must arrive is resent."""
+    pending = PendingReleases()
+
+    pending.add(release_of("t", until=0.0), 0, now=10.0)
+    pending.add(release_of("t", until=10.0), 0, now=10.0)
+
+    assert not pending
+
+
+def test_release_is_kept_once() -> None:
+    """The same release, failed again and again, is one entry."""
+    pending = PendingReleases()
+    for _ in range(3):
+        pending.add(release_of("t"), 0, now=10.0)
+    pending.add(release_of("u"), 0, now=10.0)
+
+    assert sent(pending, 10.0) == [("t", 0), ("u", 0)]
+
+
+def test_release_that_fails_again_is_sent_twice_again() -> None:
+    """A release that did not arrive does not count."""
+    pending = PendingReleases()
+    pending.add(release_of("t"), 0, now=10.0)
+    assert sent(pending, 10.0) == [("t", 0)]
+    pending.add(release_of("t"), 0, now=10.5)
+
+    assert sent(pending, 10.6) == [("t", 0)]
+    assert sent(pending, 11.0) == []
+    assert sent(pending, 11.6) == [("t", 0)]
+    assert not pending
+
+
+def test_old_releases_are_dropped_when_new_ones_come() -> None:
+    """A node that never comes back costs no memory."""
+    pending = PendingReleases()
+    for number in range(100):
+        pending.add(release_of(f"t{number}", until=number + 2.0), 0, now=float(number))
+
+    assert sent(pending, 100.0) == [("t99", 0)]
+
+
+def test_release_is_resent_as_a_new_request() -> None:
+    """The votes on the failed request stay as they are."""
+    pending = PendingReleases()
+    request = release_of("t")
+    request.fail(0, "is gone")
+    request.fail(1, "is gone")
+    pending.add(request, 0, now=10.0)
+
+    ((again, _),) = pending.due(10.0)
+
+    assert again is not request
+    assert again.call == request.call
+    assert again.ballot.pending == 2
+    assert again.packed() == request.packed()
+    assert again.resend_until == request.resend_until
+
+
+def test_release_that_fails_while_others_are_sent_is_kept() -> None:
+    """If the connection breaks in the middle, no release is lost."""
+    pending = PendingReleases()
+    for token in "abc":
+        pending.add(release_of(token), 0, now=10.0)
+
+    for due, node in pending.due(10.0):
+        pending.add(due, node, now=10.0)
+
+    assert [token for token, _ in sent(pending, 10.0)] == ["a", "b", "c"]
+
+
+def test_release_that_ends_while_others_are_sent_is_dropped() -> None:
+    """Time goes on meanwhile, and a release may end."""
+    pending = PendingReleases()
+    pending.add(release_of("b", until=10.5), 0, now=10.0)
+    pending.add(release_of("a"), 0, now=10.0)
+    pending.add(release_of("c", until=10.5), 0, now=10.0)
+    pending.add(release_of("d", until=10.5), 0, now=10.0)
+
+    for due, node in pending.due(10.4):
+        pending.add(due, node, now=10.6)
+
+    assert [token for token, _ in sent(pending, 10.7)] == ["a"]
+
+
+def test_refused_release_is_sent_once_more_after_a_pause_that_doubles() -> None:
+    """A node that refuses has read all that came before, so once is enough."""
+    pending = PendingReleases()
+    request, now, pauses = release_of("t", until=30.0), 10.0, []
+    pending.add_refused(request, 0, now)
+
+    while pending:
+        began = now
+        while pending and not (due := list(pending.due(now))):
+            now += 0.125
+        if pending or now < 30.0:
+            pauses.append(now - began)
+            pending.add_refused(due[0][0], 0, now)
+
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_refusal_of_the_first_send_leaves_the_second() -> None:
+    """The reason for it remains: an old buffer may hold an acquire."""
+    pending = PendingReleases()
+    pending.add(release_of("t"), 0, now=10.0)
+    ((first, _),) = pending.due(10.0)
+    pending.add_refused(first, 0, now=10.5)
+
+    assert sent(pending, 10.9) == []
+    assert sent(pending, 11.0) == [("t", 0)]
+    assert sent(pending, 11.9) == []
+    assert sent(pending, 12.0) == [("t", 0)]
+    assert not pending
+
+
+# -- on a node -------------------------------------------------------------------------
+
+
+def test_release_that_did_not_arrive_is_sent_on_the_next_connection(
+    clock: FakeClock, connection: Connection
+) -> None:
+    """It is sent again a second later: old buffers may hold an acquire."""
+    again = Connection()
+    stage = Stage(clock, connection, again)
+    stage.arrive()
+    freed = release(clock)
+    stage.ask(freed)
+    connection.sock.incoming.append(b"")
+    stage.node.receive()
+    assert said(freed) == "closed the connection"
+    assert stage.node.has_pending
+
+    stage.maintain()
+    clock.advance(0.2)
+    stage.arrive()
+    assert bytes(again.sock.sent) == freed.packed_source()
+    clock.advance(0.9)
+    stage.node.send_backlog()
+    assert bytes(again.sock.sent) == freed.packed_source()
+    clock.advance(0.1)
+    stage.node.send_backlog()
+
+    assert bytes(again.sock.sent) == freed.packed_source() * 2
+    assert not stage.node.has_pending
+
+
+PASSING = ["BUSY", "LOADING", "NOREPLICAS", "OOM", "READONLY", "NOPERM"]
+
+
+@pytest.mark.parametrize("word", PASSING)
+def test_release_that_a_node_refuses_is_sent_again(
+    clock: FakeClock, stage: Stage, sock: Sock, word: str
+) -> None:
+    """An error may pass. Otherwise the lock stays for the rest of its ttl."""
+    freed = release(clock)
+    stage.ask(freed)
+    sock.replies(ErrorReply(f"{word} not now"))
+    stage.node.receive()
+    stage.node.send_backlog()
+    before = [stage.node.has_pending, stage.node.needs_maintenance, len(sock.sent)]
+
+    clock.advance(0.25)
+    stage.node.send_backlog()
+    sock.replies(1)
+    stage.node.receive()
+
+    assert freed.ballot.reasons() == f"node-0 answered {word} not now"
+    assert before == [True, True, len(freed.packed_source())]
+    assert bytes(sock.sent) == freed.packed_source() * 2
+    assert not stage.node.has_pending
+
+
+def test_acquire_that_a_node_refuses_is_not_sent_again(
+    stage: Stage, sock: Sock
+) -> None:
+    """Its try is over."""
+    stage.ask(request())
+    sock.replies(ErrorReply("BUSY not now"))
+    stage.node.receive()
+
+    assert not stage.node.has_pending
+
+
+def test_acquire_is_not_resent(stage: Stage, sock: Sock) -> None:
+    """The try of an acquire is over when its connection ends."""
+    stage.ask(request())
+    sock.incoming.append(b"")
+    stage.node.receive()
+
+    assert not stage.node.has_pending
+
+
+def test_release_is_not_kept_for_a_node_that_was_away_all_the_time(
+    clock: FakeClock,
+) -> None:
+    """The node cannot have granted, so a long outage collects no releases."""
+    stage = Stage(clock)
+    stage.arrive()
+    began = clock.monotonic()
+    clock.advance(1.0)
+
+    stage.ask(release(clock, resend_since=began))
+    assert not stage.node.has_pending
+    stage.ask(release(clock, resend_since=0.0))
+    assert stage.node.has_pending
+
+
+def test_release_is_kept_for_a_node_that_went_away_since(
+    clock: FakeClock, stage: Stage, sock: Sock
+) -> None:
+    """The node may have granted before it went."""
+    began = clock.monotonic()
+    clock.advance(1.0)
+    sock.incoming.append(b"")
+    stage.node.receive()
+    clock.advance(1.0)
+
+    stage.ask(release(clock, resend_since=began))
+
+    assert stage.node.has_pending
+
+
+def test_broadcast_resends_the_releases_of_its_nodes(
+    net: Net, clock: FakeClock
+) -> None:
+    """They are sent with the next poll, once the node is back."""
+    freed = net.request(
+        script=RELEASE,
+        done_when=majority_answered,
+        resend_until=clock.monotonic() + 60.0,
+    )
+    net.broadcast.send(freed)
+    pending = [net.broadcast.has_pending]
+    net.socks[0].incoming.append(b"")
+    net.broadcast.drain(clock.monotonic())
+    pending.append(net.broadcast.has_pending)
+
+    back = Connection("a")
+    net.addresses[0].coming.append(back)
+    for _ in range(3):
+        clock.advance(0.6)
+        net.broadcast.drain(clock.monotonic())
+        let_connect(*net.nodes)
+        net.broadcast.drain(clock.monotonic())
+
+    assert [*pending, net.broadcast.has_pending] == [False, True, False]
+    assert [command[3] for command in commands(back.sock.sent)] == [b"k"] * 2

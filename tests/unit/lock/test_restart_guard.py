@@ -1,0 +1,1138 @@
+"""The restart guard: views, replacement, quarantine, founding, recovery of fences."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+
+from celery_redlock import scripts
+from celery_redlock.errors import LockHeld, QuorumUnreachable
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.members.restart_guard import counters_in, greatest
+from celery_redlock.members.view import CLOSED, UNKNOWN, View
+from celery_redlock.testing import FakeNodes
+from celery_redlock.testing.network import FakeNode
+from celery_redlock.wire.quorum import VoteKind
+from tests.unit.lock.support import (
+    OVER,
+    QUARANTINE,
+    args_of,
+    asked,
+    counters,
+    forget,
+    holders,
+    kinds,
+    restart,
+    voting,
+)
+
+if TYPE_CHECKING:
+    from celery_redlock.testing import FakeClock
+
+ALL, TOLERANCE = [True] * 5, 15_000_000  # µs, a quarter of max_ttl
+PAUSE = 0.3  # seconds, longer than the guard pauses between two tries
+
+
+def new_client(nodes: FakeNodes, clock: FakeClock) -> Redlock:
+    """Return a client that knows no view yet, of nodes that were not initialized."""
+    return Redlock(nodes.urls, transport=nodes, clock=clock, node_timeout=0.05)
+
+
+def field(nodes: FakeNodes, index: int, name: str) -> str:
+    """Return what one node knows of itself."""
+    found = nodes.nodes[index].memory.redis.hget(b"redlock:meta", name.encode())
+    return (found or b"").decode()
+
+
+def views(nodes: FakeNodes) -> list[View | None]:
+    """Return the view of each node."""
+    return [View.parse(field(nodes, i, "config")) for i in range(len(nodes.nodes))]
+
+
+def view_of(redlock: Redlock) -> View:
+    """Return the view of a client that has one."""
+    assert redlock.guard.view
+    return redlock.guard.view
+
+
+def go_on(
+    redlock: Redlock, clock: FakeClock, seconds: float, step: float = 5.0
+) -> None:
+    """Check the nodes again and again for this time, as workers do."""
+    end = clock.monotonic() + seconds
+    while clock.monotonic() < end:
+        redlock.check()
+        clock.advance(step)
+    redlock.check()
+
+
+# -- confirmations -----------------------------------------------------------------
+
+
+def test_confirmations_admit_to_the_view_for_which_they_were_given(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Another thread may learn a later view between the answers and SYNC."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+    confirmed = view_of(redlock)
+    later = confirmed.with_newcomer(nodes.labels[1], "5e")
+    ask = redlock.guard.ask
+
+    def ask_and_learn(script: scripts.Script, args: list[object]) -> object:
+        request = ask(script, args)
+        if script is scripts.COUNTERS:
+            redlock.guard.use(later)
+        return request
+
+    with mock.patch.object(redlock.guard, "ask", ask_and_learn):
+        redlock.check()
+
+    assert {sync[0] for sync in args_of(nodes, "sync")} == {str(confirmed)}
+
+
+# -- the view of a client ----------------------------------------------------------
+
+
+def test_new_client_learns_the_view_with_one_more_request(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """The nodes refuse the first one, and the refusal has their view."""
+    other = nodes.another_client()
+    client = new_client(other, clock)
+    assert client.guard.view is None
+
+    assert client.acquire("k").votes == 5
+
+    assert client.guard.view == redlock.guard.view
+    assert [name for name in asked(other) if name != "release"] == ["acquire"] * 2
+
+
+def test_callers_that_learn_the_view_at_once_all_ask_again(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """The first one changes the view of the client; the others were asked before."""
+    client = new_client(nodes.another_client(), clock)
+    requests = [client.guard.ask(scripts.COUNTERS, [client.guard.config]) for _ in "ab"]
+
+    assert [client.guard.recover(request.ballot) for request in requests] == [True] * 2
+    request = client.guard.ask(scripts.COUNTERS, [client.guard.config])
+    assert not client.guard.recover(request.ballot)
+
+
+def test_client_adopts_the_view_of_a_majority_only(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Of another epoch: a minority may have been left behind, or in other use."""
+    view = view_of(redlock)
+    grown = str(replace(view, epoch=view.epoch + 1))
+    for index in (0, 1):
+        fields = {b"config": grown.encode()}
+        nodes.nodes[index].memory.redis.hset(b"redlock:meta", fields)
+    request = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config])
+
+    assert not redlock.guard.adopt(request.ballot)
+    nodes.nodes[2].memory.redis.hset(b"redlock:meta", {b"config": grown.encode()})
+    request = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config])
+    assert redlock.guard.adopt(request.ballot)
+    assert redlock.guard.config == grown
+    request = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config])
+    assert not redlock.guard.adopt(request.ballot)
+
+
+def test_client_that_holds_a_lock_renews_it_in_the_view_of_others(
+    nodes: FakeNodes, redlock: Redlock, rival: Redlock
+) -> None:
+    """One renewal is refused: the client still counted on the node that restarted."""
+    lease = redlock.acquire("k")
+    restart(nodes, 0)
+    rival.check()  # the other nodes note it
+
+    assert not redlock.extend(lease)
+    assert redlock.extend(lease)
+
+    assert lease.votes == 4
+
+
+@pytest.mark.parametrize("options", [{"max_ttl": 90.0}, {"restart_guard": False}])
+def test_client_of_other_settings_is_refused_and_changes_nothing(
+    nodes: FakeNodes, redlock: Redlock, options: dict[str, float]
+) -> None:
+    """Also when nodes are without a view. The error has the difference."""
+    other_nodes = nodes.another_client()
+    other = other_nodes.redlock(**options)
+    lease = redlock.acquire("k")
+    restart(nodes, 0, 1)
+    before = views(nodes)[2:]
+
+    with pytest.raises(QuorumUnreachable) as caught:
+        other.acquire("k", wait=1.0)
+
+    assert "this client has" in str(caught.value)
+    assert caught.value.retry_after is None
+    assert views(nodes)[2:] == before
+    assert views(nodes)[:2] == [None, None]
+    assert lease.is_valid()
+    assert not {"note", "sync"} & set(asked(other_nodes))
+
+
+def test_client_that_differs_is_told_the_difference(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """And what to set."""
+    other = nodes.another_client().redlock(max_ttl=90.0)
+
+    with pytest.raises(QuorumUnreachable) as caught:
+        other.acquire("k")
+
+    text = str(caught.value)
+    assert "Only 0 of 5 nodes gave a vote on 'k'" in text
+    assert "node-1:6379/0 is set up differently" in text
+    assert (
+        "The nodes are at epoch 1 with max_ttl 60 s; this client has max_ttl 90 s. "
+        "Set redlock_max_ttl = 60, or move the nodes to yours with `celery -A proj "
+        "redlock reconfigure`." in text
+    )
+    assert redlock.acquire("k").votes == 5
+
+
+def test_client_with_a_long_max_ttl_takes_part(clock: FakeClock) -> None:
+    """Its text is read as it was written, to the last digit."""
+    nodes = FakeNodes(3, clock=clock)
+
+    redlock = nodes.redlock(max_ttl=100.0 / 3, ttl=10)
+
+    assert redlock.guard.view is not None
+    assert redlock.acquire("k").votes == 3
+
+
+def test_prefixes_are_deployments_of_their_own(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """Deployments with different prefixes share the servers and nothing else."""
+    redlock.acquire("k")
+    other = nodes.another_client().redlock(prefix="other")
+    other.guard.initialize()
+
+    assert other.acquire("k").votes == 5
+    with pytest.raises(LockHeld):
+        other.acquire("k")
+    assert nodes.nodes[0].memory.redis.get(b"other:lock:k")
+
+
+@pytest.mark.parametrize("fault", ["in other use", "away"])
+def test_nodes_are_initialized_all_or_none(clock: FakeClock, fault: str) -> None:
+    """A view without one of them would never have it."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = new_client(nodes, clock)
+    if fault == "away":
+        nodes.partition(1)
+    else:
+        nodes.nodes[1].memory.redis.hset(b"redlock:meta", {b"config": b"of others"})
+
+    ballot = redlock.guard.initialize()
+
+    assert ballot.granted < 3
+    assert "node-2" in ballot.reasons() or fault == "in other use"
+    assert redlock.guard.view is None
+    assert asked(nodes) == ["join"] if fault == "away" else ["join", "counters"]
+    assert views(nodes) == [None] * 3
+
+
+def test_nodes_that_vote_are_not_initialized_again(clock: FakeClock) -> None:
+    """A second command takes over their view, if a majority has it."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = new_client(nodes, clock)
+    redlock.guard.initialize()
+    restart(nodes, 2)
+    again = new_client(nodes.another_client(), clock)
+
+    assert again.guard.initialize().granted == 2
+
+    assert view_of(again) == view_of(redlock)
+
+
+def test_first_fences_are_above_the_clocks_of_nodes_and_clients(
+    clock: FakeClock,
+) -> None:
+    """By the tolerance for the client's clock, and by that for its hints."""
+    nodes = FakeNodes(3, clock=clock)
+
+    new_client(nodes, clock).guard.initialize()
+
+    floor = round(clock.wall() * 1e6) + 2 * TOLERANCE
+    assert counters(nodes, b"floor") == [floor] * 3
+
+
+# -- replacement -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_memory", [False, True])
+def test_restarted_node_does_not_vote_for_a_quarantine(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock, *, keep_memory: bool
+) -> None:
+    """With or without memory: the data that it saved last may be old."""
+    restart(nodes, 0, keep_memory=keep_memory)
+
+    assert voting(redlock) == [False, True, True, True, True]
+    clock.advance(QUARANTINE - 0.001)
+    assert not voting(redlock)[0]
+    clock.advance(0.002)
+    assert voting(redlock) == ALL
+
+
+def test_flushed_node_is_a_node_without_memory(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """FLUSHALL is a loss of memory without a restart."""
+    before = field(nodes, 0, "identity")
+    nodes.nodes[0].memory.flush()
+
+    assert voting(redlock) == [False, True, True, True, True]
+    assert field(nodes, 0, "identity") != before
+    clock.advance(OVER)
+    assert voting(redlock) == ALL
+
+
+def test_all_nodes_note_a_replacement(nodes: FakeNodes, redlock: Redlock) -> None:
+    """In one view, which has the new identity in the place of the old one."""
+    before = view_of(redlock)
+    restart(nodes, 2)
+
+    redlock.check()
+
+    label = nodes.labels[2]
+    after = before.with_newcomer(label, field(nodes, 2, "identity"))
+    assert views(nodes) == [after] * 5
+    assert view_of(redlock) == after
+
+
+def test_quarantine_begins_when_it_is_noticed(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """No wrong clock of the past can shorten the quarantine."""
+    restart(nodes, 0)
+    clock.advance(3600.0)
+
+    assert not voting(redlock)[0]
+    clock.advance(QUARANTINE - 1.0)
+    assert not voting(redlock)[0]
+
+
+def test_restart_in_quarantine_begins_it_anew(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Each loss of memory has a quarantine of its own."""
+    restart(nodes, 0)
+    voting(redlock)
+    clock.advance(QUARANTINE - 1.0)
+    restart(nodes, 0)
+    voting(redlock)
+    clock.advance(2.0)
+
+    assert not voting(redlock)[0]
+    clock.advance(OVER)
+    assert voting(redlock) == ALL
+
+
+def test_node_in_quarantine_counts_in_no_renewal(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Its place may be given away. It releases, and takes the lock when it votes."""
+    lease = redlock.acquire("k", ttl=60.0)
+    restart(nodes, 0, 1)
+    forget(nodes, 2)
+    redlock.check()
+
+    assert redlock.extend(lease)
+    assert holders(nodes) == ["", "", *[lease.token] * 3]
+    clock.advance(OVER - 40.0)
+    assert redlock.extend(lease)
+    clock.advance(40.0)
+    redlock.check()
+    assert redlock.extend(lease)
+    assert redlock.extend(lease)
+    assert holders(nodes) == [lease.token] * 5
+
+
+def test_restarted_minority_is_not_missed(nodes: FakeNodes, redlock: Redlock) -> None:
+    """The acquire notes it, asks again, and is granted."""
+    restart(nodes, 0, 1)
+
+    assert redlock.acquire("k").votes == 3
+
+
+def test_one_node_after_the_other_is_replaced_in_one_epoch(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """All five, more than once, and each fence is greater than all before."""
+    fences = []
+    for index in (0, 3, 1, 4, 2, 0):
+        lease = redlock.acquire("k")
+        fences.append(lease.fence)
+        redlock.release(lease)
+        clock.step_wall(-1000.0)
+        restart(nodes, index)
+        redlock.check()
+        clock.advance(OVER)
+        redlock.check()
+
+    assert fences == sorted(set(fences))
+    assert voting(redlock) == ALL
+    assert view_of(redlock).epoch == 1
+    assert [member.number for member in view_of(redlock).members] == [2, 1, 1, 1, 1]
+
+
+def test_newcomer_waits_until_others_have_known_it_for_a_quarantine(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Its own wait is not enough: a node that did not hear of it votes for the old."""
+    restart(nodes, 0)
+    redlock.check()
+    for index in (1, 2):
+        known = str(round(clock.wall() * 1000) + 30_000).encode()
+        redis = nodes.nodes[index].memory.redis
+        redis.hset(b"redlock:meta", {f"known:{nodes.labels[0]}".encode(): known})
+    clock.advance(OVER)
+
+    assert not voting(redlock)[0]
+    clock.advance(30.0)
+    assert voting(redlock) == ALL
+
+
+def test_newcomer_needs_more_than_a_minority_of_others(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """It needs three of the four others (r = N − q + 1); with two, it waits."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+    nodes.freeze(1, 2)
+
+    go_on(redlock, clock, 1.0, step=PAUSE)
+    assert "sync" not in asked(nodes)
+
+    nodes.thaw(1)
+    clock.advance(PAUSE)
+    redlock.check()
+    assert voting(redlock)[0]
+
+
+def test_newcomer_that_restarts_before_it_is_confirmed_is_not(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """The counters were read for another identity. A new quarantine begins."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+    nodes.latency(0.01)
+    clock.at(0.035, lambda: restart(nodes, 0))
+
+    redlock.check()
+
+    assert not voting(redlock)[0]
+    clock.advance(OVER)
+    redlock.check()
+    assert voting(redlock)[0]
+
+
+def test_two_servers_under_one_name_do_not_both_vote(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """The first that was noted keeps the place, and the error says what is wrong."""
+    stranger = FakeNode(nodes.labels[0], clock)
+    elsewhere = FakeNodes([stranger, *nodes.nodes[1:]], clock=clock)
+    other = new_client(elsewhere, clock)
+    other.check()  # the name leads it to a server without memory
+
+    go_on(other, clock, OVER)
+
+    assert voting(other) == ALL
+    assert voting(redlock) == [False, True, True, True, True]
+    first = redlock.check().ballot.votes[0]
+    assert first is not None
+    assert first.kind is VoteKind.REFUSED
+    for _ in range(3):  # and it stays so: they do not replace each other in turn
+        clock.advance(PAUSE)
+        assert voting(other) == ALL
+        assert not voting(redlock)[0]
+
+
+def test_two_candidates_for_one_place_end_as_one(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Two clients reach two new servers there, at the same time."""
+    strangers = [FakeNode(nodes.labels[0], clock) for _ in range(2)]
+    clients = [
+        new_client(FakeNodes([stranger, *nodes.nodes[1:]], clock=clock), clock)
+        for stranger in strangers
+    ]
+    view = view_of(redlock)
+    for client in clients:  # each has made its view before it hears of the other
+        looks = [look for look in client.guard.look() if look]
+        grown = view.with_newcomer(looks[0].label, looks[0].identity)
+        client.guard.ask(scripts.NOTE, [str(grown), client.guard.quarantine_ms])
+
+    for _ in range(20):
+        for client in clients:
+            client.check()
+        clock.advance(5.0)
+
+    assert sorted(voting(client)[0] for client in clients) == [False, True]
+    assert all(voting(client)[1:] == [True] * 4 for client in clients)
+    assert len({client.guard.config for client in clients}) == 1
+
+
+def test_clients_that_look_at_once_come_to_one_view(
+    nodes: FakeNodes, redlock: Redlock, rival: Redlock, clock: FakeClock
+) -> None:
+    """Each of them notes, and confirms, and none undoes what another did."""
+    clients = [redlock, rival, new_client(nodes.another_client(), clock)]
+    restart(nodes, 0)
+    for client in clients:
+        client.check()
+        restart(nodes, 1)  # what the last one noted is old
+    for _ in range(15):
+        for client in clients:
+            client.check()
+        clock.advance(5.0)
+
+    assert [voting(client) for client in clients] == [ALL] * 3
+    assert len({str(view) for view in views(nodes)}) == 1
+
+
+def test_node_that_missed_a_replacement_learns_of_it(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """It was cut off, votes in the old view, and is asked with the new one."""
+    nodes.partition(4)
+    restart(nodes, 0)
+    redlock.check()
+    nodes.heal(4)
+    clock.advance(PAUSE)
+
+    redlock.check()
+
+    assert views(nodes) == [view_of(redlock)] * 5
+
+
+def test_recovery_without_unsynced_nodes_sends_nothing(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """While all nodes vote, the guard costs nothing."""
+    redlock.acquire("k")
+    redlock.acquire("l")
+
+    assert asked(nodes) == ["acquire"] * 2
+
+
+def test_nodes_are_looked_at_once_in_a_while(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Once in 0.2 s while they say the same, because reading all is not free."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+    nodes.nodes[1].kill()
+    nodes.nodes[2].kill()
+    nodes.asked.clear()
+    for _ in range(5):
+        redlock.check()
+
+    assert asked(nodes).count("join") == 1
+    clock.advance(0.2)
+    redlock.check()
+    assert asked(nodes).count("join") == 2
+
+
+# -- fences ------------------------------------------------------------------------
+
+
+def test_node_votes_again_with_the_fences_of_other_nodes(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """After the quarantine its counters are those of r = N − q + 1 others."""
+    lease = redlock.acquire("k")
+    redlock.release(lease)
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+
+    redlock.check()
+
+    assert counters(nodes)[0] >= lease.fence
+    assert [args[2] for args in args_of(nodes, "sync")] == [0]
+
+
+def test_acquire_recovers_nodes_that_it_needs(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """One node is down and two restarted: their votes are recovered at once."""
+    restart(nodes, 0, 1)
+    redlock.check()
+    clock.advance(OVER)
+    before = clock.monotonic()
+    nodes.asked.clear()
+    nodes.partition(2)
+
+    nodes.heal(2)
+    lease = redlock.acquire("k")
+
+    assert lease.votes >= 3
+    assert clock.monotonic() == before
+    assert "sync" in asked(nodes)
+    assert voting(redlock) == ALL
+
+
+def test_recovery_takes_the_greatest_of_each_counter(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """The greatest of each field, from all nodes that confirm."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+    fields = [b"4000", b"4001", b"4002", b"4003"]
+    for index, name in enumerate(fields, start=1):
+        redis = nodes.nodes[index].memory.redis
+        redis.hset(b"redlock:meta", {name: b"70", b"4004": str(index).encode()})
+
+    redlock.check()
+
+    assert [counters(nodes, name)[0] for name in fields] == [70] * 4
+    assert counters(nodes, b"4004")[0] == 4
+
+
+def test_greatest_keeps_the_greatest_of_each_field() -> None:
+    """Fields are bytes, as nodes send them; counters are compared as numbers."""
+    pairs = [b"1", b"9", b"2", b"5", b"1", b"10", b"floor", b"7", b"2", b"4"]
+
+    assert greatest(pairs) == [b"1", 10, b"2", 5, b"floor", 7]
+    assert greatest([]) == []
+    assert greatest([b"1", b"0"]) == [b"1", 0]
+
+
+# -- founding ----------------------------------------------------------------------
+
+
+def test_restarted_majority_lets_no_second_holder_in(
+    nodes: FakeNodes, redlock: Redlock, rival: Redlock
+) -> None:
+    """Plain Redlock would grant: three empty nodes are a majority of five."""
+    lease = redlock.acquire("k")
+    restart(nodes, 0, 1, 2)
+
+    with pytest.raises(QuorumUnreachable) as caught:
+        rival.acquire("k")
+
+    assert caught.value.retry_after == pytest.approx(QUARANTINE)
+    assert lease.is_valid()
+
+
+def test_restarted_majority_founds_the_next_epoch_with_all(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All nodes vote after one quarantine. TIME is the floor, and the log warns."""
+    lease = redlock.acquire("k")
+    before = view_of(redlock)
+    restart(nodes, 0, 1, 2)
+    redlock.check()
+    assert voting(redlock) == [False] * 5
+    clock.advance(OVER)
+
+    with caplog.at_level(logging.WARNING, "celery_redlock.members.restart_guard"):
+        after = redlock.acquire("k")
+
+    assert after.fence > lease.fence
+    assert voting(redlock) == ALL
+    view = view_of(redlock)
+    assert (view.deployment, view.epoch) == (before.deployment, before.epoch + 1)
+    assert view.is_founded
+    assert counters(nodes, b"floor")[0] == round(clock.wall() * 1e6) + TOLERANCE
+    assert "their order depends on clocks" in caplog.text
+    assert "Node node-1:6379/0 votes again" in caplog.text
+
+
+def test_new_deployment_waits_for_one_quarantine(clock: FakeClock) -> None:
+    """Nodes that were not initialized found their first epoch."""
+    redlock = new_client(FakeNodes(3, clock=clock), clock)
+    with pytest.raises(QuorumUnreachable) as caught:
+        redlock.acquire("k")
+    assert caught.value.retry_after == pytest.approx(QUARANTINE)
+
+    clock.advance(OVER)
+
+    assert redlock.acquire("k").is_valid()
+
+
+def test_new_deployment_waits_for_an_absent_node_for_one_max_ttl(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then the others found it without the node, and the log names it."""
+    nodes = FakeNodes(3, clock=clock)
+    nodes.partition(2)
+    redlock = new_client(nodes, clock)
+    go_on(redlock, clock, 50.0)
+    assert views(nodes) == [None] * 3
+
+    go_on(redlock, clock, 15.0, step=1.0)
+    founded = view_of(redlock)
+    go_on(redlock, clock, 60.0 + OVER)
+
+    assert [member.identity == UNKNOWN for member in founded.members] == [
+        False,
+        False,
+        True,
+    ]
+    assert voting(redlock) == [True, True, False]
+    assert "Node node-3:6379/0 was silent for 60 s" in caplog.text
+    nodes.heal()
+    go_on(redlock, clock, OVER + 5.0)
+    assert voting(redlock) == [True] * 3
+    assert view_of(redlock).epoch == 1
+
+
+def test_client_that_reaches_a_minority_founds_nothing(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Otherwise one client behind a firewall keeps a restarted node out for ever."""
+    lonely_nodes = nodes.another_client()
+    lonely = lonely_nodes.redlock()
+    lonely_nodes.partition(2, 3, 4)
+    go_on(lonely, clock, 90.0)
+    restart(nodes, 0, 1)
+
+    for _ in range(60):
+        lonely.check()
+        redlock.check()
+        clock.advance(5.0)
+
+    assert voting(redlock) == ALL
+    assert view_of(redlock).epoch == 1
+
+
+def test_two_short_silences_are_not_one_long_silence(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """The nodes may have been there between two looks that are far apart."""
+    restart(nodes, 0, 1, 2)
+    nodes.partition(4)
+    redlock.check()  # one look, and then none for longer than a max_ttl
+    clock.advance(61.0)
+
+    redlock.check()
+    clock.advance(1.0)
+    redlock.check()
+
+    assert view_of(redlock).epoch == 1
+
+
+def test_rare_looks_count_as_one_silence(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """If they are no more than half a max_ttl apart."""
+    restart(nodes, 0, 1, 2)
+    nodes.partition(4)
+
+    go_on(redlock, clock, 100.0, step=25.0)
+
+    assert view_of(redlock).epoch == 2
+
+
+def test_node_that_answered_in_between_was_not_silent(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Its silence begins anew, and no epoch is founded without it before the end."""
+    restart(nodes, 0, 1, 2)
+    nodes.partition(3, 4)
+    go_on(redlock, clock, 40.0)
+    nodes.heal(4)
+    go_on(redlock, clock, 1.0, step=1.0)
+    nodes.partition(4)
+
+    go_on(redlock, clock, 30.0)
+
+    assert view_of(redlock).epoch == 1
+
+
+def test_silent_members_are_waited_for_before_a_founding(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Three restarted, and one is away: it may have what they forgot."""
+    restart(nodes, 0, 1, 2)
+    nodes.partition(4)
+
+    go_on(redlock, clock, 30.0)
+    assert view_of(redlock).epoch == 1
+    nodes.heal(4)
+    go_on(redlock, clock, OVER + 1.0)
+
+    assert voting(redlock) == ALL
+
+
+def test_nodes_that_are_gone_for_good_do_not_end_the_deployment(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """One restarted, two are gone: after a max_ttl the three go on alone."""
+    restart(nodes, 0)
+    redlock.check()
+    clock.advance(OVER)
+    nodes.nodes[1].kill()
+    nodes.nodes[2].kill()
+
+    go_on(redlock, clock, 60.0 + OVER + 60.0 + 10.0)
+
+    assert voting(redlock) == [True, False, False, True, True]
+    assert view_of(redlock).epoch == 2
+
+
+def test_member_that_comes_back_from_an_earlier_epoch_joins_anew(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """It was taken to be gone, has its memory, and votes in a view of its own."""
+    restart(nodes, 0, 1, 2)
+    nodes.partition(4)
+    go_on(redlock, clock, 60.0 + 2 * OVER)
+    assert voting(redlock) == [True, True, True, True, False]
+    nodes.heal(4)
+
+    go_on(redlock, clock, OVER + 5.0)
+
+    assert voting(redlock) == ALL
+    assert view_of(redlock).epoch == 2
+
+
+@pytest.mark.parametrize("again", [(0,), (0, 1, 2), (0, 1, 2, 3, 4), (3, 4)])
+def test_founder_that_restarts_again_votes_in_the_end(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock, again: tuple[int, ...]
+) -> None:
+    """Before the founders vote, when too few are left to confirm it, or not."""
+    restart(nodes, 0, 1, 2)
+    redlock.check()
+    clock.advance(QUARANTINE / 2)
+    restart(nodes, *again)
+
+    go_on(redlock, clock, 3 * OVER)
+
+    assert voting(redlock) == ALL
+
+
+def test_single_node_founds_each_epoch_alone(clock: FakeClock) -> None:
+    """N = 1: there are no other nodes."""
+    nodes = FakeNodes(1, clock=clock)
+    redlock = nodes.redlock()
+    lease = redlock.acquire("k")
+    nodes.nodes[0].restart()
+    redlock.check()
+    clock.advance(OVER)
+
+    assert redlock.acquire("k").fence > lease.fence
+
+
+def test_two_nodes_admit_each_other(clock: FakeClock) -> None:
+    """N = 2: each is enough to confirm the other; both restarted are a founding."""
+    nodes = FakeNodes(2, clock=clock)
+    redlock = nodes.redlock()
+    restart(nodes, 0)
+    go_on(redlock, clock, OVER)
+    assert voting(redlock) == [True] * 2
+    assert view_of(redlock).epoch == 1
+
+    restart(nodes, 0, 1)
+    go_on(redlock, clock, OVER)
+    assert voting(redlock) == [True] * 2
+    assert view_of(redlock).epoch == 2
+
+
+def test_founding_by_two_clients_at_once_ends_in_one_epoch(clock: FakeClock) -> None:
+    """Each makes a deployment of its own; the nodes come to one of them."""
+    nodes = FakeNodes(3, clock=clock)
+    clients = [new_client(nodes.another_client(), clock) for _ in range(2)]
+    for client in clients:
+        looks = [look for look in client.guard.look() if look]
+        view = client.guard._found(None, looks)  # noqa: SLF001
+        index = clients.index(client)
+        node, look = nodes.nodes[index], looks[index]
+        assert look.identity in str(view)
+        args = [str(view), client.guard.quarantine_ms]
+        node.memory.execute(scripts.NOTE, ["redlock:meta"], args)
+
+    for _ in range(15):
+        for client in clients:
+            client.check()
+        clock.advance(5.0)
+
+    assert [voting(client) for client in clients] == [[True] * 3] * 2
+    assert len({client.guard.config for client in clients}) == 1
+
+
+@pytest.mark.parametrize("epochs", [(1, 9), (9, 1)])
+def test_deployments_that_met_half_way_become_one(
+    clock: FakeClock, epochs: tuple[int, int]
+) -> None:
+    """A network was split while both halves began, and one node votes already.
+
+    A node that votes does not leave its deployment, so the others come to it.
+    """
+    nodes = FakeNodes(3, clock=clock)
+    redlock = new_client(nodes, clock)
+    looks = [look for look in redlock.guard.look() if look]
+    for place, epoch in zip((0, 1), epochs, strict=True):
+        view = redlock.guard._found(None, looks[place : place + 1])  # noqa: SLF001
+        text = str(view).replace("epoch 1.", f"epoch {epoch}.")
+        node = nodes.nodes[place].memory
+        wait = redlock.guard.quarantine_ms if place else 0
+        node.execute(scripts.NOTE, ["redlock:meta"], [text, wait])
+        if place == 0:
+            sync = [text, looks[0].identity, 1, TOLERANCE]
+            node.execute(scripts.SYNC, ["redlock:meta"], sync)
+
+    go_on(redlock, clock, 3 * OVER, step=1.0)
+
+    assert voting(redlock) == [True] * 3
+
+
+def test_node_of_another_deployment_prevents_a_founding(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """A majority without memory does not begin anew beside a node that has some."""
+    restart(nodes, 0, 1, 2)
+    other = str(view_of(redlock)).replace("max_ttl 60", "max_ttl 90")
+    meta = {b"config": other.encode()}
+    nodes.nodes[3].memory.redis.hset(b"redlock:meta", meta)
+
+    go_on(redlock, clock, 200.0, step=20.0)
+
+    assert view_of(redlock).epoch == 1
+    assert "sync" not in asked(nodes)
+
+
+# -- beside a reconfiguration ------------------------------------------------------
+
+
+def close(nodes: FakeNodes, redlock: Redlock, *indexes: int) -> None:
+    """Close nodes for a plan that is never finished."""
+    old = view_of(redlock)
+    identities = {
+        label: old.member(label).identity
+        for label in redlock.guard.configuration.labels
+    }
+    plan = View.first_of_epoch(
+        redlock.guard.configuration, identities, before=old, is_founded=False
+    )
+    args = [str(old), f"{CLOSED}{plan}", str(plan), redlock.guard.quarantine_ms]
+    for index in indexes:
+        nodes.nodes[index].memory.execute(scripts.CLOSE, ["redlock:meta"], args)
+
+
+def test_closed_majority_is_left_alone(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Closed members are not founded anew: the others may be open elsewhere."""
+    close(nodes, redlock, 0, 1, 2)
+    restart(nodes, 3, 4)
+
+    go_on(redlock, clock, 200.0, step=20.0)
+
+    assert voting(redlock) == [False] * 5
+    assert "sync" not in asked(nodes)
+
+
+def test_closed_minority_keeps_no_other_node_from_its_vote(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """An aborted reconfiguration has left one node closed, for ever perhaps."""
+    close(nodes, redlock, 0)
+    restart(nodes, 1)
+
+    go_on(redlock, clock, OVER + 5.0)
+
+    assert voting(redlock) == [False, True, True, True, True]
+
+
+def test_asking_again_helps_only_if_something_has_changed(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """A client that asked again after each look would ask for a whole quarantine."""
+    restart(nodes, 0, 1, 2)
+    redlock.check()
+    helped = []
+    for seconds in (PAUSE, PAUSE, OVER):
+        clock.advance(seconds)
+        request = redlock.guard.ask(scripts.COUNTERS, [redlock.guard.config])
+        helped.append(redlock.guard.recover(request.ballot))
+
+    assert helped == [False, False, True]
+
+
+def test_look_reads_bytes_that_are_no_text(nodes: FakeNodes, redlock: Redlock) -> None:
+    """Another program has written to the key; the other nodes are read as ever."""
+    nodes.nodes[0].memory.redis.hset(b"redlock:meta", {b"config": b"caf\xe9"})
+
+    look, *others = redlock.guard.look()
+
+    assert look is not None
+    assert (look.config, look.view) == ("caf\ufffd", None)
+    assert all(other and other.view for other in others)
+
+
+def test_look_tells_what_a_closed_node_was_and_never_opens_for(
+    nodes: FakeNodes, redlock: Redlock
+) -> None:
+    """A reconfiguration that is run again needs both; other nodes have neither."""
+    close(nodes, redlock, 0)
+    aborted = "closed for something"
+    fields = {b"aborted": aborted.encode()}
+    nodes.nodes[1].memory.redis.hset(b"redlock:meta", fields)
+
+    looks = redlock.guard.look()
+
+    assert [look and look.left for look in looks] == [str(view_of(redlock)), *[""] * 4]
+    assert [look and look.aborted for look in looks] == ["", aborted, "", "", ""]
+
+
+def test_counters_are_told_from_what_a_node_knows_of_others() -> None:
+    """Only counters are handed on to a node that recovers."""
+    told = [b"known:a:1/0", b"5000", b"7", b"9", b"floor", b"3"]
+
+    assert counters_in(told) == [b"7", b"9", b"floor", b"3"]
+
+
+# -- what operators read -----------------------------------------------------------
+
+
+def said(caplog: pytest.LogCaptureFixture, event: str) -> list[tuple[object, str]]:
+    """Return the facts and the text of each log line of an event."""
+    facts = {"nodes-gone": "nodes", "node-floor": "node", "node-recovered": "node"}
+    return [
+        (vars(record)[f"redlock_{facts[event]}"], record.getMessage())
+        for record in caplog.records
+        if vars(record)["redlock_event"] == event
+    ]
+
+
+def test_log_tells_of_a_node_that_votes_again(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line when it votes, and none while it waits."""
+    caplog.set_level(logging.INFO, "celery_redlock.members.restart_guard")
+    restart(nodes, 1)
+    redlock.check()
+    assert not caplog.records
+    clock.advance(OVER)
+
+    redlock.check()
+
+    label = nodes.labels[1]
+    text = f"Node {label} votes again, and has the fences of the other nodes."
+    assert said(caplog, "node-recovered") == [(label, text)]
+
+
+def test_log_warns_that_the_order_of_fences_depends_on_clocks(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line for each node that votes again above its own time only."""
+    restart(nodes, 0, 1, 2)
+    redlock.check()
+    clock.advance(OVER)
+
+    redlock.acquire("k")
+
+    warnings = said(caplog, "node-floor")
+    assert [label for label, _ in warnings] == list(nodes.labels)
+    assert [text for _, text in warnings] == [
+        f"Node {label} votes again, but too few other nodes knew which fences were "
+        "granted. Its next fences are greater than its own time, so their order "
+        "depends on clocks."
+        for label in nodes.labels
+    ]
+
+
+def test_log_names_the_nodes_without_which_an_epoch_begins(
+    nodes: FakeNodes,
+    redlock: Redlock,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The operator reads which nodes to replace, and with which command."""
+    restart(nodes, 0)
+    nodes.partition(1, 2)
+
+    go_on(redlock, clock, 60.0 + OVER)
+
+    gone = list(nodes.labels[1:3])
+    ((named, text),) = said(caplog, "nodes-gone")
+    assert named == gone
+    assert text == (
+        f"Nodes {gone[0]} and {gone[1]} were silent for 60 s, and too few other nodes "
+        "vote to wait for them: the others found epoch 2 without them. If they are "
+        "gone, replace them with `celery -A proj redlock reconfigure`."
+    )
+
+
+def test_without_the_guard_no_line_warns_of_the_order_of_fences(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fences that may repeat were chosen with the setting."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = nodes.redlock(restart_guard=False)
+    restart(nodes, 0, 1)
+
+    redlock.acquire("k", wait=1.0)
+
+    assert said(caplog, "node-floor") == []
+
+
+# -- without the guard -------------------------------------------------------------
+
+
+def test_guard_that_is_off_lets_all_nodes_vote(clock: FakeClock) -> None:
+    """The choice can cost exclusion: here two clients hold the lock."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = nodes.redlock(restart_guard=False)
+    lease = redlock.acquire("k")
+    restart(nodes, 0, 1)
+
+    other = redlock.acquire("k", wait=1.0)
+
+    assert lease.is_valid()
+    assert other.votes >= 2
+    assert other.fence > lease.fence
+
+
+def test_new_nodes_without_the_guard_vote_at_once(clock: FakeClock) -> None:
+    """They need no ``init``. A node that is away may belong to another deployment."""
+    nodes = FakeNodes(3, clock=clock)
+    redlock = Redlock(
+        nodes.urls, transport=nodes, clock=clock, restart_guard=False, max_ttl=60.0
+    )
+    nodes.freeze(2)
+    with pytest.raises(QuorumUnreachable):
+        redlock.acquire("k")
+    nodes.thaw(2)
+
+    assert redlock.acquire("k", wait=1.0).is_valid()
+
+
+def test_quarantine_and_hint_follow_from_max_ttl(nodes: FakeNodes) -> None:
+    """The quarantine outlasts every forgotten lock; hints may be off by a quarter."""
+    redlock = nodes.redlock(max_ttl=100.0)
+
+    _, _, args = redlock.acquire_request("k", ttl=10, token="t", holder_info="").call
+
+    assert (args[4], redlock.guard.quarantine_ms) == (25_000_000, 103_000)
+    assert nodes.redlock(restart_guard=False).guard.quarantine_ms == 0
+    assert kinds(redlock.check().ballot) == [VoteKind.GRANTED] * 5

@@ -1,0 +1,103 @@
+"""Durations, and how they limit each other."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_redlock.basics.timing import Timing, seconds_of
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.locks.lease import drift_of
+
+
+def timing(**durations: Any) -> Timing:
+    """Return durations that fit, except the given ones."""
+    usual = {"ttl": 30, "max_ttl": 60, "node_timeout": 0.05, "connect_timeout": 1}
+    return Timing(**{**usual, **durations})
+
+
+@pytest.mark.parametrize(("ttl", "drift"), [(1.0, 0.012), (30.0, 0.302), (0.2, 0.004)])
+def test_drift_is_a_hundredth_and_two_milliseconds(ttl: float, drift: float) -> None:
+    """Clocks drift by a rate; rounding and scheduling add a fixed amount."""
+    assert drift_of(ttl) == pytest.approx(drift)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(1, 1.0), (0.25, 0.25), (timedelta(minutes=2), 120.0), (1e-9, 1e-9)],
+)
+def test_seconds_are_numbers_or_timedeltas(value: Any, seconds: float) -> None:
+    """Both mean the same, as a float."""
+    found = seconds_of("ttl", value)
+
+    assert found == seconds
+    assert type(found) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        math.nan,
+        math.inf,
+        -math.inf,
+        True,
+        "30",
+        None,
+        b"3",
+        [1],
+        timedelta(0),
+        timedelta(seconds=-1),
+    ],
+)
+def test_anything_else_is_no_duration(value: Any) -> None:
+    """The error names the setting and its value."""
+    with pytest.raises(ConfigurationError) as caught:
+        seconds_of("redlock_ttl", value)
+
+    assert str(caught.value).startswith("redlock_ttl is ")
+    assert str(caught.value).endswith("it must be a number of seconds above 0.")
+
+
+@pytest.mark.parametrize("name", ["ttl", "max_ttl", "node_timeout", "connect_timeout"])
+def test_each_duration_is_checked(name: str) -> None:
+    """The error names a wrong duration; a right one is returned in seconds."""
+    with pytest.raises(ConfigurationError, match=f"^{name} is nan"):
+        timing(**{name: math.nan})
+
+    span = timedelta(seconds=40 if name.endswith("ttl") else 2)
+    assert getattr(timing(**{name: span}), name) == span.total_seconds()
+
+
+def test_ttl_is_at_most_max_ttl() -> None:
+    """A restarted node stays out for max_ttl: no lock may last longer."""
+    assert timing(ttl=60, max_ttl=60).ttl == 60.0
+    with pytest.raises(ConfigurationError, match=r"60\.1 s is above max_ttl") as caught:
+        timing(ttl=60.1)
+    assert "Lower the ttl" in str(caught.value)
+
+
+def test_ttl_is_above_three_node_timeouts() -> None:
+    """Otherwise a lock could expire before it is granted."""
+    assert timing(ttl=0.1501).ttl == 0.1501
+    with pytest.raises(ConfigurationError, match="more than three node time-outs"):
+        timing(ttl=0.15)
+
+
+def test_ttl_of_one_lock_is_checked_like_the_services() -> None:
+    """``checked`` is for a ttl that comes with a call."""
+    fitting = timing()
+
+    assert fitting.checked(timedelta(seconds=5)) == 5.0
+    with pytest.raises(ConfigurationError, match="above max_ttl"):
+        fitting.checked(61)
+
+
+@pytest.mark.parametrize(("max_ttl", "quarantine"), [(60, 62.2), (10, 11.2)])
+def test_quarantine_outlasts_every_lock(max_ttl: float, quarantine: float) -> None:
+    """1 % for nodes' clocks, 1 % for holders', 1 s for requests on their way."""
+    assert timing(ttl=5, max_ttl=max_ttl).quarantine == pytest.approx(quarantine)

@@ -1,0 +1,280 @@
+"""The watchdog's thread: it starts, stops, survives errors, and is not its child's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.locks import renewal_schedule as schedule
+from celery_redlock.locks.lease import LeaseState
+from celery_redlock.locks.watchdog import Watchdog
+from celery_redlock.testing import FakeNodes
+from tests.harness.threads import threads_started_here
+from tests.harness.waiting import until
+from tests.unit.lock.support import Stepped, Told, asked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_redlock.locks.lease import Lease
+    from celery_redlock.testing import FakeClock
+    from celery_redlock.wire.requests import ScriptRequest
+
+
+SOON = 5.0  # seconds within which a thread must have done its work
+
+
+class Live:
+    """A service in real time, and its watchdog."""
+
+    def __init__(self) -> None:
+        self.redlock = FakeNodes(3, clock=SYSTEM_CLOCK).redlock(ttl=0.3)
+        self.watchdog = Watchdog(self.redlock)
+
+    def wait_for_its_end(self) -> None:
+        """Wait until no thread is left."""
+        until(lambda: not self.watchdog.is_running, SOON)
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    """Give a service in real time; its watchdog is stopped afterwards."""
+    live = Live()
+    yield live
+    live.watchdog.stop()
+
+
+def wait(event: threading.Event) -> None:
+    """Wait until a thread sets the event."""
+    assert event.wait(SOON)
+
+
+def test_thread_renews_by_itself(live: Live) -> None:
+    """It starts with the first lease and ends with ``stop``; both may come twice."""
+    before = live.watchdog.is_running
+    event = threading.Event()
+
+    lease = live.redlock.acquire("k")
+    with threads_started_here() as started:
+        live.watchdog.watch(lease, on_renewed=lambda *_: event.set())
+        live.watchdog.start()
+    wait(event)
+
+    assert len(started) == 1
+    assert (before, live.watchdog.is_running) == (False, True)
+    live.watchdog.stop()
+    live.watchdog.stop()
+    live.wait_for_its_end()
+
+
+def test_thread_announces_a_loss(live: Live) -> None:
+    """The callback runs in the watchdog's thread."""
+    event, names = threading.Event(), []
+
+    def on_lost(_: Lease) -> None:
+        names.append(threading.current_thread().name)
+        event.set()
+
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_lost=on_lost, renew=False)
+    wait(event)
+
+    assert names == ["redlock-watchdog"]
+
+
+def test_thread_that_was_stopped_can_be_started_again(live: Live) -> None:
+    """Its leases are still under watch."""
+    event = threading.Event()
+    lease = live.redlock.acquire("k")
+    live.watchdog.watch(lease, on_lost=lambda _: event.set(), renew=False)
+    live.watchdog.stop()
+
+    live.watchdog.start()
+
+    wait(event)
+
+
+def test_thread_can_be_stopped_from_a_callback(live: Live) -> None:
+    """The thread does not wait for itself."""
+    event = threading.Event()
+
+    def on_renewed(*_: Any) -> None:
+        live.watchdog.stop()
+        event.set()
+
+    live.watchdog.watch(live.redlock.acquire("k"), on_renewed=on_renewed)
+    wait(event)
+
+    live.wait_for_its_end()
+
+
+class Cut:
+    """A lock on one node, and a connection that has broken, which is not noticed yet.
+
+    Args:
+        longest_sleep: Seconds for which the watchdog's thread sleeps.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, longest_sleep: float) -> None:
+        monkeypatch.setattr(schedule, "_LONGEST_SLEEP", longest_sleep)
+        self._nodes = FakeNodes(1, clock=SYSTEM_CLOCK)
+        self.redlock = self._nodes.redlock(ttl=60.0)
+        self.watchdog = Watchdog(self.redlock)
+        self.lease = self.redlock.acquire("k")
+        self._nodes.partition()
+
+    def notice(self) -> None:
+        """Let the client see it; the node has kept the lock."""
+        (node,) = self._nodes.nodes
+        node.kill()
+        node.restart(keep_memory=True)
+        self._nodes.heal()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the lock is gone, as another client sees it."""
+        other = self._nodes.another_client().redlock(ttl=60.0)
+        return other.inspect("k").holder is None
+
+
+def test_thread_stays_until_all_replies_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A release without a reply may have to be sent again."""
+    cut = Cut(monkeypatch, longest_sleep=0.01)
+    cut.redlock.transport.send(cut.redlock.release_request("k", cut.lease.token))
+    steps = itertools.count()
+    drain = cut.redlock.transport.drain
+
+    def count(until: float) -> None:
+        next(steps)
+        drain(until)
+
+    monkeypatch.setattr(cut.redlock.transport, "drain", count)
+    cut.watchdog.resend_releases()
+    until(lambda: next(steps) > 100, SOON)  # it sleeps many times
+    assert cut.watchdog.is_running
+
+    cut.notice()
+
+    until(lambda: cut.is_free, SOON)
+    until(lambda: not cut.watchdog.is_running, SOON)
+
+
+def test_thread_looks_soon_for_the_reply_to_a_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If it is late, the thread does not sleep as long as it does otherwise."""
+    cut = Cut(monkeypatch, longest_sleep=60.0)
+    cut.watchdog.start()
+    cut.redlock.release(cut.lease)
+    cut.watchdog.resend_releases()
+
+    cut.notice()
+
+    until(lambda: cut.is_free, SOON)
+    cut.watchdog.stop()
+
+
+class Broken(FakeNodes):
+    """Nodes whose transport fails unexpectedly."""
+
+    broken = 0
+
+    def send(self, *requests: ScriptRequest, until: float | None = None) -> bool:
+        """Raise for the first requests."""
+        if self.broken:
+            self.broken -= 1
+            raise OSError("Bad file descriptor")
+        return super().send(*requests, until=until)
+
+
+def test_thread_survives_an_unexpected_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error in one step is logged, and the thread renews after it."""
+    nodes = Broken(3, clock=SYSTEM_CLOCK)
+    redlock = nodes.redlock(ttl=1.0)
+    watchdog = Watchdog(redlock)
+    renewed = threading.Event()
+    lease = redlock.acquire("k")
+    nodes.broken = 1
+    watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
+
+    wait(renewed)
+    watchdog.stop()
+
+    assert "The watchdog had an error and continues." in caplog.text
+
+
+# -- forks -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def forked(
+    nodes: FakeNodes,
+    watchdog: Stepped,
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Lease:
+    """Give a lease of the parent, and pose as the child from then on."""
+    lease = watchdog.redlock.acquire("parent")
+    watchdog.watch(lease, on_lost=told.on_lost, on_renewed=told.on_renewed)
+    watchdog.step()
+    nodes.asked.clear()
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    return lease
+
+
+@pytest.mark.parametrize("call", ["forget", "renew_now", "start"])
+def test_forked_child_has_none_of_its_parents_leases(
+    nodes: FakeNodes, watchdog: Stepped, forked: Lease, clock: FakeClock, call: str
+) -> None:
+    """The parent renews its leases; the child does not."""
+    if call == "start":
+        Watchdog.start(watchdog)
+        watchdog.stop()
+    else:
+        assert not getattr(watchdog, call)(forked)
+
+    watchdog.run_for(clock, 20.0)
+
+    assert asked(nodes) == []
+    assert forked.state is LeaseState.HELD
+
+
+def test_forked_child_renews_its_own_leases(
+    watchdog: Stepped, forked: Lease, told: Told, clock: FakeClock
+) -> None:
+    """Its watchdog starts empty, and works."""
+    lease = watchdog.redlock.acquire("child")
+    watchdog.watch(lease, on_renewed=told.on_renewed)
+
+    watchdog.run_for(clock, 4.0)
+
+    assert [renewed for renewed, _, _ in told.renewed] == [lease]
+
+
+def test_forked_child_that_stops_ends_nothing_of_its_parent(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread belongs to the parent: it goes on."""
+    monkeypatch.setattr(schedule, "_LONGEST_SLEEP", 0.0)
+    renewed = threading.Event()
+    lease = live.redlock.acquire("k", 30.0)
+    live.watchdog.watch(lease, on_renewed=lambda *_: renewed.set())
+    pid = os.getpid()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: pid + 1)
+        live.watchdog.stop()
+
+    live.watchdog.renew_now(lease)
+    wait(renewed)
+
+    assert live.watchdog.forget(lease)
