@@ -95,9 +95,11 @@ def initialize(
         if ballot.granted == len(addresses):
             return
         if SYSTEM_CLOCK.monotonic() > give_up_at:
+            votes = f"Only {ballot.granted} of {len(addresses)} nodes vote"
+            if len(addresses) == 1:
+                votes = "The node does not vote"
             raise RedlockError(
-                f"Only {ballot.granted} of {len(addresses)} nodes vote: "
-                f"{ballot.reasons()}. Nodes of a deployment that was initialized "
+                f"{votes}: {ballot.reasons()}. Nodes of a deployment that was initialized "
                 "before vote again by themselves: see `celery -A proj redlock doctor`."
             )
         SYSTEM_CLOCK.sleep(_PAUSE)

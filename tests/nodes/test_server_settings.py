@@ -121,7 +121,7 @@ def without(*commands: str) -> ServerOptions:
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize("command", ["EVALSHA", "HMGET", "TIME", "SET"])
+@pytest.mark.parametrize("command", ["EVALSHA", "HGET", "TIME", "SET"])
 def test_unknown_command_is_named(
     start_nodes: StartNodes, key: str, command: str
 ) -> None:
@@ -209,7 +209,7 @@ def test_unknown_command_does_not_show_the_token(
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize("command", ["HGET", "SCAN"])
+@pytest.mark.parametrize("command", ["HMGET", "SCAN"])
 def test_init_names_the_command_that_it_misses(
     start_nodes: StartNodes, command: str
 ) -> None:
