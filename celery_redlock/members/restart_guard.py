@@ -496,7 +496,13 @@ class RestartGuard:
         label = ballot.labels[index]
         if _kind(ballot, index) is not VoteKind.GRANTED:
             return False
-        if floor and self.enabled:
+        if floor and self.enabled and not view.had_others:
+            log.info(
+                "Node %s votes. Its fences begin above its own time.",
+                label,
+                extra=log_fields("node-founded", node=label),
+            )
+        elif floor and self.enabled:
             log.warning(
                 "Node %s votes%s. Its next fences are greater than its own time, so "
                 "their order depends on clocks.",

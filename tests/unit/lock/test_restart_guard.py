@@ -1010,9 +1010,9 @@ def test_counters_are_told_from_what_a_node_knows_of_others() -> None:
 
 def said(caplog: pytest.LogCaptureFixture, event: str) -> list[tuple[object, str]]:
     """Return the facts and the text of each log line of an event."""
-    facts = {"nodes-gone": "nodes", "node-floor": "node", "node-recovered": "node"}
+    fact = "nodes" if event == "nodes-gone" else "node"
     return [
-        (vars(record)[f"redlock_{facts[event]}"], record.getMessage())
+        (vars(record)[f"redlock_{fact}"], record.getMessage())
         for record in caplog.records
         if vars(record)["redlock_event"] == event
     ]
@@ -1059,6 +1059,27 @@ def test_log_warns_that_the_order_of_fences_depends_on_clocks(
         "depends on clocks."
         for label in nodes.labels
     ]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_first_vote_of_new_nodes_is_no_warning(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """They have granted no fence yet, so the order of none depends on clocks."""
+    caplog.set_level(logging.INFO, "celery_redlock.members.restart_guard")
+    names = [f"node-{number}:6379/0" for number in range(count)]
+    nodes = FakeNodes([FakeNode(name, clock) for name in names], clock=clock)
+    redlock = nodes.redlock()
+    redlock.check()
+    clock.advance(OVER)
+
+    redlock.acquire("k")
+
+    assert said(caplog, "node-founded") == [
+        (name, f"Node {name} votes. Its fences begin above its own time.")
+        for name in names
+    ]
+    assert {one.levelname for one in caplog.records} == {"INFO"}
 
 
 def test_log_names_the_nodes_without_which_an_epoch_begins(
