@@ -99,8 +99,9 @@ def initialize(
             if len(addresses) == 1:
                 votes = "The node does not vote"
             raise RedlockError(
-                f"{votes}: {ballot.reasons()}. Nodes of a deployment that was initialized "
-                "before vote again by themselves: see `celery -A proj redlock doctor`."
+                f"{votes}: {ballot.reasons()}. Nodes of a deployment that was "
+                "initialized before vote again by themselves: see "
+                "`celery -A proj redlock doctor`."
             )
         SYSTEM_CLOCK.sleep(_PAUSE)
 
