@@ -498,7 +498,8 @@ class RestartGuard:
             return False
         if floor and self.enabled and not view.had_others:
             log.info(
-                "Node %s votes. Its fences begin above its own time.",
+                "Node %s votes. No client has told of earlier fences: its first ones "
+                "are greater than its own time.",
                 label,
                 extra=log_fields("node-founded", node=label),
             )

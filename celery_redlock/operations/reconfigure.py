@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.members.restart_guard import counters_in, greatest
 from celery_redlock.members.view import CLOSED, JOINED, View, refusal
+from celery_redlock.operations.words import votes_text
 from celery_redlock.scripts import ABORT, CLOSE, COUNTERS, OPEN, REOPEN
 from celery_redlock.stores.connection import store_of
 from celery_redlock.wire.quorum import VoteKind
@@ -60,10 +61,6 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.5  # seconds between two tries of a step
 _MARGIN = 0.01  # seconds, for the rounding of milliseconds
 _ABORTED = "aborted"  # what CLOSE replies then
-_TOO_LATE = (
-    "Too many nodes vote for the new configuration already. Finish the "
-    "reconfiguration: run it again without --abort"
-)
 _INTERRUPTED = (
     "Nothing is granted until the reconfiguration is done: run it again, with the same "
     "arguments, when the nodes are up, or take it back with --abort."
@@ -232,10 +229,13 @@ class _Move:
                 self._refuse(f"Node {look.label} cannot be moved: {why}")
         up = {look.label for look in olds}
         if len(up | self._gone) < old.quorum:
-            self._refuse(
-                f"Only {len(up)} of the {len(old.labels)} nodes that are to be closed "
-                f"answer, and {old.quorum} are needed: {_silence(old, up)}"
-            )
+            fact = "The node that is to be closed does not answer"
+            if len(old.labels) > 1:
+                fact = (
+                    f"Only {len(up)} of the {len(old.labels)} nodes that are to be "
+                    f"closed answer, and {old.quorum} are needed"
+                )
+            self._refuse(f"{fact}: {_silence(old, up)}")
         up = {look.label for look in news}
         if len(up) < len(new.labels):
             self._refuse(f"Every future node must be up: {_silence(new, up)}")
@@ -327,6 +327,11 @@ class _Move:
         present = max(set(texts), key=texts.count, default="")
         view = View.parse(present)
         if view is None or texts.count(present) + len(self._gone) < self._old.quorum:
+            if len(self._old.labels) == 1:
+                self._refuse(
+                    "The present node does not vote: wait until it votes again "
+                    "(`redlock doctor`)"
+                )
             self._refuse(
                 f"Only {texts.count(present)} of the {len(self._old.labels)} present "
                 f"nodes vote, and {self._old.quorum} are needed: wait until they vote "
@@ -402,7 +407,7 @@ class _Move:
                     return
                 if before is None:
                     self._on_step(
-                        f"{len(closed)} of {len(old.labels)} nodes are closed: "
+                        f"{_are_closed(len(closed), len(old.labels))}: "
                         "nothing is granted or renewed from now on."
                     )
                 left = max(waits, default=0) / 1000
@@ -470,7 +475,8 @@ class _Move:
         while (sources := read()) < needed and self._clock.monotonic() < give_up_at:
             self._clock.sleep(_PAUSE)
         if sources >= needed:
-            self._on_step(f"The fences were read from at least {needed} nodes.")
+            nodes = "the node" if needed == 1 else f"at least {needed} nodes"
+            self._on_step(f"The fences were read from {nodes}.")
             return greatest(pairs)
         log.warning(
             "Too few old nodes still know the fences that were granted. The new "
@@ -504,7 +510,7 @@ class _Move:
                 self._give_up_opening(len(voting), late)
             self._clock.sleep(_PAUSE)
         self._on_step(
-            f"{len(voting)} of {len(looks)} nodes vote for the new configuration: "
+            f"{_votes(len(voting), len(looks))} for the new configuration: "
             f"{self._plan.configuration}, at epoch {self._plan.epoch}."
         )
         if marked:  # by an abort that came too late: they join like restarted nodes
@@ -518,7 +524,7 @@ class _Move:
 
     def _give_up_opening(self, voting: int, late: Sequence[str]) -> NoReturn:
         fact = (
-            f"{voting} of {len(self._new.labels)} nodes vote for the new configuration"
+            f"{_votes(voting, len(self._new.labels))} for the new configuration"
             f"{'; not opened yet: ' if late else ''}{', '.join(late)}"
         )
         if voting >= self._new.quorum:
@@ -552,7 +558,7 @@ class _Move:
         }
         opened = [look for look in news if look.votes and self._is_new(look.view)]
         if len(self._new.labels) - len(opened) < self._new.quorum:
-            self._refuse(_TOO_LATE)
+            self._refuse(self._too_late())
         if not plans:
             self._refuse("No reconfiguration with these arguments is under way")
         for closed in sorted(plans):
@@ -596,8 +602,7 @@ class _Move:
         views = [look.view for look in old.guard.look() if look and look.votes]
         voting = [view for view in views if view and view.configuration == present]
         self._on_step(
-            f"{len(voting)} of {len(old.labels)} nodes vote in the old "
-            "configuration again."
+            f"{_votes(len(voting), len(old.labels))} in the old configuration again."
         )
 
     def _outlast_forgotten_locks(self) -> list[Any]:
@@ -616,8 +621,16 @@ class _Move:
         looks = self._new.guard.look()
         voting = [x for x in looks if x and x.votes and self._is_new(x.view)]
         if len(looks) - len(voting) < self._new.quorum:
-            raise RedlockError(f"{_TOO_LATE}.")
+            raise RedlockError(f"{self._too_late()}.")
         return self._floor()
+
+    def _too_late(self) -> str:
+        one = len(self._new.labels) == 1
+        return (
+            f"{'The node votes' if one else 'Too many nodes vote'} for the new "
+            "configuration already. Finish the reconfiguration: run it again without "
+            "--abort"
+        )
 
     def _floor(self) -> list[Any]:
         """Return a counter above all hints that counted, by this clock and the nodes'.
@@ -638,7 +651,7 @@ class _Move:
         }
         opened = [it for it in stored.values() if it and it.is_same_epoch(plan)]
         if len(self._new.labels) - len(opened) < self._new.quorum:
-            raise RedlockError(f"{_TOO_LATE}.")
+            raise RedlockError(f"{self._too_late()}.")
 
     def _until(
         self,
@@ -672,6 +685,17 @@ def _silence(redlock: Redlock, up: set[str]) -> str:
         for label, vote in zip(redlock.labels, votes, strict=True)
     }
     return ", ".join(text for label, text in clauses.items() if label not in up)
+
+
+def _votes(votes: int, nodes: int) -> str:
+    """Say at the start of a sentence how many nodes vote."""
+    text = votes_text(votes, nodes)
+    return text[0].upper() + text[1:]
+
+
+def _are_closed(some: int, nodes: int) -> str:
+    """Say at the start of a sentence how many nodes are closed."""
+    return "The node is closed" if nodes == 1 else f"{some} of {nodes} nodes are closed"
 
 
 def _all_answer(ballot: Ballot) -> bool:

@@ -55,6 +55,26 @@ def test_commands_speak_of_the_node(start_project: Callable[..., Project]) -> No
     assert "Released on the node." in texts[8]
 
 
+def test_reconfigure_speaks_of_the_node(
+    start_project: Callable[..., Project], start_nodes: Callable[..., DevNodes]
+) -> None:
+    """One node becomes another one, and that move is taken back too late."""
+    project = start_project(
+        1, {"redlock_max_ttl": 1.0, "redlock_ttl": 1.0}, max_ttl=1.0
+    )
+    (url,) = start_nodes(1, max_ttl=1.0, initialize=False).urls
+
+    moved = project.redlock("reconfigure", "--to", url, "--yes")
+    again = project.redlock("reconfigure", "--to", url, "--yes", "--abort")
+
+    assert moved.code == 0, moved.err
+    texts = [run.out + run.err for run in (moved, again)]
+    assert [text for text in texts if PLURAL.search(text)] == []
+    assert "The node is closed: nothing is granted" in moved.out
+    assert "The node votes for the new configuration" in moved.out
+    assert "The node votes for the new configuration already." in again.err
+
+
 def test_log_of_a_restart_speaks_of_the_node(
     start_nodes: Callable[..., DevNodes],
     key: str,
@@ -62,10 +82,11 @@ def test_log_of_a_restart_speaks_of_the_node(
 ) -> None:
     """There were no other nodes that could have known a fence."""
     nodes = start_nodes(1, max_ttl=MAX_TTL)
-    nodes.nodes[0].restart()
     caplog.set_level(logging.INFO, "celery_redlock")
 
     with client(nodes, **SHORT) as redlock:
+        redlock.release(redlock.acquire(key, wait=20))
+        nodes.nodes[0].restart()
         until(lambda: redlock.check().has_quorum, what="its vote")
         redlock.release(redlock.acquire(key, wait=20))
 

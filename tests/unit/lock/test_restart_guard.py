@@ -1075,10 +1075,13 @@ def test_first_vote_of_new_nodes_is_no_warning(
 
     redlock.acquire("k")
 
-    assert said(caplog, "node-founded") == [
-        (name, f"Node {name} votes. Its fences begin above its own time.")
+    texts = said(caplog, "node-founded")
+    assert [label for label, _ in texts] == names
+    assert {text for _, text in texts} == {
+        f"Node {name} votes. No client has told of earlier fences: its first ones are "
+        "greater than its own time."
         for name in names
-    ]
+    }
     assert {one.levelname for one in caplog.records} == {"INFO"}
 
 
