@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery
 from django.core.management import call_command
+from hypothesis import given, settings
 
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import Holder
@@ -23,7 +24,7 @@ from celery_redlock.operations.force_release import (
 from celery_redlock.records.forced_releases import forced_releases
 from tests.contrib.office import log_in
 from tests.contrib.storages import default_database, make_tables, use_django
-from tests.harness.hostile import VALUES
+from tests.harness.hostile import VALUES, values
 from tests.nodes.support import PATIENT, client, locks, until
 
 if TYPE_CHECKING:
@@ -365,22 +366,42 @@ def test_release_without_a_shown_holder_does_nothing(site: Site) -> None:
     assert site.is_held()
 
 
+def check(site: Site, browser: Any, value: bytes) -> None:
+    """List, ask about and release a lock with this value, beside one of a task."""
+    name = "redlock:lock:odd"
+    for node in site.nodes.nodes:
+        node.command("SET", name, value, "PX", 60_000)
+        node.command("PEXPIRE", "redlock:lock:k", 60_000)
+
+    listed = browser.get(LIST).content.decode()
+    assert "?key=odd" in listed, value
+    assert "?key=k" in listed
+    asked = browser.get(RELEASE, {"key": "odd"}).content.decode()
+    digests = re.findall(r'name="shown" value="([^"]*)"', asked)
+    browser.post(RELEASE, {"key": "odd", "shown": digests, "reason": "odd"})
+    assert [node.command("EXISTS", name) for node in site.nodes.nodes] == [0] * 3
+
+
 def test_no_value_of_another_program_breaks_the_pages(site: Site) -> None:
     """The list has its key, beside those of tasks; a release asks, and deletes it."""
     site.hold()
     browser = site.log_in(MAY)
-    name = "redlock:lock:odd"
     for value in VALUES:
-        for node in site.nodes.nodes:
-            node.command("SET", name, value, "PX", 60_000)
+        check(site, browser, value)
 
-        listed = browser.get(LIST).content.decode()
-        assert "?key=odd" in listed, value
-        assert "?key=k" in listed
-        asked = browser.get(RELEASE, {"key": "odd"}).content.decode()
-        digests = re.findall(r'name="shown" value="([^"]*)"', asked)
-        browser.post(RELEASE, {"key": "odd", "shown": digests, "reason": "odd"})
-        assert [node.command("EXISTS", name) for node in site.nodes.nodes] == [0] * 3
+
+@pytest.mark.long
+def test_no_generated_value_of_a_lock_breaks_the_pages(site: Site) -> None:
+    """Values with any bytes, lines and numbers are listed, asked about and released."""
+    site.hold()
+    browser = site.log_in(MAY)
+
+    @given(value=values)
+    @settings(max_examples=300, deadline=None)
+    def look(value: bytes) -> None:
+        check(site, browser, value)
+
+    look()
 
 
 def test_reason_of_a_release_is_cut_to_one_line(site: Site) -> None:
