@@ -275,11 +275,11 @@ class Server:
             self.world.log(self.name, "evicts its locks")
             redis = self.node.redis
             redis.look_at_clock()
-            alive = redis.keys()
-            for name in alive:
-                if redis.pttl(name) >= 0:
-                    redis.evict(name)
-            self.oracle.memory_lost(self)
+            gone = [name for name in redis.keys() if redis.pttl(name) >= 0]
+            for name in gone:
+                redis.evict(name)
+            if gone:  # else the node has lost nothing, and keeps its vote
+                self.oracle.memory_lost(self)
 
     def forget_scripts(self) -> None:
         """Remove all scripts (SCRIPT FLUSH)."""
