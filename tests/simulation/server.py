@@ -275,7 +275,8 @@ class Server:
             self.world.log(self.name, "evicts its locks")
             redis = self.node.redis
             redis.look_at_clock()
-            gone = [name for name in redis.keys() if redis.pttl(name) >= 0]
+            alive = redis.keys()
+            gone = [name for name in alive if redis.pttl(name) >= 0]
             for name in gone:
                 redis.evict(name)
             if gone:  # else the node has lost nothing, and keeps its vote

@@ -130,7 +130,11 @@ def test_batch_reads_a_hash_whole_if_one_of_its_commands_does(
 MEMBERS: dict[str, tuple[list[bytes], int, bytes]] = {
     "comes": ([b"ZADD", b"inside:comes", b"1", b"new"], 2, b"1"),
     "changes": ([b"ZADD", b"inside:changes", b"7", b"old"], 1, b"7"),
-    "goes": (script("leave_backlog", [b"inside:goes"], b"other"), 1, b"1"),
+    "goes": (
+        script("leave_backlog", [b"inside:goes", b"inside:back"], b"other"),
+        1,
+        b"1",
+    ),
 }
 
 

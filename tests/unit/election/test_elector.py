@@ -282,7 +282,7 @@ PACKAGE = Path(celery_redlock.__file__).parent
 
 
 @counts_places
-@pytest.mark.parametrize("where", with_long(["election.py", "core"], "core"))
+@pytest.mark.parametrize("where", with_long(["election.py", "locks"], "locks"))
 def test_campaign_that_is_interrupted_anywhere_leaves_no_lock(
     nodes: FakeNodes, clock: FakeClock, where: str
 ) -> None:
