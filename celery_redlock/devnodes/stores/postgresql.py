@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from celery_redlock.errors import RedlockError
 
 __all__ = ["PostgreSQL", "find_postgresql", "installed_postgresql", "unprivileged"]
 
+_STARTS, _PAUSE = 50, 0.2  # tries after a kill, and seconds between them
 _PORT_TRIES = 5
 _USER = "redlock"
 # Its data ends with the tests, so it need not survive a crash of the machine.
@@ -84,8 +86,7 @@ class PostgreSQL(StoreServer):
             RedlockError: The server did not start.
         """
         if self.port:
-            super().start()
-            self.wait_until_ready()
+            self._start_again()
             return
         self._make_folder()
         data = str(self._folder / "data")
@@ -107,6 +108,19 @@ class PostgreSQL(StoreServer):
             except RedlockError:  # another program may have taken the port
                 if self.is_running or not tries_left:
                     raise
+            else:
+                return
+
+    def _start_again(self) -> None:
+        """Start it on its data; children of a killed server may keep its memory."""
+        for tries_left in reversed(range(_STARTS)):
+            super().start()
+            try:
+                self.wait_until_ready()
+            except RedlockError as error:
+                if "shared memory block" not in str(error) or not tries_left:
+                    raise
+                time.sleep(_PAUSE)
             else:
                 return
 
