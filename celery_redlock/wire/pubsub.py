@@ -70,7 +70,7 @@ class Waiter:
     __slots__ = (
         "__weakref__",
         "_bell",
-        "_event",
+        "_news",
         "free_at",
         "must_look",
         "name",
@@ -82,20 +82,22 @@ class Waiter:
         self.wakeups: dict[int, float] = {}
         self.must_look = False
         self.free_at = 0.0
-        self._event = threading.Event()
+        # A lock that is free while there is news. An exception in the middle of
+        # `threading.Event.wait` may leave the lock of the event taken for ever.
+        self._news = threading.Lock()
+        self._take_news(0.0)
         self._bell: Bell | None = None
 
     def listen(self, seconds: float) -> None:
         """Return when there is news, or after so many seconds."""
-        self._event.wait(seconds)
-        self._event.clear()
+        self._take_news(seconds)
 
     def ring(self, bell: Bell | None) -> None:
         """Have this bell rung when there is news, instead of ``listen``."""
         self._bell = bell
         if bell is None:
-            self._event.clear()
-        elif self._event.is_set():
+            self._take_news(0.0)
+        elif not self._news.locked():
             bell.release()
 
     def wake(self, index: int, at: float) -> None:
@@ -103,8 +105,12 @@ class Waiter:
         self.wakeups[index] = self.free_at = at
         self._tell()
 
+    def _take_news(self, seconds: float) -> None:
+        self._news.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+
     def _tell(self) -> None:
-        self._event.set()
+        with contextlib.suppress(RuntimeError):  # there is news already
+            self._news.release()
         if self._bell is not None:
             self._bell.release()
 

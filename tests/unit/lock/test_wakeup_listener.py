@@ -15,6 +15,7 @@ from celery_redlock.wire.pubsub import Waiter, WakeupListener
 from celery_redlock.wire.url import parse_nodes
 from tests.harness.tcp import ScriptedServer
 from tests.harness.waiting import until
+from tests.interruptions import counts_places, interruptions
 
 if TYPE_CHECKING:
     import socket
@@ -247,3 +248,15 @@ def test_waiters_come_and_go_while_all_are_asked_to_look(
         enough.set()
         thread.join()
         sys.setswitchinterval(interval)
+
+
+@counts_places
+def test_wait_that_is_interrupted_anywhere_raises_the_interruption() -> None:
+    """It leaves no lock taken, as an interrupted `threading.Event` can."""
+    for interruption in interruptions(threading.__file__):
+        waiter = Waiter("w")
+        with interruption:
+            waiter.listen(0.001)
+        waiter.wake(0, 5.0)
+        waiter.listen(60.0)  # the news is there
+        assert waiter.wakeups == {0: 5.0}
