@@ -34,7 +34,7 @@ and that is noticed.
 ``run_id``            the server process that was given this identity
 ``replid``            the history of its data, as replication knows it
 ``evicted``           how many keys the process had evicted when it got the identity
-``looked``            when a script looked last at what it evicts, in ms since 1970
+``looked``            when a script looked last at its policy, in ms since 1970
 ``started``           since when the process runs, if it had never voted when it
                       joined, in ms since 1970
 ``votes``             there, if the node votes for clients with this view

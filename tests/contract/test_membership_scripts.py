@@ -568,7 +568,6 @@ def test_node_that_has_evicted_a_key_has_lost_its_memory(subject: Subject) -> No
     before = subject.identity
 
     subject.evict(subject.lock)
-    subject.look_again()
 
     assert subject.acquire(token=OTHER) == [UNSYNCED, b""]
     assert subject.extend() == [UNSYNCED, b""]

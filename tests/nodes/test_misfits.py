@@ -159,7 +159,7 @@ def test_node_that_is_set_to_evict_while_it_runs_votes_no_more(
 ) -> None:
     """A client that has connected before gets no lock that another one still has.
 
-    The nodes say that they may evict within a second. After an eviction they have lost
+    The nodes say within a second that they may evict. After an eviction they have lost
     their memory, also when their policy is mended at once.
     """
     with client(three_nodes) as holder, client(three_nodes) as rival:
@@ -180,6 +180,28 @@ def test_node_that_is_set_to_evict_while_it_runs_votes_no_more(
         with pytest.raises(QuorumUnreachable):
             rival.acquire(key)
         until(lambda: set(kinds(rival.check().ballot)) == {VoteKind.QUARANTINED})
+        with pytest.raises(QuorumUnreachable):
+            rival.acquire(key)
+        assert lease.is_valid()
+
+
+@pytest.mark.every_server
+def test_node_that_evicts_between_two_looks_at_its_policy_votes_no_more(
+    start_nodes: StartNodes, key: str
+) -> None:
+    """The count of evicted keys is read with each vote, and the policy now and then."""
+    nodes = start_nodes(1)
+    (node,) = nodes.nodes
+    with client(nodes) as holder, client(nodes) as rival:
+        until_all_vote(rival)
+        lease = holder.acquire(key, ttl=60.0)
+        evict_by(node, "volatile-lru", 1)
+        until(lambda: locks(nodes, key) == [])
+        evict_by(node, "noeviction", 0)
+        seconds, us = node.command("TIME")
+        now_ms = int(seconds) * 1000 + int(us) // 1000
+        node.command("HSET", "redlock:meta", "looked", str(now_ms))
+
         with pytest.raises(QuorumUnreachable):
             rival.acquire(key)
         assert lease.is_valid()

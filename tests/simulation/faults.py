@@ -8,7 +8,7 @@ snapshot        the state that a later rollback restores
 flush           FLUSHALL on a node
 come back       a node gets its snapshot back while it runs: it becomes a replica of a
                 copy of itself, and a master again
-evict           a node is set to evict keys; seconds later it is full, for a moment:
+evict           a node is set to evict keys; soon it is full, for a moment:
                 all locks are gone, and its membership stays
 forget meta     DEL redlock:meta on a node: it keeps its locks
 lead            a name leads one client, or all, to another server from now on: to
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Faults"]
 
 _LOADING = 0.1  # seconds
-_SEEN_AFTER = 2.2  # scripts look once in a second, of a clock that may be set back once
+_FULL_AFTER = 0.3  # seconds; scripts look at the policy once in a second only
 _SCRIPTS = {script.name: script for script in ALL_SCRIPTS}
 
 
@@ -175,7 +175,7 @@ class Faults:
             server.evict()
             self._about_to_forget.discard(server.name)
 
-        self._world.schedule(self._world.now + _SEEN_AFTER, evict)
+        self._world.schedule(self._world.now + _FULL_AFTER, evict)
 
     def _forget_meta(self, fault: Fault) -> None:
         server = self._servers[fault.on]

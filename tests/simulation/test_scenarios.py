@@ -515,10 +515,10 @@ def memory_back(at: float) -> Plan:
 
 
 def evicted(at: float) -> Plan:
-    """Let n1 evict the lock of c0 on n0 and n1, some seconds after it is set to."""
+    """Let n1 evict the lock of c0 on n0 and n1, a moment after it is set to."""
     return plan_of(
         (run(0.1, 5.0, stops_on_loss=False, renews=False),),
-        (run(at + 2.21), *(run(0.05) for _ in range(20))),
+        (run(at + 0.31), *(run(0.05) for _ in range(20))),
         ttl=5.0,
         max_ttl=5.0,
         faults=(Fault("cut", 0.0, "c0", "n2", 9.0), Fault("evict", at, "n1")),

@@ -3,7 +3,7 @@
 -- include shared/quarantine_left.lua
 local JOINED = 'format 4, in no deployment' -- config of a node with only an identity
 
-local LOOK_EVERY_MS = 1000 -- at what the server evicts: two of the longer parts of INFO
+local LOOK_EVERY_MS = 1000 -- at the policy: one of the longer parts of INFO
 
 -- Read what the node knows of itself, and more fields, from the ninth on.
 local function read_state(meta, ...)
@@ -26,19 +26,19 @@ local function present_names()
     evicted_keys()
 end
 
--- Look once in a second at what the server evicts. Tell whether it has evicted a key since
--- it got its identity; note in state the policy by which it may evict one now. A server
--- that may is looked at each time. A full one cannot store the instant, and is, too. One
--- that counts no evicted keys has none: a store.
+-- Tell whether the server has evicted a key since it got its identity. Once in a second,
+-- note in state the policy by which it may evict one. A server with such a policy is looked
+-- at each time, and so is a full one, which cannot store the instant. A store counts no
+-- evicted keys, and has no policy.
 local function has_evicted(state)
   if state[7] == '' then return false end
+  if evicted_keys() ~= state[7] then return true end
   local meta, now, looked = state.meta, now_ms(), tonumber(state[8])
   if looked and now >= looked and now - looked < LOOK_EVERY_MS then return false end
   local memory = redis.call('INFO', 'memory')
   local policy = string.match(memory, 'maxmemory_policy:([%w-]+)') or 'noeviction'
   local limit = string.match(memory, '\nmaxmemory:(%d+)') or '0'
   if policy ~= 'noeviction' and limit ~= '0' then state.evicts = policy end
-  if evicted_keys() ~= state[7] then return true end
   if not state.evicts then
     redis.pcall('HSET', meta, 'looked', string.format('%.0f', now))
   end
