@@ -5,7 +5,7 @@
     RedlockError
     ├── ConfigurationError      a setting or option is wrong: fix it
     ├── FingerprintError        this call cannot be reduced to a key: name one
-    ├── LockUnavailable         no majority, nothing is held: try later
+    ├── LockUnavailable         no majority: try later
     │   ├── LockHeld            a majority names another holder
     │   │   └── DuplicateTask   the same, as a task's outcome
     │   ├── LockContended       votes split, no candidate won
@@ -81,7 +81,7 @@ class FingerprintError(RedlockError, TypeError):
 
 
 class LockUnavailable(RedlockError):
-    """No majority granted the lock. Nothing is held.
+    """No majority granted the lock. This client holds nothing.
 
     Attributes:
         key: The name of the lock; of several keys, one a line.

@@ -57,9 +57,8 @@ def hidden(nodes: Any) -> Any:
     """Return nodes, as they are given to this package, with their URLs hidden.
 
     Texts become `SecretUrl`, alone, in lists and as values of mappings; all else stays.
-    A text need not be a ``str``: Django's lazy ones are not. And what stands for a lock
-    service until it is used, such as a ``SimpleLazyObject``, stays, although its class
-    can be iterated.
+    Texts of Django's ``gettext_lazy`` are texts, too. A proxy of a lock service, such as
+    a ``SimpleLazyObject``, is returned as it is, although its class has ``__iter__``.
     Assign the result to the argument that it came from, before anything can fail.
     """
     if isinstance(nodes, str) or hasattr(nodes, "encode"):
@@ -72,7 +71,7 @@ def hidden(nodes: Any) -> Any:
     if isinstance(nodes, Iterable) and not isinstance(nodes, bytes):
         try:
             each = iter(nodes)
-        except TypeError:  # it stands for something else
+        except TypeError:  # a proxy of an object that cannot be iterated
             return nodes
         return [hidden(node) for node in each]
     return nodes

@@ -247,7 +247,9 @@ class Redlock:
             LockContended: The votes were split, again and again.
             QuorumUnreachable: Too few nodes answered, or are in quarantine.
             ConfigurationError: The ttl or the key cannot be used.
-                After each of them nothing is held.
+                After each of them this client holds nothing. If a connection broke
+                before the answer, that node may keep the lock until it is reached
+                again, at most for the ttl.
         """
         steps = self.acquiring(
             key_of(key), ttl, wait, base=base, holder=holder, limits=limits

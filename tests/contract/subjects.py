@@ -591,7 +591,7 @@ class WatchedKeyspace:
 
 
 class _WatchedFields(dict[bytes, bytes]):
-    """A hash that notes which of its fields are read; None stands for all."""
+    """A hash that notes each field that is read, or None if all fields are read."""
 
     def __init__(
         self, fields: Mapping[bytes, bytes], note: Callable[[bytes | None], None]
