@@ -57,9 +57,10 @@ def hidden(nodes: Any) -> Any:
     """Return nodes, as they are given to this package, with their URLs hidden.
 
     Texts become `SecretUrl`, alone, in lists and as values of mappings; all else stays.
-    Texts of Django's ``gettext_lazy`` are texts, too. A proxy of a lock service, such as
-    a ``SimpleLazyObject``, is returned as it is, although its class has ``__iter__``.
-    Assign the result to the argument that it came from, before anything can fail.
+    Texts of Django's ``gettext_lazy`` are texts, too. A proxy of a lock service, such
+    as a ``SimpleLazyObject``, is returned as it is, although its class has
+    ``__iter__``. Assign the result to the argument that it came from, before anything
+    can fail.
     """
     if isinstance(nodes, str) or hasattr(nodes, "encode"):
         return SecretUrl(str(nodes))

@@ -1,8 +1,8 @@
 """Compares the output that a page shows with the output that a program prints.
 
 Only what differs from run to run may differ: ids, times, durations, addresses, versions
-and long numbers. A page shortens with ``…``: inside a line, it matches any text; alone in
-a line, it matches any number of lines.
+and long numbers. A page shortens with ``…``: inside a line, it matches any text; alone
+in a line, it matches any number of lines.
 """
 
 from __future__ import annotations

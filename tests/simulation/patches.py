@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -175,6 +176,7 @@ class _Threading:
     Thread = SimThread
     Lock = Lock
     RLock = RLock
+    TIMEOUT_MAX = threading.TIMEOUT_MAX
     current_thread = staticmethod(current_thread)
 
     @staticmethod
