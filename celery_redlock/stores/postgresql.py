@@ -10,13 +10,18 @@ Locks are advisory ones of the transaction, by the hash of a name: two names wit
 hash cost a wait and nothing else. All are taken in one order, so that no two
 transactions wait for each other. What only reads takes one statement and no lock.
 
-The clock is the one of the server. The run id is its identity and its *timeline*, which
-changes when a standby is promoted and when a backup is restored: both may have
-forgotten locks. So the restart guard keeps such a server out of the vote for one
-max_ttl. A crash changes neither, and loses nothing that was granted: a grant returns
-after its commit was written to disk.
+The clock is the one of the server. The run id is the identity of the server, its
+*timeline*, which changes when a standby is promoted and when a backup is restored, and
+the oids of the database and of the table, which change when a copy or a dump takes
+their place: each may have forgotten locks. So the restart guard keeps such a server out
+of the vote for one max_ttl. A crash changes none of them, and loses nothing that was
+granted: a grant returns after its commit was written to disk.
 
-What this rests on is asked with each transaction (the timeline, whether the server is a
+A database with several tables of our name gives no vote to a client whose URL does not
+say in which schema its table is: another client with another ``search_path`` would get
+the same lock from the other table.
+
+What this rests on is asked with each transaction (the run id, whether the server is a
 standby, its process behind a pooler), set for the session (``synchronous_commit``, the
 encoding), or refused by the server when it has changed (privileges, read-only). Only
 ``fsync`` is neither: the doctor asks for it each time that it runs.
@@ -70,7 +75,8 @@ __all__ = ["PostgreSQL"]
 
 _FACTS = (
     "SELECT current_setting('server_version'), pg_is_in_recovery(), "
-    "to_regclass(%s) IS NOT NULL, (SELECT system_identifier FROM pg_control_system()), "
+    "to_regclass(%s) IS NOT NULL, (SELECT system_identifier FROM pg_control_system()) "
+    "|| 'd' || (SELECT oid FROM pg_database WHERE datname = current_database()), "
     "current_setting('transaction_read_only'), current_setting('fsync'), "
     # For the session: a reload of the server's settings does not change it any more. A
     # grant must be on disk when it is told, and on that of a synchronous standby.
@@ -84,6 +90,11 @@ _FACTS = (
     "FROM pg_stat_replication), pg_backend_pid()"
 )
 _NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_SCHEMAS = (
+    "SELECT array_agg(nspname::text ORDER BY nspname) FROM pg_class "
+    "JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+    "WHERE relname = %s AND relkind IN ('r', 'p', 'v', 'f') AND relpersistence <> 't'"
+)
 _PRIVILEGES = (
     "SELECT needed FROM (SELECT %s::text AS name, unnest(%s::text[]) AS needed) "
     "AS each "
@@ -132,7 +143,7 @@ class PostgreSQL:
         self._is_closed = False
         self._swept_at = SYSTEM_CLOCK.monotonic()
         try:
-            self._learn()
+            self._learn(url)
             self._statements = Statements(self._connection)
         except psycopg.Error as error:
             self.close()
@@ -160,6 +171,7 @@ class PostgreSQL:
                 # CREATE TABLE IF NOT EXISTS asks for the right to make one that exists.
                 found = connection.execute("SELECT to_regclass(%s)", (TABLE,))
                 if found.fetchone() == (None,):
+                    _refuse_other_tables(connection.cursor(), url, most=0)
                     connection.execute(CREATE)
         except psycopg.OperationalError as error:
             raise StoreError(_unreachable(error)) from None
@@ -169,18 +181,19 @@ class PostgreSQL:
                 text += "; run `celery -A proj redlock init` as a user who may"
             raise StoreError(text) from None
 
-    def _learn(self) -> None:
+    def _learn(self, url: str) -> None:
         """Learn what the server is; refuse one that cannot be a store."""
         cursor = self._cursor
         cursor.execute(_FACTS, (TABLE,))
         found: Any = cursor.fetchone()
         version, in_recovery, has_table, identifier, is_read_only, *rest = found
-        self._identifier = str(identifier).encode()
+        self._identifier = identifier.encode()
         if not has_table:
             raise StoreError(
                 f"has no table {TABLE}; run `celery -A proj redlock init`, or the "
                 "migrations of celery_redlock.contrib.django"
             )
+        _refuse_other_tables(cursor, url, most=1)
         fsync, commits, is_encrypted, standbys, self._process = rest
         cursor.execute(_PRIVILEGES, (TABLE, list(_NEEDED)))
         lacking = [privilege for (privilege,) in cursor.fetchall()]
@@ -277,10 +290,10 @@ class PostgreSQL:
         now, *rows = results[len(results) - len(loads) - 1 :]
         if int(now.get_value(0, 2) or 0) != self._process:
             raise StoreError(_TRANSACTION_MODE)
-        now_us, timeline = int(now.get_value(0, 0) or 0), now.get_value(0, 1) or b""
+        now_us, place = int(now.get_value(0, 0) or 0), now.get_value(0, 1) or b""
         keys = StoreKeyspace(
             self,
-            run_id=self._identifier + b"t" + timeline,
+            run_id=self._identifier + place,
             time=ServerTime(now_us, now_us),
             sees_ended=sees_ended,
         )
@@ -484,6 +497,28 @@ def _driver_connection(connection: Any) -> Any:
         connection = connection.connection()
     pooled = getattr(connection, "connection", None)
     return getattr(pooled, "driver_connection", None) or connection
+
+
+def _refuse_other_tables(cursor: psycopg.Cursor[Any], url: str, *, most: int) -> None:
+    """Refuse a database with more tables of our name, if the URL does not say which.
+
+    Raises:
+        StoreError: There are more than so many.
+    """
+    if postgresql_url.search_path_of(url):
+        return
+    cursor.execute(_SCHEMAS, (TABLE,))
+    found: Any = cursor.fetchone()
+    schemas: list[str] = found[0] or []  # no schema makes no array
+    if len(schemas) > most:
+        several = "schemas" if len(schemas) > 1 else "schema"
+        raise StoreError(
+            f"has a table {TABLE} in the {several} {', '.join(schemas)}, and "
+            "redlock_nodes does not say which is ours: clients with another "
+            "search_path would get the same locks; write it into the URL of all "
+            f"clients, such as ?options=-csearch_path%3D{schemas[0]}, or drop the "
+            "tables that none uses"
+        )
 
 
 def _is_asynchronous(connection: Any) -> bool:

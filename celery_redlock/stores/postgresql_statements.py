@@ -50,11 +50,13 @@ _TEXTS = {
     "lock": "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) "
     "ELSE pg_advisory_xact_lock(number) END "
     "FROM unnest($1::bigint[], $2::bool[]) AS each (number, is_shared)",
-    # Also the timeline, which is another one after a standby was promoted, and the
-    # process of the server, which is another one behind a pooler in transaction mode.
-    "now": "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, "
+    # Also the timeline, which is another one after a standby was promoted, and the oid
+    # of the table, which is another one after a dump took its place. And the process of
+    # the server, which is another one behind a pooler in transaction mode.
+    "now": "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, 't' || "  # noqa: S608
     "CASE WHEN pg_is_in_recovery() THEN '' "
-    "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, pg_backend_pid()",
+    "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END || 'r' || "
+    f"to_regclass('{TABLE}')::oid, pg_backend_pid()",
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608

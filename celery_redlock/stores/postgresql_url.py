@@ -22,9 +22,10 @@ from psycopg.conninfo import conninfo_to_dict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["hosts_of", "name_of", "url_of"]
+__all__ = ["hosts_of", "name_of", "search_path_of", "url_of"]
 
 _DJANGO = "django://"
+_SEARCH_PATH = re.compile(r"search[_-]path\s*=\s*((?:\\.|\S)+)")
 _PORT = 5432
 # What Django calls otherwise than libpq.
 _OF_DJANGO = {
@@ -38,6 +39,9 @@ _OF_DJANGO = {
 
 def name_of(url: str) -> str:
     """Return ``host:port/database``, without credentials.
+
+    A search_path in the URL follows: it decides which table is used, as the database
+    does.
 
     Raises:
         ValueError: It is no URL of PostgreSQL. The text does not show it.
@@ -54,7 +58,16 @@ def name_of(url: str) -> str:
     if not re.fullmatch(r"\d+(,\d+)*", port):
         raise ValueError("its port must be a number")
     database = parts.get("dbname") or parts.get("user") or "postgres"
-    return f"{host}:{port}/{database}".replace(",", "+")
+    place = f"{host}:{port}/{database}"
+    if path := re.sub(r"[^\w,]+", "", search_path_of(url)):
+        place += f"/{path}"
+    return place.replace(",", "+")
+
+
+def search_path_of(url: str) -> str:
+    """Return the search_path that a URL says; ``""`` if it leaves it to the server."""
+    found = _SEARCH_PATH.search(str(conninfo_to_dict(url).get("options") or ""))
+    return found[1] if found else ""
 
 
 def hosts_of(url: str) -> list[str]:
