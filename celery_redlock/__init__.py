@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from celery_redlock.app.runtime import runtime_of
+    from celery_redlock.effects.outbox import Outbox
     from celery_redlock.errors import (
         ConfigurationError,
         DuplicateTask,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from celery_redlock.options.lock_options import LockOptions
     from celery_redlock.policies import Conflict
     from celery_redlock.task.decorator import singleton_task
-    from celery_redlock.task.outbox import Outbox
     from celery_redlock.task.singleton_task import SingletonTask
 
 __all__ = [
@@ -76,7 +76,7 @@ _HOMES = {
     "Holder": "locks.lease",
     "Lease": "locks.lease",
     "LockOptions": "options.lock_options",
-    "Outbox": "task.outbox",
+    "Outbox": "effects.outbox",
     "Redlock": "locks.redlock",
     "SingletonTask": "task.singleton_task",
     "alock": "locking",

@@ -311,7 +311,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide shared tasks of other tests: Celery adds them to every later app."""
-    homes = {builtins.__name__, "celery_redlock.task.outbox"}
+    homes = {builtins.__name__, "celery_redlock.effects.outbox"}
     kept = {f for f in _on_app_finalizers if f.__module__ in homes}
     monkeypatch.setattr("celery._state._on_app_finalizers", kept)
 

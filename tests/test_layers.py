@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -13,38 +14,6 @@ import pytest
 
 import celery_redlock.locks
 
-# From top to bottom. A module imports from its own room and from the lines below its
-# own, never from its own line or above, not even for type checkers. A room is a module
-# directly in the package, or a package. Of what is in the first line, delete one, and
-# nothing else changes.
-HOUSE = """
-    cli contrib pytest_plugin tracing
-    web
-    metrics
-    beat
-    celery_redlock
-    task
-    app
-    operations
-    settings
-    options
-    policies
-    testing
-    devnodes election locking
-    line records
-    locks
-    members
-    wire
-    stores
-    scripts
-    basics
-    errors signals
-"""
-RANKS = {
-    room: rank
-    for rank, line in enumerate(reversed(HOUSE.strip().splitlines()))
-    for room in line.split()
-}
 # Packages that find their files by themselves: naming them would be one more place.
 FIND_THEIR_FILES = {"cli", "operations.doctor"}
 LOCK_ROOMS = {
@@ -56,6 +25,23 @@ WITHOUT_CELERY = sorted(
 
 PACKAGE = Path(celery_redlock.locks.__file__).parents[1]
 NAME = PACKAGE.name
+PAGE = Path(__file__).parents[1] / "docs" / "contributing" / "architecture.md"
+
+
+def order_of_rooms() -> list[str]:
+    """Return the rooms from top to bottom, as the page of the architecture lists them.
+
+    A room is a package, or a module directly in the package.
+    """
+    text = PAGE.read_text(encoding="utf-8")
+    block = text.partition(f"```text\n{NAME}/\n")[2].partition("```")[0]
+    rooms = re.findall(r"^  (\w+)", block, flags=re.MULTILINE)
+    return [NAME if room == "__init__" else room for room in rooms]
+
+
+# A module imports from its own room and from rooms with a lower rank, also for type
+# checkers.
+RANKS = {room: rank for rank, room in enumerate(reversed(order_of_rooms()))}
 
 
 def modules() -> dict[str, Path]:
@@ -100,12 +86,12 @@ def room_of(module: str) -> str:
 
 
 def test_rooms_have_a_line() -> None:
-    """Each module directly in the package, and each package, is in the table."""
-    assert {room_of(module) for module in MODULES} == {*RANKS}
+    """The page lists each room once: each package, and each module beside them."""
+    assert sorted(order_of_rooms()) == sorted({room_of(module) for module in MODULES})
 
 
 def test_modules_import_downwards_only() -> None:
-    """A module imports from its own room and from lower lines of the table."""
+    """A module imports from its own room and from rooms below it in the list."""
     upwards = {
         f"{module} imports {imported}"
         for module in MODULES

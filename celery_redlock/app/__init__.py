@@ -10,12 +10,14 @@ resolved options of an app, found by ``runtime_of(app)``. The others stand alone
   `refusal_step` is the part of it that Celery's main process calls.
 * `confirmed` publishes what must not be lost: it returns when the broker has it.
 * `early_start` starts refused calls of a worker as soon as their lock is free.
+* `autoretry` retries a call after an error outside of its body, as Celery does inside.
 * `masking` keeps the nodes' passwords out of what Celery prints.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "autoretry",
     "confirmed",
     "early_start",
     "masking",

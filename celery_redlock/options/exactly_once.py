@@ -36,7 +36,7 @@ class ExactlyOnce:
     """The options of a task whose calls are recorded in the database of their effects.
 
     Attributes:
-        records: The store of the records (``task.call_records.RecordStore``).
+        records: The store of the records (``effects.call_records.RecordStore``).
         per_key: Whether calls with the same key are the same call; otherwise calls
             with the same task id are.
         repeats_for: Seconds for which a call with the same key is given the recorded

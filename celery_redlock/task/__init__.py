@@ -40,12 +40,9 @@ Beside this path:
   the calls.
 * `awaitables` refuses bodies whose work begins after their lock has ended.
 * `request` releases the lock of a process that was killed.
-* `exactly_once` runs the body in a transaction with a record of the call, for tasks
-  with ``exactly_once_in``; `call_records` says what a record is. `outbox` publishes
-  messages if, and only if, such a transaction commits. `stored` writes values into
-  columns of both.
+* ``effects.exactly_once`` runs the body in a transaction with a record of the call, for
+  tasks with ``exactly_once_in``.
 * `beat_thread` recognizes the thread of a beat, which is no caller for an exception.
-* `autoretry` retries a call after an error outside of its body, as Celery does inside.
 * `results` asks the result backend whether a call has ended.
 * `explain` says what would happen to a call, and changes nothing.
 """
@@ -53,12 +50,9 @@ Beside this path:
 from __future__ import annotations
 
 __all__ = [
-    "call_records",
     "decorator",
     "explain",
     "header",
-    "outbox",
     "publishing",
     "singleton_task",
-    "stored",
 ]

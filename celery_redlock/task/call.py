@@ -326,7 +326,7 @@ class Call:
             return bool(getattr(task, "acks_on_timeout", usual))
         once = self.options.exactly_once
         if once is not None and meta.get("status") == states.FAILURE:
-            from celery_redlock.task.call_records import has_succeeded  # noqa: PLC0415
+            from celery_redlock.effects.call_records import has_succeeded  # noqa: PLC0415
 
             return not has_succeeded(self, once)
         return meta.get("status") in states.READY_STATES

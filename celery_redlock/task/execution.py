@@ -287,8 +287,6 @@ class Execution(TaskLock):
             raise
         finally:
             self.has_ended = True
-        if not isinstance(returned, PLAIN) and is_lazy(returned):
-            refuse_awaitable(call.task.name, returned)
         if call.options.unique_for:
             cool_down(call)
         return returned
@@ -297,11 +295,21 @@ class Execution(TaskLock):
         """Run the body; with ``exactly_once_in``, in a transaction with its record."""
         once = self.call.options.exactly_once
         if once is None:
-            return self._interrupter.interruptible(body)
-        from celery_redlock.task.exactly_once import run_once  # noqa: PLC0415
+            return self._work_of(body)
+        from celery_redlock.effects.exactly_once import run_once  # noqa: PLC0415
 
-        interruptible = functools.partial(self._interrupter.interruptible, body)
-        returned: _T = run_once(self, once, interruptible)
+        returned: _T = run_once(self, once, functools.partial(self._work_of, body))
+        return returned
+
+    def _work_of(self, body: Callable[[], _T]) -> _T:
+        """Return what the body returns; interrupts reach it.
+
+        Raises:
+            ConfigurationError: The body has returned a coroutine or a generator.
+        """
+        returned = self._interrupter.interruptible(body)
+        if not isinstance(returned, PLAIN) and is_lazy(returned):
+            refuse_awaitable(self.call.task.name, returned)
         return returned
 
     def check_or_go_on(self) -> None:

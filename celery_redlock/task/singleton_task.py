@@ -36,6 +36,7 @@ from celery.result import ResultBase
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.app import worker_hooks
+from celery_redlock.app.autoretry import retry_as_configured
 from celery_redlock.app.confirmed import confirmed
 from celery_redlock.app.masking import mask
 from celery_redlock.app.runtime import runtime_of
@@ -52,7 +53,6 @@ from celery_redlock.line.claims import Claims
 from celery_redlock.locking import aheld_by, held_by
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.announcement import send_announced
-from celery_redlock.task.autoretry import retry_as_configured
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
 from celery_redlock.task.execution import Execution, TaskLock, running
@@ -208,7 +208,7 @@ class SingletonTask(_Base[P, R]):
         cls.Request = _request_class_of(cls)
         cls.tracks_start, cls.track_started = bool(cls.track_started), False
         if cls.lock_options.exactly_once_in is not None:
-            from celery_redlock.task.call_records import PruneTask, register  # noqa: PLC0415
+            from celery_redlock.effects.call_records import PruneTask, register  # noqa: PLC0415
 
             register(app, PruneTask)
         _warn_of_bypass(cls)

@@ -40,7 +40,7 @@ def test_app_without_an_outbox(
 ) -> None:
     """It has nothing that waits."""
     # Those of earlier tests live until Python collects them, and name no app.
-    monkeypatch.setattr("celery_redlock.task.outbox._known", WeakSet())
+    monkeypatch.setattr("celery_redlock.effects.outbox._known", WeakSet())
 
     run = project.redlock("outbox")
 

@@ -29,10 +29,10 @@ from celery_redlock import ConfigurationError, LockLost, StaleFence
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.contrib.sqlalchemy import current_session
+from celery_redlock.effects import exactly_once
+from celery_redlock.effects.call_records import PruneTask
 from celery_redlock.policies import Abort, Warn
-from celery_redlock.task import exactly_once
 from celery_redlock.task.call import Call
-from celery_redlock.task.call_records import PruneTask
 from celery_redlock.testing import FakeNodes
 from tests.contrib.ledgers import (
     DjangoLedger,

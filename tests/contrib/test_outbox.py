@@ -23,8 +23,8 @@ from celery_redlock import ConfigurationError, Outbox
 from celery_redlock.contrib.django.outbox import DjangoMessages
 from celery_redlock.contrib.sqlalchemy import outbox_table
 from celery_redlock.contrib.sqlalchemy.outbox import SqlAlchemyMessages
-from celery_redlock.task.call_records import now
-from celery_redlock.task.outbox import Waiting, outboxes_of, publish_outboxes
+from celery_redlock.effects.call_records import now
+from celery_redlock.effects.outbox import Waiting, outboxes_of, publish_outboxes
 from celery_redlock.testing import FakeNodes
 from tests.contrib.ledgers import (
     DjangoLedger,
@@ -280,7 +280,7 @@ def test_message_that_a_killed_process_has_taken_is_free_later(  # noqa: PLR0913
 
     later = now() + dt.timedelta(seconds=31)
     monkeypatch.setattr(f"{module}.now", lambda: later)
-    monkeypatch.setattr("celery_redlock.task.outbox.now", lambda: later)
+    monkeypatch.setattr("celery_redlock.effects.outbox.now", lambda: later)
     assert outbox.publish(grace=0.0) == 1
 
     assert [found for found, _ in deliver(worker)] == [result.id, result.id]
@@ -321,7 +321,7 @@ def test_message_waits_while_the_broker_is_away(  # noqa: PLR0913, PLR0917  (fix
 ) -> None:
     """The commit is not undone, a warning says so, and later they go in their order."""
     with monkeypatch.context() as broker:
-        broker.setattr("celery_redlock.task.outbox._publish", away)
+        broker.setattr("celery_redlock.effects.outbox._publish", away)
         with ledger.transaction() as session:
             results = [outbox.send(ship, (each,), session=session) for each in "abc"]
 
@@ -351,7 +351,7 @@ def test_run_stops_when_the_broker_is_away(
         for each in "abc":
             outbox.send(ship, (each,), session=session)
 
-    dies_after_commit.setattr("celery_redlock.task.outbox._publish", away)
+    dies_after_commit.setattr("celery_redlock.effects.outbox._publish", away)
 
     assert outbox.publish(grace=0.0) == 0
     assert len([r for r in caplog.records if "stays in" in r.message]) == 1
@@ -368,7 +368,7 @@ def test_message_that_cannot_be_published_stops_no_other(  # noqa: PLR0913, PLR0
 ) -> None:
     """It stays, and an error says why."""
     monkeypatch = dies_after_commit
-    monkeypatch.setattr("celery_redlock.task.outbox._AT_ONCE", 1)
+    monkeypatch.setattr("celery_redlock.effects.outbox._AT_ONCE", 1)
     with ledger.transaction() as session:
         bad = outbox.send(ship, ("bad",), session=session, queue="a queue")
         good = outbox.send(ship, ("good",), session=session)

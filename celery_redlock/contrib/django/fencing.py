@@ -62,7 +62,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, models, transaction
 from django.db.models import Max
 
-from celery_redlock.contrib.fences import fence_number, stale
+from celery_redlock.effects.fences import fence_number, stale
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:

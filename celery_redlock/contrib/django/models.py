@@ -46,7 +46,7 @@ class HeldLock(models.Model):
 class CallRecord(models.Model):
     """A call that has been done, with its effects in this database.
 
-    The fields are those of ``celery_redlock.task.call_records.CallRecord``.
+    The fields are those of ``effects.call_records.CallRecord``.
     """
 
     id = models.CharField(max_length=64, primary_key=True)
@@ -80,8 +80,8 @@ class CallRecord(models.Model):
 class OutboxMessage(models.Model):
     """A message that is to be published after the commit of its transaction.
 
-    The fields are those of ``celery_redlock.task.outbox.OutboxMessage``. A process that
-    publishes the message has taken it until then.
+    The fields are those of ``effects.outbox.OutboxMessage``. A process that publishes
+    the message has taken it until then.
     """
 
     id = models.CharField(max_length=255, primary_key=True)

@@ -15,10 +15,10 @@ from django.db import connections, transaction
 from django.db.models import F, Min, Q
 
 from celery_redlock.contrib.django.records import DjangoRecords, as_moment
+from celery_redlock.effects.call_records import now
+from celery_redlock.effects.outbox import OutboxMessage
+from celery_redlock.effects.stored import StoredValue
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.task.call_records import now
-from celery_redlock.task.outbox import OutboxMessage
-from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -27,7 +27,7 @@ __all__ = ["DjangoMessages"]
 
 
 class DjangoMessages:
-    """The messages in one database of Django: a `task.outbox.MessageStore`.
+    """The messages in one database of Django: an `effects.outbox.MessageStore`.
 
     Args:
         alias: The name of the database in ``DATABASES``.

@@ -27,9 +27,9 @@ from django.db import (
 from django.db.models import F
 
 from celery_redlock.basics.spelling import did_you_mean
-from celery_redlock.contrib.drivers import is_in_transaction
+from celery_redlock.effects.call_records import CallRecord, RecordTaken
+from celery_redlock.effects.drivers import is_in_transaction
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.task.call_records import CallRecord, RecordTaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ _MOMENTS = ("recorded_at", "keep_until")
 
 
 class DjangoRecords:
-    """The records in one database of Django: a `task.call_records.RecordStore`.
+    """The records in one database of Django: an `effects.call_records.RecordStore`.
 
     Args:
         alias: The name of the database in ``DATABASES``.

@@ -58,7 +58,7 @@ from sqlalchemy import BigInteger, event, func, inspect, select, update
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column, object_session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from celery_redlock.contrib.fences import fence_number, stale
+from celery_redlock.effects.fences import fence_number, stale
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -37,10 +37,10 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
 from celery_redlock.contrib.sqlalchemy.records import SqlAlchemyRecords, open_session
+from celery_redlock.effects.call_records import now
+from celery_redlock.effects.outbox import OutboxMessage
+from celery_redlock.effects.stored import StoredValue
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.task.call_records import now
-from celery_redlock.task.outbox import OutboxMessage
-from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -81,7 +81,7 @@ _IN_ORDER = select(_TABLE).order_by(_TABLE.c.written_at, _TABLE.c.id)
 
 
 class SqlAlchemyMessages:
-    """The messages in the database of a session: a `task.outbox.MessageStore`.
+    """The messages in the database of a session: an `effects.outbox.MessageStore`.
 
     Args:
         make: Returns a session, or a ``scoped_session``.

@@ -45,9 +45,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
-from celery_redlock.contrib.drivers import is_in_transaction
+from celery_redlock.effects.call_records import CallRecord, RecordTaken
+from celery_redlock.effects.drivers import is_in_transaction
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.task.call_records import CallRecord, RecordTaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,7 +130,7 @@ def open_session() -> Session | None:
 
 
 class SqlAlchemyRecords:
-    """The records in the database of a session: a `task.call_records.RecordStore`.
+    """The records in the database of a session: an `effects.call_records.RecordStore`.
 
     Args:
         make: Returns a session, or a ``scoped_session``.

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 from django.utils import timezone
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
-from celery_redlock.task.outbox import PublishOutboxTask
+from celery_redlock.effects.outbox import PublishOutboxTask
 from imports.tasks import import_orders
 from reports.models import Customer, Order
 

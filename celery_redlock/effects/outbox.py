@@ -44,9 +44,9 @@ from celery_redlock.app.confirmed import MessageRefusedError, confirmed
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.spelling import did_you_mean
+from celery_redlock.effects.call_records import now, register
+from celery_redlock.effects.stored import StoredValue
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.task.call_records import now, register
-from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

@@ -54,20 +54,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_redlock.app.autoretry import retry_as_configured
 from celery_redlock.basics.backoff import doubled
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.effects.call_records import CallRecord, now, record_id
+from celery_redlock.effects.stored import StoredValue
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.autoretry import retry_as_configured
-from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
-from celery_redlock.task.call_records import CallRecord, now, record_id
-from celery_redlock.task.stored import StoredValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery_redlock.effects.call_records import RecordStore
     from celery_redlock.options.exactly_once import ExactlyOnce
-    from celery_redlock.task.call_records import RecordStore
 
 __all__ = ["run_once"]
 
@@ -149,13 +148,10 @@ class _OnceRun:
         self._has_begun = True
         with self._records.guarded():
             try:
-                returned = body()
+                return body()
             except BaseException:
                 self._has_failed = True
                 raise
-        if not isinstance(returned, PLAIN) and is_lazy(returned):
-            refuse_awaitable(self._call.task.name, returned)
-        return returned
 
     def _counts(self, found: CallRecord | None) -> bool:
         """Tell whether a record says that this call is done."""
