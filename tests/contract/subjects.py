@@ -61,6 +61,7 @@ STRANGE = view(deployment="d3")  # a third view, of another deployment
 NEW = view(epoch="2.bb", kind="planned")
 CLOSED = f"{PREFIX}{NEW}"  # what a node has stored that is closed for NEW
 STRIPE = "7"
+MAX_TTL = 60_000  # ms, of the views
 TTL = 20_000  # ms; no test takes this long
 SHORT = 30  # ms, for what has to expire
 NO_KEY, NO_TTL = -2, -1  # replies of PTTL

@@ -13,6 +13,7 @@ from celery_redlock.scripts import (
 )
 from tests.contract.subjects import (
     EXACT,
+    MAX_TTL,
     NO_KEY,
     NO_TTL,
     OTHER,
@@ -87,6 +88,32 @@ def test_acquire_after_expiry_is_granted_a_greater_number(subject: Subject) -> N
 
     assert subject.acquire(OTHER) == [GRANTED, 2]
     assert subject.get(subject.lock) == value(2, OTHER)
+
+
+@pytest.mark.parametrize("beyond_ms", [10_000, 3_600_000])
+def test_lock_that_a_clock_stored_that_was_ahead_ends_after_max_ttl(
+    subject: Subject, beyond_ms: int
+) -> None:
+    """Its holder may be dead. One that lives has a lease of max_ttl at most."""
+    subject.admit()
+    subject.set(subject.lock, value(5), px=MAX_TTL + beyond_ms)
+
+    reply = subject.acquire(OTHER)
+
+    longest = subject.longest(MAX_TTL)
+    assert is_taken(reply, value(5), at_least=MAX_TTL, at_most=longest)
+    assert MAX_TTL - 2000 < subject.pttl(subject.lock) <= longest
+
+
+@pytest.mark.parametrize("held", [b"foreign", value(5) + b"\nkept", b"a\nb\nc"])
+def test_only_locks_end_after_max_ttl(subject: Subject, held: bytes) -> None:
+    """A permit for a start may be kept for a day, and a value of others is theirs."""
+    subject.admit()
+    subject.set(subject.lock, held, px=3_600_000)
+
+    assert subject.acquire(OTHER)[:2] == [TAKEN, held]
+
+    assert subject.pttl(subject.lock) > MAX_TTL
 
 
 @pytest.mark.parametrize("foreign", ["", "\n", TOKEN[:-1], f" {TOKEN}", "\xff"])

@@ -11,3 +11,4 @@ local refused = refusal(state, view)
 if refused then return refused end
 
 -- include shared/held.lua
+-- include shared/bounded.lua
