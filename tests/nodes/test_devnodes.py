@@ -448,15 +448,16 @@ sys.stdin.readline()
 # It wakes up again and again: CPython does not notice a signal that comes between its
 # last look for one and a system call that blocks, until that call returns.
 WAIT = "while not select.select([sys.stdin], [], [], 0.05)[0]: pass"
+WITHOUT_SETPRIV = "import os; os.environ['PATH'] = ''\n"
 
 
 @pytest.fixture
-def owner(redis_server: str, tmp_path: Path) -> Iterator[Callable[[str], Owner]]:
+def owner(redis_server: str, tmp_path: Path) -> Iterator[Callable[..., Owner]]:
     """Give a function that starts a process which owns two servers, one paused."""
     started: list[Owner] = []
 
-    def start(then: str) -> Owner:
-        started.append(Owner(then, redis_server, str(tmp_path)))
+    def start(then: str, first: str = "") -> Owner:
+        started.append(Owner(first + OWNER + then, redis_server, str(tmp_path)))
         return started[-1]
 
     yield start
@@ -468,9 +469,9 @@ def owner(redis_server: str, tmp_path: Path) -> Iterator[Callable[[str], Owner]]
 class Owner(Child):
     """A process that has started two servers, with what it does then."""
 
-    def __init__(self, then: str, redis_server: str, folder: str) -> None:
+    def __init__(self, program: str, redis_server: str, folder: str) -> None:
         env = {**os.environ, "TMPDIR": folder}
-        super().__init__(OWNER + then, redis_server, env=env, start_new_session=True)
+        super().__init__(program, redis_server, env=env, start_new_session=True)
         self.servers = [psutil.Process(int(pid)) for pid in self.read().split()]
         assert len(self.servers) == 2
         self.write("they have been looked at")
@@ -494,7 +495,7 @@ def alive(process: psutil.Process) -> bool:
     ids=["end", "exit", "exception"],
 )
 def test_servers_end_when_their_owner_ends(
-    owner: Callable[[str], Owner], tmp_path: Path, then: str, code: int
+    owner: Callable[..., Owner], tmp_path: Path, then: str, code: int
 ) -> None:
     """Servers and their folders go when their owner ends without stopping them."""
     process = owner(then)
@@ -504,7 +505,7 @@ def test_servers_end_when_their_owner_ends(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_servers_end_on_ctrl_c(owner: Callable[[str], Owner]) -> None:
+def test_servers_end_on_ctrl_c(owner: Callable[..., Owner]) -> None:
     """Ctrl-C reaches the owner only; the servers end because the owner ends."""
     process = owner(WAIT)
     assert all(os.getpgid(s.pid) == s.pid for s in process.servers)
@@ -516,19 +517,20 @@ def test_servers_end_on_ctrl_c(owner: Callable[[str], Owner]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's")
+@pytest.mark.parametrize("first", ["", WITHOUT_SETPRIV], ids=["setpriv", "python"])
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGHUP"])
 def test_servers_end_when_their_owner_is_killed(
-    owner: Callable[[str], Owner], name: str
+    owner: Callable[..., Owner], name: str, first: str
 ) -> None:
     """However the owner is killed, no server is left, paused or not."""
-    process = owner(WAIT)
+    process = owner(WAIT, first)
 
     process.process.send_signal(signal.Signals[name])
 
     process.until_servers_end()
 
 
-def test_servers_survive_the_exit_of_a_fork(owner: Callable[[str], Owner]) -> None:
+def test_servers_survive_the_exit_of_a_fork(owner: Callable[..., Owner]) -> None:
     """A forked child that exits does not stop its parent's servers."""
     process = owner(
         "pid = os.fork()\n"
