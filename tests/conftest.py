@@ -99,17 +99,20 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Mark the tests of whole folders as long, and begin with the longest tests."""
-    folders = [Path(__file__).parent / name for name in _LONG]
-    searches = [Path(__file__).parent / name for name in _SEARCHES]
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
-            item.add_marker("long")
-        if any(item.path.is_relative_to(folder) for folder in searches):
-            item.add_marker("long")
-            item.add_marker("exhaustive")
+        for mark in _marks_of(item.path):
+            item.add_marker(mark)
     yield  # those that are not to run are taken out
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = longest_first(items, workers)
+
+
+@functools.cache
+def _marks_of(file: Path) -> list[str]:
+    here = Path(__file__).parent
+    if any(file.is_relative_to(here / name) for name in _SEARCHES):
+        return ["long", "exhaustive"]
+    return ["long"] if any(file.is_relative_to(here / name) for name in _LONG) else []
 
 
 def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

@@ -164,7 +164,9 @@ def many_rows(storage: Storage, pk: int) -> Callable[[str, int], object]:
     return functools.partial(storage.update, [pk])
 
 
-@pytest.mark.parametrize("prepare", [one_row, many_rows])
+@pytest.mark.parametrize(
+    "prepare", [one_row, pytest.param(many_rows, marks=pytest.mark.long)]
+)
 def test_racing_writers_end_with_the_greater_fence(
     storage: Storage, prepare: Callable[[Storage, int], Callable[[str, int], object]]
 ) -> None:

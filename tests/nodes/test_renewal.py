@@ -159,6 +159,7 @@ def test_renewal_on_request_does_not_wait(shared_nodes: DevNodes, key: str) -> N
         dog.release(lease)
 
 
+@pytest.mark.long
 def test_busy_threads_do_not_starve_renewals(three_nodes: DevNodes, key: str) -> None:
     """Leases are renewed while other threads lock and unlock as fast as they can."""
     with watchdog(three_nodes, ttl=6.0) as (redlock, dog):

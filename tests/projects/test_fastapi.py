@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from celery_redlock.devnodes.processes import Process
+from tests.conftest import with_long
 from tests.harness.waiting import until
 from tests.projects.sites import answers, ask, statuses, uvicorns
 
@@ -50,7 +51,7 @@ def site(
         yield urls
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", with_long(WAYS, *WAYS[1:3], *WAYS[4:6]))
 def test_one_request_at_a_time_is_inside(site: list[str], key: str, way: str) -> None:
     """Of 200 requests to two processes, each that is let in is alone."""
     urls = [f"{url}/{way}/{key}" for url in site]
