@@ -35,6 +35,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import socket
 import threading
 import warnings
@@ -90,12 +91,18 @@ _NO_TLS = (
 _ELECTION_PAUSE = 0.1  # seconds
 _OPTIONS = ("ca", "cert", "key")
 _NO_PERMISSION = "permission denied"
-# What etcd says when a client connects -> the same, after the name of the node.
-_IS_FULL = (
-    "is full (NOSPACE) and takes no changes; compact its history "
+# What etcd says under an alarm -> the same, after the name of the node.
+_ALARMS = {
+    "space exceeded": "is full (NOSPACE) and takes no changes; compact its history "
     "(--auto-compaction-mode=periodic), defragment it, raise --quota-backend-bytes, "
-    "and run `etcdctl alarm disarm`"
-)
+    "and run `etcdctl alarm disarm`",
+    "corrupt cluster": "has members with different data (CORRUPT) and answers no "
+    "request; replace the member that `etcdctl endpoint hashkv --cluster` shows to "
+    "differ, and run `etcdctl alarm disarm`",
+}
+_QUOTA = re.compile(r"^etcd_server_quota_backend_bytes (\S+)$", re.MULTILINE)
+_LARGE = 1_000_000  # bytes of a database whose quota is worth a request
+# What etcd says when a client connects -> the same, after the name of the node.
 _REFUSALS = {
     "authentication failed": "rejected the credentials",
     "user name is empty": "asks for a user and a password; write them as "
@@ -152,7 +159,8 @@ class Etcd(CompareAndSwapStore):
             "role": "master",
             "encrypted": "yes" if protocol == "https" else "no",
             "denied": self._denied(),
-            "database_bytes": str(status.get("dbSize", "")),
+            "database_bytes": status.get("dbSize", ""),
+            "database_quota": self._quota(int(status.get("dbSize", 0))),
         }
 
     @classmethod
@@ -477,8 +485,9 @@ class Etcd(CompareAndSwapStore):
                     reply = member.ask(path, body)
                 except (Etcd3Exception, RequestException, OSError) as error:
                     reason = _reason(error)
-                    if "space exceeded" in reason:
-                        raise StoreError(_IS_FULL) from None
+                    for sign, words in _ALARMS.items():
+                        if sign in reason:
+                            raise StoreError(words) from None
                     if _is_refusal(reason):
                         raise StoreError(f"refused the request: {reason}") from None
                     is_up = is_up or reason not in {_UNREACHABLE, _NO_TLS}
@@ -499,6 +508,23 @@ class Etcd(CompareAndSwapStore):
             return self._call("/maintenance/status", {})
         except StoreError:
             return {}
+
+    def _quota(self, size: int) -> str:
+        """Return how large the database of the member may become; "" if unknown.
+
+        Up to etcd 3.5 only its metrics tell it: see --listen-metrics-urls.
+        """
+        if size < _LARGE:
+            return ""
+        member = self._members[0]
+        metrics = member.get_url("/metrics").replace(member.api_path, "/")
+        try:
+            told = _QUOTA.search(
+                member.session.get(metrics, timeout=self._timeout).text
+            )
+        except (RequestException, OSError):
+            return ""
+        return str(int(float(told[1]))) if told else ""
 
     def interrupt(self) -> None:
         """End what another thread waits for: each request ends by its timeout."""

@@ -16,7 +16,6 @@ from celery_redlock import runtime_of, singleton_task
 from celery_redlock.errors import ConfigurationError, QuorumUnreachable, RedlockError
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
-from celery_redlock.operations.doctor import stores as doctor_stores
 from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.etcd import Etcd
 from celery_redlock.stores.postgresql import PostgreSQL
@@ -295,45 +294,56 @@ def etcd() -> Iterator[str]:
         yield with_users(cluster.urls[0])
 
 
-def fill(url: str) -> None:
-    """Write more into an etcd than it takes, as another client."""
+def fill(url: str, times: int = 100) -> None:
+    """Write 90 kB so many times into an etcd, as another client, and on its disk."""
     with closing(Etcd(url, 5.0)) as store:
-        for number in range(100):
+        for number in range(times):
             put = {"key": f"{number:04d}", "value": "AAAA" * 30_000}
             store._call("/kv/put", put)  # noqa: SLF001
+        until(lambda: int(store._status()["dbSize"]) > times * 90_000)  # noqa: SLF001
 
 
-@pytest.mark.long
-def test_full_etcd_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers, so "start it" would be no help."""
-    monkeypatch.setenv("ETCD_QUOTA_BACKEND_BYTES", "2000000")
+@pytest.fixture
+def small_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give the URL of an etcd of one member with a quota of 4 MB that votes."""
+    monkeypatch.setenv("ETCD_QUOTA_BACKEND_BYTES", "4000000")
     with store_servers("etcd", members=1) as cluster:
-        (url,) = cluster.urls
-        with closing(Redlock([url], **PATIENT)) as redlock:
+        with closing(Redlock(cluster.urls, **PATIENT)) as redlock:
             redlock.initialize()
-            redlock.release(redlock.acquire("k"))
-            with pytest.raises(StoreError, match="is full"):
-                fill(url)
-
-            with pytest.raises(QuorumUnreachable, match=r"is full \(NOSPACE\)"):
-                redlock.acquire("k")
-            (finding,) = [it for it in diagnose(redlock) if "is full" in it.fact]
-        assert "etcdctl alarm disarm" in finding.remedy
+        yield cluster.urls[0]
 
 
-@pytest.mark.long
-def test_large_etcd_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it is full."""
-    with (
-        store_servers("etcd", members=1) as cluster,
-        closing(Redlock(cluster.urls, **PATIENT)) as redlock,
-    ):
-        redlock.initialize()
-        before = {finding.code for finding in diagnose(redlock)}
-        monkeypatch.setattr(doctor_stores, "_LARGE", 1)
-        after = {finding.code for finding in diagnose(redlock)}
-    assert "etcd-size" not in before
-    assert "etcd-size" in after
+def test_full_etcd_is_told_with_its_remedy(small_etcd: str) -> None:
+    """It answers, so "start it" would be no help. The doctor warns before."""
+    with closing(Redlock([small_etcd], **PATIENT)) as redlock:
+        redlock.release(redlock.acquire("k"))
+        assert "etcd-size" not in {it.code for it in diagnose(redlock, span=0.1)}
+    fill(small_etcd, 25)
+    with closing(Redlock([small_etcd], **PATIENT)) as redlock:
+        found = {it.code: it.fact for it in diagnose(redlock, span=0.1)}
+        assert "At its quota of 4 MB etcd takes no changes" in found["etcd-size"]
+        with pytest.raises(StoreError, match="is full"):
+            fill(small_etcd)
+
+        with pytest.raises(QuorumUnreachable, match=r"is full \(NOSPACE\)"):
+            redlock.acquire("k")
+        found = {it.fact: it.remedy for it in diagnose(redlock, span=0.1)}
+        (remedy,) = (found[fact] for fact in found if "is full" in fact)
+    assert "etcdctl alarm disarm" in remedy
+
+
+def test_corrupt_etcd_is_told_with_its_remedy(small_etcd: str) -> None:
+    """Its members run, so "start it" would be no help."""
+    with closing(Etcd(small_etcd, 5.0)) as store:
+        member = store._call("/maintenance/status", {})["header"]["member_id"]  # noqa: SLF001
+        alarm = {"action": "ACTIVATE", "memberID": member, "alarm": "CORRUPT"}
+        store._call("/maintenance/alarm", alarm)  # noqa: SLF001
+
+    with closing(Redlock([small_etcd], **PATIENT)) as redlock:
+        (problem,) = redlock.check().problems
+
+    assert "has members with different data (CORRUPT)" in problem
+    assert "etcdctl endpoint hashkv" in problem
 
 
 @pytest.mark.long

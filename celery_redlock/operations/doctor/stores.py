@@ -30,7 +30,7 @@ __all__ = [
     "writes",
 ]
 
-_LARGE = 1_000_000_000  # bytes: half of the usual quota of etcd
+_QUOTA = 2_147_483_648  # bytes of etcd without --quota-backend-bytes
 
 _PROMOTED = (
     "One that is promoted without being waited for may lack the last grants. Its "
@@ -56,12 +56,14 @@ def writes(report: NodeReport, _: Case) -> Iterator[Problem]:
 def size(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find an etcd that grows towards its quota."""
     found = int(report.status.info.get("database_bytes") or 0)
-    if found >= _LARGE:
+    quota = int(report.status.info.get("database_quota") or _QUOTA)
+    if found >= quota / 2:
         yield Problem(
             "etcd-size",
             WARNING,
-            f"has a database of {found / 1e9:.1f} GB. At its quota, 2 GB by default, "
-            "etcd takes no changes, and all tasks lose their locks",
+            f"has a database of {found / 1e6:,.1f} MB. At its quota of "
+            f"{quota / 1e6:,.0f} MB etcd takes no changes, and all tasks lose their "
+            "locks",
             "Let it compact its history (--auto-compaction-mode=periodic), defragment "
             "it, and raise --quota-backend-bytes.",
         )
