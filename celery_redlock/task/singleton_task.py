@@ -457,7 +457,7 @@ class SingletonTask(_Base[P, R]):
     def lock_nodes(self) -> str | None:
         """The names of the nodes of its locks, without passwords; None for no lock.
 
-        Workers tell it to ``redlock reconfigure``, over the broker.
+        Workers tell it to ``redlock reconfigure`` and ``doctor``, over the broker.
         """
         if self.lock_options is None:
             return None

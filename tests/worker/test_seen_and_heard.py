@@ -16,7 +16,9 @@ from celery.events.state import State
 
 from celery_redlock import DuplicateTask
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.operations.doctor import workers_by_nodes
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.operations import doctor
+from celery_redlock.operations.doctor import deploys, workers_by_nodes
 from tests.conftest import with_long
 from tests.harness.waiting import until
 
@@ -234,3 +236,20 @@ def test_workers_tell_the_names_of_their_nodes(prefork: Deployment) -> None:
     these, others = workers_by_nodes(prefork.app, labels)
     assert (len(these), others) == (1, [])
     assert workers_by_nodes(prefork.app, labels[:3]) == ([], these)
+
+
+def test_doctor_names_workers_whose_locks_are_on_other_nodes(
+    prefork: Deployment,
+) -> None:
+    """An error where no node is the same: nothing else compares the two lists."""
+    worker = prefork.worker.container.node_name
+    in_use, elsewhere = prefork.nodes.urls, ["redis://127.0.0.1:1", "redis://a:1"]
+
+    def look(urls: list[str]) -> list[tuple[str, str, bool]]:
+        case = doctor.Case(Redlock(urls), [], prefork.app)
+        found = [*deploys.nodes(case)]
+        return [(it.code, it.severity.word, worker in it.fact) for it in found]
+
+    assert look([*in_use]) == look([*reversed(in_use)]) == []
+    assert look(elsewhere) == [("other-nodes", "error", True)]
+    assert look([*elsewhere, in_use[0]]) == [("other-nodes", "warning", True)]

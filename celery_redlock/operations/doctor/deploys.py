@@ -11,7 +11,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.operations.doctor.rule import (
+    ERROR,
     NOTE,
+    WARNING,
     Case,
     Finding,
     LockTask,
@@ -23,14 +25,21 @@ from celery_redlock.options.broker import broker_errors, is_in_memory
 from celery_redlock.policies import Retry, given_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
-__all__ = ["countdowns", "kills", "told_by_workers", "versions", "workers_by_nodes"]
+__all__ = [
+    "countdowns",
+    "kills",
+    "nodes",
+    "told_by_workers",
+    "versions",
+    "workers_by_nodes",
+]
 
 _SOON = 300.0  # seconds after which a call comes back without a remark
 _REPLY_WITHIN = 1.0  # seconds
 _COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}
-_NODES, _HAS_NODES = " [lock_nodes={}]", " [lock_nodes="
+_HAS_NODES = " [lock_nodes="  # between the name of a task and the names of its nodes
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -104,21 +113,69 @@ def _described(task: Any) -> dict[str, str]:
     return {n: _ADDRESS.sub("", str(getattr(task, n))) for n in _COMPARED}
 
 
+# A worker that starts leaves this out, as above.
+@rule(logged_at_start=True)
+def nodes(case: Case) -> Iterator[Finding]:
+    """Find running workers whose locks are on other nodes.
+
+    Servers that no deployment has used know of no other one. So nothing but the workers
+    can tell, over the broker, that there are two.
+    """
+    ours = frozenset(case.redlock.labels)
+    differing: dict[frozenset[str], list[str]] = defaultdict(list)
+    names = {it.task.name for it in case.lock_tasks}
+    for worker, told in _nodes_of_workers(case.app, names).items() if names else ():
+        for theirs in told - {ours}:
+            differing[theirs].append(worker)
+    for theirs, workers in sorted(differing.items(), key=lambda item: item[1]):
+        severity, effect = WARNING, "nodes grant locks to the clients of one list only"
+        if ours.isdisjoint(theirs):
+            severity, effect = ERROR, "two may hold one lock"
+        yield Finding(
+            "other-nodes",
+            severity,
+            f"The locks of {', '.join(workers)} are on {', '.join(sorted(theirs))}, "
+            f"and those of this app on {', '.join(sorted(ours))}: {effect}.",
+            "Stop these workers, or give all clients one list. Move to other nodes "
+            "with `celery -A proj redlock reconfigure`, before any client has the new "
+            "list.",
+        )
+
+
 def workers_by_nodes(app: Any, labels: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names of the running workers that use these nodes, and of the others.
 
-    A worker tells the names of its nodes, which have no passwords: its answer goes over
-    the broker. One without lock tasks, of an earlier version, or that does not answer
-    within a second is in neither list.
+    One without lock tasks, of an earlier version, or that does not answer within a
+    second is in neither list.
     """
-    ours = _NODES.format(" ".join(sorted(labels)))
+    ours = {frozenset(labels)}
     these: list[str] = []
     others: list[str] = []
-    told = told_by_workers(app, "registered", "lock_nodes")
-    for worker, tasks in sorted(told.items()):
-        if named := {text[text.index(" [") :] for text in tasks if _HAS_NODES in text}:
-            (these if named == {ours} else others).append(worker)
+    for worker, told in _nodes_of_workers(app).items():
+        (these if told == ours else others).append(worker)
     return these, others
+
+
+def _nodes_of_workers(
+    app: Any, names: Container[str] | None = None
+) -> dict[str, set[frozenset[str]]]:
+    """Return the lists of nodes that each running worker has for its lock tasks.
+
+    A worker tells the names of its nodes, which have no passwords: its answer goes over
+    the broker.
+
+    Args:
+        app: The app that asks.
+        names: The names of the tasks that count; all by default.
+    """
+    told: dict[str, set[frozenset[str]]] = {}
+    replies = told_by_workers(app, "registered", "lock_nodes")
+    for worker, tasks in sorted(replies.items()):
+        for text in tasks:
+            name, has_nodes, labels = text.removesuffix("]").partition(_HAS_NODES)
+            if has_nodes and (names is None or name in names):
+                told.setdefault(worker, set()).add(frozenset(labels.split()))
+    return told
 
 
 def told_by_workers(app: Any, what: str, *arguments: str) -> dict[str, Any]:
