@@ -246,10 +246,14 @@ left.__enter__()
 """,
 }
 
+# Python does not leave these blocks: threads keep the module, and Python 3.10 closes no
+# generator then. Their locks end with their ttl.
+NEVER_CLOSED = {"threads", *(("generator",) if sys.version_info < (3, 11) else ())}
+
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_process_ends_in_a_block(three_nodes: DevNodes, key: str, shape: str) -> None:
-    """It does not hang and prints nothing, and no lock is left."""
+    """It does not hang and prints nothing, and no lock is left that Python closes."""
     done = subprocess.run(  # noqa: S603  (a program of this file)
         [sys.executable, "-c", START + SHAPES[shape], key, *three_nodes.urls],
         cwd=ROOT,
@@ -260,7 +264,7 @@ def test_process_ends_in_a_block(three_nodes: DevNodes, key: str, shape: str) ->
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    if shape != "threads":  # one of them may be in the middle of a request
+    if shape not in NEVER_CLOSED:
         until_nothing_is_left(three_nodes, key)
 
 
