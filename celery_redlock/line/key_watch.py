@@ -68,6 +68,7 @@ class _Watch:
     waiter: Waiter
     look_at: float = 0.0
     has_joined: bool = False  # under the name of this waiter
+    had_room: bool = False  # as of the last look
     woken_at: float = math.inf  # when the wake-ups of a majority are due
     names: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
 
@@ -226,8 +227,11 @@ class KeyWatch:
     def _look(self, watch: _Watch) -> None:
         """Join the wait queues, and tell whether there is room for a holder."""
         locks, queues = watch.names
-        # A newcomer to several queues wakes others, so there the name stays.
-        if watch.has_joined and len(queues) == 1 and not watch.wanted.limits:
+        # A newcomer to several queues wakes others. So there the name stays, but after
+        # a look that saw room: the nodes have then let it pass no wake-up on.
+        is_alone = len(queues) == 1
+        joins_anew = not watch.wanted.limits if is_alone else watch.had_room
+        if watch.has_joined and joins_anew:
             self._leave(watch, "")
             watch.waiter = self._new_waiter()
         watch.waiter.reset()
@@ -249,6 +253,7 @@ class KeyWatch:
             left = ends_in(ballot) if is_held else math.inf
         pause = min(self._pause(), left + jittered(_AFTER_END, 0.02))
         watch.look_at = self._clock.monotonic() + pause
+        watch.had_room = bool(room)
         if room is not None:
             self._tell(watch.wanted, room, False)  # noqa: FBT003  (its only words)
 

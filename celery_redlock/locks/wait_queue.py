@@ -139,6 +139,10 @@ class WaitQueue:
 
     def _look(self) -> Steps[float | None]:
         """Join the queue. Return when to look again; None when the lock is free."""
+        if self._free_looks and len(self._keys) > 2:  # noqa: PLR2004  (one lock, one queue)
+            # All keys were free, and it got none. A newcomer passes on the wake-up of
+            # a key that it cannot use, so let it be one again.
+            self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [self._waiter.name, ""])
         args: list[Any] = [self._waiter.name, self._rank, _QUEUE_TTL_MS]
         if self._choice is None:
             request = self._nodes.request(JOIN_WAIT_QUEUE, self._keys, args)

@@ -10,6 +10,7 @@ import pytest
 from celery_redlock.line import key_watch
 from celery_redlock.line.key_watch import KeyWatch
 from celery_redlock.locks.limits import Limit, Wanted
+from celery_redlock.scripts.keys import key_of
 from celery_redlock.testing import FakeNodes
 from tests.harness.waiting import until
 
@@ -201,6 +202,27 @@ def test_wake_up_that_is_not_needed_is_passed_on(
 
     other.until(1)
     other.watch.stop()
+
+
+@pytest.mark.usefixtures("without_looks")
+def test_wake_up_for_one_of_two_keys_is_passed_on_after_a_look_that_saw_room(
+    told: Told, redlock: Redlock, rival: Redlock, key: str
+) -> None:
+    """Between that look and the next one, another client took the other key."""
+    both, other = Wanted(key_of([key, f"{key}:b"])), Told(rival)
+    told.watch.watch(both, 1)
+    told.until(1, is_woken=False)
+    other.watch.watch(Wanted(key), 2)
+    other.until(1, is_woken=False)
+    until_listening(rival)
+    lease = redlock.acquire(f"{key}:b")
+
+    told.watch.watch(both, 1)
+    told.until(0, is_woken=False)
+
+    other.until(1, is_woken=True)
+    other.watch.stop()
+    redlock.release(lease)
 
 
 def test_stop_leaves_the_wait_queues(

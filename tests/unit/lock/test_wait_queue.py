@@ -11,6 +11,8 @@ from celery_redlock.locks.limits import Limit
 from celery_redlock.locks.permits import Choice, Permits
 from celery_redlock.locks.redlock import run
 from celery_redlock.locks.wait_queue import WaitQueue
+from celery_redlock.scripts import JOIN_WAIT_QUEUE
+from celery_redlock.scripts.keys import key_of
 from celery_redlock.testing import FakeClock, FakeNodes
 from celery_redlock.wire.pubsub import Waiter
 from tests.unit.lock.support import args_of, asked, forget, put
@@ -281,3 +283,30 @@ def test_permit_that_came_free_is_left_to_the_waiter_that_is_woken(wait: Wait) -
     wait.wake_at(0.005, 0)
     wait.wake_at(0.006, 1)
     assert wait.pause(60) == pytest.approx(0.006)
+
+
+@pytest.mark.parametrize("limits", [(), (Limit("a", 1), Limit("b", 1))])
+def test_wakeup_that_cannot_be_used_is_passed_on_after_a_look_that_saw_all_free(
+    wait: Wait, limits: tuple[Limit, ...]
+) -> None:
+    """Between that look and the try, another client took one of the keys."""
+    nodes, keys, listener = wait.redlock.nodes, wait.redlock.keys, cast("Any", wait)
+    choice = Choice(limits, Permits()) if limits else None
+    wait.queue = WaitQueue(key_of(["a", "b"]), nodes, keys, listener, choice)
+    woken: list[bytes] = []
+
+    def publish(channel: bytes, _: bytes) -> int:
+        woken.append(channel)
+        return 1
+
+    for node in wait.nodes.nodes:
+        node.memory.redis.publish = publish
+    behind = (*keys.locks("a"), *keys.wait_queues("a"))
+    later = round(wait.clock.wall() * 1e6) + 60_000_000
+    nodes.ask(JOIN_WAIT_QUEUE, behind, ["behind/1", later, 60_000])
+
+    wait.pause(1)
+    wait.hold_for(50_000, "b")
+    wait.pause(1)
+
+    assert woken == [b"behind"] * 3
