@@ -19,11 +19,11 @@ main process has a memory of its own, and is not watched.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 import os
-import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
 
@@ -33,7 +33,7 @@ from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.scripts.keys import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
 __all__ = ["LONG", "RefusalLog", "RefusalRecord", "RefusalWatch"]
 
@@ -42,41 +42,59 @@ log = logging.getLogger(__name__)
 LONG = 5.0  # seconds
 _MANY = 100  # refusals in a row
 _WITHIN = 60.0  # seconds
-_PLACES = 256  # processes; more share a place, and are not watched
-_NUMBERS = struct.Struct("=qqqdddHH")
-_SIZE = 512  # bytes of a place: the numbers, then the task's name and the key
-_TEXT = (_SIZE - _NUMBERS.size) // 2
+_PROCESSES = 256  # more share a record, and are not watched
+_TEXT = 224  # bytes of a name; the rest is cut off
 
 
-class RefusalRecord(NamedTuple):
+class RefusalRecord(ctypes.Structure):
     """The calls that one process has refused since it last ran one.
 
     Attributes:
-        pid: The process.
+        pid: The process; 0 where no process has written yet.
         in_a_row: The number of calls.
         waiting: The number of calls that wait for their lock in the process now.
         busy: Seconds that the refused calls took together.
         refused_at: Instant of the last one.
         waiting_since: Instant at which the last of these began to wait.
-        task: Name of the task of the last call.
-        key: Its key, of which the end may be missing.
     """
 
-    pid: int = 0
-    in_a_row: int = 0
-    waiting: int = 0
-    busy: float = 0.0
-    refused_at: float = 0.0
-    waiting_since: float = 0.0
-    task: str = ""
-    key: str = ""
+    _fields_ = (
+        ("pid", ctypes.c_int64),
+        ("in_a_row", ctypes.c_int64),
+        ("waiting", ctypes.c_int64),
+        ("busy", ctypes.c_double),
+        ("refused_at", ctypes.c_double),
+        ("waiting_since", ctypes.c_double),
+        ("_task", ctypes.c_char * _TEXT),
+        ("_key", ctypes.c_char * _TEXT),
+    )
+
+    @property
+    def task(self) -> str:
+        """Name of the task of the last call, of which the end may be missing."""
+        return bytes(self._task).decode(errors="replace")
+
+    @property
+    def key(self) -> str:
+        """Its key, of which the end may be missing."""
+        return bytes(self._key).decode(errors="replace")
+
+    def note(self, task: str, key: str) -> None:
+        """Write the names of a call."""
+        self._task = task.encode(errors="replace")[:_TEXT]
+        self._key = key.encode(errors="replace")[:_TEXT]
+
+    def clear(self) -> None:
+        """Note that this process has refused nothing."""
+        ctypes.memset(ctypes.addressof(self), 0, ctypes.sizeof(self))
+        self.pid = os.getpid()
 
     def is_stuck(self, now: float, places: int) -> bool:
         """Tell whether the process, with so many calls at a time, does nothing else."""
         if self.waiting >= places and now - self.waiting_since >= LONG:
             return True
         is_many = self.in_a_row >= _MANY or self.busy >= LONG
-        return is_many and now - self.refused_at < LONG
+        return is_many and bool(now - self.refused_at < LONG)
 
 
 class RefusalLog:
@@ -93,79 +111,59 @@ class RefusalLog:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._memory: bytearray | mmap.mmap = bytearray(_SIZE)
-        self._record = RefusalRecord()
         self._since = 0.0
         self._waits: dict[int, float] = {}
+        self._records: ctypes.Array[RefusalRecord] = (RefusalRecord * 1)()
         self.is_idle = True
 
     def share(self) -> None:
         """Let processes that are forked from now on write where this one reads."""
-        if isinstance(self._memory, bytearray):
-            self._memory = mmap.mmap(-1, _PLACES * _SIZE)
+        if len(self._records) == 1:
+            shared = RefusalRecord * _PROCESSES
+            self._records = shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(shared)))
 
     def refused(self, call: Any, seconds: float) -> None:
         """Note a call that was refused after so many seconds."""
-        now, last = self._clock.monotonic(), self._record
-        if not last.in_a_row or now - self._since > _WITHIN:
-            self._since, last = now, RefusalRecord()
-        self._write(
-            call,
-            in_a_row=last.in_a_row + 1,
-            busy=last.busy + seconds,
-            refused_at=now,
-        )
+        now, own = self._clock.monotonic(), self._own_record()
+        if not own.in_a_row or now - self._since > _WITHIN:
+            self._since, own.in_a_row, own.busy = now, 0, 0.0
+        own.in_a_row += 1
+        own.busy += seconds
+        own.refused_at = now
+        self._write(own, call)
 
     def waits(self, call: Any) -> None:
         """Note a call that waits for its lock in this process from now on."""
         self._waits[id(call)] = self._clock.monotonic()
-        self._write(call)
+        self._write(self._own_record(), call)
 
     def waits_no_more(self, call: Any) -> None:
         """Note the end of the wait."""
         self._waits.pop(id(call), None)
-        self._write(call)
+        self._write(self._own_record(), call)
 
     def ran(self) -> None:
         """Note a call whose body begins: the process is not stuck."""
-        self.is_idle, self._record = True, RefusalRecord()
-        self._store(self._record)
+        self.is_idle = True
+        self._own_record().clear()
 
-    def _write(self, call: Any, **changes: Any) -> None:
+    def _own_record(self) -> RefusalRecord:
+        """Return the record of this process, empty at first."""
+        index: int = getattr(current_process(), "index", 0)
+        own = self._records[index % len(self._records)]
+        if own.pid != os.getpid():
+            own.clear()
+        return own
+
+    def _write(self, own: RefusalRecord, call: Any) -> None:
         waits = self._waits.values()
-        record = self._record._replace(
-            waiting=len(waits),
-            waiting_since=max(waits, default=0.0),
-            task=call.task.name,
-            key=call.key,
-            **changes,
-        )
-        self.is_idle, self._record = False, record
-        self._store(record)
+        own.waiting, own.waiting_since = len(waits), max(waits, default=0.0)
+        own.note(call.task.name, call.key)
+        self.is_idle = False
 
-    def _store(self, record: RefusalRecord) -> None:
-        places = len(self._memory) // _SIZE
-        at = getattr(current_process(), "index", 0) % places * _SIZE
-        *numbers, task, key = record._replace(pid=os.getpid())
-        texts = [text.encode(errors="replace")[:_TEXT] for text in (task, key)]
-        _NUMBERS.pack_into(self._memory, at, *numbers, *map(len, texts))
-        text_at = at + _NUMBERS.size
-        self._memory[text_at : text_at + len(texts[0])] = texts[0]
-        text_at += _TEXT
-        self._memory[text_at : text_at + len(texts[1])] = texts[1]
-
-    def records(self) -> Iterator[RefusalRecord]:
-        """Yield what the processes have noted, in any order."""
-        for at in range(0, len(self._memory), _SIZE):
-            *numbers, task, key = _NUMBERS.unpack_from(self._memory, at)
-            if not numbers[0]:
-                continue
-            text_at = at + _NUMBERS.size
-            texts = (
-                bytes(self._memory[text_at : text_at + task]),
-                bytes(self._memory[text_at + _TEXT : text_at + _TEXT + key]),
-            )
-            yield RefusalRecord(*numbers, *(t.decode(errors="replace") for t in texts))
+    def records(self) -> list[RefusalRecord]:
+        """Return what the processes have noted, in any order."""
+        return [record for record in self._records if record.pid]
 
 
 class RefusalWatch:
