@@ -78,8 +78,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_HOOKS = ("on_acquired", "on_renewed", "on_lost", "on_cancelled", "on_released")
-
 _OWN_PROCESS = (
     "This process itself holds it, in a block that this code was not called from. Wait "
     "with wait=, or use the lease of that block."
@@ -307,7 +305,7 @@ def held_lease(redlock: Redlock, key: str, limits: Limits = ()) -> Lease | None:
 
 
 class Hold:
-    """One lock of one execution: acquired, renewed, released. Subclasses have hooks.
+    """One lock of one execution: acquired, renewed, released. Subclasses fill hooks in.
 
     `held_by` holds it for a block, and `lock` makes one for a block. After
     ``acquire``, also one that raised, ``release`` must be called.
@@ -371,18 +369,30 @@ class Hold:
         redlock = self.redlock
         return redlock.carry_out(self._acquiring(wait, _frame_outside()))
 
-    async def aacquire(self, wait: float = 0.0) -> Lease:
-        """Acquire the lock as ``acquire`` does, in a coroutine."""
+    async def aacquire(
+        self, wait: float = 0.0, cancellation: _Cancellation | None = None
+    ) -> Lease:
+        """Acquire the lock as ``acquire`` does, in a coroutine.
+
+        Args:
+            wait: Seconds to wait for the lock.
+            cancellation: What cancels the block when the lock is lost.
+        """
         from celery_redlock.wire.event_loop import (  # noqa: PLC0415  (slow import)
             drive,
             running_loop,
         )
 
         self._loop = weakref.ref(running_loop())
-        steps = self._acquiring(wait, _frame_outside())
+        steps = self._acquiring(wait, _frame_outside(), cancellation)
         return await drive(steps, self.redlock.transport)
 
-    def _acquiring(self, wait: float, frame: FrameType | None) -> Steps[Lease]:
+    def _acquiring(
+        self,
+        wait: float,
+        frame: FrameType | None,
+        cancellation: _Cancellation | None = None,
+    ) -> Steps[Lease]:
         held = held_lease(self.redlock, self.key, self._limits)
         if held is not None:
             return held
@@ -407,10 +417,11 @@ class Hold:
             raise
         self.own = lease
         self._block = _Block(self.redlock, lease, frame)
+        told = cancellation or self
         self._watchdog.watch(
             lease,
-            on_lost=self.on_lost,
-            on_renewed=self.on_renewed,
+            on_lost=told.on_lost,
+            on_renewed=told.on_renewed,
             on_cancelled=self.on_cancelled,
             renew=self._renew,
             renew_every=self._renew_every,
@@ -515,6 +526,66 @@ class Hold:
 
     def on_released(self, lease: Lease) -> None:
         """Note that the lock was released."""
+
+
+class _HoldWithHooks(Hold):
+    """A lock whose hooks are functions, as `lock` gets them.
+
+    Args:
+        redlock: The lock service.
+        key: The name of the lock.
+        holder, on_acquired, on_renewed, on_lost, on_cancelled, on_released: See `lock`.
+        options: Those of `Hold`.
+    """
+
+    def __init__(  # noqa: PLR0913  (keyword-only, see `lock`)
+        self,
+        redlock: Redlock,
+        key: str,
+        *,
+        holder: Holder | None = None,
+        on_acquired: Callable[[Lease], None] | None = None,
+        on_renewed: Callable[[Lease, float], None] | None = None,
+        on_lost: Callable[[Lease], None] | None = None,
+        on_cancelled: Callable[[Lease], None] | None = None,
+        on_released: Callable[[Lease], None] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(redlock, key, **options)
+        self._holder = holder
+        self._on_acquired = on_acquired or _do_nothing
+        self._on_renewed = on_renewed or _do_nothing
+        self._on_lost = on_lost or _do_nothing
+        self._on_cancelled = on_cancelled or _do_nothing
+        self._on_released = on_released or _do_nothing
+
+    def holder(self) -> Holder | None:
+        """Return the holder that was given."""
+        return self._holder
+
+    def on_acquired(self, lease: Lease) -> None:
+        """Call the function for it."""
+        self._on_acquired(lease)
+
+    def on_renewed(self, lease: Lease, lateness: float) -> None:
+        """Call the function for it."""
+        self._on_renewed(lease, lateness)
+
+    def on_lost(self, lease: Lease) -> None:
+        """Call the function for it."""
+        self._on_lost(lease)
+
+    def on_cancelled(self, lease: Lease) -> None:
+        """Call the function for it."""
+        self._on_cancelled(lease)
+
+    def on_released(self, lease: Lease) -> None:
+        """Call the function for it."""
+        self._on_released(lease)
+
+
+def _do_nothing(*_: object) -> None:
+    """Stand for a hook that was not given."""
 
 
 @contextlib.contextmanager
@@ -679,13 +750,7 @@ def _hold(
     """Return a hold with these options of `lock`."""
     redlock = _service(redlock)
     text, limits = wanted(key, limit, rate)
-    holder: Holder | None = options.pop("holder", None)
-    hooks = {name: options.pop(name, None) for name in _HOOKS}
-    hold = Hold(redlock, text, limits=limits, **options)
-    if holder is not None:
-        hooks["holder"] = lambda: holder
-    vars(hold).update({name: hook for name, hook in hooks.items() if hook})
-    return hold
+    return _HoldWithHooks(redlock, text, limits=limits, **options)
 
 
 def _block(hold: Hold, wait: float = 0.0) -> Iterator[Lease]:
@@ -721,7 +786,7 @@ async def aheld_by(hold: Hold, wait: float = 0.0) -> AsyncIterator[Lease]:
 
     loss = _Cancellation(hold, running_loop(), asyncio.current_task())
     try:
-        lease = await hold.aacquire(wait)
+        lease = await hold.aacquire(wait, loss)
         lease.begin()
         loss.begin(hold.generator)
         try:
@@ -757,12 +822,10 @@ class _Cancellation:
         self._hold = hold
         self._loop = weakref.ref(loop)
         self._task: Callable[[], Any] = weakref.ref(task) if task else lambda: None
-        self._on_lost, self._on_renewed = hold.on_lost, hold.on_renewed
         self._runs = self._was_made = False
         self._others = 0  # cancellations by others
         self._frame: FrameType | None = None
         self._pause = 0.01  # seconds until the next look at the generator
-        vars(hold).update(on_lost=self._lost, on_renewed=self._renewed)
 
     def begin(self, generator: FrameType | None) -> None:
         """Note that the block runs, in this generator."""
@@ -779,18 +842,20 @@ class _Cancellation:
             return bool(task.uncancel() <= self._others)
         return was_made
 
-    def _lost(self, lease: Lease) -> None:
+    def on_lost(self, lease: Lease) -> None:
+        """Cancel the block, and tell the hold."""
         loop = self._loop()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             if loop is not None:
                 loop.call_soon_threadsafe(self._cancel)
-        self._on_lost(lease)
+        self._hold.on_lost(lease)
 
-    def _renewed(self, lease: Lease, lateness: float) -> None:
+    def on_renewed(self, lease: Lease, lateness: float) -> None:
+        """Tell the hold; end the renewals of a block that cannot end any more."""
         loop = self._loop()
         if loop is None or loop.is_closed():  # in the block, which cannot end any more
             self._hold.give_up(lease)
-        self._on_renewed(lease, lateness)
+        self._hold.on_renewed(lease, lateness)
 
     def _cancel(self) -> None:
         loop, task = self._loop(), self._task()
