@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import jittered
 from celery_redlock.locks.failure import ends_in
-from celery_redlock.locks.permits import lock_name, occupancies, tellers, words_of
+from celery_redlock.locks.permits import lock_name, occupancies, words_of
 from celery_redlock.scripts import (
     JOIN_PERMIT_QUEUE,
     JOIN_WAIT_QUEUE,
@@ -267,15 +267,9 @@ def _permits(limits: Limits, replies: Any, quorum: int) -> tuple[int | None, flo
     if found is None:
         return None, math.inf
     room, left = math.inf, 0.0
-    for place, one in enumerate(found):
+    for one in found:
         free = one.limit.most - len(one.held)
         room = min(room, free)
-        if free:
-            continue
-        if one.limit.period:
-            left = max(left, one.due()[0])
-            continue
-        told = [reply[2 + place] for reply in tellers(replies)]
-        ends = sorted(math.inf if ttl_ms < 0 else ttl_ms for ttl_ms in told)
-        left = max(left, float(ends[quorum - 1]) / _MS)
+        if not free:
+            left = max(left, one.free_in())
     return int(room), left if not room else math.inf

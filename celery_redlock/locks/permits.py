@@ -23,13 +23,14 @@ No key has the name of a permit: `scripts.keys.key_of` refuses one that ends lik
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import any_of
-from celery_redlock.scripts import GRANTED, TAKEN
 from celery_redlock.scripts.keys import text_of
+from celery_redlock.wire.permit_reply import permit_replies
 from celery_redlock.wire.quorum import Verdict
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.limits import Limit, Limits
     from celery_redlock.scripts.keys import Keys
+    from celery_redlock.wire.permit_reply import PermitReply
     from celery_redlock.wire.quorum import Ballot
 
 __all__ = [
@@ -45,13 +47,10 @@ __all__ = [
     "Permits",
     "lock_name",
     "occupancies",
-    "tellers",
     "words_of",
 ]
 
 _MS = 1000
-_FREE = b"--------"  # in place of a holder
-_HOLDER, _TTL = 8, 12  # bytes that a node tells of a permit
 _KEYS_REMEMBERED = 1000
 _CHOICES_AT_ONCE = 2
 
@@ -62,21 +61,18 @@ class Occupancy:
 
     Attributes:
         limit: The limit.
-        texts: What each of them says: of each permit in turn the end of the token of
-            its holder, and of a permit for a start until when it is kept; see
-            ``scripts/shared/permits.lua``.
+        replies: What each of them says.
         quorum: How many nodes are a majority of all.
     """
 
     limit: Limit
-    texts: Sequence[bytes]
+    replies: Sequence[PermitReply]
     quorum: int
 
     def holders(self, number: int) -> list[bytes]:
         """Return the holders of a permit that nodes name: the ends of their tokens."""
-        at = (number - 1) * _width(self.limit)
-        named = [text[at : at + _HOLDER] for text in self.texts]
-        return [holder for holder in named if holder != _FREE]
+        named = (reply.holder(number) for reply in self.replies)
+        return [holder for holder in named if holder]
 
     @property
     def held(self) -> set[int]:
@@ -94,8 +90,9 @@ class Occupancy:
 
     def _is_full_alike(self) -> bool:
         """Tell whether a majority says the same, and that no permit is free."""
-        first = self.texts[0]
-        return self.texts.count(first) >= self.quorum and _FREE not in first
+        first = self.replies[0]
+        alike = sum(reply.text == first.text for reply in self.replies)
+        return alike >= self.quorum and first.is_full
 
     def _is_held(self, number: int) -> bool:
         holders = self.holders(number)
@@ -105,17 +102,24 @@ class Occupancy:
         """Return in how many seconds each permit for a start is free, soonest first."""
         ends = []
         for number in range(1, self.limit.most + 1):
-            at = number * _width(self.limit)
-            ttls = sorted(int(text[at - _TTL : at]) for text in self.texts)
+            ttls = sorted(reply.ttl_ms(number) for reply in self.replies)
             # A key lives to the end of the millisecond in which its ttl ends.
             left = ttls[len(ttls) - self.quorum]
             ends.append((left + 1) / _MS if left else 0.0)
         return sorted(ends)
 
+    def free_in(self) -> float:
+        """Return in how many seconds the first permit is free if no one is released.
 
-def _width(limit: Limit) -> int:
-    """Return how many bytes a node tells about one permit."""
-    return _HOLDER + _TTL if limit.period else _HOLDER
+        It is infinite where no majority knows an end.
+        """
+        if self.limit.period:
+            return self.due()[0]
+        ends = sorted(
+            math.inf if reply.first_end_ms < 0 else reply.first_end_ms
+            for reply in self.replies
+        )
+        return ends[self.quorum - 1] / _MS
 
 
 def lock_name(limit: Limit, name: str, keys: Keys) -> str:
@@ -140,31 +144,18 @@ def words_of(
     return words
 
 
-def tellers(replies: Iterable[Any]) -> list[Any]:
-    """Return the replies that end with which permits have a holder."""
-    return [
-        reply
-        for reply in replies
-        if isinstance(reply, list)
-        and reply[0] in (TAKEN, GRANTED)
-        and isinstance(reply[-1], bytes)
-    ]
-
-
 def occupancies(
     limits: Limits, replies: Iterable[Any], quorum: int
 ) -> list[Occupancy] | None:
     """Return the occupancy of each limit; None if no majority told theirs."""
-    told = tellers(replies)
+    shapes = [(limit.most, bool(limit.period)) for limit in limits]
+    told = permit_replies(replies, shapes)
     if len(told) < quorum:
         return None
-    found, at = [], 0
-    for limit in limits:
-        length = limit.most * _width(limit)
-        texts = [reply[-1][at : at + length] for reply in told]
-        found.append(Occupancy(limit, texts, quorum))
-        at += length
-    return found
+    return [
+        Occupancy(limit, of_limit, quorum)
+        for limit, *of_limit in zip(limits, *told, strict=True)
+    ]
 
 
 class Permits:

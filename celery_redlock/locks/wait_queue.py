@@ -26,7 +26,6 @@ waiter that finds a permit free, and was not woken for it, first waits for a mom
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.backoff import doubled, jittered
@@ -34,7 +33,6 @@ from celery_redlock.locks.failure import ends_in
 from celery_redlock.locks.permits import (
     lock_name,
     occupancies,
-    tellers,
     words_of,
 )
 from celery_redlock.scripts import (
@@ -170,19 +168,7 @@ class WaitQueue:
             # It may end in this very millisecond.
             return ends_in(ballot) if is_held else None
         found = occupancies(self._choice.limits, request.replies, ballot.quorum)
-        frees = [
-            one.due()[0] if one.limit.period else self._first_end(place, request)
-            for place, one in enumerate(found or ())
-            if one.is_full
-        ]
-        return max(frees, default=None)
-
-    @staticmethod
-    def _first_end(place: int, request: ScriptRequest) -> float:
-        """Return in how many seconds a majority has a permit that ended by itself."""
-        told = [reply[2 + place] for reply in tellers(request.replies)]
-        ends = sorted(math.inf if ttl_ms < 0 else ttl_ms for ttl_ms in told)
-        return float(ends[request.ballot.quorum - 1]) / _MS
+        return max((one.free_in() for one in found or () if one.is_full), default=None)
 
     def _slow_down(self, until: float) -> Steps[None]:
         """Pause when looks say "free" and tries say "held", time after time.

@@ -3,7 +3,7 @@
 Read in this order:
 
 1.  ``requests``: one script call to every node, and the ballot of the replies.
-    ``quorum``: how votes are counted.
+    ``quorum``: how votes are counted. ``permit_reply``: what nodes tell of permits.
 2.  ``broadcast``: the requests of all callers; stops at a verdict or the deadline.
 3.  ``node``: one node's ordered conversation. ``node_log``: its lines in the log.
     ``pending_releases``: the releases that it gets when it reconnects.
@@ -20,6 +20,7 @@ __all__ = [
     "event_loop",
     "node",
     "pending_releases",
+    "permit_reply",
     "pubsub",
     "quorum",
     "requests",
