@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.basics.clock import Clock
 
-__all__ = ["Background", "OfOneProcess", "Run", "is_ending", "start_thread"]
+__all__ = ["Background", "OfOneProcess", "ThreadRun", "is_ending", "start_thread"]
 
 _ONE = 0  # the key in a dict of one: `setdefault` is atomic
 _BEGINS_WITHIN = 1.0  # seconds for a thread to begin
@@ -95,7 +95,7 @@ def start_thread(function: Callable[..., object], *args: object) -> bool:
     return True
 
 
-class Run:
+class ThreadRun:
     """One thread of a `Background`, from its start to its end."""
 
     __slots__ = ("end", "has_begun", "started_at", "thread")
@@ -124,12 +124,14 @@ class Background:
         has_begun: Whether the thread runs, and will look for work once more.
     """
 
-    def __init__(self, name: str, body: Callable[[Run], None], clock: Clock) -> None:
+    def __init__(
+        self, name: str, body: Callable[[ThreadRun], None], clock: Clock
+    ) -> None:
         self._name = name
         self._body = body
         self._clock = clock
         self.has_begun = False
-        self._run: dict[int, Run] = {}
+        self._run: dict[int, ThreadRun] = {}
 
     @property
     def is_running(self) -> bool:
@@ -143,7 +145,7 @@ class Background:
             if run.has_begun or now < run.started_at + _BEGINS_WITHIN:
                 return True
             self._give_up(run)  # the caller that was to start it was interrupted
-        made = Run(now)
+        made = ThreadRun(now)
         if self._run.setdefault(_ONE, made) is not made:
             return True  # another thread has just started it
         if start_thread(self._carry_out, made):
@@ -151,11 +153,11 @@ class Background:
         self._give_up(made)
         return False
 
-    def is_over(self, run: Run) -> bool:
+    def is_over(self, run: ThreadRun) -> bool:
         """Tell the thread that it is to end, or that another one has its place."""
         return self._run.get(_ONE) is not run
 
-    def ends(self, run: Run, has_work: Callable[[], object]) -> bool:
+    def ends(self, run: ThreadRun, has_work: Callable[[], object]) -> bool:
         """Tell the thread that it can end: call this when there seems to be no work."""
         self._give_up(run)
         if not has_work() or self._run.setdefault(_ONE, run) is not run:
@@ -173,12 +175,12 @@ class Background:
         if run.thread != threading.get_ident() and not is_ending():
             run.end.acquire(timeout=seconds)
 
-    def _give_up(self, run: Run) -> None:
+    def _give_up(self, run: ThreadRun) -> None:
         if self._run.get(_ONE) is run:
             self.has_begun = False
             self._run.pop(_ONE, None)
 
-    def _carry_out(self, run: Run) -> None:
+    def _carry_out(self, run: ThreadRun) -> None:
         run.has_begun, run.thread = True, threading.get_ident()
         threading.current_thread().name = self._name
         try:

@@ -28,7 +28,7 @@ _FORWARDED = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _BY_TERMINAL = ("SIGINT", "SIGQUIT")  # it sends them to the command, too
 
 
-class _Run(Command):
+class _CommandAfterKey(Command):
     """A command that takes its options also between KEY and COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -55,7 +55,7 @@ class _Run(Command):
 
 
 @click.command(
-    cls=_Run,
+    cls=_CommandAfterKey,
     prints_json=False,
     short_help="Run a command under a lock.",
     context_settings={"allow_interspersed_args": False},

@@ -337,11 +337,11 @@ class Outbox:
             extra = log_fields("outbox-kept", task_id=ids[0])
             log.exception(text, ", ".join(ids), self, extra=extra)
 
-    def _publish(self, app: Celery, **which: Any) -> _Run:
+    def _publish(self, app: Celery, **which: Any) -> _Batch:
         """Take some messages, publish them, and delete those that the broker has."""
         until = now() + timedelta(seconds=_TAKEN)
         messages = self._store.take(_AT_ONCE, until=until, **which)
-        run = _Run(untried=list(messages), is_last=len(messages) < _AT_ONCE)
+        run = _Batch(untried=list(messages), is_last=len(messages) < _AT_ONCE)
         end = SYSTEM_CLOCK.monotonic() + _PUBLISHING
         try:
             while run.untried and not run.outage and SYSTEM_CLOCK.monotonic() < end:
@@ -352,7 +352,7 @@ class Outbox:
                 self._store.finish(run.published, kept, until)
         return run
 
-    def _publish_next(self, app: Celery, run: _Run) -> None:
+    def _publish_next(self, app: Celery, run: _Batch) -> None:
         message = run.untried[0]
         error = _publish(app, message)
         run.untried.pop(0)
@@ -379,7 +379,7 @@ class Outbox:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Batch:
     """Messages that were taken together.
 
     Attributes:

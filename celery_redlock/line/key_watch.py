@@ -189,7 +189,7 @@ class KeyWatch:
 
     def _new_waiter(self) -> Waiter:
         waiter = self._listener.add_waiter()
-        waiter.ring(self)
+        waiter.notify(self)
         return waiter
 
     def _leave(self, watch: _Watch, free_in_ms: int | str) -> None:

@@ -109,7 +109,7 @@ class Occupancy:
         return sorted(ends)
 
     def free_in(self) -> float:
-        """Return in how many seconds the first permit is free if no one is released.
+        """Return in how many seconds a permit is free, if none is released.
 
         It is infinite where no majority knows an end.
         """

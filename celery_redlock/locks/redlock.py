@@ -84,7 +84,7 @@ from celery_redlock.wire.requests import (
     majority_answered,
     verdict_is_certain,
 )
-from celery_redlock.wire.steps import Ask, Call, Listen, Sleep
+from celery_redlock.wire.steps import Ask, Blocking, Listen, Sleep
 from celery_redlock.wire.url import parse_nodes, usual_node_timeout
 
 if TYPE_CHECKING:
@@ -398,7 +398,7 @@ class Redlock:
     def _recover(self, ballot: Ballot | None) -> Steps[bool]:
         if ballot is None or not ballot.leaves_work:
             return False
-        return bool((yield Call(partial(self.guard.recover, ballot))))
+        return bool((yield Blocking(partial(self.guard.recover, ballot))))
 
     def _recover_late_voters(self, won: Ballot, before: Ballot) -> Steps[None]:
         """Recover the nodes of a ballot that was won without them.

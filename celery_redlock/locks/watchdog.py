@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.callbacks import call_safely
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
-from celery_redlock.basics.process import Background, OfOneProcess, Run
+from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
 from celery_redlock.locks.lease import LeaseState
 from celery_redlock.locks.renewal_schedule import RenewalSchedule, WakeupQueue, Watch
 from celery_redlock.scripts.keys import keys_of, shown
@@ -215,7 +215,7 @@ class Watchdog(OfOneProcess):
 
     # -- the watchdog's thread -----------------------------------------------------
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: ThreadRun) -> None:
         while not self._background.is_over(run):
             try:
                 next_at = self.step()

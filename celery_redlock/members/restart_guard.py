@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from celery_redlock.scripts.keys import Keys
     from celery_redlock.wire.requests import Nodes, ScriptRequest
 
-__all__ = ["Look", "RestartGuard", "counters_in", "greatest"]
+__all__ = ["NodeMembership", "RestartGuard", "counters_in", "greatest"]
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ _SOME_ARE_GONE = (
 )
 
 
-class Look(NamedTuple):
+class NodeMembership(NamedTuple):
     """The answer of a node to the question what it knows of itself.
 
     Attributes:
@@ -158,7 +158,7 @@ class RestartGuard:
         """Ask all nodes by a script about their membership."""
         return self._nodes.ask(script, (self.keys.meta,), args, done_when=all_answered)
 
-    def look(self, *, forget: str = "") -> list[Look | None]:
+    def look(self, *, forget: str = "") -> list[NodeMembership | None]:
         """Ask all nodes what they know of themselves; give identities to new servers.
 
         Args:
@@ -172,7 +172,7 @@ class RestartGuard:
     def _join(self, forget: str = "") -> ScriptRequest:
         return self.ask(scripts.JOIN, [f"s{secrets.token_hex(4)}", forget])
 
-    def _looks_in(self, joined: ScriptRequest) -> list[Look | None]:
+    def _looks_in(self, joined: ScriptRequest) -> list[NodeMembership | None]:
         return [
             _look_at(label, reply)
             for label, reply in zip(self._nodes.labels, joined.replies, strict=True)
@@ -321,13 +321,13 @@ class RestartGuard:
         admitted = self._admit(view, gone)
         return bool(admitted) or self.config != before
 
-    def _is_ours(self, look: Look) -> bool:
+    def _is_ours(self, look: NodeMembership) -> bool:
         """Tell whether a node has a view with our settings, or none."""
         if look.view is None:
             return look.config == JOINED
         return look.view.configuration == self.configuration
 
-    def _current(self, looks: Sequence[Look]) -> View | None:
+    def _current(self, looks: Sequence[NodeMembership]) -> View | None:
         """Return the view that the members come to: that of the epoch with most votes.
 
         Of equals it is the greatest, and one that a node has goes before our own.
@@ -348,7 +348,7 @@ class RestartGuard:
                 best = best.merged(view)
         return best
 
-    def _grown(self, view: View | None, looks: Sequence[Look]) -> View | None:
+    def _grown(self, view: View | None, looks: Sequence[NodeMembership]) -> View | None:
         """Return the view with the servers that are in no view at their places."""
         for look in looks:
             if view and look.config == JOINED:
@@ -359,7 +359,7 @@ class RestartGuard:
         return view
 
     def _forget_lesser(
-        self, view: View, looks: Sequence[Look], *, is_hopeless: bool
+        self, view: View, looks: Sequence[NodeMembership], *, is_hopeless: bool
     ) -> bool:
         """Let nodes that were left behind at an epoch of this deployment start anew.
 
@@ -387,7 +387,7 @@ class RestartGuard:
         return bool(left_behind)
 
     @staticmethod
-    def _voting(view: View, looks: Sequence[Look]) -> int:
+    def _voting(view: View, looks: Sequence[NodeMembership]) -> int:
         """Return how many members vote in the epoch of a view."""
         return sum(
             look.votes
@@ -397,7 +397,7 @@ class RestartGuard:
             for look in looks
         )
 
-    def _is_hopeless(self, view: View, looks: Sequence[Look]) -> bool:
+    def _is_hopeless(self, view: View, looks: Sequence[NodeMembership]) -> bool:
         """Tell whether too few members vote, or will as founders, to admit others."""
         hopeful = 0
         for look in looks:
@@ -408,7 +408,7 @@ class RestartGuard:
                 hopeful += is_member and (look.votes or is_founder)
         return hopeful < self._needed
 
-    def _gone(self, looks: Sequence[Look | None]) -> set[int]:
+    def _gone(self, looks: Sequence[NodeMembership | None]) -> set[int]:
         """Return the indexes of the nodes that were silent for one max_ttl on end.
 
         That is, at every look in that time. Looks that are more than half a max_ttl
@@ -428,7 +428,7 @@ class RestartGuard:
                 gone.add(index)
         return gone
 
-    def _found(self, view: View | None, looks: Sequence[Look]) -> View:
+    def _found(self, view: View | None, looks: Sequence[NodeMembership]) -> View:
         """Return the first view of the next epoch, with the servers that are there."""
         known = dict.fromkeys(self.configuration.labels, UNKNOWN)
         for label in known:
@@ -560,13 +560,13 @@ def counters_in(pairs: list[Any]) -> list[Any]:
     ]
 
 
-def _look_at(label: str, reply: Any) -> Look | None:
+def _look_at(label: str, reply: Any) -> NodeMembership | None:
     if not isinstance(reply, list) or reply[0] != scripts.GRANTED:
         return None
     texts = (reply[2], reply[3], reply[5], reply[6])
     config, identity, left, aborted = (text.decode(errors="replace") for text in texts)
     view = View.parse(config)
-    return Look(label, config, identity, bool(reply[4]), view, left, aborted)
+    return NodeMembership(label, config, identity, bool(reply[4]), view, left, aborted)
 
 
 def _kind(ballot: Ballot, index: int) -> VoteKind | None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.members.restart_guard import Look
+    from celery_redlock.members.restart_guard import NodeMembership
     from celery_redlock.scripts import Script
     from celery_redlock.wire.quorum import Ballot
 
@@ -181,7 +181,9 @@ class _Move:
         self._open(self._read_fences(opened))
         self._new.guard.use(self._plan)
 
-    def _check_deployment(self, olds: Sequence[Look], opened: Sequence[Look]) -> None:
+    def _check_deployment(
+        self, olds: Sequence[NodeMembership], opened: Sequence[NodeMembership]
+    ) -> None:
         """Refuse nodes that vote with the new settings in a deployment of their own.
 
         Clients with the new settings were started too early, and have founded it.
@@ -196,7 +198,7 @@ class _Move:
                     f"the new settings already. {self._emptied()}"
                 )
 
-    def _lost(self, news: Sequence[Look]) -> set[str]:
+    def _lost(self, news: Sequence[NodeMembership]) -> set[str]:
         """Return the planned nodes that have lost their memory since. They never open.
 
         Raises:
@@ -218,7 +220,7 @@ class _Move:
 
     # -- look and plan ---------------------------------------------------------------
 
-    def _look(self) -> tuple[list[Look], list[Look]]:
+    def _look(self) -> tuple[list[NodeMembership], list[NodeMembership]]:
         """Check that the move can be finished, before anything is closed."""
         old, new = self._old, self._new
         olds, news = self._looks(old), self._looks(new)
@@ -248,7 +250,7 @@ class _Move:
                 )
         return olds, news
 
-    def _looks(self, redlock: Redlock) -> list[Look]:
+    def _looks(self, redlock: Redlock) -> list[NodeMembership]:
         """Ask the nodes what they know of themselves; wait for slow ones."""
         give_up_at = self._clock.monotonic() + redlock.timing.connect_timeout
         while True:
@@ -258,7 +260,7 @@ class _Move:
                 return looks
             self._clock.sleep(_MARGIN)
 
-    def _may_move(self, look: Look) -> bool:
+    def _may_move(self, look: NodeMembership) -> bool:
         old = self._old.guard.configuration
         plan = View.parse(look.config.removeprefix(CLOSED))
         if plan is None:
@@ -266,7 +268,7 @@ class _Move:
         is_closed = look.config.startswith(CLOSED)
         return self._is_new(plan) or (not is_closed and plan.configuration == old)
 
-    def _why(self, look: Look, present: Iterable[View]) -> str:
+    def _why(self, look: NodeMembership, present: Iterable[View]) -> str:
         """Say why a node cannot be moved, and the remedy.
 
         Args:
@@ -300,7 +302,7 @@ class _Move:
         return f"Empty it, or delete its key {self._new.keys.meta}, and run it again"
 
     def _plan_of(
-        self, looks: Sequence[Look], opened: Sequence[Look]
+        self, looks: Sequence[NodeMembership], opened: Sequence[NodeMembership]
     ) -> tuple[str, View] | None:
         """Return the view that is left, and the plan, of a move that has begun.
 
@@ -316,7 +318,9 @@ class _Move:
                 return look.left, plan
         return None
 
-    def _planned(self, olds: Sequence[Look], news: Sequence[Look]) -> View:
+    def _planned(
+        self, olds: Sequence[NodeMembership], news: Sequence[NodeMembership]
+    ) -> View:
         """Make a plan from the view that a majority of the old nodes has."""
         configuration = self._old.guard.configuration
         texts = [
@@ -431,7 +435,7 @@ class _Move:
                 "again, finish the abort: run it with --abort and the same arguments."
             )
 
-    def _marked(self, looks: Sequence[Look | None]) -> list[str]:
+    def _marked(self, looks: Sequence[NodeMembership | None]) -> list[str]:
         """Return the future nodes that an abort has marked."""
         return [x.label for x in looks if x and self._closed in x.aborted.splitlines()]
 
@@ -454,7 +458,7 @@ class _Move:
 
     # -- read and open -------------------------------------------------------------
 
-    def _read_fences(self, opened: Sequence[Look]) -> list[Any]:
+    def _read_fences(self, opened: Sequence[NodeMembership]) -> list[Any]:
         configs = {self._closed, self._after, *(look.config for look in opened)}
         pairs: list[Any] = []
         source = self._old
@@ -564,7 +568,7 @@ class _Move:
         for closed in sorted(plans):
             self._abort(closed, news)
 
-    def _abort(self, closed: str, news: Sequence[Look]) -> None:
+    def _abort(self, closed: str, news: Sequence[NodeMembership]) -> None:
         old, new = self._old, self._new
         text = closed.removeprefix(CLOSED)
         plan = View.parse(text)

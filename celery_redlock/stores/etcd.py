@@ -128,7 +128,7 @@ class Etcd(CompareAndSwapStore):
         self._timeout = timeout
         protocol = "https" if parts.scheme == "etcds" else "http"
         self._members = [
-            _Member(
+            _EtcdServer(
                 host,
                 port,
                 protocol,
@@ -535,7 +535,7 @@ class Etcd(CompareAndSwapStore):
             member.session.close()
 
 
-class _Member(Etcd3Client):
+class _EtcdServer(Etcd3Client):
     """A member of the cluster, and its clock."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

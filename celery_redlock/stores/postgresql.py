@@ -53,8 +53,8 @@ from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.keyspace import StoreKeyspace
 from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_statements import (
+    Statement,
     Statements,
-    Step,
     cells_of,
     listen_name,
     lock,
@@ -259,12 +259,12 @@ class PostgreSQL:
             return replies
         keys.finish()
         if not keys.changes and not keys.is_changed:
-            self._statements.carry_out([Step("rollback")])
+            self._statements.carry_out([Statement("rollback")])
             return replies
         steps = write(keys.changes)
         if needs.may_be_late:
-            steps.insert(0, Step("commit late"))
-        self._statements.carry_out([*steps, Step("commit")])
+            steps.insert(0, Statement("commit late"))
+        self._statements.carry_out([*steps, Statement("commit")])
         # An error of the sweep must not hide what the commit has done.
         with contextlib.suppress(psycopg.Error):
             self._sweep()
@@ -272,12 +272,12 @@ class PostgreSQL:
 
     def _begin(self, needs: Needs, *, is_read: bool, sees_ended: bool) -> StoreKeyspace:
         """Begin a transaction, and load what is needed: one round trip."""
-        steps = [] if is_read else [Step("begin"), Step("lock timeout")]
+        steps = [] if is_read else [Statement("begin"), Statement("lock timeout")]
         numbers = {_hash(name): True for name in needs.shared}
         numbers |= {_hash(name): False for name in needs.exclusive}
         if numbers and not is_read:
             steps.append(lock(numbers))
-        steps.append(Step("now"))
+        steps.append(Statement("now"))
         parts = {**needs.fields, **needs.large}
         for name in parts.keys() & needs.names:
             del parts[name]
@@ -314,7 +314,7 @@ class PostgreSQL:
 
     def _roll_back(self) -> None:
         with contextlib.suppress(psycopg.Error):
-            self._statements.carry_out([Step("rollback")])
+            self._statements.carry_out([Statement("rollback")])
 
     def _sweep(self) -> None:
         """Delete keys that ended, now and then; every process does."""

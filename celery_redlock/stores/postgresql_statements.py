@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from celery_redlock.stores.keyspace import Changes
 
 __all__ = [
+    "Statement",
     "Statements",
-    "Step",
     "cells_of",
     "listen_name",
     "lock",
@@ -74,7 +74,7 @@ _NAMES = {
 }
 
 
-class Step(NamedTuple):
+class Statement(NamedTuple):
     """One statement to carry out.
 
     Attributes:
@@ -105,7 +105,7 @@ class Statements:
             self._pg.send_prepare(_NAMES[name], text.encode())
         self._results()
 
-    def carry_out(self, steps: Sequence[Step]) -> list[PGresult]:
+    def carry_out(self, steps: Sequence[Statement]) -> list[PGresult]:
         """Carry out in one round trip, and return the results of those with rows.
 
         Raises:
@@ -159,31 +159,31 @@ class Statements:
 # -- steps -----------------------------------------------------------------------------
 
 
-def lock(numbers: dict[int, bool]) -> Step:
+def lock(numbers: dict[int, bool]) -> Statement:
     """Take advisory locks until the end of the transaction: number -> is it shared."""
     order = sorted(numbers)
     shared = ["t" if numbers[number] else "f" for number in order]
-    return Step("lock", (_array(order), _array(shared)))
+    return Statement("lock", (_array(order), _array(shared)))
 
 
-def read(names: Iterable[bytes]) -> Step:
+def read(names: Iterable[bytes]) -> Statement:
     """Read all rows of keys."""
-    return Step("read", (_bytes_array(names),))
+    return Statement("read", (_bytes_array(names),))
 
 
-def read_fields(name: bytes, fields: Iterable[bytes]) -> Step:
+def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     """Read some rows of a key."""
-    return Step("read fields", (_bytea(name), _bytes_array(fields)))
+    return Statement("read fields", (_bytea(name), _bytes_array(fields)))
 
 
-def write(changes: Changes) -> list[Step]:
+def write(changes: Changes) -> list[Statement]:
     """Write changes, and send the messages when the transaction ends."""
     steps = []
     if changes.wiped:
-        steps.append(Step("wipe", (_bytes_array(changes.wiped),)))
+        steps.append(Statement("wipe", (_bytes_array(changes.wiped),)))
     if changes.removed:
         places = [*zip(*changes.removed, strict=True)]
-        steps.append(Step("remove", [*map(_bytes_array, places)]))
+        steps.append(Statement("remove", [*map(_bytes_array, places)]))
     if changes.written:
         names, fields, kinds, values, scores, ends = zip(
             *changes.written.values(), strict=True
@@ -192,9 +192,9 @@ def write(changes: Changes) -> list[Step]:
             *(_bytes_array(names), _bytes_array(fields), _array(kinds)),
             *(_bytes_array(values), _array(scores), _array(ends)),
         )
-        steps.append(Step("write", columns))
+        steps.append(Statement("write", columns))
     steps += [
-        Step("notify", (listen_name(channel).encode(), message))
+        Statement("notify", (listen_name(channel).encode(), message))
         for channel, message in changes.messages
     ]
     return steps

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from celery_redlock.basics.clock import Clock
-    from celery_redlock.wire.requests import Bell, ScriptRequest
+    from celery_redlock.wire.requests import Event, ScriptRequest
 
 __all__ = ["FakeNode", "FakeNodes"]
 
@@ -222,10 +222,10 @@ class FakeNodes:
         self.send(request)
         self.wait(request, until=self.clock.monotonic() + self._node_timeout)
 
-    def begin(self, request: ScriptRequest, bell: Bell) -> None:
-        """Ask, and ring the bell: fake time passes at once."""
+    def begin(self, request: ScriptRequest, event: Event) -> None:
+        """Ask, and release the event: fake time passes at once."""
         self.ask(request)
-        bell.release()
+        event.release()
 
     def drain(self, until: float) -> None:
         """Read the replies that have arrived, without waiting."""

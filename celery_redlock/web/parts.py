@@ -1,7 +1,7 @@
 """The parts of a page of locks, for the page of this package and the Django admin.
 
-Each function returns HTML without a style of its own. A page says in a `Place` where
-its links lead and how it writes instants.
+Each function returns HTML without a style of its own. A `PageStyle` says where its
+links lead and how it writes instants.
 
 Without a majority of the nodes that can tell, no part says that nothing is locked.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_SEARCHED",
-    "Place",
+    "PageStyle",
     "doubts",
     "limit_list",
     "lock_table",
@@ -63,7 +63,7 @@ _CANNOT_TELL = "It cannot be told whether a lock is held"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageStyle:
     """The page on which the parts are shown.
 
     Attributes:
@@ -112,7 +112,7 @@ def shown_locks(seen: Scan, *, everything: bool) -> list[list[SeenHolder]]:
 def lock_table(
     seen: Scan,
     shown: Sequence[Sequence[SeenHolder]],
-    place: Place,
+    style: PageStyle,
     number: str = "",
 ) -> Html:
     """Return the table of these holders and their locks, or of none.
@@ -120,15 +120,15 @@ def lock_table(
     Args:
         seen: The locks.
         shown: The rows of all pages.
-        place: The page on which the table is shown.
+        style: The page on which the table is shown.
         number: Which of the pages, as a reader may have typed it.
     """
     heads = [("Key", ""), ("Task", ""), ("Holder", ""), ("Age", "")]
     heads += [("Ends in", "number"), ("Fence", "number"), ("Nodes", "number")]
-    heads += [("Release", "")] if place.link else []
+    heads += [("Release", "")] if style.link else []
     first = (_page_in(shown, number) - 1) * _MOST
     some = shown[first : first + _MOST]
-    rows = [_holder_row(row, len(seen.labels), place) for row in some]
+    rows = [_holder_row(row, len(seen.labels), style) for row in some]
     if not rows:
         fact = "No lock is held" if seen.has_quorum else _CANNOT_TELL
         selected = "" if seen.pattern == "*" else f" whose key matches {seen.pattern}"
@@ -215,7 +215,7 @@ def limit_list(seen: Scan) -> Html | None:
     return tag("ul", *items, class_="limits") if items else None
 
 
-def _holder_row(locks: Sequence[SeenHolder], nodes: int, place: Place) -> Html:
+def _holder_row(locks: Sequence[SeenHolder], nodes: int, style: PageStyle) -> Html:
     """Return the row of one holder: all its keys and permits, with a link for each."""
     lock = locks[0]
     holder, age = lock.holder, age_of(lock.holder)
@@ -231,15 +231,15 @@ def _holder_row(locks: Sequence[SeenHolder], nodes: int, place: Place) -> Html:
         _cell("Holder", holder.host, f"pid\xa0{holder.pid}" if holder.pid else ""),
         _cell("Age", "", "")
         if age is None
-        else _cell("Age", duration(age), f"since {place.at(holder.started)}"),
+        else _cell("Age", duration(age), f"since {style.at(holder.started)}"),
         _number("Ends in", _left(lock.ttl_left)),
         _number("Fence", str(holder.fence or _NOTHING)),
         _number("Nodes", votes, doubt or ""),
     ]
-    if place.link:
+    if style.link:
         # All keys that were taken together are released together, but no start.
         alone = [one for one in locks[1:] if one.permit and one.holder.is_kept]
-        links = [_release_link(one, place.link) for one in (lock, *alone)]
+        links = [_release_link(one, style.link) for one in (lock, *alone)]
         cells.append(tag("td", *_each_on_a_line(links), class_="whole"))
     name = f"{lock.key} {holder.fence} {holder.task_id}"
     return tag("tr", *cells, data_id=name, data_key=lock.key)
@@ -327,14 +327,14 @@ def doubts(nodes: Iterable[NodeStatus]) -> Html:
 # -- releases ----------------------------------------------------------------------
 
 
-def release_table(releases: Sequence[ForcedRelease], place: Place) -> Html | None:
+def release_table(releases: Sequence[ForcedRelease], style: PageStyle) -> Html | None:
     """Return the table of the latest releases by operators; None if there are none."""
     heads = [("Released", ""), ("Key", ""), ("By", ""), ("Reason", "")]
     heads += [("Holder", ""), ("Nodes", "number")]
     rows = [
         tag(
             "tr",
-            _cell("Released", place.at(one.at), ""),
+            _cell("Released", style.at(one.at), ""),
             tag("th", *_lines(one.key), scope="row", class_="key"),
             _cell("By", one.who, f"{one.host}, {one.tool}"),
             _cell("Reason", one.reason, ""),
@@ -353,7 +353,7 @@ def _lines(text: str) -> list[Any]:
     return [first, *(join(tag("br"), line) for line in others)]
 
 
-def question(asked: Question, place: Place) -> Html:
+def question(asked: Question, style: PageStyle) -> Html:
     """Say what is released, from which holders, and at which risk."""
     key, permits = asked.key, ", ".join(asked.other_permits)
     others = f"Other permits of {key} are in use, and stay: {permits}."
@@ -362,7 +362,7 @@ def question(asked: Question, place: Place) -> Html:
     more = "one more than the limit" if asked.is_permit else "two"
     return join(
         tag("p", "This takes the lock ", tag("strong", key), " away from"),
-        tag("ul", *(_holder_item(asked, value, place) for value in asked.values)),
+        tag("ul", *(_holder_item(asked, value, style) for value in asked.values)),
         tag("p", others) if asked.other_permits else None,
         tag("p", risk.format(more=more), class_="errornote"),
         tag("p", _waiting(asked, left), " The release is recorded on the nodes."),
@@ -392,7 +392,7 @@ def _waiting(asked: Question, left: float) -> str:
     return f"{fact} Wait instead, if you can."
 
 
-def _holder_item(asked: Question, value: str, place: Place) -> Html:
+def _holder_item(asked: Question, value: str, style: PageStyle) -> Html:
     holder, age = asked.holder(value), None
     if holder is None:
         who = [tag("strong", "another program")]
@@ -400,7 +400,7 @@ def _holder_item(asked: Question, value: str, place: Place) -> Html:
         age = age_of(holder)
         who = [tag("strong", str(holder))]
     if holder and age is not None:
-        who.append(join(f", since {place.at(holder.started)} ({duration(age)} ago)"))
+        who.append(join(f", since {style.at(holder.started)} ({duration(age)} ago)"))
     where = f", {on_nodes(len(asked.values[value]), len(asked.found.nodes))}"
     facts = []
     if holder and (permit := holder.permit(asked.key)):

@@ -6,7 +6,7 @@ link on another site may open the page, and do nothing else.
 The page allows no script, style or frame of another site. It contains no token, neither
 its own nor that of a lock, and no password.
 
-All viewers share one look at the nodes per second.
+All viewers share one snapshot of the nodes per second.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 LEAST_TOKEN = 16  # characters
 EVERY = 2.0  # seconds between two refreshes of the page
-_SHARED_FOR = 1.0  # seconds for which viewers share one look at the nodes
+_SHARED_FOR = 1.0  # seconds for which viewers share one snapshot of the nodes
 _MOST_BYTES = 1 << 16  # of a form
 _MOST_FIELDS = 100
 _MOST_LETTERS = 200  # of a name and of a reason
@@ -159,7 +159,7 @@ class _Response(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Snapshot:
     """The answers of the nodes at one moment."""
 
     seen: Scan
@@ -169,30 +169,30 @@ class _Look:
 
 
 @dataclass
-class _Looks:
-    """The latest look at the nodes, which viewers share."""
+class _Snapshots:
+    """The latest snapshot of the nodes, which viewers share."""
 
     mutex: threading.Lock = field(default_factory=threading.Lock)
     pattern: str = ""
-    look: _Look | None = None
+    snapshot: _Snapshot | None = None
     until: float = 0.0
 
-    def get(self, redlock: Redlock, pattern: str) -> _Look:
+    def get(self, redlock: Redlock, pattern: str) -> _Snapshot:
         with self.mutex:
             now = SYSTEM_CLOCK.monotonic()
-            if self.look is None or self.pattern != pattern or now >= self.until:
+            if self.snapshot is None or self.pattern != pattern or now >= self.until:
                 seen = scan(redlock, pattern)
                 settings = other_settings(redlock, seen.nodes)
                 releases = forced_releases(redlock)
                 at = SYSTEM_CLOCK.wall()
-                self.look = _Look(seen, settings, releases, at)
+                self.snapshot = _Snapshot(seen, settings, releases, at)
                 self.pattern = pattern
                 self.until = SYSTEM_CLOCK.monotonic() + _SHARED_FOR
-            return self.look
+            return self.snapshot
 
     def forget(self) -> None:
         with self.mutex:
-            self.look = None
+            self.snapshot = None
 
 
 class LockPage:
@@ -219,7 +219,7 @@ class LockPage:
         self._app = None if is_service else app_or_redlock
         self._token = token
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
-        self._looks = _Looks()
+        self._snapshots = _Snapshots()
         self._guesses = Guesses()
         self._metrics: Any = None
 
@@ -339,12 +339,12 @@ class LockPage:
             body = _card("Locks", tag("p", fact, class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.BAD_REQUEST)
         try:
-            look = self._looks.get(self._redlock(), pattern or "*")
+            snapshot = self._snapshots.get(self._redlock(), pattern or "*")
         except RedlockError as error:
             body = _card("Locks", tag("p", str(error), class_="errornote"))
             return self._page(request, "Locks", body, HTTPStatus.SERVICE_UNAVAILABLE)
-        shown = parts.shown_locks(look.seen, everything=everything)
-        place, number = self._place(request), _one(fields, "page")
+        shown = parts.shown_locks(snapshot.seen, everything=everything)
+        style, number = self._style(request), _one(fields, "page")
 
         def page(other: int) -> str:
             chosen = {"q": pattern} if pattern else {}
@@ -354,17 +354,17 @@ class LockPage:
         body = join(
             tag(
                 "div",
-                _verdict(look),
-                _note(parts.unknown(look.seen), "error"),
-                _note(look.settings, "warning"),
+                _verdict(snapshot),
+                _note(parts.unknown(snapshot.seen), "error"),
+                _note(snapshot.settings, "warning"),
                 id="state",
                 data_live=True,
             ),
             tag(
                 "div",
-                _card("Nodes", parts.node_table(look.seen, look.seen.nodes)),
+                _card("Nodes", parts.node_table(snapshot.seen, snapshot.seen.nodes)),
                 _card("Limits", limits)
-                if (limits := parts.limit_list(look.seen))
+                if (limits := parts.limit_list(snapshot.seen))
                 else None,
                 id="nodes-and-limits",
                 class_="columns",
@@ -377,18 +377,23 @@ class LockPage:
                 tag(
                     "div",
                     pages := parts.pager(shown, number, page),
-                    parts.lock_table(look.seen, shown, place, number),
+                    parts.lock_table(snapshot.seen, shown, style, number),
                     pages,
-                    tag("p", parts.summary(look.seen), class_="summary"),
-                    self._others(request, look, pattern, everything=everything),
+                    tag("p", parts.summary(snapshot.seen), class_="summary"),
+                    self._others(request, snapshot, pattern, everything=everything),
                     id="locks",
                     data_live=True,
                 ),
                 class_="card",
             ),
-            tag("div", _releases(look.releases, place), id="releases", data_live=True),
+            tag(
+                "div",
+                _releases(snapshot.releases, style),
+                id="releases",
+                data_live=True,
+            ),
         )
-        return self._page(request, "Locks", body, foot=self._foot(look))
+        return self._page(request, "Locks", body, foot=self._foot(snapshot))
 
     def _release(self, request: _Request) -> _Response:
         # A server may reset a connection with a form that nothing has read.
@@ -421,7 +426,7 @@ class LockPage:
             "Release a lock?",
             join(
                 _note(missing, "error"),
-                parts.question(asked, self._place(request)),
+                parts.question(asked, self._style(request)),
                 tag(
                     "form",
                     *(tag("input", type="hidden", name=n, value=v) for n, v in hidden),
@@ -480,7 +485,7 @@ class LockPage:
         host = str(request.environ.get("REMOTE_ADDR", ""))
         operator = Operator(who, _TOOL, reason, host=host)
         done = release.carry_out(self._redlock(), key, values, operator)
-        self._looks.forget()
+        self._snapshots.forget()
         body = _card(
             "Release of a lock",
             join(
@@ -525,25 +530,25 @@ class LockPage:
         """Return the lock service; of an app, a wrong setting is an error."""
         return self._service or runtime_of(self._app).redlock
 
-    def _place(self, request: _Request) -> parts.Place:
+    def _style(self, request: _Request) -> parts.PageStyle:
         if not self.may_release:
-            return parts.Place()
+            return parts.PageStyle()
         head = f"{request.root}/release?"
-        return parts.Place(lambda key: head + urlencode({"key": key}))
+        return parts.PageStyle(lambda key: head + urlencode({"key": key}))
 
     def _others(
-        self, request: _Request, look: _Look, pattern: str, *, everything: bool
+        self, request: _Request, snapshot: _Snapshot, pattern: str, *, everything: bool
     ) -> Html | None:
-        others = len(look.seen.others)
+        others = len(snapshot.seen.others)
         if everything or not others:
             return None
         fields = {"all": "1"} | ({"q": pattern} if pattern else {})
         text = f"{others:,} more on fewer nodes than a majority"
         return tag("p", tag("a", text, href=f"{request.root}/?{urlencode(fields)}"))
 
-    def _foot(self, look: _Look) -> str:
+    def _foot(self, snapshot: _Snapshot) -> str:
         rule = "A release needs the token." if self.may_release else "Read-only."
-        return f"As seen at {instant(look.at)}. {rule}"
+        return f"As seen at {instant(snapshot.at)}. {rule}"
 
     def _refuse(
         self, request: _Request, why: str, status: int = HTTPStatus.FORBIDDEN
@@ -601,10 +606,10 @@ class LockPage:
         return _Response(page, status=status)
 
 
-def _verdict(look: _Look) -> Html:
+def _verdict(snapshot: _Snapshot) -> Html:
     """Say whether locks can be granted."""
-    votes, nodes = votes_of(look.seen.nodes), len(look.seen.nodes)
-    quorum = look.seen.quorum
+    votes, nodes = votes_of(snapshot.seen.nodes), len(snapshot.seen.nodes)
+    quorum = snapshot.seen.quorum
     fact = votes_text(votes, nodes)
     if votes < quorum:
         needed = f", {quorum} are needed" if nodes > 1 else ""
@@ -614,13 +619,13 @@ def _verdict(look: _Look) -> Html:
     else:
         text = "The node votes." if nodes == 1 else f"All {nodes} nodes vote."
         mood = "good"
-    if look.seen.has_quorum:
-        text = f"{plural(len(look.seen.held), 'lock')} held. {text}"
+    if snapshot.seen.has_quorum:
+        text = f"{plural(len(snapshot.seen.held), 'lock')} held. {text}"
     return tag("p", text, id="verdict", class_=f"verdict {mood}", role="status")
 
 
-def _releases(releases: list[ForcedRelease], place: parts.Place) -> Html | None:
-    table = parts.release_table(releases, place)
+def _releases(releases: list[ForcedRelease], style: parts.PageStyle) -> Html | None:
+    table = parts.release_table(releases, style)
     return _card("Latest releases by operators", table) if table else None
 
 

@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from celery_redlock.basics.timing import Timing
     from celery_redlock.wire.node import Node
     from celery_redlock.wire.quorum import Vote
-    from celery_redlock.wire.requests import Bell, ScriptRequest
+    from celery_redlock.wire.requests import Event, ScriptRequest
 
-__all__ = ["Broadcast", "Call", "Exchange", "Queue"]
+__all__ = ["Broadcast", "Exchange", "InFlight", "Queue"]
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ _INTERRUPTED = "lost its connection, because a request was interrupted"
 _ONE = 0  # the key in a dict of one: `setdefault` is atomic
 
 
-class Call:
+class InFlight:
     """Requests that were handed over together, and the caller that waits for them.
 
     Attributes:
@@ -107,13 +107,13 @@ class Call:
         is_over: Whether there is nothing more to wait for.
         has_news: Whether a vote came since the last look.
         inbox: Where the call is put when a vote comes; None before it is sent.
-        bell: Rung when the call is over, if the caller waits for that. None afterwards.
+        event: Released when the call is over, if the caller waits. None afterwards.
     """
 
     __slots__ = (
-        "bell",
         "came_at",
         "due_at",
+        "event",
         "has_news",
         "inbox",
         "is_over",
@@ -146,8 +146,8 @@ class Call:
         self.is_sent_before = not sends
         self.is_over = self.has_news = False
         self.sends = 0
-        self.inbox: deque[Call] | None = None
-        self.bell: Bell | None = None
+        self.inbox: deque[InFlight] | None = None
+        self.event: Event | None = None
 
     def is_due(self, now: float) -> bool:
         """Tell whether its time is up, and it is not over yet."""
@@ -163,8 +163,8 @@ class Call:
 class Queue(NamedTuple):
     """The calls that wait to be sent. They outlive an exchange."""
 
-    urgent: deque[Call]  # sent before the others
-    others: deque[Call]
+    urgent: deque[InFlight]  # sent before the others
+    others: deque[InFlight]
 
     @classmethod
     def new(cls) -> Queue:
@@ -211,10 +211,10 @@ class Exchange:
         self.observer_of: (
             Callable[[ScriptRequest], Callable[[int, Vote], None]] | None
         ) = None
-        self.waiting: dict[Call, None] = {}
-        self._due: list[tuple[float, int, Call]] = []  # a heap
+        self.waiting: dict[InFlight, None] = {}
+        self._due: list[tuple[float, int, InFlight]] = []  # a heap
         self._count = itertools.count()
-        self._inbox: deque[Call] = deque()  # calls with new votes
+        self._inbox: deque[InFlight] = deque()  # calls with new votes
         self._selector: selectors.BaseSelector | None = None
         self._waker: Waker | None = None
         self._unready: list[Node] = []  # nodes that needed maintenance last time
@@ -306,7 +306,7 @@ class Exchange:
         """Tell whether a call waits to be sent, or to be ended."""
         return bool(self.waiting or self._others or self._urgent)
 
-    def others_wait(self, call: Call) -> bool:
+    def others_wait(self, call: InFlight) -> bool:
         """Tell whether another caller waits for its verdict."""
         if self.waiting and (len(self.waiting) > 1 or call not in self.waiting):
             return True
@@ -315,12 +315,12 @@ class Exchange:
         queued = [*self._urgent, *self._others]
         return any(other.waits and other is not call for other in queued)
 
-    def enlist(self, call: Call) -> None:
+    def enlist(self, call: InFlight) -> None:
         """End this call in time."""
         self.waiting[call] = None
         heapq.heappush(self._due, (call.due_at, next(self._count), call))
 
-    def turn_alone(self, call: Call) -> None:
+    def turn_alone(self, call: InFlight) -> None:
         """Send this call and wait for a reply, where no other caller waits."""
         self.flush(call)
         self._look_at_news()
@@ -388,17 +388,17 @@ class Exchange:
             elif call in self.waiting:  # its driver was interrupted, or its caller
                 self._conclude(call)
 
-    def _conclude(self, call: Call) -> None:
+    def _conclude(self, call: InFlight) -> None:
         call.is_over = True
         for request in call.requests:
             request.asked_by = None
-        if call.bell is not None:
-            with contextlib.suppress(RuntimeError):  # it was rung before
-                call.bell.release()
-            call.bell = None  # it leads to the caller's event loop
+        if call.event is not None:
+            with contextlib.suppress(RuntimeError):  # it was released before
+                call.event.release()
+            call.event = None  # it leads to the caller's event loop
         self.waiting.pop(call, None)
 
-    def _judge(self, call: Call) -> None:
+    def _judge(self, call: InFlight) -> None:
         """End the call if all its requests are done, or no node is worth waiting."""
         unfinished = [r for r in call.unfinished if not r.is_done()]
         call.unfinished = unfinished
@@ -416,7 +416,7 @@ class Exchange:
                 if call in self.waiting:
                     self.enlist(call)
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: InFlight) -> None:
         """End a call if its time is up, after the last look at the sockets."""
         if not call.is_due(self._clock.monotonic()):
             return
@@ -455,7 +455,7 @@ class Exchange:
 
     # -- sending ---------------------------------------------------------------------
 
-    def flush(self, alone: Call | None = None) -> None:
+    def flush(self, alone: InFlight | None = None) -> None:
         """Send what is queued: the urgent first, then in the order of the queue.
 
         Args:
@@ -480,7 +480,7 @@ class Exchange:
                 if queue and queue[0] is call:
                     queue.popleft()
 
-    def _send(self, calls: Sequence[Call], wanted: list[ScriptRequest]) -> None:
+    def _send(self, calls: Sequence[InFlight], wanted: list[ScriptRequest]) -> None:
         if not wanted:
             return
         is_first = all(call.sends == 1 for call in calls)
@@ -493,7 +493,7 @@ class Exchange:
                 node.send(node.unsent_of(wanted, index), index)
         self._changing = None
 
-    def _wanted(self, calls: Sequence[Call]) -> list[ScriptRequest]:
+    def _wanted(self, calls: Sequence[InFlight]) -> list[ScriptRequest]:
         """Return the requests that are still wanted; enter why others are not sent."""
         wanted = []
         for call in calls:
@@ -520,7 +520,7 @@ class Exchange:
                         request.fail(index, "was not asked any more")
         return wanted
 
-    def _file(self, calls: Sequence[Call], alone: Call | None) -> None:
+    def _file(self, calls: Sequence[InFlight], alone: InFlight | None) -> None:
         """Note that the calls were sent, and have those that wait judged in time."""
         sent_at = self._clock.monotonic()
         is_uneasy = bool(self._suspects())
@@ -538,7 +538,7 @@ class Exchange:
             if is_uneasy or call.is_sent_before:
                 call.note_vote()  # it may be over already
 
-    def _give_up(self, calls: Sequence[Call]) -> list[ScriptRequest]:
+    def _give_up(self, calls: Sequence[InFlight]) -> list[ScriptRequest]:
         """Let the requests of these calls fail at all nodes. Return none to send."""
         for call in calls:
             for request in call.unsent:
@@ -732,16 +732,16 @@ class Broadcast(OfOneProcess):
         """
         if self.pid != os.getpid():
             self.notice_fork()
-        call = Call((request,), self._clock.monotonic(), sends=True, waits=True)
+        call = InFlight((request,), self._clock.monotonic(), sends=True, waits=True)
         self._queue.others.append(call)
         self._see_through(call)
 
-    def begin(self, request: ScriptRequest, bell: Bell) -> None:
+    def begin(self, request: ScriptRequest, event: Event) -> None:
         """Send one request, and return at once: see ``Transport``."""
         if self.pid != os.getpid():
             self.notice_fork()
-        call = Call((request,), self._clock.monotonic(), sends=True, waits=True)
-        call.bell = bell
+        call = InFlight((request,), self._clock.monotonic(), sends=True, waits=True)
+        call.event = event
         self._queue.others.append(call)
         if self._is_driven or self._engage():
             self._exchange.wake()
@@ -752,7 +752,7 @@ class Broadcast(OfOneProcess):
         """Send requests to all nodes, in this order: see ``Transport``."""
         if self.pid != os.getpid():
             self.notice_fork()
-        call = Call(requests, self._clock.monotonic(), sends=True, waits=False)
+        call = InFlight(requests, self._clock.monotonic(), sends=True, waits=False)
         (self._queue.others if until is None else self._queue.urgent).append(call)
         self._try_to(_flush)
         return True
@@ -764,7 +764,7 @@ class Broadcast(OfOneProcess):
         if self.pid != os.getpid():
             self.notice_fork()
         now = self._clock.monotonic()
-        call = Call(requests, now, sends=False, waits=True, until=until)
+        call = InFlight(requests, now, sends=False, waits=True, until=until)
         self._queue.urgent.append(call)
         return self._see_through(call, give_up_at)
 
@@ -880,7 +880,7 @@ class Broadcast(OfOneProcess):
         else:
             self._try_to(_flush)
 
-    def _see_through(self, call: Call, give_up_at: float = math.inf) -> bool:
+    def _see_through(self, call: InFlight, give_up_at: float = math.inf) -> bool:
         """Return True when the call is over; False if it is not at ``give_up_at``."""
 
         def see_through(exchange: Exchange, is_nested: bool) -> None:  # noqa: FBT001  (a work)
@@ -896,7 +896,7 @@ class Broadcast(OfOneProcess):
 
     def _await(
         self,
-        call: Call,
+        call: InFlight,
         see_through: Callable[[Exchange, bool], object],
         give_up_at: float,
     ) -> bool:
@@ -906,15 +906,15 @@ class Broadcast(OfOneProcess):
             self._thread = 0  # it would drive
             see_through(exchange, is_nested)
 
-        call.bell = bell = threading.Lock()
-        bell.acquire()
+        call.event = event = threading.Lock()
+        event.acquire()
         late_looks = 0
         while not call.is_over:
             left = _LOOK_EVERY
             if give_up_at < math.inf:
                 left = min(left, max(0.0, give_up_at - self._clock.monotonic()))
             if sys.is_finalizing() or (
-                not bell.acquire(timeout=left) and not call.is_over
+                not event.acquire(timeout=left) and not call.is_over
             ):
                 now = self._clock.monotonic()
                 if now >= give_up_at:
@@ -927,13 +927,13 @@ class Broadcast(OfOneProcess):
                 self._try_to(anew)
         return True
 
-    def _patience_of(self, call: Call) -> float:
+    def _patience_of(self, call: InFlight) -> float:
         """Return until when another thread has to end this call."""
         if call.due_at < math.inf:
             return call.due_at
         return call.came_at + self._timing.connect_timeout + self._timing.node_timeout
 
-    def _carry(self, call: Call, exchange: Exchange, *, is_nested: bool) -> None:
+    def _carry(self, call: InFlight, exchange: Exchange, *, is_nested: bool) -> None:
         """Send and read until this call is over, or until another caller waits."""
         while not call.is_over and not exchange.is_over:
             if not exchange.others_wait(call):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.wire.steps import Ask, Call, Sleep
+from celery_redlock.wire.steps import Ask, Blocking, Sleep
 
 if TYPE_CHECKING:
     import weakref
@@ -90,17 +90,17 @@ async def _take(step: Step, transport: Transport) -> Any:
     if isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
         return None
-    if isinstance(step, Call):
+    if isinstance(step, Blocking):
         return await asyncio.to_thread(step.function)
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    bell = _Bell(future)
+    event = _FutureEvent(future)
     if isinstance(step, Ask):
-        transport.begin(step.request, bell)
+        transport.begin(step.request, event)
         await future
     else:
-        step.waiter.ring(bell)
+        step.waiter.notify(event)
         await asyncio.wait((future,), timeout=step.seconds)
-        step.waiter.ring(None)
+        step.waiter.notify(None)
     return None
 
 
@@ -125,7 +125,7 @@ class _Ended:
 _ended: WeakValueDictionary[asyncio.AbstractEventLoop, _Ended] = WeakValueDictionary()
 
 
-class _Bell:
+class _FutureEvent:
     """Ends a future of a loop, from any thread."""
 
     __slots__ = ("_ended", "_future", "_loop")

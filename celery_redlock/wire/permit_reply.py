@@ -1,4 +1,4 @@
-"""What a node tells of permits, as ``scripts/shared/permits.lua`` writes it.
+"""The answer of a node about permits, as ``scripts/shared/permits.lua`` writes it.
 
 The last item of such a reply is one text for all limits: of each permit in turn the
 last characters of its holder's token, and of a permit for a start its ttl_ms, too.
@@ -20,7 +20,7 @@ _HOLDER, _TTL = 8, 12  # bytes
 
 
 class PermitReply(NamedTuple):
-    """What one node tells of the permits of one limit.
+    """The answer of one node about the permits of one limit.
 
     Attributes:
         text: Its part of the text.

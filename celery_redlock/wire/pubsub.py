@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.log_fields import log_fields
-from celery_redlock.basics.process import Background, OfOneProcess, Run
+from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
 from celery_redlock.basics.resp import ErrorReply, pack
 from celery_redlock.basics.selector import new_selector
 from celery_redlock.wire.connection import Connection, would_block
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.basics.timing import Timing
     from celery_redlock.scripts.keys import Keys
-    from celery_redlock.wire.requests import Bell
+    from celery_redlock.wire.requests import Event
     from celery_redlock.wire.url import NodeAddress
 
 __all__ = ["Waiter", "WakeupListener"]
@@ -69,7 +69,7 @@ class Waiter:
 
     __slots__ = (
         "__weakref__",
-        "_bell",
+        "_event",
         "_news",
         "free_at",
         "must_look",
@@ -86,19 +86,19 @@ class Waiter:
         # `threading.Event.wait` may leave the lock of the event taken for ever.
         self._news = threading.Lock()
         self._take_news(0.0)
-        self._bell: Bell | None = None
+        self._event: Event | None = None
 
     def listen(self, seconds: float) -> None:
         """Return when there is news, or after so many seconds."""
         self._take_news(seconds)
 
-    def ring(self, bell: Bell | None) -> None:
-        """Have this bell rung when there is news, instead of ``listen``."""
-        self._bell = bell
-        if bell is None:
+    def notify(self, event: Event | None) -> None:
+        """Release this event when there is news, instead of ``listen``."""
+        self._event = event
+        if event is None:
             self._take_news(0.0)
         elif not self._news.locked():
-            bell.release()
+            event.release()
 
     def wake(self, index: int, at: float) -> None:
         """Enter a wake-up of one node, for that instant."""
@@ -111,8 +111,8 @@ class Waiter:
     def _tell(self) -> None:
         with contextlib.suppress(RuntimeError):  # there is news already
             self._news.release()
-        if self._bell is not None:
-            self._bell.release()
+        if self._event is not None:
+            self._event.release()
 
     def request_look(self) -> None:
         """Have it look at the lock for itself."""
@@ -193,7 +193,7 @@ class WakeupListener(OfOneProcess):
 
     # -- the thread -----------------------------------------------------------
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: ThreadRun) -> None:
         needed_at = self._clock.monotonic()
         while not self._background.is_over(run):
             now = self._clock.monotonic()

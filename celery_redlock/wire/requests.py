@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from celery_redlock.scripts import Script
 
 __all__ = [
-    "Bell",
+    "Event",
     "Nodes",
     "ScriptLoad",
     "ScriptRequest",
@@ -389,7 +389,7 @@ class ScriptRequest:
         return copy
 
 
-class Bell(Protocol):
+class Event(Protocol):
     """Tells a caller that there is news; a lock that was acquired is one."""
 
     def release(self) -> None:
@@ -423,12 +423,12 @@ class Transport(Protocol):
     def ask(self, request: ScriptRequest) -> None:
         """Send one request and wait for it as long as nodes may take."""
 
-    def begin(self, request: ScriptRequest, bell: Bell) -> None:
+    def begin(self, request: ScriptRequest, event: Event) -> None:
         """Send one request as ``ask`` does, and return at once.
 
         Args:
             request: The request.
-            bell: Its ``release`` is called once, in any thread, when the time of the
+            event: Its ``release`` is called once, in any thread, when the time of the
                 request is over.
         """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from celery_redlock.wire.pubsub import Waiter
     from celery_redlock.wire.requests import ScriptRequest
 
-__all__ = ["Ask", "Call", "Listen", "Sleep", "Step", "Steps"]
+__all__ = ["Ask", "Blocking", "Listen", "Sleep", "Step", "Steps"]
 
 T = TypeVar("T")
 
@@ -46,11 +46,11 @@ class Listen(NamedTuple):
     seconds: float
 
 
-class Call(NamedTuple):
+class Blocking(NamedTuple):
     """Make a call that may block: rare ones, which are written for threads."""
 
     function: Callable[[], object]
 
 
-Step: TypeAlias = Ask | Sleep | Listen | Call
+Step: TypeAlias = Ask | Sleep | Listen | Blocking
 Steps: TypeAlias = Generator[Step, Any, T]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from celery_redlock.devnodes import DevNodes
-    from celery_redlock.members.restart_guard import Look
+    from celery_redlock.members.restart_guard import NodeMembership
 
 MAX_TTL = 1.0  # seconds: a reconfiguration waits for one of them and a bit
 CLIENTS = 3
@@ -425,7 +425,7 @@ def test_abort_ends_when_another_operator_has_finished(
     nodes.nodes[4].resume()
     look = other_new.guard.look
 
-    def finish_after(*, forget: str = "") -> list[Look | None]:
+    def finish_after(*, forget: str = "") -> list[NodeMembership | None]:
         seen = look(forget=forget)
         reconfigure(old, new)
         return seen

@@ -10,7 +10,7 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_redlock.members.restart_guard import Look
+    from celery_redlock.members.restart_guard import NodeMembership
     from celery_redlock.members.view import View
 
 __all__ = ["ObservedGuard"]
@@ -19,7 +19,7 @@ __all__ = ["ObservedGuard"]
 class ObservedGuard(RestartGuard):
     """A guard that reports each founding and each admission without some node."""
 
-    def _found(self, view: View | None, looks: Sequence[Look]) -> View:
+    def _found(self, view: View | None, looks: Sequence[NodeMembership]) -> View:
         if len(looks) < len(self.configuration.labels):
             World.current.oracle.gone()
         return super()._found(view, looks)

@@ -36,7 +36,7 @@ from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import scan
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
-from celery_redlock.web.parts import Place
+from celery_redlock.web.parts import PageStyle
 from celery_redlock.web.release import ask, carry_out, holders_text
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class HeldLockAdmin(admin.ModelAdmin):
             return self._page(request, "held_locks", "Held locks", {})
         context: dict[str, Any] = {"pattern": pattern, "everything": everything}
         may_release = request.user.has_perm(_RELEASE)
-        place = Place(_question_url if may_release else None, _local)
+        style = PageStyle(_question_url if may_release else None, _local)
         try:
             redlock = runtime_of(celery_app()).redlock
             seen = scan(redlock, pattern or "*")
@@ -110,13 +110,13 @@ class HeldLockAdmin(admin.ModelAdmin):
                 "seen": seen,
                 "unknown": parts.unknown(seen),
                 "settings": other_settings(redlock, seen.nodes),
-                "locks": parts.lock_table(seen, shown, place, number),
+                "locks": parts.lock_table(seen, shown, style, number),
                 "pages": parts.pager(shown, number, page),
                 "summary": parts.summary(seen),
                 "others": len(seen.others),
                 "limits": parts.limit_list(seen),
                 "doubts": parts.doubts(seen.nodes),
-                "releases": parts.release_table(forced_releases(redlock), place),
+                "releases": parts.release_table(forced_releases(redlock), style),
             }
         context |= extra_context or {}
         return self._page(request, "held_locks", "Held locks", context)
@@ -144,12 +144,12 @@ class HeldLockAdmin(admin.ModelAdmin):
         if refusal or not asked:
             messages.warning(request, refusal)
             return redirect(_LIST)
-        place = Place(at=_local)
+        style = PageStyle(at=_local)
         context: dict[str, Any] = {
             "key": key,
-            "question": parts.question(asked, place),
+            "question": parts.question(asked, style),
             "digests": asked.digests(),
-            "releases": parts.release_table(forced_releases(redlock, key), place),
+            "releases": parts.release_table(forced_releases(redlock, key), style),
         }
         return self._page(request, "release_lock", "Release a lock?", context)
 

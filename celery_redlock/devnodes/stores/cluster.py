@@ -15,13 +15,13 @@ from celery_redlock.errors import RedlockError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cluster", "Member"]
+__all__ = ["Cluster", "ClusterServer"]
 
 _PORT_TRIES = 5
 _PORT_TAKEN = "address already in use"
 
 
-class Member(StoreServer):
+class ClusterServer(StoreServer):
     """One server of a cluster.
 
     Args:
@@ -105,7 +105,7 @@ class Cluster:
         self, folder: Path | None = None, members: int = 3, *, durable: bool = False
     ) -> None:
         self._check_installed()
-        self.members = [Member(self, number) for number in range(members)]
+        self.members = [ClusterServer(self, number) for number in range(members)]
         self.folder = folder or Path()
         self._durable = durable
         self._is_temporary = folder is None

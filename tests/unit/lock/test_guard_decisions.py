@@ -10,7 +10,7 @@ import pytest
 
 from celery_redlock import scripts
 from celery_redlock.members.configuration import Configuration
-from celery_redlock.members.restart_guard import Look
+from celery_redlock.members.restart_guard import NodeMembership
 from celery_redlock.members.view import JOINED, Member, View
 from celery_redlock.testing import FakeNodes
 from celery_redlock.wire.quorum import Ballot, Vote, VoteKind
@@ -40,14 +40,15 @@ def view(guard: RestartGuard) -> View:
     return replace(guard.view, epoch=5)
 
 
-def look_of(view: View, place: int = 0, /, **changed: Any) -> Look:
+def look_of(view: View, place: int = 0, /, **changed: Any) -> NodeMembership:
     """Return what a node says that has this view."""
     label = view.configuration.labels[place]
-    look = Look(label, str(view), view.member(label).identity, True, view, "", "")  # noqa: FBT003
+    identity, votes = view.member(label).identity, True
+    look = NodeMembership(label, str(view), identity, votes, view, "", "")
     return look._replace(**changed)
 
 
-def newcomer(view: View, place: int = 0, identity: str = NEW) -> Look:
+def newcomer(view: View, place: int = 0, identity: str = NEW) -> NodeMembership:
     """Return what a node says that has joined and has no view."""
     return look_of(
         view, place, config=JOINED, identity=identity, votes=False, view=None
