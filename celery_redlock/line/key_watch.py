@@ -101,7 +101,7 @@ class KeyWatch:
         self._is_stopping = False
 
     def release(self) -> None:
-        """Wake the thread. Waiters call it as their bell."""
+        """Wake the thread. Waiters call it as their event."""
         self._news.set()
 
     def watch(self, wanted: Wanted, rank: int) -> None:

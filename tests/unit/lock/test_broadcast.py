@@ -534,7 +534,7 @@ def test_callers_wait_for_hung_nodes_at_the_same_time(net: Net) -> None:
     for request in asked:
         occupied.start(net.broadcast.ask, request)
     eventually(
-        lambda: all("bell.acquire" in source_line_of(t) for t in occupied.threads[1:])
+        lambda: all("event.acquire" in source_line_of(t) for t in occupied.threads[1:])
     )
     net.clock.advance(10 * NODE_TIMEOUT)
     net.comes(0, 0.0, FREE)
@@ -560,7 +560,7 @@ def test_suspect_that_answers_has_its_time_anew(net: Net) -> None:
     occupied = Occupied(net)
     asked = net.request()
     occupied.start(net.broadcast.ask, asked)
-    eventually(lambda: "bell.acquire" in source_line_of(occupied.threads[1]))
+    eventually(lambda: "event.acquire" in source_line_of(occupied.threads[1]))
     net.clock.advance(10 * NODE_TIMEOUT)
     net.comes(0, 0.0, FREE)
     net.comes(0, 0.02, GRANTED)
@@ -616,7 +616,7 @@ def test_handler_in_the_thread_that_reads_waits_for_no_other(net: Net) -> None:
     """A finaliser may release a lock in the middle of the I/O thread."""
     occupied = Occupied(net)
     occupied.start(net.broadcast.ask, net.request("second"))
-    eventually(lambda: "bell.acquire" in source_line_of(occupied.threads[1]))
+    eventually(lambda: "event.acquire" in source_line_of(occupied.threads[1]))
     done: list[threading.Thread] = []
 
     def finalise() -> None:
@@ -646,25 +646,25 @@ def test_caller_that_is_alone_starts_no_thread(net: Net) -> None:
     assert started == []
 
 
-def test_call_that_is_over_does_not_keep_its_bell(net: Net) -> None:
-    """The bell leads to the event loop of the caller, which may be closed by then."""
+def test_call_that_is_over_does_not_keep_its_event(net: Net) -> None:
+    """The event leads to the event loop of the caller, which may be closed by then."""
 
-    class Bell:
-        def __init__(self, rung: threading.Event) -> None:
-            self.release = rung.set
+    class Event:
+        def __init__(self, released: threading.Event) -> None:
+            self.release = released.set
 
     kept = []
     for _ in range(3):  # a thread that has just started looks once more
         for index in range(3):  # later than the I/O thread waits for more callers
             net.comes(index, NODE_TIMEOUT / 2, GRANTED)
-        rung = threading.Event()
-        bell = Bell(rung)
-        kept.append(weakref.ref(bell))
-        net.broadcast.begin(net.request(), bell)
-        assert rung.wait(SOON)
-        del bell
+        released = threading.Event()
+        event = Event(released)
+        kept.append(weakref.ref(event))
+        net.broadcast.begin(net.request(), event)
+        assert released.wait(SOON)
+        del event
 
-    eventually(lambda: not any(bell() for bell in kept), SOON)
+    eventually(lambda: not any(event() for event in kept), SOON)
 
 
 def test_requests_that_wait_together_leave_together(net: Net) -> None:
@@ -709,7 +709,7 @@ def test_exception_in_a_caller_costs_no_other_its_verdict(net: Net) -> None:
     threads[0].start()
     assert entered.wait(SOON)
     threads[1].start()
-    eventually(lambda: "bell.acquire" in source_line_of(threads[1]))
+    eventually(lambda: "event.acquire" in source_line_of(threads[1]))
     for index in range(3):
         net.comes(index, 0.0, FREE)
         net.comes(index, 0.0, GRANTED)
