@@ -68,9 +68,10 @@ def reconfigure(  # noqa: PLR0913  (an argument for each option)
 
     No lock is granted for about as long as the greater max_ttl. If it is interrupted,
     run it again with the same arguments: it goes on where it stopped. With --abort the
-    nodes vote for the old settings again, at once. That is possible until the first
-    node votes for the new settings. A node that is switched off for good, and is given
-    with --gone, counts as closed: make sure that no client ever reaches it again.
+    nodes vote for the old settings again. That needs a majority of the new nodes that
+    answer and do not vote for the new settings yet. A node that is switched off for
+    good, and is given with --gone, counts as closed: make sure that no client ever
+    reaches it again.
     """
     if all(given is None for given in (old, new, from_max_ttl, max_ttl)):
         raise click.UsageError("Say what to change: --from, --to or --max-ttl.")
@@ -117,9 +118,10 @@ def _run(
     except RedlockError as error:
         raise Failure(str(error), ERROR) from error
     except KeyboardInterrupt:
+        other = "" if abort else ", or take it back with --abort"
         raise Failure(
-            "Interrupted. No lock is granted until you run it again, with the same "
-            "arguments, or with --abort to take it back.",
+            "Interrupted. If nodes are closed already, no lock is granted until you "
+            f"run it again, with the same arguments{other}.",
             ERROR,
         ) from None
     return steps
@@ -189,7 +191,10 @@ def _comparison(before: Redlock, after: Redlock, *, abort: bool) -> list[str]:
         "A task that runs longer than its ttl meanwhile loses its lock.",
     ]
     if abort:
-        warning = ["This change is taken back: locks are granted again at once."]
+        later = f"or in about {longest} if new nodes have lost their memory"
+        warning = [
+            f"This change is taken back: locks are granted again at once, {later}."
+        ]
     return [
         *table((Column("NODE"), Column("AFTERWARDS")), rows),
         "",

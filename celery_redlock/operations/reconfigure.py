@@ -62,8 +62,8 @@ _PAUSE = 0.5  # seconds between two tries of a step
 _MARGIN = 0.01  # seconds, for the rounding of milliseconds
 _ABORTED = "aborted"  # what CLOSE replies then
 _INTERRUPTED = (
-    "Nothing is granted until the reconfiguration is done: run it again, with the same "
-    "arguments, when the nodes are up, or take it back with --abort."
+    "Nothing is granted until {it} is done: run it again, with the same arguments, "
+    "when the nodes are up"
 )
 
 
@@ -446,9 +446,8 @@ class _Move:
         up = {look.label for look in looks if look}
         if len(up) < len(looks) and self._clock.monotonic() > give_up_at:
             silence = _silence(self._new, up)
-            raise RedlockError(
-                f"Every future node must be up: {silence}. {_INTERRUPTED}"
-            )
+            remedy = self._remedy(len(up))
+            raise RedlockError(f"Every future node must be up: {silence}. {remedy}")
         return len(up) == len(looks)
 
     def _ask_to_close(self, redlock: Redlock, *, before: str) -> Ballot:
@@ -511,7 +510,8 @@ class _Move:
             if len(voting) >= new.quorum and not late:
                 break
             if self._clock.monotonic() > give_up_at:
-                self._give_up_opening(len(voting), late)
+                can_be_marked = [x for x in looks if x and x not in voting]
+                self._give_up_opening(len(voting), late, len(can_be_marked))
             self._clock.sleep(_PAUSE)
         self._on_step(
             f"{_votes(len(voting), len(looks))} for the new configuration: "
@@ -526,7 +526,9 @@ class _Move:
                 "back to the vote."
             )
 
-    def _give_up_opening(self, voting: int, late: Sequence[str]) -> NoReturn:
+    def _give_up_opening(
+        self, voting: int, late: Sequence[str], can_be_marked: int
+    ) -> NoReturn:
         fact = (
             f"{_votes(voting, len(self._new.labels))} for the new configuration"
             f"{'; not opened yet: ' if late else ''}{', '.join(late)}"
@@ -536,7 +538,19 @@ class _Move:
                 f"{fact}. Locks are granted again. Run it again, with the same "
                 "arguments, when these nodes are up."
             )
-        raise RedlockError(f"{fact}. {_INTERRUPTED}")
+        raise RedlockError(f"{fact}. {self._remedy(can_be_marked)}")
+
+    def _remedy(self, can_be_marked: int) -> str:
+        """Return what to do when too few nodes are closed or open.
+
+        Args:
+            can_be_marked: How many future nodes answer, and do not vote yet. An abort
+                marks a majority of all.
+        """
+        remedy = _INTERRUPTED.format(it="the reconfiguration")
+        if can_be_marked < self._new.quorum:
+            return f"{remedy}."
+        return f"{remedy}, or take it back with --abort."
 
     def _give_up(self, verb: str, ballot: Ballot) -> NoReturn:
         fact = f"Too few nodes could be {verb} ({ballot.reasons()})"
@@ -545,7 +559,9 @@ class _Move:
                 f"{fact}. The old nodes still vote. A node that is closed for another "
                 "plan is freed with --abort and the arguments of that plan."
             )
-        raise RedlockError(f"{fact}. {_INTERRUPTED}")
+        if verb == "closed":  # all future nodes are up: they are closed already
+            raise RedlockError(f"{fact}. {self._remedy(len(self._new.labels))}")
+        raise RedlockError(f"{fact}. {_INTERRUPTED.format(it='the abort')}.")
 
     # -- abort -----------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def test_reconfigure_is_taken_back(start_project: Callable[..., Project]) -> Non
     run = project.redlock(*words, "--abort")
 
     assert run.code == 0, run.err
-    assert "This change is taken back: locks are granted again at once." in run.out
+    assert "This change is taken back: locks are granted again at once" in run.out
     assert "3 of 3 nodes vote in the old configuration again." in run.out
     assert "The nodes have the old settings again." in run.out
     assert lock(project.urls, max_ttl=LONG)

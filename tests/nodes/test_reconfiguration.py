@@ -390,6 +390,35 @@ def test_reconfiguration_is_taken_back(
     new.close()
 
 
+@pytest.mark.parametrize(
+    ("future", "after", "killed"),
+    [(3, "are closed", 2), (2, "fences were read", 1)],
+    ids=["too few answer", "too many vote"],
+)
+def test_abort_is_not_recommended_where_it_would_be_refused(
+    start_nodes: Callable[..., DevNodes], future: int, after: str, killed: int
+) -> None:
+    """It marks a majority of the future nodes, of those that do not vote yet."""
+    nodes = start_nodes(3 + future, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
+    old.initialize()
+
+    def kill(sentence: str) -> None:
+        if after in sentence:
+            for node in nodes.nodes[-killed:]:
+                node.kill()
+
+    with pytest.raises(RedlockError) as ended:
+        reconfigure(old, new, on_step=kill, patience=1.0)
+    with pytest.raises(RedlockError, match="run it again"):
+        reconfigure(old, new, abort=True, patience=1.0)
+
+    assert "when the nodes are up" in str(ended.value)
+    assert "--abort" not in str(ended.value)
+    old.close()
+    new.close()
+
+
 def test_reconfiguration_ends_when_another_operator_aborts(
     start_nodes: Callable[..., DevNodes], key: str
 ) -> None:
