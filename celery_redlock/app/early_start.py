@@ -38,6 +38,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
@@ -46,8 +47,8 @@ from celery.worker import state
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
-from celery_redlock.line.backlog import keep_place
-from celery_redlock.line.key_watch import KeyWatch
+from celery_redlock.line.backlog import is_first, keep_place
+from celery_redlock.line.key_watch import OTHERS_FIRST, KeyWatch
 from celery_redlock.options.broker import visibility_timeout
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class _Line:
         calls: A heap of rank, number, call. Those that were started are passed over.
         waiting: How many of them wait.
         trying: The calls that were started and may still try for their lock.
-        room: For how many holders there was room at the last look.
+        room: For how many holders there was room at the last look; `OTHERS_FIRST`: it
+            is the turn of a call elsewhere. It may have ended, so the head here asks.
         seen_at: Instant of this look.
         is_watched: Whether `KeyWatch` tells about the key.
     """
@@ -293,7 +295,9 @@ class EarlyStarts:
             call.start()
             return
         now = self._clock.monotonic()
-        is_held = not line.room and now - line.seen_at < _BELIEVED_FOR
+        is_for_head = line.room == OTHERS_FIRST and call is line.head()
+        is_known = now - line.seen_at < _BELIEVED_FOR
+        is_held = line.room <= 0 and is_known and not is_for_head
         pause = jittered(call.pause, 0.75, 1.25)
         if is_held and now + pause < call.leave_at and not _is_over(request):
             self._enter(call, now + pause)
@@ -313,6 +317,8 @@ class EarlyStarts:
                 call.request.id,
                 since=call.waits.rank,
                 seconds=seconds,
+                margin=call.waits.margin,
+                only_if_there=True,
             )
 
     def _start(self, call: WaitingCall, line: _Line) -> None:
@@ -353,8 +359,11 @@ class EarlyStarts:
         head = line.head()
         if head is None:
             return
+        is_turn = None
+        if wanted.in_order:
+            is_turn = partial(is_first, self._redlock, wanted.key, head.request.id)
         try:
-            self._watch.watch(wanted, head.waits.rank)
+            self._watch.watch(wanted, head.waits.rank, is_turn)
         except RuntimeError:  # no further thread can start
             log.warning("Calls wait for their countdowns: no further thread starts.")
         else:

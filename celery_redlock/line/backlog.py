@@ -23,16 +23,35 @@ which the call was to look again: see `MARGIN`. A call that comes later joins in
 place. Where no node answers, a call comes back as if there were no backlog. A node that
 lost its memory says that a call is further ahead than it is: then the call comes back
 too early, and joins again.
+
+With ``in_order`` calls run in the order in which they were published. Then a call joins
+before its message is sent, and gets a number that is greater than all before it::
+
+    publisher ──► number: "17" ──► send the message, which carries the number
+                                        │
+    worker ◄────────────────────────────┘
+       │
+       └─► join: "none is before you" ──► try for the lock ──► leave ──► run
+                 "1 is before you" ──► return to the queue, as a refused call
+
+A number that a majority knows is known by one node at least of each later majority. So
+here the highest count of calls that are before counts, and not the median. The next
+publisher gets a greater number, also if its clock is late. No call gets a smaller one
+later: a call that is first stays first until it leaves. A call that no majority knows
+has no order: its publisher could not reach the nodes, or they have lost their memory.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.scripts import (
+    FIRST_IN_BACKLOG,
     JOIN_BACKLOG,
     LEAVE_BACKLOG,
     NOTE_RUN,
+    NUMBER_IN_BACKLOG,
     READ_BACKLOG,
 )
 from celery_redlock.wire.quorum import VoteKind
@@ -45,15 +64,18 @@ if TYPE_CHECKING:
 __all__ = [
     "MARGIN",
     "Place",
+    "is_first",
     "join_backlog",
     "keep_place",
     "leave_backlog",
     "note_run",
+    "number_in_backlog",
     "place_of_next",
 ]
 
 MARGIN = 10.0  # seconds that a call may be late to look again, and keeps its place
 
+_LEFT_FOR_US = 60_000_000  # in which a node knows that a call has left
 _LATELY = 100  # runs that make the mean: one long run among short ones counts little
 _KEPT_MS = 3_600_000  # the mean, after the last run
 _US = 1_000_000
@@ -67,50 +89,124 @@ class Place(NamedTuple):
         waiting: How many calls are in the backlog, with this one.
         run_time: Seconds that runs of the key took lately, on average; 0.0 where no
             run has ended lately.
+        first: In order: the id of the call that is before all others, if it is another.
     """
 
     before: int
     waiting: int
     run_time: float = 0.0
+    first: str = ""
 
 
-def join_backlog(
-    redlock: Redlock, key: str, task_id: str, *, since: int
+def join_backlog(  # noqa: PLR0913  (each names one thing)
+    redlock: Redlock,
+    key: str,
+    task_id: str,
+    *,
+    since: int,
+    margin: float = MARGIN,
+    in_order: bool = False,
 ) -> Place | None:
-    """Join the backlog of a key. The call keeps its place for `MARGIN`.
+    """Join the backlog of a key.
 
     Args:
         redlock: The lock service.
         key: The key that is held.
         task_id: The id of the call.
         since: When the call was published, in µs since 1970; the same each time.
+        margin: Seconds for which it keeps its place.
+        in_order: Whether calls run in their order.
 
     Returns:
-        The place, by the median of the nodes that answered; None if none did.
+        The place, by the median of the nodes that answered; None if none did. In order
+        it is the last place that a node names.
     """
     request = redlock.nodes.ask(
         JOIN_BACKLOG,
         _names(redlock, key),
-        [task_id, since, round(MARGIN * _US)],
+        [task_id, since, round(margin * _US), ""],
         done_when=majority_answered,
     )
     answers = _answers(request)
     if not answers:
         return None
-    before, waiting, run_us = map(_median, answers)
-    return Place(before, max(waiting, before + 1), run_us / _US)
+    *numbers, firsts = answers
+    before, waiting, run_us = map(_median, numbers)
+    first = ""
+    if in_order and (before := max(numbers[0])):
+        others = Counter(one for one in map(_text, firsts) if one != task_id)
+        first = max(others, key=lambda one: others[one], default="")
+    return Place(before, max(waiting, before + 1), run_us / _US, first)
 
 
-def keep_place(
-    redlock: Redlock, key: str, task_id: str, *, since: int, seconds: float
+def keep_place(  # noqa: PLR0913  (each names one thing)
+    redlock: Redlock,
+    key: str,
+    task_id: str,
+    *,
+    since: int,
+    seconds: float,
+    margin: float = MARGIN,
+    only_if_there: bool = False,
 ) -> None:
-    """Keep the place of a call that looks again in so many seconds, and for `MARGIN`.
+    """Keep the place of a call that looks again in so many seconds, and for a margin.
 
     Does not wait for replies. It is told before the call is published: a process that
-    starts it then, and leaves the backlog, does so later.
+    starts it then, and leaves the backlog, does so later. Another process may tell it
+    late: ``only_if_there``, the call does not join again after it has left.
     """
-    within = round((seconds + MARGIN) * _US)
-    redlock.nodes.tell(JOIN_BACKLOG, _names(redlock, key), [task_id, since, within])
+    within = round((seconds + margin) * _US)
+    args = [task_id, since, within, "1" if only_if_there else ""]
+    redlock.nodes.tell(JOIN_BACKLOG, _names(redlock, key), args)
+
+
+def number_in_backlog(
+    redlock: Redlock, key: str, task_id: str, *, least: int, margin: float
+) -> int | None:
+    """Number a call that is about to be published, and join the backlog of its key.
+
+    Args:
+        redlock: The lock service.
+        key: The key of the call.
+        task_id: Its id.
+        least: Now, in µs since 1970.
+        margin: Seconds for which it keeps its place.
+
+    Returns:
+        Its number, which a majority of the nodes knows: greater than that of each call
+        that has got one before. None if too few nodes answered: then it has no order.
+    """
+    keys = redlock.keys
+    names = [*keys.backlogs(key), *keys.returns(key), keys.number(key)]
+    number, is_given = least, ""
+    while True:
+        request = redlock.nodes.ask(
+            NUMBER_IN_BACKLOG,
+            names,
+            [task_id, number, round(margin * _US), is_given],
+            done_when=majority_answered,
+        )
+        answers = _answers(request)
+        if not answers or len(answers[0]) < request.ballot.quorum:
+            return None
+        numbers = set(answers[0])
+        if len(numbers) == 1:
+            return int(numbers.pop())
+        # Clocks of publishers differ, and some nodes know more calls than others.
+        number, is_given = max(numbers), "1"
+
+
+def is_first(redlock: Redlock, key: str, task_id: str) -> bool:
+    """Tell whether no other call is first in the backlog of a key, on any node."""
+    keys = redlock.keys
+    request = redlock.nodes.ask(
+        FIRST_IN_BACKLOG,
+        [*keys.backlogs(key), *keys.returns(key)],
+        [task_id],
+        done_when=majority_answered,
+    )
+    answers = _answers(request)
+    return not answers or {*map(_text, answers[1])} <= {task_id, ""}
 
 
 def place_of_next(redlock: Redlock, key: str) -> Place | None:
@@ -128,14 +224,21 @@ def place_of_next(redlock: Redlock, key: str) -> Place | None:
     return Place(waiting, waiting + 1, run_us / _US)
 
 
-def leave_backlog(redlock: Redlock, key: str, task_id: str) -> None:
+def leave_backlog(
+    redlock: Redlock, key: str, task_id: str, *, in_order: bool = False
+) -> None:
     """Leave the backlogs of these keys. Twice is harmless.
 
-    Does not wait for replies: later requests come after it on each node.
+    Does not wait for replies: later requests come after it on each node. In order a
+    call that has left holds up no other, so nodes are told again where they were away,
+    and remember it for a minute, in which a publisher's message may be late.
     """
     keys = redlock.keys
     redlock.nodes.tell(
-        LEAVE_BACKLOG, [*keys.backlogs(key), *keys.returns(key)], [task_id]
+        LEAVE_BACKLOG,
+        [*keys.backlogs(key), *keys.returns(key)],
+        [task_id, _LEFT_FOR_US if in_order else 0],
+        resend=in_order,
     )
 
 
@@ -150,8 +253,12 @@ def _names(redlock: Redlock, key: str) -> list[str]:
     return [*keys.backlogs(key), *keys.returns(key), *keys.paces(key)]
 
 
-def _answers(request: ScriptRequest) -> list[tuple[int, ...]]:
-    """Return the numbers of all replies: first all first ones, then all second ones."""
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _answers(request: ScriptRequest) -> list[tuple[Any, ...]]:
+    """Return the items of all replies: first all first ones, then all second ones."""
     granted = request.ballot.indexes(VoteKind.GRANTED)
     return [*zip(*(request.replies[index][1:] for index in granted), strict=True)]
 

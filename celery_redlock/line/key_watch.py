@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.pubsub import Waiter, WakeupListener
 
-__all__ = ["KeyWatch"]
+__all__ = ["OTHERS_FIRST", "KeyWatch"]
+
+OTHERS_FIRST = -1  # for no holder is there room, since it is the turn of another call
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class _Watch:
     had_room: bool = False  # as of the last look
     woken_at: float = math.inf  # when the wake-ups of a majority are due
     names: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    is_turn: Callable[[], bool] | None = None
 
 
 class KeyWatch:
@@ -80,7 +83,8 @@ class KeyWatch:
         redlock: The lock service.
         tell: Called in the thread, with what is wanted, the number of holders for which
             there is room now, and whether a release woke this process for it. Zero:
-            all have a holder, as far as is known.
+            all have a holder, as far as is known. `OTHERS_FIRST`: the lock is free, and
+            in order it is for a call that is not here.
 
     Its methods may be called in any thread. None of them waits for nodes.
     """
@@ -104,14 +108,18 @@ class KeyWatch:
         """Wake the thread. Waiters call it as their event."""
         self._news.set()
 
-    def watch(self, wanted: Wanted, rank: int) -> None:
+    def watch(
+        self, wanted: Wanted, rank: int, is_turn: Callable[[], bool] | None = None
+    ) -> None:
         """Watch a key from now on, or look at it again now.
 
         Args:
             wanted: The key.
             rank: µs since 1970. Of two waiters that one with the lower is woken first.
+            is_turn: Tells whether there is room for the call that is first here, where
+                calls run in order. It is asked when the lock is free.
         """
-        self._order(lambda: self._begin(wanted, rank))
+        self._order(lambda: self._begin(wanted, rank, is_turn))
 
     def forget(self, wanted: Wanted, *, passes_on: bool) -> None:
         """Watch a key no more.
@@ -161,7 +169,9 @@ class KeyWatch:
         for watch in list(self._watches.values()):
             self._hear(watch)
             now = self._clock.monotonic()
-            if watch.woken_at <= now:
+            if watch.woken_at <= now and watch.is_turn is not None:
+                self._look(watch)  # a call in another worker may be before it
+            elif watch.woken_at <= now:
                 watch.waiter.reset()
                 watch.woken_at, watch.look_at = math.inf, now + self._pause()
                 self._tell(watch.wanted, 1, True)  # noqa: FBT003  (its only words)
@@ -173,13 +183,15 @@ class KeyWatch:
         pause = next_at - self._clock.monotonic()
         self._news.wait(None if pause == math.inf else max(0.0, pause))
 
-    def _begin(self, wanted: Wanted, rank: int) -> None:
+    def _begin(
+        self, wanted: Wanted, rank: int, is_turn: Callable[[], bool] | None
+    ) -> None:
         watch = self._watches.get(wanted)
         if watch is None:
             watch = _Watch(wanted, rank, self._new_waiter())
             watch.names = self._names(wanted)
             self._watches[wanted] = watch
-        watch.rank, watch.look_at = rank, 0.0
+        watch.rank, watch.look_at, watch.is_turn = rank, 0.0, is_turn
 
     def _end(self, wanted: Wanted, *, passes_on: bool) -> None:
         watch = self._watches.pop(wanted, None)
@@ -254,6 +266,8 @@ class KeyWatch:
         pause = min(self._pause(), left + jittered(_AFTER_END, 0.02))
         watch.look_at = self._clock.monotonic() + pause
         watch.had_room = bool(room)
+        if room and watch.is_turn is not None and not watch.is_turn():
+            room = OTHERS_FIRST
         if room is not None:
             self._tell(watch.wanted, room, False)  # noqa: FBT003  (its only words)
 

@@ -90,10 +90,12 @@ class Wanted(NamedTuple):
     Attributes:
         key: The text of its keys (``scripts.keys.key_of``).
         limits: The limits of its permits; empty for a plain lock.
+        in_order: Whether the call runs in the order of publishing.
     """
 
     key: str
     limits: Limits = ()
+    in_order: bool = False
 
 
 class Waits(NamedTuple):
@@ -104,12 +106,14 @@ class Waits(NamedTuple):
         rank: µs since 1970 when it was published.
         waits_on: Whether it waits on when its countdown ends and its lock is held.
         backlog: The key in whose backlog it is; ``""``: in none.
+        margin: Seconds for which it keeps its place there after its countdown.
     """
 
     wanted: Wanted
     rank: int
     waits_on: bool
     backlog: str = ""
+    margin: float = 10.0
 
 
 def with_copies(limits: Limits, task_id: str) -> Limits:

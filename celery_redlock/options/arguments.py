@@ -88,7 +88,7 @@ class LockArguments(TypedDict, total=False):
 
     claim_ttl: Seconds | None
     """Seconds, beyond its countdown or eta, for which a waiting job keeps others out of
-    the queue; by default 1 h."""
+    the queue, or with ``in_order`` keeps later ones back; by default 1 h."""
 
     on_conflict: _ConflictPolicy | _PolicyByStage | None
     """What happens to a duplicate: ``"skip"``, ``"raise"``, ``"retry"``, ``"wait"``,
@@ -126,6 +126,11 @@ class LockArguments(TypedDict, total=False):
     before. For ``"retry"``: by default random, ttl / 2 on average; with a limit or a
     rate, when its turn is near. For ``"buffer_one"``: by default from 1 s on, doubled
     each time, up to that."""
+
+    in_order: bool
+    """For ``"retry"``: whether calls of a key run in the order in which they were
+    published; by default they do not. A call then waits for all that are before it, for
+    ``claim_ttl`` at most where one of them never comes."""
 
     buffer_keep: Literal["latest", "first"] | None
     """For ``"buffer_one"``: which of the waiting calls runs: the ``"latest"`` (default)

@@ -69,6 +69,7 @@ class ResolvedOptions:
         needs_arguments: Whether the arguments are needed again after the body.
         has_backlog: Whether a refused call joins the backlog of its key, and comes back
             when its turn is near.
+        in_order: Whether calls of a key run in the order in which they were published.
         waits_on: Whether a refused call waits on when its countdown ends and its lock
             is still held: the policy would answer the same, and need not be asked.
         exactly_once: How calls are recorded in the database of their effects, or None.
@@ -91,6 +92,7 @@ class ResolvedOptions:
     replaces: bool
     needs_arguments: bool
     has_backlog: bool
+    in_order: bool
     waits_on: bool
     exactly_once: ExactlyOnce | None
 
@@ -127,6 +129,7 @@ class LockOptions:
     hold_at_least: float | timedelta = 0.0
     wait_timeout: float | timedelta | None = None
     retry_countdown: float | timedelta | None = None
+    in_order: bool = False
     buffer_keep: str | None = None
     cancel_grace: float | timedelta | None = None
     exactly_once_in: str | Callable[[], Any] | None = None
@@ -143,6 +146,7 @@ class LockOptions:
         for name in ("hold_at_least", "unique_for"):
             _put(self, name, seconds_or_zero(name, getattr(self, name)))
         flag("renew", self.renew)
+        flag("in_order", self.in_order)
         self._check_key()
         self._check_limits()
         _put(self, "on_conflict", self._on_conflict())
@@ -154,6 +158,8 @@ class LockOptions:
         for kind in self._given():
             self._refuse_registering(kind)
         self._check_uniqueness()
+        if self.in_order:
+            self._check_order()
         self._check_options_of_policies()
         self._check_records()
         registers = any(kind.registers for kind in self._possible())
@@ -224,7 +230,8 @@ class LockOptions:
         if while_ not in _UNIQUE_WHILE:
             hint = did_you_mean(str(while_), _UNIQUE_WHILE)
             raise ConfigurationError(f"unique_while={while_!r} does not exist. {hint}")
-        if while_ == "running" and self.claim_ttl is not None:
+        is_used = while_ != "running" or self.in_order
+        if self.claim_ttl is not None and not is_used:
             raise ConfigurationError(
                 "claim_ttl has no effect with unique_while='running': waiting jobs are "
                 "not claimed. Leave it out, or write unique_while='queued'."
@@ -250,6 +257,31 @@ class LockOptions:
                 if self.rate is None
                 else "unique_for makes no sense with rate, which says how often calls "
                 "may start. Leave one out."
+            )
+
+    def _check_order(self) -> None:
+        """Refuse an order of calls of which some do not come back, or run at once."""
+        if policies.ON_CONFLICT.possible(self.on_conflict) != (policies.Retry,):
+            raise ConfigurationError(
+                "in_order needs on_conflict='retry', by which each call returns to its "
+                f"queue until its turn has come; on_conflict is {self.on_conflict!r}. "
+                "Write on_conflict='retry', or leave in_order out."
+            )
+        if self.keys is not None:
+            raise ConfigurationError(
+                "in_order is for one key: each of several keys has an order of its "
+                "own. Write key=..., or leave in_order out."
+            )
+        if self.limit != 1 and self.most_at_once > 1:
+            raise ConfigurationError(
+                f"in_order makes no sense with {self._several}: several calls may run "
+                "at once, and a later one may end first. Write limit=1, or leave "
+                "in_order out."
+            )
+        if self.unique_for:
+            raise ConfigurationError(
+                "in_order makes no sense with unique_for, a cool-down in which no call "
+                "has its turn. Leave one of the two out."
             )
 
     def _check_records(self) -> None:
@@ -314,7 +346,7 @@ class LockOptions:
     def _has_backlog(self) -> bool:
         possible = policies.ON_CONFLICT.possible(self.on_conflict)
         comes_back = policies.Retry in possible and self.retry_countdown is None
-        return self._is_limited and comes_back
+        return self.in_order or (self._is_limited and comes_back)
 
     @property
     def _several(self) -> str:
@@ -409,6 +441,7 @@ class LockOptions:
             replaces=any(kind.replaces for kind in self._given()),
             needs_arguments=any(kind.needs_arguments for kind in possible_losses),
             has_backlog=self._has_backlog(),
+            in_order=self.in_order,
             waits_on=policies.ON_CONFLICT.possible(self.on_conflict)
             == (policies.Retry,),
             exactly_once=self._exactly_once(task),

@@ -87,6 +87,8 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
         if countdown is None:
             if after := Retry.after_cool_down(situation):
                 return after
+            if isinstance(situation, Conflict) and situation.phase == "queued":
+                return Retry.for_its_turn(situation, options)
             countdown = jittered(options.ttl, 0.25, 0.75)
             if isinstance(situation, Conflict) and situation.place:
                 turn = _turn(situation, situation.place)
@@ -104,6 +106,16 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
         if getattr(situation, "phase", "") == "succeeded" and situation.retry_after:
             return cls(jittered(situation.retry_after, 1.0, 1.1))
         return None
+
+    @classmethod
+    def for_its_turn(cls, conflict: Conflict, options: Any) -> Retry:
+        """Return a retry for a call that has others before it, with ``in_order``.
+
+        Its worker looks whether its turn has come. Where it cannot, the countdown
+        begins with 1 s and doubles with each republishing, up to half a ttl.
+        """
+        longest = options.ttl / 2
+        return cls(jittered(doubled(_FIRST, conflict.deferrals, longest), 0.25))
 
     def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (its base's)
         """Tell whether the call first waits in its worker process."""

@@ -57,6 +57,7 @@ __all__ = [
     "ENTER_SUCCESSOR",
     "EVICTS",
     "EXTEND",
+    "FIRST_IN_BACKLOG",
     "FORCE_RELEASE",
     "FREE",
     "GRANTED",
@@ -77,6 +78,7 @@ __all__ = [
     "NOTE",
     "NOTE_PUBLISHED",
     "NOTE_RUN",
+    "NUMBER_IN_BACKLOG",
     "OPEN",
     "QUARANTINED",
     "RAISE_FENCE",
@@ -143,6 +145,8 @@ COOL_DOWN = load("cool_down")
 
 # The backlog of a key: refused calls that come back, and how long runs take.
 JOIN_BACKLOG = load("join_backlog")
+NUMBER_IN_BACKLOG = load("number_in_backlog")
+FIRST_IN_BACKLOG = load("first_in_backlog")
 LEAVE_BACKLOG = load("leave_backlog")
 READ_BACKLOG = load("read_backlog")
 NOTE_RUN = load("note_run")

@@ -257,6 +257,10 @@ class Keys:
         """Return the names of the times by which calls in them must come back."""
         return _each(f"{self.prefix}:return:", key)
 
+    def number(self, key: str) -> str:
+        """Return the name of the greatest number given in the backlog of a key."""
+        return f"{self.prefix}:number:{key}"
+
     def paces(self, key: str) -> list[str]:
         """Return the names of the records of how long runs of these keys take."""
         return _each(f"{self.prefix}:pace:", key)

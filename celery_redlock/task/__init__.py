@@ -38,6 +38,8 @@ Beside this path:
 * `message` keeps what was really sent of a call, after base classes and signals.
 * `announcement` tells the nodes of a call that was published, for policies that order
   the calls.
+* `numbering` gives a call its place in the line of its key before it is published, for
+  tasks with ``in_order``.
 * `awaitables` refuses bodies whose work begins after their lock has ended.
 * `request` releases the lock of a process that was killed.
 * ``effects.exactly_once`` runs the body in a transaction with a record of the call, for

@@ -14,6 +14,9 @@ the votes are split                 it waits 1 s, then is republished
 too few answer                      ``on_backend_error``
 ==================================  ==========================================
 
+With ``in_order`` a call first asks for its place in the line of its key. One that has
+another call before it is refused, as if that call had the lock.
+
 *This very call* is another message with the same task id: a redelivery. The lock is
 never a reason to drop such a copy, and the result belongs to the other copy. A retry
 that overtook its parent, or a call that replaced itself, is no copy: it waits in the
@@ -49,6 +52,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from celery.exceptions import Ignore, Retry
+
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import (
@@ -58,10 +63,17 @@ from celery_redlock.errors import (
     QuorumUnreachable,
     RedlockError,
 )
-from celery_redlock.line.backlog import join_backlog, keep_place, leave_backlog
+from celery_redlock.line.backlog import (
+    MARGIN,
+    join_backlog,
+    keep_place,
+    leave_backlog,
+)
+from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Wanted
 from celery_redlock.policies import Conflict, Outage, Successor
 from celery_redlock.records.beat_slots import mark_slot
+from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import lock_conflict, lock_outage
 from celery_redlock.task.header import waits_of
 from celery_redlock.task.publishing import cooling
@@ -81,6 +93,7 @@ __all__ = ["Admission"]
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_MOST_ENDED = 20  # calls before it that have ended, and kept their places
 _PATIENCE = 1.0  # seconds for which a copy waits before it is republished
 
 
@@ -108,7 +121,11 @@ class Admission:
         self._patience = _PATIENCE
         may_be_registered = call.header.next or call.options.keeps
         self._successor = Successor(call) if may_be_registered else None
-        self._is_in_backlog = call.options.has_backlog and bool(call.header.deferred)
+        self._is_in_backlog = call.options.has_backlog and bool(
+            call.header.deferred or call.header.line
+        )
+        self._is_in_order = call.options.in_order and not call.request.is_eager
+        self._place: Place | None = None  # of a call in order
         self.is_shown_as_refused = False  # to monitors, by an event
 
     def enter(self) -> Lease | None:
@@ -121,6 +138,19 @@ class Admission:
             celery.exceptions.Ignore, celery.exceptions.Retry: This copy has ended.
             DuplicateTask, QuorumUnreachable: The call ends in this failure.
         """
+        try:
+            return self._enter()
+        except Retry:
+            raise
+        except Ignore as ignored:
+            if type(ignored) is not Ignore:  # the call was skipped and has its result
+                self._leave_backlog()
+            raise
+        except BaseException:
+            self._leave_backlog()
+            raise
+
+    def _enter(self) -> Lease | None:
         call = self.call
         if call.is_redelivered:
             call.drop_if_finished()
@@ -128,6 +158,9 @@ class Admission:
             self._drop_if_sent_twice(call.header.slot)
         wait: float | None = 0.0
         while wait is not None:
+            if self._is_in_order and (before := self._one_before()) is not None:
+                wait = self._when_held(before, phase="queued")
+                continue
             tried = self._try(wait)
             if not isinstance(tried, LockUnavailable):
                 self._end_outage()
@@ -173,6 +206,17 @@ class Admission:
 
     def republish(self, reason: RedlockError, countdown: float, **header: Any) -> None:
         """Publish the call again and end this copy of it; see ``Call.republish``."""
+        if self.call.options.in_order:
+            margin = self.call.options.claim_ttl
+            header["line"] = (self.call.key, margin)
+            keep_place(
+                self.call.runtime.redlock,
+                self.call.key,
+                self.call.id,
+                since=self.call.header.published,
+                seconds=countdown,
+                margin=margin,
+            )
         self.call.republish(reason, countdown, self._interrupter, **header)
 
     # -- granted -------------------------------------------------------------------
@@ -278,7 +322,7 @@ class Admission:
             holder=holder,
             retry_after=held.retry_after,
             due=held.due,
-            place=self._join_backlog(held) if phase == "running" else None,
+            place=self._place_behind(held, phase),
             waited=self.waited,
             deferrals=call.header.deferred,
             phase=phase,
@@ -289,25 +333,61 @@ class Admission:
         wait: float | None = decision.perform(refused)
         return wait
 
-    def _join_backlog(self, held: LockHeld) -> Place | None:
-        """Join the backlog of the key that is held, if the task has one."""
+    def _place_behind(self, held: LockHeld, phase: str) -> Place | None:
+        """Return the place in the backlog of the key that is held, if there is one."""
         call = self.call
-        if not call.options.has_backlog:
+        if phase == "succeeded" or not call.options.has_backlog:
             return None
-        self._is_in_backlog = True
         if not call.refused:
             call.refused = round(call.runtime.redlock.clock.wall() * 1e6)
+        if call.options.in_order:
+            return self._place
+        return self._join_backlog(held.held_key or call.key)
+
+    def _join_backlog(self, key: str) -> Place | None:
+        call, options = self.call, self.call.options
+        self._is_in_backlog = True
         return join_backlog(
             call.runtime.redlock,
-            held.held_key or call.key,
+            key,
             call.id,
             since=call.header.published,
+            margin=options.claim_ttl if options.in_order else MARGIN,
+            in_order=options.in_order,
         )
+
+    def _one_before(self) -> LockHeld | None:
+        """Return a refusal that names the call that is first; None if this one is.
+
+        A call that has ended in another way, says its result, loses its place here. A
+        call that is first stays first, so it is not asked about again.
+        """
+        call = self.call
+        for left in reversed(range(_MOST_ENDED)):
+            place = self._place = self._join_backlog(call.key)
+            if place is None or not place.before:
+                break
+            if left and call.has_ended(place.first):
+                leave_backlog(
+                    call.runtime.redlock, call.key, place.first, in_order=True
+                )
+                continue
+            return LockHeld(
+                f"{place.first} was published before it with the key "
+                f"{shown(call.key)}, and has not run yet.",
+                key=call.key,
+                held_key=call.key,
+                holder=Holder("", task_id=place.first),
+            )
+        self._is_in_order = False
+        return None
 
     def _leave_backlog(self) -> None:
         if self._is_in_backlog:
             self._is_in_backlog = False
-            leave_backlog(self.call.runtime.redlock, self.call.key, self.call.id)
+            call = self.call
+            in_order = call.options.in_order
+            leave_backlog(call.runtime.redlock, call.key, call.id, in_order=in_order)
 
     def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
         call = self.call
@@ -398,7 +478,7 @@ class _RefusedCall:
         """Publish the call again; return 0 if the broker did not take it."""
         deferred = self.admission.call.header.deferred + 1
         header: dict[str, Any] = {"next": next_} if self.decision.registers else {}
-        if self.conflict.phase == "running":
+        if self.conflict.phase != "succeeded":
             header["waits"] = self._waits(countdown)
         reason = self.duplicate(what)
         self.admission.republish(reason, countdown, deferred=deferred, **header)
@@ -407,7 +487,9 @@ class _RefusedCall:
     def _waits(self, countdown: float) -> tuple[Any, ...]:
         """Keep the place of the call in its backlog, and return what it waits for."""
         call, backlog = self.admission.call, ""
-        if call.options.has_backlog:
+        if call.options.in_order:  # it has its place there since it was published
+            backlog = call.key
+        elif call.options.has_backlog:
             backlog = self.conflict.held_key
             keep_place(
                 call.runtime.redlock,

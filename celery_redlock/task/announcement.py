@@ -35,7 +35,7 @@ from celery_redlock.task.publishing import seconds_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["send_announced"]
+__all__ = ["is_delayed", "send_announced"]
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,15 @@ def send_announced(
     message = SentMessage(task, key, arguments, options.get("serializer"))
     with watched(message):
         result = send(**options)
-    if not message.id or not message.key or _is_delayed(options):
+    if not message.id or not message.key or is_delayed(options):
         return result
     if SYSTEM_CLOCK.monotonic() - began < _LATEST:
         _announce(task, message.key, message.id, options)
     return result
 
 
-def _is_delayed(options: Mapping[str, Any]) -> bool:
+def is_delayed(options: Mapping[str, Any]) -> bool:
+    """Tell whether a call is not to run now, or was published before."""
     ours = (options.get("headers") or {}).get(HEADER) or {}
     return "deferred" in ours or any(options.get(name) for name in _DELAYED)
 

@@ -37,6 +37,7 @@ from celery_redlock.errors import (
     QuorumUnreachable,
     RedlockError,
 )
+from celery_redlock.line.backlog import leave_backlog
 from celery_redlock.line.successors import SuccessorRegister
 from celery_redlock.options.broker import (
     accepted_countdown,
@@ -130,6 +131,10 @@ class Call:
         except BaseException:
             # It will never begin.
             release_claim(runtime, header.claim, request.id, task.name)
+            if header.line:
+                leave_backlog(
+                    runtime.redlock, header.line[0], request.id, in_order=True
+                )
             raise
         if options.is_claimed and not header.claim:
             header = header._replace(claim=key)  # the project has replaced the headers
@@ -270,6 +275,8 @@ class Call:
             deferred = self.header.deferred + 1
             self.republish(reason, left, Interrupter(), deferred=deferred, **header)
         extra = self.log_fields("copy-dropped")
+        if self.header.line:
+            leave_backlog(self.runtime.redlock, self.key, self.id, in_order=True)
         log.info(
             "%s has finished already; this copy of it is dropped.", self, extra=extra
         )

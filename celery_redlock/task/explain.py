@@ -131,7 +131,9 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
         task=task.name,
         key=key,
         publish=_published(options, here, call),
-        execute=_executed(redlock, options, running or succeeded or full, outage, call),
+        execute=_executed(
+            redlock, options, key, running or succeeded or full, outage, call
+        ),
         running=running,
         waiting=waiting,
         succeeded=succeeded,
@@ -162,9 +164,10 @@ def _published(
     return _step(options.on_publish(conflict), conflict, str(here))
 
 
-def _executed(
+def _executed(  # noqa: PLR0913, PLR0917  (called in one place)
     redlock: Redlock,
     options: ResolvedOptions,
+    key: str,
     here: ExistingJob | _FullLimit | None,
     outage: QuorumUnreachable | None,
     call: dict[str, Any],
@@ -178,6 +181,11 @@ def _executed(
         )
         return _step(options.on_backend_error(situation), situation, str(outage))
     if here is None:
+        place = place_of_next(redlock, key) if options.in_order else None
+        if place is not None and place.before:
+            conflict = Conflict(key=key, phase="queued", place=place, **call)
+            reason = "In order, other calls of the key are before it."
+            return _step(options.on_conflict(conflict), conflict, reason)
         return Step("run", goes_on=True, words="run")
     place = None
     if options.has_backlog and here.phase == "running":

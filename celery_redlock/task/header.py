@@ -29,6 +29,9 @@ field            meaning                                            written by
                  keys; the most, period and key of each limit;
                  whether it waits on after its countdown;
                  and the key in whose backlog it is
+``line``         the key in whose line the call is since it was     publisher
+                 published (``in_order``), and for how many
+                 seconds its place lives
 ``serializer``   name of the serializer of its message, as kombu    main process
                  knows it
 ===============  =================================================  ============
@@ -68,24 +71,20 @@ __all__ = [
     "TaskHeader",
     "attach",
     "attach_claim",
+    "attach_line",
     "claim_in",
     "clean",
     "extract",
     "fault_of",
     "has_ended_before",
     "mint",
+    "place_in",
     "waits_in",
     "waits_of",
 ]
 
 HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
-_CARRIED = frozenset(
-    (
-        *("deferred", "outages", "redelivered", "met_copy", "ended"),
-        *("slot", "refused", "next", "claim", "waits"),
-    )
-)
 _BASE = re.compile("[0-9a-f]{32}")
 _MOST_COUNT = 2**31 - 1
 _MOST_LIMITS = 2 * MOST  # a number at once and a rate of each key
@@ -141,6 +140,15 @@ def _is_waits(value: object) -> bool:
     return False
 
 
+def _is_line(value: object) -> bool:
+    match value:
+        case []:
+            return True
+        case [str() as key, int() | float() as seconds]:
+            return key != "" and _is_key(key) and 0 < seconds <= _MOST_COUNT
+    return False
+
+
 def _is_serializer(value: object) -> bool:
     return type(value) is str and (not value or value in registry.name_to_type)
 
@@ -160,6 +168,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "events": _is_bool,
     "claim": _is_key,
     "waits": _is_waits,
+    "line": _is_line,
     "serializer": _is_serializer,
 }
 
@@ -186,6 +195,7 @@ class TaskHeader(NamedTuple):
     events: bool = False
     claim: str = ""
     waits: tuple[Any, ...] = ()
+    line: tuple[Any, ...] = ()
     serializer: str = ""
 
     @classmethod
@@ -219,7 +229,7 @@ class TaskHeader(NamedTuple):
             "next",
             "claim",
         )
-        more = {n: fields[n] for n in (*others, "waits") if fields[n]}
+        more = {n: fields[n] for n in (*others, "waits", "line") if fields[n]}
         return {HEADER: carried | more}
 
 
@@ -297,7 +307,27 @@ def waits_in(headers: Mapping[str, Any] | None) -> Waits | None:
         return None
     key, limits, waits_on, backlog = header.waits
     wanted = tuple(Limit(one, most, float(period)) for most, period, one in limits)
-    return Waits(Wanted(key, wanted), header.published, waits_on, backlog)
+    if not header.line:
+        return Waits(Wanted(key, wanted), header.published, waits_on, backlog)
+    in_order, (_, margin) = Wanted(key, wanted, in_order=True), header.line
+    return Waits(in_order, header.published, waits_on, backlog, float(margin))
+
+
+def place_in(headers: Mapping[str, Any] | None) -> str:
+    """Return the keys in whose backlogs a call may be by its headers, or ``""``."""
+    header = TaskHeader.read(headers)
+    if header.waits and header.waits[3]:
+        return str(header.waits[0])
+    return str(header.line[0]) if header.line else ""
+
+
+def attach_line(
+    headers: Mapping[str, Any] | None, key: str, number: int, seconds: float
+) -> dict[str, Any]:
+    """Return headers that say which place the call has in the line of its key."""
+    headers = headers or {}
+    place = {"published": number, "line": (key, seconds)}
+    return {**headers, HEADER: {**_fields(headers), **place}}
 
 
 def has_ended_before(headers: Mapping[str, Any] | None) -> bool:

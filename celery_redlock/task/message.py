@@ -91,15 +91,15 @@ class SentMessage:
             return ""
 
 
-_watched: ContextVar[SentMessage | None] = ContextVar(
-    "celery_redlock_watched", default=None
+_watched: ContextVar[tuple[SentMessage, ...]] = ContextVar(
+    "celery_redlock_watched", default=()
 )
 
 
 @contextmanager
 def watched(message: SentMessage) -> Iterator[None]:
     """Keep the message that is sent in this block for the task of the message."""
-    before = _watched.set(message)
+    before = _watched.set((*_watched.get(), message))
     try:
         yield
     finally:
@@ -107,9 +107,9 @@ def watched(message: SentMessage) -> Iterator[None]:
 
 
 def _note(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
-    message = _watched.get()
-    if message and not message.was_sent and sender == message.task.name:
-        message.note(headers, body)
+    for message in _watched.get():
+        if not message.was_sent and sender == message.task.name:
+            message.note(headers, body)
 
 
 def _are_same(body: Any, arguments: tuple[Any, Mapping[str, Any]]) -> bool:

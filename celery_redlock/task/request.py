@@ -46,13 +46,20 @@ from celery.worker.request import Request
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
-from celery_redlock.basics.text import check_id, on_nodes
-from celery_redlock.line.backlog import leave_backlog
+from celery_redlock.basics.text import check_id, is_id, on_nodes
+from celery_redlock.line.backlog import keep_place, leave_backlog
 from celery_redlock.line.successors import withdraw
 from celery_redlock.locks.limits import with_copies
 from celery_redlock.options.broker import marks_redeliveries
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.header import claim_in, fault_of, mint, waits_in
+from celery_redlock.task.header import (
+    TaskHeader,
+    claim_in,
+    fault_of,
+    mint,
+    place_in,
+    waits_in,
+)
 from celery_redlock.task.message import wanted_by_message
 from celery_redlock.task.publishing import release_claim
 
@@ -60,7 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery_redlock.app.early_start import WaitingCall
-    from celery_redlock.locks.limits import Limits, Waits
+    from celery_redlock.locks.limits import Limits
 
 __all__ = ["RedlockRequest", "Skipped"]
 
@@ -169,6 +176,8 @@ class RedlockRequest(Request):
                 extra=log_fields("result-lost", task=self.name, task_id=self.id),
             )
             exc_info.exception = Reject(error, requeue=True)
+        elif not isinstance(error, (Ignore, Reject, Retry)):
+            self._leave_backlog()
         return super().on_failure(exc_info, *args, **kwargs)
 
     def _has_lost_result(
@@ -241,11 +250,20 @@ class RedlockRequest(Request):
         self._release_claim()
         super()._announce_revoked(*args, **kwargs)
 
+    def _keep_in_line(self) -> None:
+        """Give a call that comes back its place again, before later ones may run."""
+        header = TaskHeader.read(self.request_dict)
+        if not header.line:
+            return
+        key, margin = header.line
+        redlock, since = runtime_of(self.app).redlock, header.published
+        keep_place(redlock, key, self.id, since=since, seconds=0.0, margin=margin)
+
     def _leave_backlog(self) -> None:
         """Give up the place of a call that does not come back."""
-        if self.redlock_waits is not None and self.redlock_waits.backlog:
+        if place_in(self.request_dict):
             with self._logged():
-                _leave_place(self.app, self.redlock_waits, self.id)
+                _leave_place(self.app, self.request_dict, self.id)
 
     def _release_claim(self) -> None:
         try:
@@ -310,6 +328,8 @@ class RedlockRequest(Request):
         with self._logged():
             runtime = runtime_of(self.app)
             redlock = runtime.redlock
+            if comes_back:
+                self._keep_in_line()
             limits = with_copies(limits, self.id)
             released = redlock.release_base(key, self._redlock_base, limits)
             if self.task.lock_options.registers_successors:
@@ -369,18 +389,19 @@ class RedlockRequest(Request):
             )
 
 
-def _leave_place(app: Any, waits: Waits, task_id: str) -> None:
+def _leave_place(app: Any, headers: Any, task_id: str) -> None:
     """Leave the backlog for a call that has ended in a main process."""
-    runtime = runtime_of(app)
-    leave_backlog(runtime.redlock, waits.wanted.key, task_id)
+    runtime, in_order = runtime_of(app), bool(TaskHeader.read(headers).line)
+    leave_backlog(runtime.redlock, place_in(headers), task_id, in_order=in_order)
     runtime.watchdog.resend_releases()  # the first request waits for its connections
 
 
-def _when_unknown(sender: Any, message: Any, id: str, **_: Any) -> None:  # noqa: A002  (Celery's)
-    """Leave the backlog for a call whose task this worker does not have."""
-    waits = waits_in(message.headers)
-    if waits is not None and waits.backlog:
-        _leave_place(sender.app, waits, id)
+def _when_refused(sender: Any, message: Any, **_: Any) -> None:
+    """Leave the backlog for a message that no task of this worker takes."""
+    headers = message.headers or {}
+    task_id = headers.get("id")
+    if place_in(headers) and is_id(task_id):
+        _leave_place(sender.app, headers, str(task_id))
 
 
 def _is_gone(pid: int) -> bool:
@@ -407,4 +428,5 @@ def _answers(pid: int) -> bool:
     return True
 
 
-signals.task_unknown.connect(_when_unknown, weak=False)
+for _signal in (signals.task_unknown, signals.task_rejected):
+    _signal.connect(_when_refused, weak=False)

@@ -58,6 +58,7 @@ from celery_redlock.task.call import Call
 from celery_redlock.task.execution import Execution, TaskLock, running
 from celery_redlock.task.header import attach, clean
 from celery_redlock.task.message import as_received, key_to_publish
+from celery_redlock.task.numbering import send_in_order
 from celery_redlock.task.publishing import called_with, publish
 from celery_redlock.task.refusal import end_refused
 from celery_redlock.task.tracer import RefusalTracer
@@ -486,7 +487,7 @@ class SingletonTask(_Base[P, R]):
         call = execution and execution.call
         if (
             self.lock_options
-            and self.lock_options.registers_successors
+            and (self.lock_options.registers_successors or self.lock_options.in_order)
             and call
             and call.task is self
         ):
@@ -520,6 +521,8 @@ def _publish(
     if task.lock_options.registers_successors:
         options["headers"] = attach(options.get("headers"))
         send = functools.partial(send_announced, task, key, arguments, send)
+    elif task.lock_options.in_order:
+        send = functools.partial(send_in_order, task, key, arguments, send)
     if not task.lock_options.is_unique_before_it_runs:
         return send(**options)
     return publish(task, key, arguments, options, send, can_raise=can_raise)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.scripts import (
+    FIRST_IN_BACKLOG,
     GRANTED,
     JOIN_BACKLOG,
     LEAVE_BACKLOG,
     NOTE_RUN,
+    NUMBER_IN_BACKLOG,
     READ_BACKLOG,
 )
 from tests.contract.subjects import NO_KEY, SHORT, TTL
@@ -21,19 +23,45 @@ WITHIN = TTL * 1000  # µs
 
 
 def join(
-    subject: Subject, task_id: str, since: int = NOW, *, within_us: int = WITHIN
+    subject: Subject,
+    task_id: str,
+    since: int = NOW,
+    *,
+    within_us: int = WITHIN,
+    late: str = "",
 ) -> Any:
     """Run JOIN_BACKLOG; return the place: before, waiting, run_us."""
     keys = [subject.key(part) for part in ("backlog", "return", "pace")]
-    status, *place = subject.run(JOIN_BACKLOG, keys, [task_id, since, within_us])
+    status, *place, _ = subject.run(
+        JOIN_BACKLOG, keys, [task_id, since, within_us, late]
+    )
     assert status == GRANTED
     return place
 
 
-def leave(subject: Subject, task_id: str) -> Any:
+def leave(subject: Subject, task_id: str, known_us: int = 0) -> Any:
     """Run LEAVE_BACKLOG."""
     keys = [subject.key(part) for part in ("backlog", "return")]
-    return subject.run(LEAVE_BACKLOG, keys, [task_id])
+    return subject.run(LEAVE_BACKLOG, keys, [task_id, known_us])
+
+
+def number(
+    subject: Subject, task_id: str, least: int = NOW, *, given: bool = False
+) -> Any:
+    """Run NUMBER_IN_BACKLOG; return the number."""
+    keys = [subject.key(part) for part in ("backlog", "return", "number")]
+    args = [task_id, least, WITHIN, "1" if given else ""]
+    status, found = subject.run(NUMBER_IN_BACKLOG, keys, args)
+    assert status == GRANTED
+    return found
+
+
+def first(subject: Subject, task_id: str = "any") -> Any:
+    """Run FIRST_IN_BACKLOG; return how many wait, and the id of the first."""
+    keys = [subject.key(part) for part in ("backlog", "return")]
+    status, *found = subject.run(FIRST_IN_BACKLOG, keys, [task_id])
+    assert status == GRANTED
+    return found
 
 
 def read(subject: Subject) -> Any:
@@ -99,6 +127,64 @@ def test_read_changes_nothing(subject: Subject) -> None:
 
     assert read(subject) == [1, 700]
     assert waiting(subject) == [b"a"]
+
+
+# -- numbers, for calls that run in order ------------------------------------------
+
+
+def test_number_is_greater_than_all_before(subject: Subject) -> None:
+    """Also where the clock of the publisher is late, and when no other call waits."""
+    assert number(subject, "a", NOW) == NOW
+    assert number(subject, "b", NOW - 5) == NOW + 1
+    leave(subject, "a")
+    leave(subject, "b")
+    assert number(subject, "c", NOW) == NOW + 2
+    assert number(subject, "d", NOW + 9) == NOW + 9
+
+    assert waiting(subject) == [b"c", b"d"]
+    assert join(subject, "d", NOW + 9) == [1, 2, 0]
+
+
+def test_number_of_other_nodes_is_taken_as_it_is(subject: Subject) -> None:
+    """The next one is greater than both."""
+    number(subject, "a", NOW)
+    number(subject, "b", NOW)
+
+    assert number(subject, "a", NOW + 7, given=True) == NOW + 7
+    assert number(subject, "c", NOW) == NOW + 8
+    assert number(subject, "b", NOW + 1, given=True) == NOW + 1
+    assert waiting(subject) == [b"b", b"a", b"c"]
+
+
+def test_first_is_told_until_its_deadline(subject: Subject) -> None:
+    """A call that was purged is first no longer than it lives."""
+    assert first(subject) == [0, b""]
+    join(subject, "gone", NOW, within_us=SHORT * 1000)
+    join(subject, "next", NOW + 1)
+    subject.wait_until(lambda: first(subject) == [1, b"next"])
+
+
+def test_late_message_does_not_bring_back_a_call_that_has_left(
+    subject: Subject,
+) -> None:
+    """Neither that of its publisher nor that of a worker. The call itself may come."""
+    number(subject, "a")
+    leave(subject, "a", WITHIN)
+
+    assert number(subject, "a") == NOW + 1
+    assert join(subject, "a", late="1") == [0, 0, 0]
+    assert waiting(subject) == []
+
+    assert join(subject, "a") == [0, 1, 0]
+    assert join(subject, "a", late="1") == [0, 1, 0]
+
+
+def test_call_that_has_left_is_forgotten(subject: Subject) -> None:
+    """After some time, in which messages may be late."""
+    leave(subject, "a", SHORT * 1000)
+
+    subject.wait_until(lambda: subject.pttl(subject.key("return")) == NO_KEY)
+    assert join(subject, "a", late="1") == [0, 1, 0]
 
 
 # -- its end -----------------------------------------------------------------------

@@ -246,6 +246,7 @@ COMPARES_NOTHING = {
     *("list_releases", "join_wait_queue", "leave_wait_queue", "join"),
     *("inspect_permits", "join_permit_queue"),
     *("join_backlog", "leave_backlog", "read_backlog", "note_run"),
+    *("number_in_backlog", "first_in_backlog"),
     *("note_published", "enter_successor", "start_successor", "withdraw_successor"),
     *("release_claim", "cool_down", "record_slots", "mark_slot", "record_standby"),
     "list_standbys",

@@ -163,8 +163,15 @@ records = [
     record(
         "JOIN_BACKLOG",
         *(jobs, st.integers(1, 3), st.sampled_from([7_000_000, 30_000_000])),
+        st.sampled_from(["", "1"]),
     ),
-    record("LEAVE_BACKLOG", jobs),
+    record(
+        "NUMBER_IN_BACKLOG",
+        *(jobs, st.integers(1, 3), st.sampled_from([7_000_000, 30_000_000])),
+        st.sampled_from(["", "1"]),
+    ),
+    record("FIRST_IN_BACKLOG", jobs),
+    record("LEAVE_BACKLOG", jobs, st.sampled_from([0, 30_000_000])),
     record("READ_BACKLOG"),
     record("NOTE_RUN", st.integers(1, 1_000_000), st.integers(1, 3), ttls),
 ]
@@ -289,6 +296,8 @@ def run_on_record(subject: Subject, name: str, args: tuple[Any, ...]) -> Any:
     backlog = [subject.key(part) for part in ("backlog", "return", "pace")]
     keys |= {
         "JOIN_BACKLOG": backlog,
+        "NUMBER_IN_BACKLOG": [*backlog[:2], subject.key("number")],
+        "FIRST_IN_BACKLOG": backlog[:2],
         "LEAVE_BACKLOG": backlog[:2],
         "READ_BACKLOG": backlog[::2],
         "NOTE_RUN": backlog[2:],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from celery_redlock.line import key_watch
-from celery_redlock.line.key_watch import KeyWatch
+from celery_redlock.line.key_watch import OTHERS_FIRST, KeyWatch
 from celery_redlock.locks.limits import Limit, Wanted
 from celery_redlock.scripts.keys import key_of
 from celery_redlock.testing import FakeNodes
@@ -87,6 +87,18 @@ def test_free_lock_has_room_at_the_first_look(told: Told, key: str) -> None:
     """No client holds it."""
     told.watch.watch(Wanted(key), 1)
 
+    assert told.next() == (Wanted(key), 1, False)
+
+
+def test_free_lock_has_no_room_while_it_is_the_turn_of_others(
+    told: Told, key: str
+) -> None:
+    """In order the line decides, and the thread looks on."""
+    turns = iter([False])
+
+    told.watch.watch(Wanted(key), 1, lambda: next(turns, True))
+
+    assert told.next() == (Wanted(key), OTHERS_FIRST, False)
     assert told.next() == (Wanted(key), 1, False)
 
 

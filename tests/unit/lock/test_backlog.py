@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.line.backlog import (
     Place,
+    is_first,
     join_backlog,
     leave_backlog,
     note_run,
+    number_in_backlog,
     place_of_next,
 )
 from celery_redlock.testing import FakeNodes
@@ -97,3 +99,51 @@ def test_backlog_needs_no_vote() -> None:
     redlock = FakeNodes(3).redlock(ttl=10.0)
 
     assert join(redlock, "a") == Place(0, 1, 0.0)
+
+
+# -- in order ------------------------------------------------------------------------
+
+
+def number(redlock: Redlock, task_id: str, least: int) -> int | None:
+    """Number a call that is about to be published."""
+    return number_in_backlog(redlock, "k", task_id, least=least, margin=60)
+
+
+def test_number_is_the_greatest_of_a_majority(site: Site) -> None:
+    """Nodes that know fewer calls get it, too: clocks of publishers do not matter."""
+    site.nodes.partition(3, 4)
+    assert number(site.redlock, "a", 50) == 50
+    site.nodes.heal()
+    site.nodes.partition(0, 1)
+
+    assert number(site.redlock, "b", 7) == 51
+    site.nodes.heal()
+    site.nodes.partition(0, 2)
+
+    assert number(site.redlock, "c", 7) == 52
+
+
+def test_place_in_order_is_the_last_that_a_node_names(site: Site) -> None:
+    """One node of each majority knows each call that was published."""
+    for number_, task_id in enumerate(("a", "b"), 50):
+        number(site.redlock, task_id, number_)
+    for node in site.nodes.nodes[1:]:
+        node.memory.flush()
+    site.nodes.partition(3, 4)
+
+    place = join_backlog(site.redlock, "k", "b", since=51, in_order=True)
+
+    assert place == Place(1, 2, 0.0, "a")
+    assert join(site.redlock, "b", 51) == Place(0, 1, 0.0)
+    assert not is_first(site.redlock, "k", "b")
+    leave_backlog(site.redlock, "k", "a", in_order=True)
+    assert is_first(site.redlock, "k", "b")
+
+
+def test_minority_gives_no_number(site: Site) -> None:
+    """The next publisher might not hear of it. Nothing keeps a call from running."""
+    site.nodes.partition(0, 1, 2)
+
+    assert number(site.redlock, "a", 50) is None
+    site.nodes.partition(3, 4)
+    assert is_first(site.redlock, "k", "b")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.line.backlog import Place
 from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.policies import (
     Abort,
@@ -85,6 +86,59 @@ def test_retry_gets_its_countdown() -> None:
     assert resolved.on_lock_lost(LOSS) == Retry(60.0)
     own = LockOptions(on_conflict=Retry(5)).resolve(settings())
     assert own.on_conflict(CONFLICT) == Retry(5.0)
+
+
+def test_call_out_of_turn_looks_soon_and_then_less_often() -> None:
+    """Its worker starts it in its turn; the countdown is for one that cannot."""
+    options = LockOptions(on_conflict="retry", in_order=True, ttl=20)
+    resolved = options.resolve(settings())
+
+    def seconds(deferrals: int) -> float:
+        place = Place(1, 2, 0.01)
+        facts: dict[str, Any] = {"deferrals": deferrals, "place": place}
+        conflict = Conflict(key="k", task="t", phase="queued", **facts)
+        return delay(resolved.on_conflict(conflict))
+
+    assert seconds(0) <= 1.0
+    assert seconds(3) <= 8.0
+    assert 2.5 <= seconds(20) <= 10.0
+    assert (resolved.in_order, resolved.has_backlog) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "in_order needs on_conflict='retry'"),
+        ({"on_conflict": "wait"}, "on_conflict is 'wait'"),
+        ({"on_conflict": lambda _: "retry"}, "in_order needs on_conflict='retry'"),
+        ({"on_conflict": "retry", "keys": ["a", "b"]}, "in_order is for one key"),
+        ({"limit": 2}, "in_order makes no sense with limit=2"),
+        ({"rate": "10/m"}, "in_order makes no sense with rate='10/m'"),
+        ({"on_conflict": "retry", "unique_for": 5}, "a cool-down in which no call"),
+        ({"on_conflict": "retry", "in_order": 1}, "in_order is 1; it must be True"),
+    ],
+)
+def test_order_is_refused_where_there_is_none(
+    options: dict[str, Any], reason: str
+) -> None:
+    """Where some calls do not come back, or several run at once."""
+    assert reason in refusal(**{"in_order": True, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_conflict": "retry", "claim_ttl": 60},
+        {"on_conflict": Retry(5), "unique_while": "queued"},
+        {"on_conflict": {"publish": "skip", "execute": "retry"}, **QUEUED},
+        {"limit": 1},
+        {"limit": 1, "rate": "10/m"},
+        {"on_conflict": "retry", "retry_countdown": 5},
+    ],
+)
+def test_order_goes_with_other_options(options: dict[str, Any]) -> None:
+    """One call of the key runs at a time, and each call comes back."""
+    assert LockOptions.of({"in_order": True, **options}).in_order
 
 
 def test_retry_countdown_is_half_the_ttl_at_random() -> None:
