@@ -89,6 +89,20 @@ _FACTS = (
     "ELSE (count(*) FILTER (WHERE sync_state = 'async'))::text END "
     "FROM pg_stat_replication), pg_backend_pid()"
 )
+# Who keeps the oldest dead rows from being deleted, and for how many transactions.
+# Users without pg_read_all_stats see their own sessions.
+_OLDEST = (
+    "SELECT holder, age FROM ("
+    "SELECT 'session ' || pid || ' (' || application_name || ')' AS holder, "
+    "age(backend_xmin) AS age FROM pg_stat_activity "
+    "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() "
+    "AND coalesce(datname, current_database()) = current_database() "
+    "UNION ALL SELECT 'prepared transaction ' || gid, age(transaction) "
+    "FROM pg_prepared_xacts WHERE database = current_database() "
+    "UNION ALL SELECT 'replication slot ' || slot_name, age(xmin) "
+    "FROM pg_replication_slots WHERE xmin IS NOT NULL"
+    ") AS each ORDER BY age DESC LIMIT 1"
+)
 _NEEDED = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _SCHEMAS = (
     "SELECT array_agg(nspname::text ORDER BY nspname) FROM pg_class "
@@ -200,6 +214,8 @@ class PostgreSQL:
         denied = f"denies our user {', '.join(lacking)} on the table {TABLE}"
         if "SELECT" in lacking:
             raise StoreError(f"{denied}; {GRANT}")
+        cursor.execute(_OLDEST)
+        oldest: Any = cursor.fetchone() or ("", 0)
         self.info = {
             "redis_mode": "standalone",
             "role": "master",
@@ -209,6 +225,8 @@ class PostgreSQL:
             "encrypted": "yes" if is_encrypted else "no",
             "asynchronous_standbys": standbys,
             "denied": denied if lacking else "",
+            "oldest_snapshot": oldest[0],
+            "oldest_snapshot_age": str(oldest[1]),
             # A pooler tells a number of its own when a client connects.
             "pooler": "no"
             if self._process == self._connection.info.backend_pid

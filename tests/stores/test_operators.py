@@ -160,6 +160,26 @@ def test_doctor_knows_the_server(project: Project) -> None:
     assert "PostgreSQL 1" in shown
 
 
+def test_doctor_names_the_session_that_keeps_dead_rows(
+    project: Project, server: psycopg.Connection, fresh: StoreNodes
+) -> None:
+    """An old snapshot makes a key slower that is locked all the time."""
+    project.redlock("init", "--yes")
+    with psycopg.connect(fresh.urls[0], application_name="report") as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT 1")
+        young = project.redlock("doctor").out
+        server.execute(
+            "DO $$ BEGIN FOR i IN 1..50000 LOOP "
+            "PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$"
+        )
+        shown = project.redlock("doctor").out
+        pid = old.info.backend_pid
+    assert "old-snapshot" not in young
+    assert "old-snapshot" in shown
+    assert f"session {pid} (report)" in " ".join(shown.split())
+
+
 def test_doctor_names_the_missing_privileges(
     project: Project, server: psycopg.Connection, fresh: StoreNodes
 ) -> None:

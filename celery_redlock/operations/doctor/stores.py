@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "asynchronous_standbys",
+    "old_snapshot",
     "pooler",
     "privileges",
     "read_only",
@@ -30,6 +31,7 @@ __all__ = [
     "writes",
 ]
 
+_OLD = 50_000  # transactions: one key that changes all the time is 13 times slower
 _QUOTA = 2_147_483_648  # bytes of etcd without --quota-backend-bytes
 
 _PROMOTED = (
@@ -66,6 +68,23 @@ def size(report: NodeReport, _: Case) -> Iterator[Problem]:
             "locks",
             "Let it compact its history (--auto-compaction-mode=periodic), defragment "
             "it, and raise --quota-backend-bytes.",
+        )
+
+
+@node_rule()
+def old_snapshot(report: NodeReport, _: Case) -> Iterator[Problem]:
+    """Find who keeps a PostgreSQL from deleting dead rows."""
+    age = int(report.status.info.get("oldest_snapshot_age") or 0)
+    if age >= _OLD:
+        holder = report.status.info["oldest_snapshot"]
+        yield Problem(
+            "old-snapshot",
+            WARNING,
+            f"keeps the dead rows of {age:,} transactions for the {holder}, and each "
+            "change of a key reads its dead rows",
+            "End it, or wait for its end: a report or a dump, a session that is idle "
+            "in a transaction, a replication slot that nothing reads. A limit is "
+            "idle_in_transaction_session_timeout.",
         )
 
 
