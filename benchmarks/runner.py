@@ -2,7 +2,8 @@
 
 Other programs share the machine and its clock speed changes, so absolute times mean
 little. Contenders run in the same round, a few milliseconds apart. A ratio is taken
-within each round, and the result is the median over the rounds.
+within each round, and the result is the median over the rounds. (pyperf runs one
+benchmark after another, and does not count the processor time of servers.)
 """
 
 from __future__ import annotations
