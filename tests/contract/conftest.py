@@ -19,7 +19,8 @@ from tests.contract.subjects import (
     StoreOfTwo,
     StoreSubject,
 )
-from tests.harness.servers import PostgreSQL, find_postgresql
+from tests.harness.servers import PostgreSQL
+from tests.harness.store_nodes import postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,17 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def postgresql_store() -> Iterator[str]:
     """Give the URL of a PostgreSQL with our table."""
     store = _driver_of("postgresql")
-    programs = find_postgresql()
-    if programs is None:
-        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
-    server = PostgreSQL(programs)
-    try:
-        server.start()
+    with postgresql(PostgreSQL) as server:
         url = server.plain_url
         store.prepare(url, 5.0)
         yield url
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="session")

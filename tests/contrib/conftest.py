@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy.orm import Session
 
-from tests.conftest import missing
 from tests.contrib.storages import Shop, SqlAlchemyStorage, Storage, open_storage
-from tests.harness.servers import PostgreSQL, find_postgresql
+from tests.harness.servers import PostgreSQL
+from tests.harness.store_nodes import postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,15 +27,8 @@ def _own_tasks(own_tasks: None) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """Give the URL of a PostgreSQL; without one, skip here and fail in CI."""
-    programs = find_postgresql()
-    if programs is None:
-        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
-    server = PostgreSQL(programs)
-    try:
-        server.start()
+    with postgresql(PostgreSQL) as server:
         yield server.url
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import redis
@@ -21,11 +21,18 @@ from celery_redlock.devnodes import DevStore, StoreNode
 from celery_redlock.errors import RedlockError
 from celery_redlock.stores.connection import Server, StoreError, store_of
 from tests.conftest import missing
+from tests.harness.servers import PostgreSQL, find_postgresql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Kind = TypeVar("Kind", bound=PostgreSQL)
 
 __all__ = [
     "STORE",
     "Front",
     "StoreNodes",
+    "postgresql",
     "pytest_collection_modifyitems",
     "store_servers",
 ]
@@ -47,6 +54,20 @@ def store_servers(kind: str, **options: Any) -> DevStore:
         return DevStore(kind, **options)
     except RedlockError as error:
         missing(str(error))
+
+
+@contextlib.contextmanager
+def postgresql(kind: type[Kind]) -> Iterator[Kind]:
+    """Run a PostgreSQL; without its programs, skip here and fail in CI."""
+    programs = find_postgresql()
+    if programs is None:
+        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
+    server = kind(programs)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 class Front:

@@ -10,9 +10,8 @@ import pytest
 
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.stores.postgresql import PostgreSQL as Store
-from tests.conftest import missing
-from tests.harness.servers import PostgreSQL, find_postgresql
-from tests.harness.store_nodes import store_servers
+from tests.harness.servers import PostgreSQL
+from tests.harness.store_nodes import postgresql, store_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,19 +20,12 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def postgresql_store() -> Iterator[str]:
     """Give the URL of a PostgreSQL that is a node, and votes."""
-    programs = find_postgresql()
-    if programs is None:
-        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
-    server = PostgreSQL(programs)
-    try:
-        server.start()
+    with postgresql(PostgreSQL) as server:
         url = server.plain_url
         Store.prepare(url, 5.0)
         with closing(Redlock([url], node_timeout=5.0)) as redlock:
             redlock.initialize()
         yield url
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -63,15 +55,8 @@ def store_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def own_postgresql() -> Iterator[int]:
     """Give the port of a PostgreSQL for this test alone, without our table."""
-    programs = find_postgresql()
-    if programs is None:
-        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
-    server = PostgreSQL(programs)
-    try:
-        server.start()
+    with postgresql(PostgreSQL) as server:
         yield server.port
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.wire.quorum import VoteKind
-from tests.conftest import missing
-from tests.harness.servers import find_postgresql
+from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
 from tests.stores.cluster import Primary, Standby
 
@@ -28,16 +27,9 @@ SHORT: dict[str, Any] = {"ttl": 0.5, "max_ttl": 0.5, "node_timeout": 0.15}
 @pytest.fixture
 def primary() -> Iterator[Primary]:
     """Give a server that this test may crash."""
-    programs = find_postgresql()
-    if programs is None:
-        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
-    server = Primary(programs)
-    try:
-        server.start()
+    with postgresql(Primary) as server:
         Store.prepare(server.plain_url, 5.0)
         yield server
-    finally:
-        server.stop()
 
 
 def service(server: Primary, **options: Any) -> Redlock:

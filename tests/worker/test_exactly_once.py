@@ -15,8 +15,8 @@ from celery import states, uuid
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 from celery_redlock.contrib.sqlalchemy import outbox_table, record_table
-from tests.conftest import missing
-from tests.harness.servers import PostgreSQL, find_postgresql
+from tests.harness.servers import PostgreSQL
+from tests.harness.store_nodes import postgresql
 from tests.harness.waiting import until
 from tests.worker.project.once import DATABASE
 from tests.worker.support import redelivery
@@ -35,12 +35,7 @@ def engine() -> Iterator[Engine]:
     """Give a PostgreSQL with the tables; without one, skip here and fail in CI."""
     from sqlalchemy import MetaData  # noqa: PLC0415
 
-    programs = find_postgresql()
-    if programs is None:
-        missing("PostgreSQL is not installed: on Debian, apt-get install postgresql")
-    server = PostgreSQL(programs)
-    try:
-        server.start()
+    with postgresql(PostgreSQL) as server:
         engine = create_engine(server.url, poolclass=NullPool)
         metadata = MetaData()
         outbox_table(metadata)
@@ -49,8 +44,6 @@ def engine() -> Iterator[Engine]:
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE counter (name text, value int)"))
         yield engine
-    finally:
-        server.stop()
 
 
 def settings(engine: Engine, **more: Any) -> dict[str, Any]:
