@@ -13,7 +13,7 @@ from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.basics.timing import Timing, seconds_of
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.options.lock_options import flag, naming, seconds_or_zero
+from celery_redlock.options.values import flag, naming, seconds_or_zero
 from celery_redlock.policies import ON_BACKEND_ERROR
 from celery_redlock.wire.url import (
     NodeAddress,

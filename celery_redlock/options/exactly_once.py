@@ -7,28 +7,101 @@ is in ``contrib`` and is imported when a task with the option first needs it.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.basics.spelling import did_you_mean
-from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.key_options import LimitOptions
+from celery_redlock.options.values import Readers, flag, seconds_if_given
 
-__all__ = ["ExactlyOnce", "check_exactly_once"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ExactlyOnce", "RecordOptions"]
 
 _PER = ("task_id", "key")
 _KEEP = timedelta(days=30).total_seconds()
 _DJANGO = "celery_redlock.contrib.django.records:DjangoRecords"
 _SQLALCHEMY = "celery_redlock.contrib.sqlalchemy.records:SqlAlchemyRecords"
-_NEEDED_BY = (
-    "exactly_once_per",
-    "exactly_once_for",
-    "exactly_once_failures",
-    "record_keep",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(LimitOptions):
+    """The options of a task whose effects happen once in their database."""
+
+    readers: ClassVar[Readers] = {
+        "exactly_once_for": seconds_if_given,
+        "record_keep": seconds_if_given,
+    }
+
+    exactly_once_in: str | Callable[[], Any] | None = None
+    exactly_once_per: str = "task_id"
+    exactly_once_for: float | None = None
+    exactly_once_failures: bool = False
+    record_keep: float | None = None
+
+    def check(self) -> None:
+        """Refuse values that cannot be used, and options that have no effect."""
+        super().check()
+        database, per = self.exactly_once_in, self.exactly_once_per
+        if database is None:
+            self._refuse_without_database()
+            return
+        if not (isinstance(database, str) and database) and not callable(database):
+            raise ConfigurationError(
+                f"exactly_once_in is {database!r}; it must be the alias of a Django "
+                'database such as "default", or a callable that returns a session of '
+                "SQLAlchemy such as `lambda: Session(engine)`."
+            )
+        if inspect.iscoroutinefunction(database):
+            raise ConfigurationError(
+                "exactly_once_in is an async function. The body of a task is a plain "
+                "function, so its session is one, too: return a sqlalchemy.orm.Session."
+            )
+        if per not in _PER:
+            hint = did_you_mean(str(per), _PER)
+            raise ConfigurationError(f"exactly_once_per={per!r} does not exist. {hint}")
+        flag("exactly_once_failures", self.exactly_once_failures)
+        self._check_period()
+        if per == "key" and self.has_permits:
+            raise ConfigurationError(
+                "exactly_once_per='key' needs one call of the key at a time, and with "
+                f"{self.several} several may start. Leave one of the two out."
+            )
+
+    def _refuse_without_database(self) -> None:
+        for option in fields(self):
+            name, is_ours = option.name, option.name in RecordOptions.__annotations__
+            if is_ours and getattr(self, name) != option.default:
+                raise ConfigurationError(
+                    f"{name} has no effect without exactly_once_in, which names the "
+                    "database of the effects. Leave it out, or write "
+                    'exactly_once_in="default".'
+                )
+
+    def _check_period(self) -> None:
+        per_key, period = self.exactly_once_per == "key", self.exactly_once_for
+        if per_key and period is None:
+            raise ConfigurationError(
+                "exactly_once_per='key' needs exactly_once_for, the time in which the "
+                "same call is given the first result, such as timedelta(days=1)."
+            )
+        if not per_key and period is not None:
+            raise ConfigurationError(
+                "exactly_once_for has no effect with exactly_once_per='task_id': such "
+                "a record counts for as long as it is kept (record_keep). Leave it "
+                "out, or write exactly_once_per='key'."
+            )
+        if period and self.record_keep is not None and self.record_keep < period:
+            raise ConfigurationError(
+                f"record_keep is {self.record_keep:g} s, less than exactly_once_for "
+                f"({period:g} s): the record would be deleted while it counts. Raise "
+                "it."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +125,7 @@ class ExactlyOnce:
     failures: bool
 
     @classmethod
-    def of(cls, options: Any) -> ExactlyOnce | None:
+    def of(cls, options: RecordOptions) -> ExactlyOnce | None:
         """Return what the `LockOptions` of a task ask for, or None.
 
         Raises:
@@ -83,73 +156,3 @@ def _open_records(database: Any) -> Any:
         ) from error
     records.check()
     return records
-
-
-def check_exactly_once(options: Any, put: Any) -> None:
-    """Check the options of `LockOptions` that are about records.
-
-    Args:
-        options: The `LockOptions`.
-        put: Sets a duration, in seconds.
-
-    Raises:
-        ConfigurationError: A value cannot be used, or two do not go together.
-    """
-    database, per = options.exactly_once_in, options.exactly_once_per
-    if database is None:
-        _refuse_without_database(options)
-        return
-    if not (isinstance(database, str) and database) and not callable(database):
-        raise ConfigurationError(
-            f"exactly_once_in is {database!r}; it must be the alias of a Django "
-            'database such as "default", or a callable that returns a session of '
-            "SQLAlchemy such as `lambda: Session(engine)`."
-        )
-    if inspect.iscoroutinefunction(database):
-        raise ConfigurationError(
-            "exactly_once_in is an async function. The body of a task is a plain "
-            "function, so its session is one, too: return a sqlalchemy.orm.Session."
-        )
-    if per not in _PER:
-        hint = did_you_mean(str(per), _PER)
-        raise ConfigurationError(f"exactly_once_per={per!r} does not exist. {hint}")
-    if not isinstance(options.exactly_once_failures, bool):
-        raise ConfigurationError(
-            f"exactly_once_failures is {options.exactly_once_failures!r}; it must be "
-            "True or False."
-        )
-    for name in ("exactly_once_for", "record_keep"):
-        if (value := getattr(options, name)) is not None:
-            put(options, name, seconds_of(name, value))
-    _check_period(options)
-
-
-def _refuse_without_database(options: Any) -> None:
-    defaults = type(options).__dataclass_fields__
-    for name in _NEEDED_BY:
-        if getattr(options, name) != defaults[name].default:
-            raise ConfigurationError(
-                f"{name} has no effect without exactly_once_in, which names the "
-                "database of the effects. Leave it out, or write "
-                'exactly_once_in="default".'
-            )
-
-
-def _check_period(options: Any) -> None:
-    per_key, period = options.exactly_once_per == "key", options.exactly_once_for
-    if per_key and period is None:
-        raise ConfigurationError(
-            "exactly_once_per='key' needs exactly_once_for, the time in which the same "
-            "call is given the first result, such as timedelta(days=1)."
-        )
-    if not per_key and period is not None:
-        raise ConfigurationError(
-            "exactly_once_for has no effect with exactly_once_per='task_id': such a "
-            "record counts for as long as it is kept (record_keep). Leave it out, or "
-            "write exactly_once_per='key'."
-        )
-    if period and options.record_keep is not None and options.record_keep < period:
-        raise ConfigurationError(
-            f"record_keep is {options.record_keep:g} s, less than exactly_once_for "
-            f"({period:g} s): the record would be deleted while it counts. Raise it."
-        )

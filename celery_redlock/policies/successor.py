@@ -44,9 +44,9 @@ class Successor:
 
     def __init__(self, call: Any) -> None:  # a ``task.call.Call``
         self._call = call
-        self._keep = call.header.next or call.options.keeps
+        self._keep = call.header.next or call.options.task.keeps
         self._is_entered = bool(call.header.next)  # by a majority of the nodes
-        self._policy = "cancel_running" if call.options.replaces else "buffer_one"
+        self._policy = "cancel_running" if call.options.task.replaces else "buffer_one"
 
     # -- for the policies ----------------------------------------------------
 

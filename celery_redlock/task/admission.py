@@ -119,12 +119,12 @@ class Admission:
         self._acquire, self._release = acquire, release
         self._interrupter = interrupter
         self._patience = _PATIENCE
-        may_be_registered = call.header.next or call.options.keeps
+        may_be_registered = call.header.next or call.options.task.keeps
         self._successor = Successor(call) if may_be_registered else None
-        self._is_in_backlog = call.options.has_backlog and bool(
+        self._is_in_backlog = call.options.task.has_backlog and bool(
             call.header.deferred or call.header.line
         )
-        self._is_in_order = call.options.in_order and not call.request.is_eager
+        self._is_in_order = call.options.task.in_order and not call.request.is_eager
         self._place: Place | None = None  # of a call in order
         self.is_shown_as_refused = False  # to monitors, by an event
 
@@ -206,8 +206,8 @@ class Admission:
 
     def republish(self, reason: RedlockError, countdown: float, **header: Any) -> None:
         """Publish the call again and end this copy of it; see ``Call.republish``."""
-        if self.call.options.in_order:
-            margin = self.call.options.claim_ttl
+        if self.call.options.task.in_order:
+            margin = self.call.options.task.claim_seconds
             header["line"] = (self.call.key, margin)
             keep_place(
                 self.call.runtime.redlock,
@@ -259,7 +259,7 @@ class Admission:
             self._successor.start()
         else:
             self.withdraw()
-        other = cooling(call) if call.options.unique_for else None
+        other = cooling(call) if call.options.task.unique_for else None
         return other is None or self._may_run_in_cool_down(other)
 
     def _holds(self, lease: Lease) -> bool:
@@ -336,11 +336,11 @@ class Admission:
     def _place_behind(self, held: LockHeld, phase: str) -> Place | None:
         """Return the place in the backlog of the key that is held, if there is one."""
         call = self.call
-        if phase == "succeeded" or not call.options.has_backlog:
+        if phase == "succeeded" or not call.options.task.has_backlog:
             return None
         if not call.refused:
             call.refused = round(call.runtime.redlock.clock.wall() * 1e6)
-        if call.options.in_order:
+        if call.options.task.in_order:
             return self._place
         return self._join_backlog(held.held_key or call.key)
 
@@ -352,8 +352,8 @@ class Admission:
             key,
             call.id,
             since=call.header.published,
-            margin=options.claim_ttl if options.in_order else MARGIN,
-            in_order=options.in_order,
+            margin=options.task.claim_seconds if options.task.in_order else MARGIN,
+            in_order=options.task.in_order,
         )
 
     def _one_before(self) -> LockHeld | None:
@@ -386,7 +386,7 @@ class Admission:
         if self._is_in_backlog:
             self._is_in_backlog = False
             call = self.call
-            in_order = call.options.in_order
+            in_order = call.options.task.in_order
             leave_backlog(call.runtime.redlock, call.key, call.id, in_order=in_order)
 
     def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
@@ -487,9 +487,9 @@ class _RefusedCall:
     def _waits(self, countdown: float) -> tuple[Any, ...]:
         """Keep the place of the call in its backlog, and return what it waits for."""
         call, backlog = self.admission.call, ""
-        if call.options.in_order:  # it has its place there since it was published
+        if call.options.task.in_order:  # it has its place there since it was published
             backlog = call.key
-        elif call.options.has_backlog:
+        elif call.options.task.has_backlog:
             backlog = self.conflict.held_key
             keep_place(
                 call.runtime.redlock,
@@ -499,7 +499,7 @@ class _RefusedCall:
                 seconds=countdown,
             )
         wanted = Wanted(call.key, call.limits)
-        return waits_of(wanted, waits_on=call.options.waits_on, backlog=backlog)
+        return waits_of(wanted, waits_on=call.options.task.waits_on, backlog=backlog)
 
     def duplicate(self, what: str) -> DuplicateTask:
         """Return the error that says what becomes of the call, and why."""

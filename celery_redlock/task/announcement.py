@@ -90,9 +90,9 @@ def _announce(task: Any, key: str, task_id: str, options: Mapping[str, Any]) -> 
         key,
         task.name,
         task_id,
-        ttl=resolved.claim_ttl,
+        ttl=resolved.task.claim_seconds,
         expires=SYSTEM_CLOCK.wall() + left if left is not None else 0.0,
-        replaces=resolved.replaces,
+        replaces=resolved.task.replaces,
     )
     if redlock.transport.has_pending:  # the first request waits for its connections
         runtime.watchdog.resend_releases()

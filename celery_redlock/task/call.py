@@ -136,9 +136,9 @@ class Call:
                     runtime.redlock, header.line[0], request.id, in_order=True
                 )
             raise
-        if options.is_claimed and not header.claim:
+        if options.task.is_claimed and not header.claim:
             header = header._replace(claim=key)  # the project has replaced the headers
-        has_order = task.lock_options.registers_successors or options.has_backlog
+        has_order = task.lock_options.registers_successors or options.task.has_backlog
         if has_order and not header.published:
             now = round(SYSTEM_CLOCK.wall() * 1e6)
             header = header._replace(published=now)
@@ -303,7 +303,7 @@ class Call:
         if self.request.retries:  # its parent has ended with RETRY
             awaited |= {states.RETRY}
         clock, patience = self.runtime.redlock.clock, _STORED_WITHIN
-        if not self.options.renew:
+        if not self.options.task.renew:
             patience = min(patience, self.options.ttl / 2)
         give_up_at = clock.monotonic() + patience
         while stored_result(self.task, self.id).get("status") not in awaited:

@@ -113,9 +113,9 @@ class TaskLock(Hold):
             runtime.redlock,
             key,
             ttl=options.ttl,
-            renew=options.renew,
-            renew_every=options.renew_every,
-            hold_at_least=options.hold_at_least,
+            renew=options.task.renew,
+            renew_every=options.task.renew_every,
+            hold_at_least=options.task.hold_at_least,
             base=base,
             limits=limits,
         )
@@ -274,7 +274,7 @@ class Execution(TaskLock):
         call, lease = self.call, self.lease
         if lease is not None:
             lease.ensure()
-            if call.options.needs_arguments:
+            if call.options.task.needs_arguments:
                 call.preserve_arguments()
             lease.begin()
         call.note_started()
@@ -287,7 +287,7 @@ class Execution(TaskLock):
             raise
         finally:
             self.has_ended = True
-        if call.options.unique_for:
+        if call.options.task.unique_for:
             cool_down(call)
         return returned
 
@@ -331,7 +331,7 @@ class Execution(TaskLock):
     def on_released(self, lease: Lease) -> None:
         """Send ``lock_released``, and note how long the run took."""
         super().on_released(lease)
-        if self.call.options.has_backlog:
+        if self.call.options.task.has_backlog:
             note_run(self.redlock, self.call.key, lease.age())
 
     # -- in the background: stop the body --------------------------------------
@@ -361,7 +361,7 @@ class Execution(TaskLock):
         fields = self.call.log_fields("cancelled", fence=lease.fence, by=by)
         log.warning("%s is stopped: %s", self.call, error, extra=fields)
         self._dispatch(signals.lock_cancelled, lease=lease, cancelled_by=by)
-        self._interrupt(error, every=self.call.options.cancel_grace)
+        self._interrupt(error, every=self.call.options.task.grace_of_cancelled)
 
     def _interrupt(self, error: LockLost, *, every: float) -> None:
         while not self.has_ended:

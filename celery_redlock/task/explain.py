@@ -111,8 +111,8 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
     running = None
     if seen.holder and has_one_holder:
         running = ExistingJob.named_in(key, seen.ballot)
-    waiting = claims.queued(key) if options.is_claimed else None
-    succeeded = claims.succeeded(key, "") if options.unique_for else None
+    waiting = claims.queued(key) if options.task.is_claimed else None
+    succeeded = claims.succeeded(key, "") if options.task.unique_for else None
     outage = None
     if running is None:
         if seen.ballot.answered < redlock.quorum or in_use is None:
@@ -125,7 +125,7 @@ def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explana
     call = {"task": task.name, "args": args, "kwargs": kwargs}
     full = next((_FullLimit(key, one) for one in in_use or () if one.is_full), None)
     # In the order in which a publisher's nodes look.
-    both = options.unique_while == "queued_or_running"
+    both = options.task.unique_while == "queued_or_running"
     here = waiting or (running if both else None) or succeeded
     return Explanation(
         task=task.name,
@@ -181,14 +181,14 @@ def _executed(  # noqa: PLR0913, PLR0917  (called in one place)
         )
         return _step(options.on_backend_error(situation), situation, str(outage))
     if here is None:
-        place = place_of_next(redlock, key) if options.in_order else None
+        place = place_of_next(redlock, key) if options.task.in_order else None
         if place is not None and place.before:
             conflict = Conflict(key=key, phase="queued", place=place, **call)
             reason = "In order, other calls of the key are before it."
             return _step(options.on_conflict(conflict), conflict, reason)
         return Step("run", goes_on=True, words="run")
     place = None
-    if options.has_backlog and here.phase == "running":
+    if options.task.has_backlog and here.phase == "running":
         place = place_of_next(redlock, here.held_key or here.key)
     if isinstance(here, _FullLimit):
         conflict = here.conflict(place=place, **call)

@@ -77,7 +77,7 @@ def _number(task: Any, message: SentMessage) -> None:
     key, task_id = message.key, message.id
     try:
         runtime = runtime_of(task.app)
-        margin = runtime.options(task.name, task.lock_options).claim_ttl
+        margin = runtime.options(task.name, task.lock_options).task.claim_seconds
         least = round(SYSTEM_CLOCK.wall() * 1e6)
         number = number_in_backlog(
             runtime.redlock, key, task_id, least=least, margin=margin

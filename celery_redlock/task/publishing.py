@@ -155,11 +155,11 @@ def publish(  # noqa: PLR0913  (called in one place)
     runtime = runtime_of(task.app)
     resolved = runtime.options(task.name, task.lock_options)
     claims = Claims(runtime.redlock)
-    seconds = _seconds_to_wait(task, options, resolved.claim_ttl)
+    seconds = _seconds_to_wait(task, options, resolved.task.claim_seconds)
     has_new_id = _has_new_id(task)  # a base class has chosen the id, and no caller
     names = [name for name in _OF_A_CANVAS if name != "task_id" or not has_new_id]
     if any(options.get(name) for name in names):
-        if resolved.is_claimed:
+        if resolved.task.is_claimed:
             options = _with_claim_retaken(task, key, options, claims, seconds)
         return send(**options)
     job = _job(task, uuid())
@@ -288,12 +288,12 @@ def _look_or_take(
     claims: Claims, key: str, job: Holder, options: ResolvedOptions, task: Any
 ) -> tuple[ExistingJob | None, bool]:
     """Return the existing job, if any, and whether the call was claimed."""
-    if not options.is_claimed:
+    if not options.task.is_claimed:
         return claims.succeeded(key, job.task_id), False
     outage_log = runtime_of(task.app).outage_log
     looks = {
-        "at_lock": options.unique_while == "queued_or_running",
-        "at_cooldown": options.unique_for > 0,
+        "at_lock": options.task.unique_while == "queued_or_running",
+        "at_cooldown": options.task.unique_for > 0,
     }
     try:
         here = claims.take(key, job, **looks)
@@ -466,7 +466,7 @@ def cooling(call: Any) -> ExistingJob | None:
 
 def cool_down(call: Any) -> None:
     """Begin the cool-down after a call that has succeeded and still has its lock."""
-    job, seconds = _job(call.task, call.id), call.options.unique_for
+    job, seconds = _job(call.task, call.id), call.options.task.unique_for
     Claims(call.runtime.redlock).cool_down(call.key, job, seconds)
 
 

@@ -48,8 +48,12 @@ def test_options_have_defaults() -> None:
     assert resolved.on_conflict(CONFLICT) == Skip()
     assert resolved.on_lock_lost(LOSS) == Abort()
     assert isinstance(resolved.on_backend_error(OUTAGE), Retry)
-    assert (resolved.ttl, resolved.renew, resolved.hold_at_least) == (20.0, True, 0.0)
-    assert not resolved.is_claimed
+    assert (resolved.ttl, resolved.task.renew, resolved.task.hold_at_least) == (
+        20.0,
+        True,
+        0.0,
+    )
+    assert not resolved.task.is_claimed
     assert not LockOptions().is_unique_before_it_runs
 
 
@@ -102,7 +106,7 @@ def test_call_out_of_turn_looks_soon_and_then_less_often() -> None:
     assert seconds(0) <= 1.0
     assert seconds(3) <= 8.0
     assert 2.5 <= seconds(20) <= 10.0
-    assert (resolved.in_order, resolved.has_backlog) == (True, True)
+    assert (resolved.task.in_order, resolved.task.has_backlog) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +184,15 @@ def test_cool_down_has_no_running_call_to_cancel_or_to_follow() -> None:
 
 
 @pytest.mark.parametrize("word", ["queued", "queued_or_running"])
-def test_claim_lasts_an_hour_by_default(word: str) -> None:
+def test_claim_lasts_an_hour_by_default(word: Any) -> None:
     """For longer queues ``claim_ttl`` sets more."""
     options = LockOptions(unique_while=word)
 
     assert options.is_unique_before_it_runs
-    assert options.resolve(settings()).is_claimed
-    assert options.resolve(settings()).claim_ttl == 3600
+    assert options.resolve(settings()).task.is_claimed
+    assert options.resolve(settings()).task.claim_seconds == 3600
     day = LockOptions(unique_while=word, claim_ttl=timedelta(days=1))
-    assert day.resolve(settings()).claim_ttl == 86_400
+    assert day.resolve(settings()).task.claim_seconds == 86_400
 
 
 @pytest.mark.parametrize("seconds", [60, timedelta(minutes=1)])
@@ -197,7 +201,7 @@ def test_cool_down_is_a_duration(seconds: Any) -> None:
     resolved = LockOptions(unique_for=seconds).resolve(settings())
 
     assert LockOptions(unique_for=seconds).is_unique_before_it_runs
-    assert (resolved.unique_for, resolved.is_claimed) == (60.0, False)
+    assert (resolved.task.unique_for, resolved.task.is_claimed) == (60.0, False)
 
 
 def test_options_make_the_key_rule() -> None:
@@ -272,11 +276,11 @@ def test_running_call_learns_of_a_request_to_end_within_a_second() -> None:
     cancelled = LockOptions(on_conflict="cancel_running").resolve(settings())
     asked = LockOptions(on_conflict=lambda _: "skip").resolve(settings())
 
-    assert (cancelled.renew_every, cancelled.keeps) == (1.0, "latest")
-    assert (asked.renew_every, asked.keeps) == (1.0, "")
-    assert LockOptions().resolve(settings()).renew_every is None
+    assert (cancelled.task.renew_every, cancelled.task.keeps) == (1.0, "latest")
+    assert (asked.task.renew_every, asked.task.keeps) == (1.0, "")
+    assert LockOptions().resolve(settings()).task.renew_every is None
     not_renewed = LockOptions(on_conflict=lambda _: "skip", renew=False)
-    assert not_renewed.resolve(settings()).renew_every is None
+    assert not_renewed.resolve(settings()).task.renew_every is None
 
 
 @pytest.mark.parametrize(
@@ -289,7 +293,7 @@ def test_arguments_are_kept_where_a_loss_may_need_them(
     """A call that is republished after its body must have its first arguments."""
     options = LockOptions(on_lock_lost=on_lock_lost)
 
-    assert options.resolve(settings()).needs_arguments == needs
+    assert options.resolve(settings()).task.needs_arguments == needs
 
 
 # -- options that are wrong --------------------------------------------------------
@@ -461,7 +465,7 @@ def test_only_a_retry_need_not_be_asked_again(
     """A callable may decide otherwise the next time, and an order may have changed."""
     options = LockOptions.of({"on_conflict": on_conflict})
 
-    assert options.resolve(settings()).waits_on is waits_on
+    assert options.resolve(settings()).task.waits_on is waits_on
 
 
 def test_duplicate_is_skipped_where_every_key_has_one_holder() -> None:
@@ -529,7 +533,7 @@ def test_policy_that_needs_one_running_call_is_refused(
 
 
 @pytest.mark.parametrize("word", ["buffer_one", "cancel_running"])
-def test_policy_that_needs_one_running_call_goes_with_one_holder(word: str) -> None:
+def test_policy_that_needs_one_running_call_goes_with_one_holder(word: Any) -> None:
     """A limit of 1 is a lock."""
     assert LockOptions(limit=1, on_conflict=word).registers_successors
 
@@ -542,7 +546,7 @@ def test_callable_of_a_task_with_permits_needs_no_register(
     said = LockOptions.of({**options, "on_conflict": lambda _: "skip"})
 
     assert not said.registers_successors
-    assert said.resolve(settings()).renew_every is None
+    assert said.resolve(settings()).task.renew_every is None
 
 
 @pytest.mark.parametrize("options", SEVERAL_AT_ONCE)

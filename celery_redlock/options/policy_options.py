@@ -1,0 +1,253 @@
+"""Options of what happens to a call: its policies, and the times of its lock.
+
+Where a key may have several holders at once, or starts are counted, a refused call is
+no duplicate as a rule: it is one more job, and has to wait. So ``"retry"`` is the
+default of ``on_conflict`` there, and what needs the one running call is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery_redlock import policies
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.options.unique_options import UniqueOptions
+from celery_redlock.options.values import (
+    Readers,
+    flag,
+    seconds_if_given,
+    seconds_or_zero,
+)
+
+if TYPE_CHECKING:
+    from celery_redlock.basics.timing import Timing
+    from celery_redlock.options.key_options import LimitOptions
+
+__all__ = ["PolicyOptions", "default_policy", "options_of_policies"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(UniqueOptions):
+    """The options that say what happens to a call, and how long its lock is kept."""
+
+    readers: ClassVar[Readers] = {
+        **UniqueOptions.readers,
+        "ttl": seconds_if_given,
+        "hold_at_least": seconds_or_zero,
+    }
+
+    on_conflict: Any = None
+    on_lock_lost: Any = "abort"
+    on_backend_error: Any = None
+    ttl: float | None = None
+    renew: bool = True
+    hold_at_least: float = 0.0
+    wait_timeout: float | None = None
+    retry_countdown: float | None = None
+    in_order: bool = False
+    buffer_keep: str | None = None
+    cancel_grace: float | None = None
+
+    def check(self) -> None:
+        """Refuse values that cannot be used, and options that have no effect."""
+        super().check()
+        flag("renew", self.renew)
+        flag("in_order", self.in_order)
+        policies.ON_CONFLICT.policy(self.on_conflict)
+        policies.publish_policy(self.on_conflict)
+        policies.ON_LOCK_LOST.policy(self.on_lock_lost)
+        if self.on_backend_error is not None:
+            policies.ON_BACKEND_ERROR.policy(self.on_backend_error)
+        for kind in self._given:
+            self.refuse_registering(kind)
+        self._check_publishing()
+        if self.in_order:
+            self._check_order()
+        self._check_options_of_policies()
+        for kind in self._given:
+            kind.check(self)
+
+    def _check_publishing(self) -> None:
+        if self.claim_ttl is not None and not (self.is_claimed or self.in_order):
+            raise ConfigurationError(
+                "claim_ttl has no effect with unique_while='running': waiting jobs are "
+                "not claimed. Leave it out, or write unique_while='queued'."
+            )
+        by_stage = self.on_conflict if isinstance(self.on_conflict, Mapping) else {}
+        if "publish" in by_stage and not self.is_unique_before_it_runs:
+            raise ConfigurationError(
+                "on_conflict['publish'] has no effect with unique_while='running': a "
+                "publisher does not look for duplicates. Leave it out, or write "
+                "unique_while='queued'."
+            )
+
+    def _check_order(self) -> None:
+        """Refuse an order of calls of which some do not come back, or run at once."""
+        if policies.ON_CONFLICT.possible(self.on_conflict) != (policies.Retry,):
+            raise ConfigurationError(
+                "in_order needs on_conflict='retry', by which each call returns to its "
+                f"queue until its turn has come; on_conflict is {self.on_conflict!r}. "
+                "Write on_conflict='retry', or leave in_order out."
+            )
+        if self.keys is not None:
+            raise ConfigurationError(
+                "in_order is for one key: each of several keys has an order of its "
+                "own. Write key=..., or leave in_order out."
+            )
+        if self.limit != 1 and self.most_at_once > 1:
+            raise ConfigurationError(
+                f"in_order makes no sense with {self.several}: several calls may run "
+                "at once, and a later one may end first. Write limit=1, or leave "
+                "in_order out."
+            )
+        if self.unique_for:
+            raise ConfigurationError(
+                "in_order makes no sense with unique_for, a cool-down in which no call "
+                "has its turn. Leave one of the two out."
+            )
+
+    def _check_options_of_policies(self) -> None:
+        """Refuse an option that no possible policy reads."""
+        possible: set[Any] = {*policies.ON_LOCK_LOST.possible(self.on_lock_lost)}
+        possible.update(policies.ON_CONFLICT.possible(self.on_conflict))
+        for name, readers in options_of_policies().items():
+            if getattr(self, name) is None or possible.intersection(readers):
+                continue
+            words = " or ".join(f"on_conflict={kind.name!r}" for kind in readers)
+            raise ConfigurationError(
+                f"{name} has no effect with on_conflict={self.on_conflict!r}. "
+                f"Leave it out, or write {words}."
+            )
+
+    def refuse_registering(self, kind: type[policies.ConflictDecision]) -> None:
+        """Refuse a policy that lets one of the refused calls follow the running one."""
+        if not kind.registers or self.knows_one_running_call:
+            return
+        needs = f"on_conflict={kind.name!r} needs"
+        remedy = "Write on_conflict='retry' or 'wait', or"
+        if self.keys is not None:
+            raise ConfigurationError(
+                f"{needs} one key: of calls with several keys, more than one can run "
+                f"and keep another one out. {remedy} one key=...."
+            )
+        why = "several may run at once"
+        if self.most_at_once == 1:
+            why = "a call is refused when none runs, too"
+        raise ConfigurationError(
+            f"{needs} the one call that runs, and with {self.several} {why}. {remedy} "
+            f"leave {self.several.partition('=')[0]} out."
+        )
+
+    def durations(self, timing: Timing) -> tuple[float, float]:
+        """Return ttl and hold_at_least in seconds.
+
+        Raises:
+            ConfigurationError: One of them does not go with the settings.
+        """
+        ttl = timing.ttl if self.ttl is None else timing.checked(self.ttl)
+        hold = self.hold_at_least
+        if hold > timing.max_ttl:
+            raise ConfigurationError(
+                f"hold_at_least is {hold:g} s, above redlock_max_ttl "
+                f"({timing.max_ttl:g} s): no lock lasts longer. Lower it."
+            )
+        return ttl, hold
+
+    # -- what follows from the options ---------------------------------------------
+
+    @cached_property
+    def keeps_duplicates_out(self) -> bool:
+        """Whether a duplicate is not published while another job has the claim."""
+        if self.unique_while == "running":
+            return False
+        given = policies.given_at(self.on_conflict, "publish")
+        return given is not None and not given.goes_on
+
+    @cached_property
+    def waits(self) -> bool:
+        """Whether calls wait in a worker process as a rule."""
+        return any(kind.occupies_process for kind in self._given)
+
+    @cached_property
+    def registers_successors(self) -> bool:
+        """Whether a publisher notes when it published a call: a policy needs it."""
+        return any(kind.registers for kind in self._possible)
+
+    @cached_property
+    def renew_every(self) -> float | None:
+        """Seconds between renewals of the lock; None: a third of the ttl."""
+        seconds = [kind.renew_every for kind in self._possible if kind.renew_every]
+        return min(seconds, default=None) if self.renew else None
+
+    @cached_property
+    def keeps(self) -> str:
+        """The published calls that run: ``"latest"`` or ``"first"``; ``""``: all."""
+        given: Any = self.on_conflict
+        if isinstance(given, Mapping):
+            given = given.get("execute", "skip")
+        return next((kind.keeps(given, self) for kind in self._given), "")
+
+    @cached_property
+    def replaces(self) -> bool:
+        """Whether a call that is published asks the running call to end."""
+        return any(kind.replaces for kind in self._given)
+
+    @cached_property
+    def grace_of_cancelled(self) -> float:
+        """Seconds that a cancelled body has before it is interrupted again."""
+        return self.cancel_grace or policies.CancelRunning.default_grace
+
+    @cached_property
+    def needs_arguments(self) -> bool:
+        """Whether the arguments are needed again after the body."""
+        possible = policies.ON_LOCK_LOST.possible(self.on_lock_lost)
+        return any(kind.needs_arguments for kind in possible)
+
+    @cached_property
+    def has_backlog(self) -> bool:
+        """Whether a refused call joins the backlog of its key.
+
+        It comes back when its turn is near.
+        """
+        possible = policies.ON_CONFLICT.possible(self.on_conflict)
+        comes_back = policies.Retry in possible and self.retry_countdown is None
+        return self.in_order or (self.is_limited and comes_back)
+
+    @cached_property
+    def waits_on(self) -> bool:
+        """Whether a refused call waits on when its countdown ends and its lock is held.
+
+        The policy would answer the same, and need not be asked.
+        """
+        return policies.ON_CONFLICT.possible(self.on_conflict) == (policies.Retry,)
+
+    @property
+    def _given(self) -> tuple[type[policies.ConflictDecision], ...]:
+        given = policies.ON_CONFLICT.given(self.on_conflict)
+        return () if given is None else (given,)
+
+    @property
+    def _possible(self) -> list[type[policies.ConflictDecision]]:
+        """The classes of all decisions that may be performed in a worker."""
+        possible = policies.ON_CONFLICT.possible(self.on_conflict)
+        if self.knows_one_running_call:
+            return [*possible]
+        return [kind for kind in possible if not kind.registers]
+
+
+def default_policy(given: Any, limits: LimitOptions) -> Any:
+    """Return the ``on_conflict`` of a task as it was given, or by default."""
+    default = "retry" if limits.is_limited else "skip"
+    if isinstance(given, Mapping) and given and limits.is_limited:
+        return {"execute": default, **given}
+    return default if given is None else given
+
+
+def options_of_policies() -> dict[str, list[type[policies.ConflictDecision]]]:
+    """Return the options that only some policies read, each with these policies."""
+    kinds = policies.ON_CONFLICT.words.values()
+    names = dict.fromkeys(name for kind in kinds for name in kind.reads)
+    return {name: [kind for kind in kinds if name in kind.reads] for name in names}

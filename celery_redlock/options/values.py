@@ -1,0 +1,45 @@
+"""Read the values of options and settings: flags and durations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.basics.timing import seconds_of
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Readers", "flag", "naming", "seconds_if_given", "seconds_or_zero"]
+
+Readers = Mapping[str, Callable[[str, Any], Any]]
+"""Names of options, each with the function that returns the value to use."""
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Prefix a ConfigurationError with the name of the option or the task."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{what}: {error}") from error.__cause__
+
+
+def flag(name: str, value: Any) -> None:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} is {value!r}; it must be True or False.")
+
+
+def seconds_or_zero(name: str, value: Any) -> float:
+    """Return a duration in seconds, which may be 0."""
+    is_zero = value in (0, timedelta(0)) and not isinstance(value, bool)
+    return 0.0 if is_zero else seconds_of(name, value)
+
+
+def seconds_if_given(name: str, value: Any) -> float | None:
+    """Return a duration in seconds, or None."""
+    return None if value is None else seconds_of(name, value)
