@@ -249,12 +249,7 @@ class PostgreSQL:
             if found := needs_of_command(command):
                 needs.add(found)
         try:
-            return self._attempt(commands, needs)
-        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
-            self._roll_back()
-            if len(commands) > 1:  # one of them hinders the others
-                return [reply for one in commands for reply in self.run([one])]
-            return [self._blocked(commands[0], needs, error)]
+            return self._attempt_or_read(commands, needs)
         except errors.InvalidSqlStatementName as error:
             raise StoreError(_unusable(error)) from None
         except psycopg.Error as error:
@@ -264,6 +259,15 @@ class PostgreSQL:
             if self._connection.closed:
                 raise StoreError(f"lost its connection: {_reason(error)}") from None
             return [ErrorReply(f"ERR {_reason(error)}") for _ in commands]
+
+    def _attempt_or_read(self, commands: Sequence[Command], needs: Needs) -> list[Any]:
+        try:
+            return self._attempt(commands, needs)
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
+            self._roll_back()
+            if len(commands) > 1:  # one of them hinders the others
+                return [reply for one in commands for reply in self.run([one])]
+            return [self._blocked(commands[0], needs, error)]
 
     def _attempt(
         self, commands: Sequence[Command], needs: Needs, *, sees_ended: bool = False

@@ -12,6 +12,7 @@ import pytest
 from celery_redlock.errors import LockHeld, QuorumUnreachable
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
+from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.wire.quorum import VoteKind
 from tests.harness.store_nodes import postgresql
@@ -224,3 +225,27 @@ def test_planned_restart_changes_nothing(primary: Primary, key: str, way: str) -
         until(lambda: redlock.inspect(key).holder is not None)
         assert redlock.check().problems == []
         assert redlock.release(lease)
+
+
+def test_connection_that_breaks_in_the_second_try_is_told(
+    postgresql_store: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is locked for long, so the request is tried again; then the server ends."""
+    name = f"redlock:{key}".encode()
+    with (
+        closing(Store(postgresql_store, 5.0)) as store,
+        psycopg.connect(postgresql_store) as other,
+    ):
+        store.run([[b"SET", name, b"x"]])
+        ours = store._connection.info.backend_pid  # noqa: SLF001  (the one to end)
+        again = store._blocked  # noqa: SLF001
+
+        def end_and_try_again(*it: Any) -> Any:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", [ours])
+            return again(*it)
+
+        monkeypatch.setattr(store, "_blocked", end_and_try_again)
+        other.execute("SELECT * FROM redlock_keys WHERE name = %s FOR UPDATE", [name])
+
+        with pytest.raises(StoreError, match="lost its connection"):
+            store.run([[b"SET", name, b"y"]])
