@@ -428,8 +428,8 @@ BUGS = (
             f"{_SCENARIO}::test_fences_rest_on_a_node_that_knows_of_a_replacement"
         ),
         note="Found at seed 21022427. It is a limit, not fixed: "
-        "[Safety](safety.md#the-restart-guard-a-node-that-forgot-does-not-vote) says "
-        "so.",
+        "[Why it is safe](why-it-is-safe.md"
+        "#the-restart-guard-a-node-that-forgot-does-not-vote) says so.",
     ),
     # -- locks that are lost ---------------------------------------------------------
     Bug(

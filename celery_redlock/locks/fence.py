@@ -14,7 +14,7 @@ greater counter than the last one ended with. Grant g leaves counter ≥ t on a 
 W during its own tenure there. Any later attempt reads a quorum R of numbers. W and
 R share a node, and its number there is at least t + 1. So fences are unique. A fence
 whose attempt began after another grant is greater, however wrong clocks are. Without
-(1) or (2) there are counterexamples: see ``docs/explanation/safety.md``.
+(1) or (2) there are counterexamples: see ``docs/explanation/why-it-is-safe.md``.
 
 One node that decides alone, such as a store, raises a counter to its own time instead
 of a hint. If old data come back and nothing tells so, two grants have two numbers.

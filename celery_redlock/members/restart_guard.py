@@ -27,8 +27,8 @@ Where fewer than r members are left to confirm others, in a new deployment or wh
 majority has restarted, a client **founds** the next epoch with the servers that are
 there, all of them. Each of them votes when it, and all others, have known this view for
 one quarantine. A server that was silent for a whole max_ttl is not waited for: it is
-taken to be gone for good. Then the log warns, and docs/explanation/safety.md says what
-that rests on.
+taken to be gone for good. Then the log warns, and
+docs/explanation/why-it-is-safe.md says what that rests on.
 
 The server judges itself, inside the script that votes, so all of this holds through
 proxies and connection pools. Everything it knows of itself is one hash: to lose a part

@@ -1,4 +1,4 @@
-"""The examples of docs/explanation/safety.md, run as they are printed."""
+"""The examples of docs/explanation/why-it-is-safe.md, run as they are printed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNodes
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "safety.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "why-it-is-safe.md"
 TTL = 4.0
 SETTLE = "settle(redlock, bank, invoice_id)"
 

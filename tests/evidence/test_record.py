@@ -63,7 +63,7 @@ def test_membership_bugs_are_in_the_table() -> None:
 
 def test_bugs_of_the_page_about_safety_are_in_the_record() -> None:
     """Each bug that histories found is in the record, with its test or its seed."""
-    page = (ROOT / "docs" / "explanation" / "safety.md").read_text("utf-8")
+    page = (ROOT / "docs" / "explanation" / "why-it-is-safe.md").read_text("utf-8")
     listed = page.partition("Histories found these bugs")[2].partition("Only the ")[0]
     record = (ROOT / "docs" / "explanation" / "record.md").read_text("utf-8")
     named = {*re.findall(r"`(test_\w+)`", listed)}

@@ -88,7 +88,7 @@ def test_name_that_leads_to_another_server_makes_no_second_majority(
 
     A host file, `localhost` or a name space of its own can do that. With names alone,
     n1 and n3 are a majority, and so are n2 and the empty server. (A client that misses
-    a node for a whole max_ttl takes it to be gone: docs/explanation/safety.md.)
+    a node for a whole max_ttl takes it to be gone: docs/explanation/why-it-is-safe.md.)
     """
     nodes, another = start_nodes(3), start_nodes(1, initialize=False)
     n1, n2, n3, empty, none = *nodes.urls, *another.urls, "redis://127.0.0.1:1"

@@ -118,7 +118,7 @@ class Faults:
         Of the members that a reconfiguration has closed, one at least must remember
         it, where all clients find it: see ``tests.model.reconfiguration``. The same
         is true of the members of settings that were left, for as long as clients
-        have them: docs/explanation/safety.md.
+        have them: docs/explanation/why-it-is-safe.md.
         """
         others = [each for each in self._servers.values() if each is not server]
         others = [

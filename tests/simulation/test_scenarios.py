@@ -724,7 +724,7 @@ def test_permit_for_a_start_survives_one_node_of_three_that_forgets(
     """Nodes forget it, one after the other, each after the last one votes again.
 
     One of three changes nothing. After the second one a majority has forgotten it, and
-    the next start is granted: docs/explanation/safety.md says so.
+    the next start is granted: docs/explanation/why-it-is-safe.md says so.
     """
     rate = (1, DAY)
     plan = plan_of(
