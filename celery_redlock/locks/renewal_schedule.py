@@ -117,6 +117,13 @@ class WakeupQueue:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._watches: dict[str, Watch] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Let another thread drain and sleep. It drains before it sleeps.
+
+        Its event is a new one: gevent may have been patched since the last thread.
+        """
         self._event: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @property

@@ -216,6 +216,7 @@ class Watchdog(OfOneProcess):
     # -- the watchdog's thread -----------------------------------------------------
 
     def _run(self, run: ThreadRun) -> None:
+        self._wakeups.begin()
         while not self._background.is_over(run):
             try:
                 next_at = self.step()

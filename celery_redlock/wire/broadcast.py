@@ -966,8 +966,9 @@ class Broadcast(OfOneProcess):
     # -- the I/O thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        rest, me = self._rest, threading.get_ident()
-        self._thread = me
+        # A lock of its own: gevent may have been patched since the last thread.
+        self._rest = rest = threading.Lock()
+        self._thread = me = threading.get_ident()
         while self._thread == me:
             try:
                 was_free = self._drive(self._serve)

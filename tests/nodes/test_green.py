@@ -241,3 +241,49 @@ idle["back"] = turns_of_a_tick()
 print({name: count for name, count in idle.items() if count > 20})
 """
     assert run(program) == ["{}"]
+
+
+@pytest.mark.parametrize("before", ["is built", "is used", "has ended its threads"])
+def test_service_from_before_the_patch_blocks_no_greenlet(
+    three_nodes: DevNodes, key: str, before: str
+) -> None:
+    """Greenlets that rest or sleep for long do so on locks from after the patch."""
+    program = """
+import sys, threading, time, warnings
+warnings.simplefilter("ignore")
+from celery_redlock import Redlock, lock
+from celery_redlock.locking import watchdog_of
+from celery_redlock.locks import renewal_schedule
+from celery_redlock.wire import broadcast
+from tests.harness.waiting import until
+before, key, *urls = sys.argv[1:]
+broadcast._REST = renewal_schedule._LONGEST_SLEEP = 3600.0
+redlock = Redlock(urls, ttl=4.5, node_timeout=1.0)
+watchdog = watchdog_of(redlock)
+
+def use(name):
+    with lock(redlock, name, wait=20.0) as lease:
+        time.sleep(0.01)
+    return lease
+
+if before != "is built":
+    threads = [threading.Thread(target=use, args=(key,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+if before == "has ended its threads":
+    redlock.close()
+    watchdog.stop()
+    until(lambda: not redlock.transport._thread)
+
+from gevent import monkey
+monkey.patch_all()
+import gevent
+gevent.joinall([gevent.spawn(use, key) for _ in range(4)], raise_error=True)
+with lock(redlock, key) as lease:
+    first_end = lease.until
+    until(lambda: lease.until != first_end)
+print("renewed")
+"""
+    assert run_python(program, before, key, *three_nodes.urls) == ["renewed"]
