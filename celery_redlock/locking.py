@@ -42,6 +42,7 @@ from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery_redlock.basics.secret import SecretUrl, hidden
+from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import (
     ConfigurationError,
     LockHeld,
@@ -324,7 +325,8 @@ class Hold:
             of another block of the lock.
 
     Raises:
-        ConfigurationError: ``hold_at_least`` is longer than any lock lasts.
+        ConfigurationError: ``hold_at_least`` is longer than any lock lasts, or a
+            duration is no number of seconds.
     """
 
     own: Lease | None = None
@@ -354,6 +356,8 @@ class Hold:
                 f"hold_at_least is {hold_at_least:g} s, above max_ttl "
                 f"({redlock.timing.max_ttl:g} s): no lock lasts longer. Lower it."
             )
+        if renew_every is not None:
+            renew_every = seconds_of("renew_every", renew_every)
         self.redlock = redlock
         self.key = key
         self._ttl = ttl

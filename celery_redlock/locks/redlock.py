@@ -246,7 +246,7 @@ class Redlock:
             LockHeld: A majority names another holder.
             LockContended: The votes were split, again and again.
             QuorumUnreachable: Too few nodes answered, or are in quarantine.
-            ConfigurationError: The ttl or the key cannot be used.
+            ConfigurationError: The ttl, the wait or the key cannot be used.
                 After each of them this client holds nothing. If a connection broke
                 before the answer, that node may keep the lock until it is reached
                 again, at most for the ttl.
@@ -297,8 +297,8 @@ class Redlock:
         The key is the text that ``scripts.keys.key_of`` makes of all keys. Who needs a
         permit for a start calls ``Lease.begin`` when it starts.
         """
-        if not key:
-            raise ConfigurationError(f"The key {key!r} must be one line of text.")
+        if not key or wait != wait:  # noqa: PLR0124  (nan: it would wait for ever)
+            raise _unusable(key, wait)
         if ttl != self.timing.ttl:  # most are, and pay for no check
             ttl = self.timing.ttl if ttl is None else self.timing.checked(ttl)
         base = base or new_base()
@@ -775,6 +775,12 @@ class Redlock:
 
     def __repr__(self) -> str:
         return f"<Redlock {', '.join(self.labels)}>"
+
+
+def _unusable(key: str, wait: float) -> ConfigurationError:
+    if key:
+        return ConfigurationError(f"wait is {wait}; write a number of seconds.")
+    return ConfigurationError(f"The key {key!r} must be one line of text.")
 
 
 def _kept(ttl: float, limit: Limit) -> float:

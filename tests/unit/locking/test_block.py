@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -172,14 +173,29 @@ def test_callback_that_raises_before_the_block_releases(site: Site) -> None:
     assert current_lease() is None
 
 
-# -- hold_at_least -----------------------------------------------------------------
+# -- durations ---------------------------------------------------------------------
 
 
-def test_hold_at_least_must_be_a_number(site: Site) -> None:
-    """The error comes before the block, and not from its end, with the lock held."""
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("hold_at_least", math.nan),
+        ("wait", math.nan),
+        ("renew_every", math.nan),
+        ("renew_every", -1.0),
+        ("renew_every", 0.0),
+    ],
+)
+def test_duration_must_be_a_number(site: Site, name: str, seconds: float) -> None:
+    """The error comes before the block, and not from its end, with the lock held.
+
+    A wait would last for ever. The watchdog would put the leases of others in a wrong
+    order, or would renew without a pause.
+    """
+    options: dict[str, Any] = {name: seconds}
     with (
-        pytest.raises(ConfigurationError, match="hold_at_least is nan"),
-        site.lock(hold_at_least=float("nan")),
+        pytest.raises(ConfigurationError, match=f"{name} is {seconds}"),
+        site.lock(**options),
     ):
         pytest.fail("the body ran")
 
