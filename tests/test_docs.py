@@ -144,6 +144,17 @@ def test_docs_are_all_in_the_index() -> None:
     assert sorted(listed) == sorted(pages - {"index.md"})
 
 
+def test_docs_explain_each_term_in_one_sentence() -> None:
+    """A reader of the admission of a call needs sixty terms at most."""
+    page = (DOCS / "contributing" / "architecture.md").read_text("utf-8")
+    terms = page.partition("\n## Terms\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| (.+) \|$", terms, re.MULTILINE)
+
+    assert 0 < len(rows) == len(dict(rows)) <= 60
+    assert [term for term, text in rows if text.find(". ") >= 0] == []
+    assert [term for term, text in rows if not text.endswith(".")] == []
+
+
 def test_docs_timelines_count_in_milliseconds() -> None:
     """Mermaid takes the start of a bar for milliseconds, and its end for the unit."""
     timelines = [
