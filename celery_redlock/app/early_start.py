@@ -273,7 +273,8 @@ class EarlyStarts:
         self._number += 1
         heapq.heappush(line.calls, (waits.rank, self._number, call))
         line.waiting += 1
-        if not line.is_watched or line.room > len(line.trying):
+        has_turn = wanted.in_order and call is line.head()
+        if not line.is_watched or line.room > len(line.trying) or has_turn:
             self._look(wanted, line)
         return call.entry
 

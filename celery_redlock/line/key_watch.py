@@ -28,7 +28,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.basics.backoff import jittered
+from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.locks.failure import ends_in
 from celery_redlock.locks.permits import lock_name, occupancies, words_of
 from celery_redlock.scripts import (
@@ -74,6 +74,7 @@ class _Watch:
     woken_at: float = math.inf  # when the wake-ups of a majority are due
     names: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     is_turn: Callable[[], bool] | None = None
+    waits_for_others: int = 0  # looks in a row, since it was woken
 
 
 class KeyWatch:
@@ -170,6 +171,7 @@ class KeyWatch:
             self._hear(watch)
             now = self._clock.monotonic()
             if watch.woken_at <= now and watch.is_turn is not None:
+                watch.waits_for_others = 0
                 self._look(watch)  # a call in another worker may be before it
             elif watch.woken_at <= now:
                 watch.waiter.reset()
@@ -192,6 +194,7 @@ class KeyWatch:
             watch.names = self._names(wanted)
             self._watches[wanted] = watch
         watch.rank, watch.look_at, watch.is_turn = rank, 0.0, is_turn
+        watch.waits_for_others = 0
 
     def _end(self, wanted: Wanted, *, passes_on: bool) -> None:
         watch = self._watches.pop(wanted, None)
@@ -268,6 +271,10 @@ class KeyWatch:
         watch.had_room = bool(room)
         if room and watch.is_turn is not None and not watch.is_turn():
             room = OTHERS_FIRST
+            # The call before may have left, and a node is late to hear of it.
+            pause = min(pause, jittered(doubled(_GRACE, watch.waits_for_others, pause)))
+            watch.waits_for_others += 1
+            watch.look_at = self._clock.monotonic() + pause
         if room is not None:
             self._tell(watch.wanted, room, False)  # noqa: FBT003  (its only words)
 

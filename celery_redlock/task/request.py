@@ -124,7 +124,20 @@ class RedlockRequest(Request):
         )
         self._redlock_claim = claim_in(self.request_dict)
         self.redlock_waits = waits_in(self.request_dict)
-        self.redlock_waiting: WaitingCall | None = None
+        self._redlock_waiting: WaitingCall | None = None
+
+    @property
+    def redlock_waiting(self) -> WaitingCall | None:
+        """The call in the line of its key; None if it has not waited here."""
+        return self._redlock_waiting
+
+    @redlock_waiting.setter
+    def redlock_waiting(self, call: WaitingCall) -> None:
+        """Note that it waits, so that its line hears of its end."""
+        self._redlock_waiting = call
+        # The class that Celery makes of this one has an `on_success` of its own, which
+        # does not call that of its base class.
+        self.__dict__["on_success"] = self._end_wait_of_success
 
     def _sends_events(self) -> bool:
         """Tell whether this worker sends events about tasks, not only heartbeats."""
@@ -140,10 +153,10 @@ class RedlockRequest(Request):
             self.redlock_waiting.accepted()
         return super().on_accepted(*args, **kwargs)
 
-    def on_success(self, *args: Any, **kwargs: Any) -> Any:
+    def _end_wait_of_success(self, *args: Any, **kwargs: Any) -> Any:
         """Tell the line of its key that this copy has ended."""
         self._end_wait()
-        return super().on_success(*args, **kwargs)
+        return type(self).on_success(self, *args, **kwargs)
 
     def _end_wait(self) -> None:
         if self.redlock_waiting is not None:
@@ -177,7 +190,9 @@ class RedlockRequest(Request):
             )
             exc_info.exception = Reject(error, requeue=True)
         elif not isinstance(error, (Ignore, Reject, Retry)):
+            # It may have failed in a hook, before the task was called.
             self._leave_backlog()
+            self._release_claim()
         return super().on_failure(exc_info, *args, **kwargs)
 
     def _has_lost_result(

@@ -97,7 +97,7 @@ def test_revoked_call_holds_up_no_other(prefork: Deployment, key: str) -> None:
     first, revoked = Ghost(prefork, key), refused(prefork, key)
     later = refused(prefork, key)
 
-    prefork.app.control.revoke(revoked.id, reply=True)
+    prefork.app.control.revoke(revoked.id, reply=True, limit=1)
     first.send().get(timeout=WITHIN)
 
     assert later.get(timeout=WITHIN) == later.id
@@ -113,7 +113,7 @@ def test_call_revoked_in_its_queue_holds_up_no_other(
     first = Ghost(prefork, key)
     later = refused(prefork, key)
 
-    prefork.app.control.revoke(first.id, reply=True)
+    prefork.app.control.revoke(first.id, reply=True, limit=1)
     first.send()
 
     assert later.get(timeout=WITHIN) == later.id

@@ -25,6 +25,9 @@ from celery.worker.request import Request, create_request_cls
 from kombu.message import Message
 from kombu.serialization import dumps
 
+# pytest rewrites modules as they are imported. In two threads at once that is an error
+# in CPython 3.11, and the thread that looks for a lock imports this one.
+import celery_redlock.operations.scan  # noqa: F401
 from celery_redlock.line.backlog import join_backlog, place_of_next
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
@@ -376,6 +379,34 @@ def test_lock_of_an_ordinary_failure_is_the_childs_affair(worker: Worker) -> Non
     request.on_failure(failure(ValueError("x")), return_ok=True)
 
     assert is_locked(worker)
+
+
+class WaitingCall:
+    """A call in the line of its key, which notes when it ends."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+
+    def ended(self) -> None:
+        """Note an end."""
+        self.ends += 1
+
+
+def test_success_ends_the_wait_of_a_call_that_was_started_early(
+    worker: Worker,
+) -> None:
+    """The line starts the next call then, and not a second later.
+
+    Celery makes a class of the request class, and overrides its ``on_success``.
+    """
+    request, waiting = receive(worker), WaitingCall()
+    request.redlock_waiting = waiting  # type: ignore[assignment]
+
+    request.on_success((0, None, 0.1))
+
+    assert waiting.ends == 1
+    assert isinstance(request.eventer, Eventer)
+    assert [kind for kind, _ in request.eventer.sent] == ["task-succeeded"]
 
 
 def test_skip_sends_an_event_with_its_reasons(worker: Worker) -> None:

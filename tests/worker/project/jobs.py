@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from celery import shared_task
+from celery.exceptions import Reject
 
 from celery_redlock import LockLost, current_lease, singleton_task
 from celery_redlock.policies import Raise, Retry, Skip, Wait
@@ -155,6 +156,41 @@ gated("ordered-late", on_conflict="retry", in_order=True, ttl=TTL, **LATE)
 timed("ordered-storm", on_conflict="retry", in_order=True, **LATE)
 gated_pair("waiting-pair", **LONG)
 quick("plain-clock", key="clock:{key}")
+
+# -- Calls that have entries on the nodes before they run ------------------------------
+
+ENTERED: dict[str, Any] = {  # a claim, and a place in the line
+    "unique_while": "queued",
+    "on_conflict": {"publish": "skip", "execute": "retry"},
+    "retry_countdown": 0.5,
+    "in_order": True,
+}
+
+
+def not_ready(*_: object) -> None:
+    """Fail, as a hook of the task that Celery calls before the body."""
+    raise LookupError
+
+
+def ending(name: str, **options: Any) -> None:
+    """Define a task whose body ends as its second argument says."""
+
+    @singleton_task(name=name, key="{key}", **options)
+    def run(key: str, how: str = "") -> str:
+        with recorded(key) as task_id:
+            if how == "fail":
+                raise LookupError
+            if how == "reject":
+                raise Reject(requeue=False)
+            return task_id
+
+
+ending("entered", **ENTERED)
+ending("entered-briefly", **ENTERED, claim_ttl=2)
+ending("entered-unready", **ENTERED, before_start=not_ready)
+quick("skipped", unique_while="queued")
+ending("followed", on_conflict="buffer_one", retry_countdown=0.5)
+ending("followed-unready", on_conflict="buffer_one", before_start=not_ready)
 
 # -- When the lock is taken --------------------------------------------------------
 
