@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,27 +32,15 @@ from celery_redlock.cli.output.session import (
     Session,
 )
 from celery_redlock.locks.lease import Holder
-from celery_redlock.operations.force_release import (
-    Operator,
-    is_ours,
-    release_found,
-    release_lock,
-    values_on,
-)
-from celery_redlock.operations.inspect import (
-    LockStatus,
-    NodeState,
-    lock_status,
-    other_settings,
-)
+from celery_redlock.operations.force_release import Operator, release_found
+from celery_redlock.operations.inspect import NodeState, other_settings
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
-from celery_redlock.operations.scan import Kind, Scan, other_permits, scan
-from celery_redlock.scripts.keys import keys_of
+from celery_redlock.operations.release import Question, Released, ask
+from celery_redlock.operations.release import release as release_confirmed
+from celery_redlock.operations.scan import Kind, Scan, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from celery_redlock.wire.client import PerNode
+    from celery_redlock.operations.inspect import LockStatus
 
 _NOTHING_DONE = "Nothing was done."
 _NO_LOCK = (
@@ -59,6 +48,7 @@ _NO_LOCK = (
     "that a run holds. Nothing was released."
 )
 _MOST_NAMED = 10
+_WIDTH = 80
 
 
 @click.command(cls=Command, short_help="Take a lock away from its holder.")
@@ -125,56 +115,52 @@ def _release_lock(  # noqa: PLR0913  (the options of the command)
     session: Session, key: str, reason: str, *, kill: bool, dry_run: bool, yes: bool
 ) -> int:
     redlock = session.redlock
-    found = lock_status(redlock, key)
-    values = values_on(found.seen.ballot)
+    asked = ask(redlock, key)
+    found = asked.found
     settings = other_settings(redlock, found.nodes)
-    others = other_permits(redlock, key)
     document: dict[str, Any] = {
         "key": key,
         "held": found.is_held,
         "dry_run": dry_run,
-        "holders": [holder_document(Holder.parse(value)) for value in values],
-        "other_permits": others,
+        "holders": [holder_document(Holder.parse(value)) for value in asked.values],
+        "other_permits": asked.other_permits,
         "released": {},
     }
-    if not values:
+    if not asked.values:
         fact = f"{key} is not held."
         if found.is_held is None:
             fact = f"It cannot be told whether {key} is held."
-        lines = [fact, *_other_permit_lines(key, others)]
+        lines = [fact, *_other_permit_lines(asked)]
         lines += doubt_lines(found.nodes, settings)
         session.tell(lines, lambda: document)
         return WARNING if found.is_held is False else ERROR
     if _are_of_others(found):
         raise Failure(f"Nothing was released. {settings}", ERROR)
-    holders = [Holder.parse(value) for value in values if is_ours(value)]
-    if kill and any(holder.is_kept for holder in holders):
+    if kill and asked.is_kept:
         raise Failure(_NO_LOCK.format(key=key), USAGE)
-    session.say(*_explanation(found, values, kill=kill, others=others))
+    session.say(*_explanation(asked, kill=kill))
     if dry_run:
         session.tell([_NOTHING_DONE], lambda: document)
         return DONE
     if kill:
         session.confirm("Kill the holder, and release this lock?", yes=yes)
-        document["killed"] = _kill(session, holders)
+        document["killed"] = _kill(session, asked.holders)
     else:
-        is_kept = any(holder.is_kept for holder in holders)
-        what = "permit for a start" if is_kept else "lock"
+        what = "permit for a start" if asked.is_kept else "lock"
         session.confirm(f"Release this {what}?", yes=yes)
     tool = f"celery redlock release{' --kill' if kill else ''}"
     operator = Operator.here(tool, reason, killed=kill)
-    nodes = release_lock(redlock, key, values, operator)
+    done = release_confirmed(redlock, key, asked.values, operator)
+    nodes = done.nodes
     document["released"] = {
         label: nodes.results.get(label, nodes.unseen.get(label))
         for label in redlock.labels
     }
-    may_last = len(nodes.unseen) >= redlock.quorum
-    document["held"] = None if may_last else False
-    lines = _result(key, nodes, may_last=may_last, killed=kill)
-    session.tell(lines, lambda: document)
-    if may_last:
+    document["held"] = None if done.may_be_held else False
+    session.tell(_result(done, killed=kill), lambda: document)
+    if done.may_be_held:
         return ERROR
-    return DONE if kill or any(nodes.results.values()) else WARNING
+    return DONE if kill or done.number else WARNING
 
 
 def _kill(session: Session, holders: list[Holder]) -> list[str]:
@@ -197,23 +183,15 @@ def _are_of_others(found: LockStatus) -> bool:
     return states.count(NodeState.OTHER_CONFIG) >= found.seen.ballot.quorum
 
 
-def _explanation(
-    found: LockStatus,
-    values: dict[str, list[str]],
-    *,
-    kill: bool,
-    others: Sequence[str],
-) -> list[str]:
-    seen = found.seen
+def _explanation(asked: Question, *, kill: bool) -> list[str]:
+    found, seen = asked.found, asked.found.seen
     nodes = len(seen.ballot.labels)
     lines = [
         line
-        for value, labels in values.items()
-        for line in _holder_lines(seen.key, value, on_nodes(len(labels), nodes))
+        for value, labels in asked.values.items()
+        for line in _holder_lines(asked, value, on_nodes(len(labels), nodes))
     ]
-    lines += _other_permit_lines(seen.key, others)
-    holders = [Holder.parse(value) for value in values if is_ours(value)]
-    is_kept = any(holder.is_kept for holder in holders)
+    lines += _other_permit_lines(asked)
     if found.is_held is None:
         lines.append("It cannot be told whether the lock is held on a majority.")
     elif not found.is_held:
@@ -221,83 +199,56 @@ def _explanation(
     if seen.holder and math.isinf(found.ttl_left):
         lines.append("It never expires: it has no ttl.")
     elif seen.holder:
-        unless = "" if is_kept else ", unless its holder renews it"
+        unless = "" if asked.is_kept else ", unless its holder renews it"
         lines.append(f"It expires in {duration(found.ttl_left)}{unless}.")
-    are_permits = any(holder.permit(seen.key) for holder in holders)
-    more = "one more than the limit" if are_permits else "two"
-    risk = [
-        painted(
-            f"If the holder is alive, {more} can run after the release.", "warning"
-        ),
-        "The holder learns of the release at its next renewal, within a third of its",
-        "ttl. Then it has lost its lock, and on_lock_lost decides whether it stops.",
-        "--kill ends the holder first.",
-    ]
-    if is_kept:
-        risk = [
-            painted("Another run can start after the release.", "warning"),
-            "Then the period has one more start than the limit. A run that is under",
-            "way goes on, and keeps its lock.",
-        ]
+    fact, why = asked.risk
     if kill:
-        risk = [
-            painted("The process that runs the task is killed.", "warning"),
-            "Its task does not run again: Celery revokes it. If the process cannot be",
-            "killed, nothing is released.",
-        ]
+        fact = "The process that runs the task is killed."
+        why = (
+            "Its task does not run again: Celery revokes it. If the process cannot be "
+            "killed, nothing is released."
+        )
+    elif not asked.is_kept:
+        why += " --kill ends the holder first."
+    risk = [painted(fact, "warning"), *textwrap.wrap(why, _WIDTH)]
     return [*lines, *doubt_lines(found.nodes), "", *risk, ""]
 
 
-def _holder_lines(key: str, value: str, where: str) -> list[str]:
+def _holder_lines(asked: Question, value: str, where: str) -> list[str]:
     """Say who holds the lock, of which limit it is, and what is released with it."""
-    if not is_ours(value):
-        return [f"{key} has a value of another program, {where}."]
-    holder = Holder.parse(value)
-    lines = [
-        f"{key} is {'kept for' if holder.is_kept else 'held by'} {holder}, {where}."
-    ]
-    if permit := holder.permit(key):
-        limit, number = permit
-        most = f"{limit.most} starts in {limit.period:g} s"
-        what = f"a permit for a start of {limit.key}, which may have {most}"
-        if not limit.period:
-            what = f"permit {number} of {limit.most} of {limit.key}"
-        lines.append(f"It is {what}.")
-    whole = keys_of(holder.whole_key(key))
-    if together := " and ".join(one for one in whole if one != key):
-        lines.append(f"It was taken together with {together}: all are released.")
-    return lines
+    holder = asked.holder(value)
+    if holder is None:
+        return [f"{asked.key} has a value of another program, {where}."]
+    how = "kept for" if holder.is_kept else "held by"
+    return [f"{asked.key} is {how} {holder}, {where}.", *asked.facts(value)]
 
 
-def _other_permit_lines(key: str, others: Sequence[str]) -> list[str]:
+def _other_permit_lines(asked: Question) -> list[str]:
     """Say that other permits of the key are in use, and how to release one."""
+    others = asked.other_permits
     if not others:
         return []
     named = ", ".join(others[:_MOST_NAMED])
     more = len(others) - _MOST_NAMED
     named += f" and {more:,} more" if more > 0 else ""
     return [
-        f"Other permits of {key} are in use, and stay: {named}.",
+        f"Other permits of {asked.key} are in use, and stay: {named}.",
         f"To release one, name it: `celery redlock release '{others[0]}'`.",
     ]
 
 
-def _result(
-    key: str, nodes: PerNode[bool], *, may_last: bool, killed: bool
-) -> list[str]:
-    released = sum(nodes.results.values())
-    total = len(nodes.results) + len(nodes.unseen)
-    lines = [f"Released {on_nodes(released, total)}."]
-    if not released and killed:
+def _result(done: Released, *, killed: bool) -> list[str]:
+    lines = [f"Released {done.where}."]
+    if not done.number and killed:
         lines = ["Its lock was released when it ended."]
-    elif not released:
+    elif not done.number:
         lines = ["The lock expired or has another holder: nothing was released."]
-    if nodes.unseen:
-        lines += unseen_lines(nodes.unseen)
+    if done.nodes.unseen:
+        lines += unseen_lines(done.nodes.unseen)
         lines.append("Such a node keeps the lock until its ttl has ended.")
-    if may_last:
-        fact = f"{key} may still be held: a majority of the nodes was not reached. "
-        lines.append(painted(f"{fact}Release it again when they answer.", "bad"))
+    if done.may_be_held:
+        fact = f"{done.key} may still be held: a majority of the nodes was not reached."
+        lines.append(painted(f"{fact} Release it again when they answer.", "bad"))
     return lines
 
 

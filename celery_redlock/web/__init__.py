@@ -17,22 +17,22 @@ address        content
 =============  =======================================================================
 
 Read in this order: ``html`` (a text is escaped, unless it is HTML), ``parts`` (the
-tables and sentences, which the Django admin shows, too), ``release`` (what is asked
-before a release, and what is done), ``site`` (the application: addresses, rules of
-access, headers), ``guesses`` (wrong tokens), ``server`` (threads that serve it).
+tables and sentences, which the Django admin shows, too), ``site`` (the application:
+addresses, rules of access, headers), ``guesses`` (wrong tokens), ``server`` (threads
+that serve it).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.web import parts, release, server
+from celery_redlock.web import parts, server
 from celery_redlock.web.site import LockPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LockPage", "page", "parts", "release", "server"]
+__all__ = ["LockPage", "page", "parts", "server"]
 
 
 def page(

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from celery_redlock.locks.forced_release import ForcedRelease
     from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.inspect import NodeStatus
+    from celery_redlock.operations.release import Question
     from celery_redlock.operations.scan import Scan, SeenHolder
-    from celery_redlock.web.release import Question
 
 __all__ = [
     "MOST_SEARCHED",
@@ -358,27 +358,13 @@ def question(asked: Question, style: PageStyle) -> Html:
     key, permits = asked.key, ", ".join(asked.other_permits)
     others = f"Other permits of {key} are in use, and stay: {permits}."
     left = asked.found.ttl_left
-    risk = _RISK_OF_A_START if asked.is_kept else _RISK
-    more = "one more than the limit" if asked.is_permit else "two"
     return join(
         tag("p", "This takes the lock ", tag("strong", key), " away from"),
         tag("ul", *(_holder_item(asked, value, style) for value in asked.values)),
         tag("p", others) if asked.other_permits else None,
-        tag("p", risk.format(more=more), class_="errornote"),
+        tag("p", " ".join(asked.risk), class_="errornote"),
         tag("p", _waiting(asked, left), " The release is recorded on the nodes."),
     )
-
-
-_RISK = (
-    "If the holder is alive, {more} may run at the same time after the release. The "
-    "holder learns of it at its next renewal, within a third of its ttl. Then it has "
-    "lost its lock, and its on_lock_lost decides whether it stops. Its log names you "
-    "and the reason."
-)
-_RISK_OF_A_START = (
-    "Another run can start after the release. Then the period has one more start than "
-    "the limit. A run that is under way goes on, and keeps its lock."
-)
 
 
 def _waiting(asked: Question, left: float) -> str:
@@ -402,14 +388,7 @@ def _holder_item(asked: Question, value: str, style: PageStyle) -> Html:
     if holder and age is not None:
         who.append(join(f", since {style.at(holder.started)} ({duration(age)} ago)"))
     where = f", {on_nodes(len(asked.values[value]), len(asked.found.nodes))}"
-    facts = []
-    if holder and (permit := holder.permit(asked.key)):
-        limit, number = permit
-        what = f"permit {number} of {limit.most}"
-        what = "a permit for a start" if holder.is_kept else what
-        facts.append(f"It is {what} of {limit.key}.")
-    if holder and _others(holder, asked.key):
-        facts.append(f"It took {' and '.join(holder.keys)} together: all are released.")
+    facts = asked.facts(value)
     return tag("li", *who, where, ". " if facts else "", " ".join(facts))
 
 

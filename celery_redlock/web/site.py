@@ -34,10 +34,11 @@ from celery_redlock.operations.inspect import (
     other_settings,
     votes_of,
 )
+from celery_redlock.operations.release import Question, ask, release
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import instant, plural, votes_text
 from celery_redlock.records.forced_releases import forced_releases
-from celery_redlock.web import parts, release
+from celery_redlock.web import parts
 from celery_redlock.web.guesses import Guesses
 from celery_redlock.web.html import Html, document, join, tag
 
@@ -484,7 +485,8 @@ class LockPage:
             return self._refuse(request, fact, HTTPStatus.CONFLICT)
         host = str(request.environ.get("REMOTE_ADDR", ""))
         operator = Operator(who, _TOOL, reason, host=host)
-        done = release.carry_out(self._redlock(), key, values, operator)
+        done = release(self._redlock(), key, values, operator)
+        log.warning("%s released the lock %r%s", operator.who, key, done.fact)
         self._snapshots.forget()
         body = _card(
             "Release of a lock",
@@ -514,12 +516,12 @@ class LockPage:
         self._guesses.give_back(where)
         return None
 
-    def _question(self, key: str) -> release.Question | str:
+    def _question(self, key: str) -> Question | str:
         """Return what is asked about a lock, or why nothing is."""
         if not key or "\n" in key:
             return "No lock is named: nothing was released."
         try:
-            asked = release.ask(self._redlock(), key)
+            asked = ask(self._redlock(), key)
         except RedlockError as error:
             return str(error)
         return asked.refusal or asked

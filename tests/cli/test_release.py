@@ -47,7 +47,7 @@ def test_release_asks_and_releases_after_a_yes(project: Project) -> None:
 
     assert run.code == 0
     assert "held by proj.send_invoice[id-of-k] on worker-1 (pid 4711)" in run.out
-    assert "two can run" in run.out
+    assert "two may run" in run.out
     assert "Release this lock?" in run.err
     assert "Released on 3 of 3 nodes." in run.out
     assert not locks(project.nodes, "k")
@@ -87,7 +87,9 @@ def test_release_of_a_permit_leaves_the_others(project: Project) -> None:
 
     assert run.code == 0
     assert "It is permit 2 of 3 of imports." in run.out
-    assert "one more than the limit can run after the release" in run.out
+    assert (
+        "one more than the limit may run at the same time after the release" in run.out
+    )
     assert not locks(project.nodes, "imports##2")
     assert len(locks(project.nodes, "imports")) == 6
     assert waiting(project, "imports") == [[]] * 3

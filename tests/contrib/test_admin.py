@@ -165,7 +165,7 @@ def test_pages_name_the_keys_that_were_taken_together(site: Site) -> None:
     asked = text_of(browser.get(RELEASE, {"key": "account:2"}))
 
     assert "account:1 account:2 proj.send_invoice id-of-it" in listed
-    assert "took account:1 and account:2 together: all are released" in asked
+    assert "was taken together with account:1: all are released" in asked
 
 
 def test_list_says_which_permit_a_lock_is(site: Site) -> None:

@@ -12,6 +12,7 @@ acquired the lock by then, it keeps the lock.
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +34,18 @@ from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import RedlockError
 from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import other_settings
+from celery_redlock.operations.release import ask, holders_text, release
 from celery_redlock.operations.scan import scan
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
 from celery_redlock.web.parts import PageStyle
-from celery_redlock.web.release import ask, carry_out, holders_text
 
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
 __all__ = ["CallRecordAdmin", "HeldLockAdmin", "OutboxMessageAdmin"]
+
+log = logging.getLogger(__name__)
 
 _LIST = "admin:celery_redlock_heldlock_changelist"
 _QUESTION = "admin:celery_redlock_heldlock_release"
@@ -167,7 +170,8 @@ class HeldLockAdmin(admin.ModelAdmin):
             )
             reason = request.POST.get("reason", "")
             operator = Operator(str(request.user), "the Django admin", reason)
-            done = carry_out(redlock, key, values, operator)
+            done = release(redlock, key, values, operator)
+            log.warning("%s released the lock %r%s", operator.who, key, done.fact)
             entry.change_message = f"Released{done.fact}"
             entry.save(update_fields=["change_message"])
         for level, text in done.messages:
