@@ -838,7 +838,7 @@ class _Cancellation:
             self._others = task.cancelling()
 
     def end(self) -> bool:
-        """Note that it has ended. Return whether this cancelled it, and only this."""
+        """Allow no more cancellations. Return whether only this one was made."""
         self._runs, self._frame = False, None
         was_made, self._was_made = self._was_made, False
         task = self._task()

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Put ``redlock_fake`` first, so that a worker finds it when it starts."""
+    """Put ``redlock_fake`` before the fixtures that start a worker."""
     names: list[str] | None = getattr(item, "fixturenames", None)
     if names is None:
         return

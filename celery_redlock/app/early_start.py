@@ -127,7 +127,7 @@ class _Line:
     is_watched: bool = False
 
     def head(self) -> WaitingCall | None:
-        """Return the call that was published first, of those that wait."""
+        """Return the waiting call that was published first."""
         while self.calls and self.calls[0][2].entry is None:
             heapq.heappop(self.calls)
         return self.calls[0][2] if self.calls else None

@@ -98,7 +98,7 @@ class RefusalRecord(ctypes.Structure):
 
 
 class RefusalLog:
-    """Notes what this process refuses, where the main process of its worker reads it.
+    """The refusals of this process, in memory that the worker's main process reads.
 
     Threads share it without a mutex: a number may be wrong by a few.
 

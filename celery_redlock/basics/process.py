@@ -154,11 +154,11 @@ class Background:
         return False
 
     def is_over(self, run: ThreadRun) -> bool:
-        """Tell the thread that it is to end, or that another one has its place."""
+        """Tell whether the thread must end: it was stopped, or replaced."""
         return self._run.get(_ONE) is not run
 
     def ends(self, run: ThreadRun, has_work: Callable[[], object]) -> bool:
-        """Tell the thread that it can end: call this when there seems to be no work."""
+        """Give up the place of a thread without work. Tell whether the thread ends."""
         self._give_up(run)
         if not has_work() or self._run.setdefault(_ONE, run) is not run:
             return True

@@ -77,7 +77,7 @@ class Waker:
             self._write_end.send(b".")
 
     def receive(self) -> None:
-        """Read, so that it is readable no more."""
+        """Read the bytes of all wake-ups so far."""
         with contextlib.suppress(OSError):
             self._read_end.recv(_READ_SIZE)
 

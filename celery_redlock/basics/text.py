@@ -75,7 +75,7 @@ def check_id(task_id: object) -> None:
 
 
 def line_of(text: str, most: int) -> str:
-    """Return one line that UTF-8 can carry, with at most so many bytes of this text.
+    """Return a text as one line of valid UTF-8, cut to a number of bytes.
 
     A line break becomes a space, and what cannot be encoded a question mark.
     """

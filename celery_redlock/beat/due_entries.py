@@ -92,7 +92,7 @@ def _next_due(schedule: BaseSchedule, since: int) -> int | None:
 
 
 def never_ran(since: int, now: int) -> bool:
-    """Tell whether a last run is so old that it means "never"."""
+    """Tell whether a last run stands for "never"."""
     return now - since > _NEVER
 
 

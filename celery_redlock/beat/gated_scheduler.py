@@ -284,7 +284,7 @@ def _comes_from(
     error: BaseException | None,
     kind: type[BaseException] | tuple[type[BaseException], ...],
 ) -> bool:
-    """Tell whether an error, or one that it was raised from, is of this kind."""
+    """Tell whether an error or one of its causes is of this kind."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None

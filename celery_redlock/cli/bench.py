@@ -9,8 +9,8 @@ import click
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.cli.output.format import (
-    Cell,
     Column,
+    MoodText,
     Row,
     plural,
     table,
@@ -42,7 +42,7 @@ class Series:
         self.seconds = sorted(seconds)
 
     def within(self, share: float) -> float:
-        """Return the time within which this share of them was done."""
+        """Return the time of this percentile."""
         return self.seconds[min(len(self.seconds) - 1, int(share * len(self.seconds)))]
 
     def times(self) -> dict[str, float]:
@@ -166,7 +166,7 @@ def _bars(series: Series) -> list[str]:
     most = max(number for _, _, number in bars)
     rows: list[Row] = []
     for start, end, number in bars:
-        bar = Cell("█" * -(-number * _WIDEST // most), "good")
+        bar = MoodText("█" * -(-number * _WIDEST // most), "good")
         rows.append([f"{start:.2f} – {end:.2f}", bar, str(number)])
     head = Column("ACQUIRE AND RELEASE", right=True), Column(""), Column("", right=True)
     return table(head, rows)

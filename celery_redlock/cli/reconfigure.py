@@ -12,8 +12,8 @@ import click
 from celery_redlock.app.runtime import redlock_from
 from celery_redlock.basics.secret import SecretUrl, hidden
 from celery_redlock.cli.output.format import (
-    Cell,
     Column,
+    MoodText,
     Row,
     duration,
     painted,
@@ -175,11 +175,11 @@ def _comparison(before: Redlock, after: Redlock, *, abort: bool) -> list[str]:
     rows: list[Row] = []
     for label in dict.fromkeys((*before.labels, *after.labels)):
         if label not in after.labels:
-            change = Cell("removed", "warning")
+            change = MoodText("removed", "warning")
         elif label in before.labels:
-            change = Cell("stays", "faint")
+            change = MoodText("stays", "faint")
         else:
-            change = Cell("new", "good")
+            change = MoodText("new", "good")
         rows.append([label, change])
     old_ttl, new_ttl = before.timing.max_ttl, after.timing.max_ttl
     max_ttl = f"redlock_max_ttl is {old_ttl:g} s"

@@ -215,7 +215,7 @@ def _explanation(asked: Question, *, kill: bool) -> list[str]:
 
 
 def _holder_lines(asked: Question, value: str, where: str) -> list[str]:
-    """Say who holds the lock, of which limit it is, and what is released with it."""
+    """Return the holder, its permit, and the keys that are released together."""
     holder = asked.holder(value)
     if holder is None:
         return [f"{asked.key} has a value of another program, {where}."]
@@ -224,7 +224,7 @@ def _holder_lines(asked: Question, value: str, where: str) -> list[str]:
 
 
 def _other_permit_lines(asked: Question) -> list[str]:
-    """Say that other permits of the key are in use, and how to release one."""
+    """Return the other permits of the key, and the command for one of them."""
     others = asked.other_permits
     if not others:
         return []

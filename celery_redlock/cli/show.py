@@ -9,8 +9,8 @@ import click
 
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.cli.output.format import (
-    Cell,
     Column,
+    MoodText,
     Row,
     duration,
     finite,
@@ -172,21 +172,21 @@ def _answers(found: LockStatus) -> list[str]:
     return table((Column("NODE"), Column("ANSWER")), rows)
 
 
-def _answer(vote: Vote | None, token: str, node: NodeStatus) -> Cell:
+def _answer(vote: Vote | None, token: str, node: NodeStatus) -> MoodText:
     """Return the answer of a node, and what to know about it."""
     if vote is None:
-        return Cell("did not answer in time", "bad")
+        return MoodText("did not answer in time", "bad")
     doubt = "" if node.can_tell or node.state is NodeState.SILENT else node.doubt
     remark = f"; the node {doubt}" if doubt else ""
     if vote.kind is VoteKind.TAKEN:
         left = f"{duration(vote.number / _MS)} left" if vote.number >= 0 else "no ttl"
         if vote.token == token:
-            return Cell(f"held, {left}{remark}", "warning" if remark else "good")
+            return MoodText(f"held, {left}{remark}", "warning" if remark else "good")
         holder = Holder.parse(vote.value)
-        return Cell(f"held by {holder}, {left}{remark}", "warning")
+        return MoodText(f"held by {holder}, {left}{remark}", "warning")
     if vote.kind is VoteKind.FREE:
-        return Cell(f"free{remark}", "warning" if remark else "faint")
-    return Cell(vote.reason or vote.kind.value, "bad")
+        return MoodText(f"free{remark}", "warning" if remark else "faint")
+    return MoodText(vote.reason or vote.kind.value, "bad")
 
 
 def _document(

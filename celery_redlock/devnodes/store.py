@@ -121,7 +121,7 @@ class StoreNode:
         self.server.kill()
 
     def restart(self, *, keep_memory: bool = True) -> None:
-        """End the server if it runs, and start it again, with what it had.
+        """Restart the server with its data.
 
         Args:
             keep_memory: True; a store forgets nothing.

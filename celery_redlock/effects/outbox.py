@@ -154,7 +154,7 @@ class MessageStore(Protocol):
     def finish(
         self, done: Collection[str], kept: Collection[str], until: datetime
     ) -> None:
-        """Delete messages that are published, and free those that are not.
+        """Delete the published messages, and free the others.
 
         A message that another process has taken since then stays taken.
         """
@@ -338,7 +338,7 @@ class Outbox:
             log.exception(text, ", ".join(ids), self, extra=extra)
 
     def _publish(self, app: Celery, **which: Any) -> _Batch:
-        """Take some messages, publish them, and delete those that the broker has."""
+        """Publish a batch of messages, and delete the confirmed ones."""
         until = now() + timedelta(seconds=_TAKEN)
         messages = self._store.take(_AT_ONCE, until=until, **which)
         run = _Batch(untried=list(messages), is_last=len(messages) < _AT_ONCE)

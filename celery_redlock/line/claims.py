@@ -100,7 +100,7 @@ class ExistingJob:
 
     @property
     def held_key(self) -> str:
-        """The key that it has: that of the call; of several keys, one of them."""
+        """The key with the claim: the key of the call, or one of its keys."""
         keys = keys_of(self.key)
         is_same_call = self.phase in _PHASES or not keys[1:]
         if is_same_call or list(self.holder.keys) == keys:

@@ -235,7 +235,7 @@ def _configurations(ballot: Ballot) -> Sequence[str]:
 
 
 def _is_left_closed(text: str, opened: Sequence[View]) -> bool:
-    """Tell whether a node is closed for a move for which others have opened.
+    """Tell whether a node lags behind a finished reconfiguration.
 
     Then the move is done, or nearly so, and not to be waited for.
     """

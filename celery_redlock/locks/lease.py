@@ -178,7 +178,7 @@ class Holder:
         )
 
     def whole_key(self, key: str) -> str:
-        """Return the name of the lock of this holder of a key: all that it took.
+        """Return the text of all keys that the holder of this key took together.
 
         A permit for a start is none of it, and a value that names others without this
         key is not ours.
@@ -335,7 +335,7 @@ class Lease:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that this lease holds: one, or several that are held together."""
+        """The keys of this lease."""
         return tuple(keys_of(self.key))
 
     @property
@@ -354,7 +354,7 @@ class Lease:
         return held.issuperset(keys_of(key))
 
     def is_enough_for(self, key: str, limits: Limits) -> bool:
-        """Tell whether who holds this lease needs no other one for these keys."""
+        """Tell whether this lease alone is enough for these keys."""
         if limits:
             needed = {limit for limit in limits if not limit.is_call}
             return self.choice is not None and needed <= {*self.choice.limits}

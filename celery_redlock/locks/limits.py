@@ -66,7 +66,7 @@ class Limit(NamedTuple):
         return map(self.name, range(1, self.most + 1))
 
     def number(self, name: str) -> int:
-        """Return the number of the permit with this name; 0 if it is none of these.
+        """Return the number of the permit with this name; 0 for other names.
 
         It may be greater than ``most``, of a client with another limit.
         """

@@ -57,7 +57,7 @@ _CHOICES_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The permits of one limit, as those nodes say that were asked for them.
+    """The answers of the nodes about the permits of one limit.
 
     Attributes:
         limit: The limit.
@@ -70,7 +70,7 @@ class Occupancy:
     quorum: int
 
     def holders(self, number: int) -> list[bytes]:
-        """Return the holders of a permit that nodes name: the ends of their tokens."""
+        """Return the token ends of the holders that nodes name for a permit."""
         named = (reply.holder(number) for reply in self.replies)
         return [holder for holder in named if holder]
 
@@ -147,7 +147,7 @@ def words_of(
 def occupancies(
     limits: Limits, replies: Iterable[Any], quorum: int
 ) -> list[Occupancy] | None:
-    """Return the occupancy of each limit; None if no majority told theirs."""
+    """Return the occupancy of each limit; None if no majority answered."""
     shapes = [(limit.most, bool(limit.period)) for limit in limits]
     told = permit_replies(replies, shapes)
     if len(told) < quorum:
@@ -159,7 +159,7 @@ def occupancies(
 
 
 class Permits:
-    """The permits that this process had last, by which it chooses the next ones.
+    """The permits that this process had last: a guess at free ones.
 
     They are likely to be free. It is a guess, which may be wrong: nodes decide.
     """
@@ -182,7 +182,7 @@ class Permits:
         return any_of(range(1, limit.most + 1))
 
     def give_back(self, limit: Limit, number: int) -> None:
-        """Note that this process has just released this permit."""
+        """Note a permit that this process has just released."""
         if limit.most == 1:
             return
         free = self._free.setdefault(limit.head, [])
@@ -298,7 +298,7 @@ class Choice:
 def _next_of(
     occupancy: Occupancy, held: set[int], tried: int, nodes: int
 ) -> int | None:
-    """Return a permit that may be free: the one that was tried for, if it is.
+    """Return a permit that may be free, the tried one first.
 
     Args:
         occupancy: What nodes say of all permits of a limit.

@@ -462,7 +462,7 @@ class Redlock:
         return self.extension(lease).carry_through(self.timing.node_timeout)
 
     def extension(self, lease: Lease) -> Extension:
-        """Begin a renewal of this lease, for a caller that sends it."""
+        """Return a renewal of this lease, for the caller to send."""
         return Extension(lease, self.nodes, self.keys, self.guard)
 
     def release(self, lease: Lease, *, keep: float = 0.0) -> int:
@@ -654,7 +654,7 @@ class Redlock:
         )
 
     def permits_in_use(self, limits: Limits) -> list[Occupancy] | None:
-        """Tell which permits have a holder now. Changes and promises nothing.
+        """Return the occupancy of these limits. Changes and promises nothing.
 
         Returns:
             The occupancy of each limit; None where no majority answered.

@@ -250,7 +250,7 @@ class RestartGuard:
                 return ballot
 
     def use(self, view: View) -> bool:
-        """Use this view, if it has our settings. Return whether it is a new one."""
+        """Use a view with our settings. Return whether the view is new."""
         if view.configuration != self.configuration or view == self.view:
             return False
         self.view, self.config = view, str(view)
@@ -523,7 +523,7 @@ class RestartGuard:
 
     @property
     def _needed(self) -> int:
-        """r: every majority has a member among so many."""
+        """The smallest number of members that intersects every majority: r."""
         return len(self._nodes.labels) - self._nodes.quorum + 1
 
 

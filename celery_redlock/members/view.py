@@ -104,7 +104,7 @@ class View:
 
     @classmethod
     def parse(cls, text: str) -> View | None:
-        """Read what a node has stored; None if it is no view of this version."""
+        """Return the view in a stored text; None if it is of another version."""
         found = _TEXT.fullmatch(text)
         if not found:
             return None

@@ -117,7 +117,7 @@ def is_ours(value: str) -> bool:
 def release_lock(
     redlock: Redlock, key: str, values: Iterable[str], by: Operator
 ) -> PerNode[bool]:
-    """Delete a lock on every node that has one of these values for it; record that.
+    """Delete a lock on each node that has one of these values; write a record.
 
     All keys that were taken together with this one are released, but no permit for a
     start: that ends by itself, or is released by its own name.

@@ -92,7 +92,7 @@ def votes_text(votes: int, nodes: int) -> str:
 
 
 def unknown_text(seen: Scan) -> str:
-    """Say that it cannot be told which locks are held."""
+    """Return the text of a scan without a majority."""
     nodes = len(seen.labels)
     if nodes == 1:
         return "The node cannot tell which locks are held."

@@ -87,7 +87,7 @@ def accepted_countdown(app: Any, countdown: float) -> float:
 
 
 def way_back(app: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options by which a call is published to the queue that it came from.
+    """Return the options that publish a call to its own queue again.
 
     Celery publishes a call to the exchange and with the routing key of its delivery. So
     each queue that is bound there would get a copy. Here it goes through the default
@@ -132,7 +132,7 @@ def broadcast_of(app: Any, task: str) -> str:
 
 
 def _queues(app: Any) -> list[Any]:
-    """Return the queues that this process knows; first those that it consumes."""
+    """Return the known queues; the consumed ones come first."""
     return [*{**app.amqp.queues.consume_from, **app.amqp.queues}.values()]
 
 

@@ -279,7 +279,7 @@ class KeyRule:
         return self._templates[0](**values)
 
     def _together(self, keys: Iterable[str]) -> str:
-        """Check that these keys can be used together; return the text of them all."""
+        """Return the text of several keys, checked against each other."""
         try:
             return key_of([self._short(key) for key in keys])
         except ConfigurationError as error:
@@ -289,7 +289,7 @@ class KeyRule:
             ) from None
 
     def _short(self, key: str) -> str:
-        """Check that a key can be used; cut it if it is too long.
+        """Return a checked key, cut to the greatest length.
 
         A hash at its end also tells it from the name of a permit of another key.
         """

@@ -285,7 +285,7 @@ class Decision:
         return self.words
 
     def perform(self, call: Any) -> Any:
-        """Do it: call one of the methods of the call, and return what it returns."""
+        """Carry the decision out by a method of the call; return its result."""
         raise NotImplementedError
 
 

@@ -162,7 +162,7 @@ class SlotRecord:
                     self._to_note[name] = instant
 
     def note(self, seen: Mapping[str, int]) -> None:
-        """Note that all slots of these entries until these instants were handled.
+        """Mark the slots of these entries as handled, up to these instants.
 
         They are known here at once. If a majority does not confirm them, they are
         noted again with the next ones, or by ``flush``.

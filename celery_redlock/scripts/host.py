@@ -111,7 +111,7 @@ class Status(str):
 
 
 OK = Status("OK")
-_free: list[_Runtime] = []  # the runtimes that run no script
+_free: list[_LuaRuntime] = []  # the runtimes that run no script
 
 
 def run(
@@ -125,7 +125,7 @@ def run(
     try:
         runtime = _free.pop()
     except IndexError:
-        runtime = _Runtime()
+        runtime = _LuaRuntime()
     try:
         return runtime.run(script, keys, args, keyspace)
     except (CommandError, lua51.LuaError) as error:
@@ -135,7 +135,7 @@ def run(
         _free.append(runtime)
 
 
-class _Runtime:
+class _LuaRuntime:
     """A runtime of Lua, with the scripts that it has compiled."""
 
     _keys: Keyspace

@@ -184,7 +184,7 @@ def stripes_of(key: str) -> list[int]:
 
 
 def _each(head: str, key: str) -> list[str]:
-    """Return the names that begin like this, one for each of these keys."""
+    """Return one name with this prefix for each key."""
     if "\n" in key:  # most have one key, and pay for no more
         return [head + one for one in key.split("\n")]
     return [head + key]
@@ -254,7 +254,7 @@ class Keys:
         return _each(f"{self.prefix}:backlog:", key)
 
     def returns(self, key: str) -> list[str]:
-        """Return the names of the times by which calls in them must come back."""
+        """Return the deadline keys of these backlogs."""
         return _each(f"{self.prefix}:return:", key)
 
     def number(self, key: str) -> str:

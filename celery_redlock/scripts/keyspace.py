@@ -55,7 +55,7 @@ class Keyspace(Protocol):
         """Policy by which the process may evict keys now; b"" if it may not."""
 
     def proven_start_ms(self) -> int | None:
-        """Return when the process began, if it proves that it has never voted.
+        """Return the start of a process that provably has not voted; else None.
 
         In milliseconds since 1970.
         """

@@ -120,7 +120,7 @@ class CompareAndSwapStore:
         return replies if keys.changes and self._commit(keys, needs) else None
 
     def _remembered(self, _needs: Needs) -> StoreKeyspace | None:
-        """Return what is needed as the store itself left it; None if it is not sure.
+        """Return the cells as this client wrote them last; None if unsure.
 
         Its loader is a `Remembered`.
         """

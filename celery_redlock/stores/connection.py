@@ -153,7 +153,7 @@ def as_url(spec: str) -> str:
 
 
 def readable(*files: Any, timeout: float | None = None) -> set[Any]:
-    """Wait until one of these can be read, at most so many seconds; return those.
+    """Return the sockets that are readable, after a wait with a time limit.
 
     Not by `select.select`, which knows no file of a number above 1,023.
     """

@@ -659,7 +659,7 @@ def _reason(error: Exception) -> str:
 
 
 def _nested(ops: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
-    """Return these operations, or transactions of so many of them each."""
+    """Return the operations, split into transactions of a greatest size."""
     if len(ops) <= _TXN_OPS:
         return ops
     return [{"request_txn": {"success": part}} for part in _chunks(ops, room)]
@@ -687,7 +687,7 @@ def _parts(key: bytes) -> tuple[bytes, bytes]:
 
 
 def _end_of(head: bytes) -> bytes:
-    """Return what comes after all that begins so."""
+    """Return the first name after all names with this prefix."""
     return head[:-1] + bytes([head[-1] + 1])
 
 

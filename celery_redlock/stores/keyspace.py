@@ -212,7 +212,7 @@ class StoreKeyspace:
         """Prove nothing: a store has no process that forgets when it ends."""
 
     def may_be_copy(self) -> bool:
-        """Tell that it may: a standby that was promoted has the keys of its primary."""
+        """Return True: a promoted standby has the keys of its primary."""
         return True
 
     def note_vote(self) -> None:

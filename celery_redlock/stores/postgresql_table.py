@@ -1,4 +1,4 @@
-"""The table of locks in a PostgreSQL. Who makes it needs no driver for this."""
+"""The table of locks in a PostgreSQL. Importing this module needs no driver."""
 
 from __future__ import annotations
 

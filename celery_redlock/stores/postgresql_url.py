@@ -65,7 +65,7 @@ def name_of(url: str) -> str:
 
 
 def search_path_of(url: str) -> str:
-    """Return the search_path that a URL says; ``""`` if it leaves it to the server."""
+    """Return the search_path in a URL; ``""`` for the default of the server."""
     found = _SEARCH_PATH.search(str(conninfo_to_dict(url).get("options") or ""))
     return found[1] if found else ""
 

@@ -305,7 +305,7 @@ class ZooKeeper(CompareAndSwapStore):
     # -- it wrote, and the hashes of which it read a part
 
     def _remembered(self, needs: Needs) -> StoreKeyspace | None:
-        """Return the keys of a holder as this session left them, if it knows all.
+        """Return the remembered cells of these keys; None if one is unknown.
 
         None of the znodes is read. The commit checks each of them, as after a read.
         """
@@ -339,7 +339,7 @@ class ZooKeeper(CompareAndSwapStore):
     def _remember(
         self, heads: dict[bytes, _Head], gone: set[bytes], needs: Needs
     ) -> None:
-        """Remember the locks that were written, and forget what is no longer so."""
+        """Update the remembered locks by the changes of a commit."""
         for name in heads.keys() | gone:
             self._memory.pop(name, None)
         for name, head in heads.items():

@@ -293,7 +293,7 @@ class Admission:
         raise call.skip(error, key=call.key, policy="slot")
 
     def _may_run_in_cool_down(self, other: ExistingJob) -> bool:
-        """Ask the policy about a call that succeeded; if it says so, wait first."""
+        """Tell whether a call may run in a cool-down, as its policy decides."""
         wait = self._when_held(other.error(), phase=other.phase)
         if wait is None:
             return True
@@ -357,7 +357,7 @@ class Admission:
         )
 
     def _one_before(self) -> LockHeld | None:
-        """Return a refusal that names the call that is first; None if this one is.
+        """Return a refusal by the first call of the line; None if this call is first.
 
         A call that has ended in another way, says its result, loses its place here. A
         call that is first stays first, so it is not asked about again.

@@ -77,7 +77,7 @@ _retried: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
 
 
 def running() -> Execution | None:
-    """Return the innermost execution that called this code or started it, or None.
+    """Return the innermost execution around this code, or None.
 
     Threads and asyncio tasks copy the context, and may outlive it.
     """

@@ -61,7 +61,7 @@ class Interrupter:
         pass
 
     def interruptible(self, call: Callable[[], _T]) -> _T:
-        """Call it and return its result. It can be interrupted until it returns."""
+        """Return the result of a body that can be interrupted until its end."""
         return _between(self._turn_on, call, self._turn_off)
 
     def time_limited(self, wait: Callable[[], _T]) -> _T:

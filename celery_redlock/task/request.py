@@ -133,7 +133,7 @@ class RedlockRequest(Request):
 
     @redlock_waiting.setter
     def redlock_waiting(self, call: WaitingCall) -> None:
-        """Note that it waits, so that its line hears of its end."""
+        """Note the wait of this call: its line is told when the call ends."""
         self._redlock_waiting = call
         # The class that Celery makes of this one has an `on_success` of its own, which
         # does not call that of its base class.

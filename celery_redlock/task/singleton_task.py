@@ -258,7 +258,7 @@ class SingletonTask(_Base[P, R]):
         return execution is None or not execution.is_of(self, request)
 
     def _warn_of_map(self) -> None:
-        """Log that a task of Celery's calls this one as a function, if it does."""
+        """Log a call by Celery's map tasks, which take no lock."""
         caller = get_current_worker_task()
         if caller is not None and caller.name in _CALLERS:
             runtime_of(self.app).warn_of_direct_calls(self.name, _CALLERS[caller.name])

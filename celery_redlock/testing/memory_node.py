@@ -91,7 +91,7 @@ class MemoryKeyspace:
         self.evicted = b"%d" % (int(self.evicted) + 1)
 
     def note_vote(self) -> None:
-        """Note that this process votes: it proves nothing from now on."""
+        """Note a vote: from now on the uptime of this process is no proof."""
         self.started_ms = None
 
     def proven_start_ms(self) -> int | None:

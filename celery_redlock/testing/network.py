@@ -282,7 +282,7 @@ class FakeNode:
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """Continue the server; it first runs what it received meanwhile."""
+        """Continue the server with the requests of the meantime."""
         self.is_frozen = False
         while self._received:
             self._run(*self._received.popleft())
@@ -295,7 +295,7 @@ class FakeNode:
             connection.break_off("closed the connection")
 
     def restart(self, *, keep_memory: bool = False) -> None:
-        """End the server if it runs, and start it again.
+        """Restart the server.
 
         Args:
             keep_memory: Whether it keeps its keys; by default it loses them.

@@ -190,7 +190,7 @@ def _page_in(shown: Sequence[Sequence[SeenHolder]], number: str) -> int:
 
 
 def unknown(seen: Scan) -> Html | None:
-    """Say that it cannot be told which locks are held, if that is so."""
+    """Return a warning where too few nodes can tell the held locks."""
     if seen.has_quorum:
         return None
     return join(unknown_text(seen))
@@ -259,7 +259,7 @@ def _left(seconds: float) -> str:
 
 
 def _permit_lines(lock: SeenHolder, row: Sequence[SeenHolder]) -> list[Html]:
-    """Say which permit it is, and which keys of its holder are not in the row."""
+    """Return the permit of a lock, and the keys of its holder beside the row."""
     lines = []
     if permit := lock.permit:
         limit, number = permit
@@ -354,7 +354,7 @@ def _lines(text: str) -> list[Any]:
 
 
 def question(asked: Question, style: PageStyle) -> Html:
-    """Say what is released, from which holders, and at which risk."""
+    """Return the lock, its holders, and the risk of a release."""
     key, permits = asked.key, ", ".join(asked.other_permits)
     others = f"Other permits of {key} are in use, and stay: {permits}."
     left = asked.found.ttl_left

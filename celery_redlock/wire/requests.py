@@ -351,7 +351,7 @@ class ScriptRequest:
         self._cast(index, vote)
 
     def fail(self, index: int, reason: str, *, was_asked: bool = False) -> None:
-        """Enter that this node gave no answer, and why, unless it has voted.
+        """Record a node without an answer and the reason, unless the node has voted.
 
         Args:
             index: The node.
@@ -391,7 +391,7 @@ class ScriptRequest:
 
 
 class Event(Protocol):
-    """Tells a caller that there is news; a lock that was acquired is one."""
+    """The event that a caller waits for: a lock that was acquired, for example."""
 
     def release(self) -> None:
         """Tell it, in any thread."""

@@ -47,7 +47,7 @@ class Listen(NamedTuple):
 
 
 class Blocking(NamedTuple):
-    """Make a call that may block: rare ones, which are written for threads."""
+    """Call a function that may block; rare functions are written for threads."""
 
     function: Callable[[], object]
 

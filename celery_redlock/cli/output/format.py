@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCK_COLUMNS",
-    "Cell",
     "Column",
+    "MoodText",
     "Row",
     "age_of",
     "doubt_lines",
@@ -68,7 +68,7 @@ _READABLE, _LEAST = 16, 8  # characters that are left of a text that is cut
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MoodText:
     """A text with a mood: ``good``, ``warning``, ``bad`` or ``faint``."""
 
     text: str
@@ -78,7 +78,7 @@ class Cell:
         return self.text
 
 
-Row = Sequence[str | Cell]
+Row = Sequence[str | MoodText]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
     if width := _terminal_width():
         shown = _worth_showing(columns, widths, width)
         _squeeze(columns, widths, shown, width)
-    header: Row = [Cell(column.name, "faint") for column in columns]
+    header: Row = [MoodText(column.name, "faint") for column in columns]
     return [
         _GAP.join(_fitted(columns[i], widths[i], row[i]) for i in shown).rstrip()
         for row in (header, *rows)
@@ -114,7 +114,7 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
 
 
 def fit(width: int) -> int:
-    """Return this width, or that of the terminal if it is narrower."""
+    """Return the smaller of this width and the width of the terminal."""
     return min(width, _terminal_width() or width)
 
 
@@ -152,14 +152,14 @@ def _squeeze(
         widths[widest] -= 1
 
 
-def _fitted(column: Column, width: int, cell: str | Cell) -> str:
+def _fitted(column: Column, width: int, cell: str | MoodText) -> str:
     text = printable(str(cell))
     if width_of(text) > width:
         at_start = column.cut == "start"
         part = cut_to(text, width - 1, at_start=at_start)
         text = _ELLIPSIS + part if at_start else part + _ELLIPSIS
     filling = " " * (width - width_of(text))
-    if isinstance(cell, Cell):
+    if isinstance(cell, MoodText):
         text = painted(text, cell.mood)
     return filling + text if column.right else text + filling
 
@@ -168,12 +168,12 @@ def _fitted(column: Column, width: int, cell: str | Cell) -> str:
 
 
 def unseen_lines(unseen: Mapping[str, str]) -> list[str]:
-    """Say why nodes could not be reached or read, one line for each."""
+    """Return the reason of each node that could not be read."""
     return [painted(f"Node {label} {why}.", "warning") for label, why in unseen.items()]
 
 
 def doubt_lines(nodes: Iterable[NodeStatus], settings: str = "") -> list[str]:
-    """Say why nodes cannot tell what is held, one line for each.
+    """Return the reason of each node that cannot tell the held locks.
 
     Args:
         nodes: All nodes.
@@ -219,14 +219,14 @@ def lock_row(lock: SeenHolder, *, nodes: int) -> Row:
     permit = permit_text(lock.permit)
     return [
         keys_text(lock.key, beside=beside) + (f" ({permit})" if permit else ""),
-        (holder.task or "–") if holder.is_readable else Cell(UNREADABLE, "warning"),
+        (holder.task or "–") if holder.is_readable else MoodText(UNREADABLE, "warning"),
         holder.task_id or "–",
         holder.host or "–",
         str(holder.pid or "–"),
         "–" if age is None else duration(age),
-        Cell(left, "bad") if math.isinf(lock.ttl_left) else left,
+        MoodText(left, "bad") if math.isinf(lock.ttl_left) else left,
         str(holder.fence or "–"),
-        Cell(f"{lock.votes}/{nodes}", "good" if lock.votes == nodes else mood),
+        MoodText(f"{lock.votes}/{nodes}", "good" if lock.votes == nodes else mood),
     ]
 
 
@@ -313,6 +313,6 @@ def since(holder: Holder) -> str:
     return f"{instant(holder.started)} ({duration(age)} ago)"
 
 
-def state_cell(node: NodeStatus) -> Cell:
-    """Say whether a node votes, and if not, why."""
-    return Cell(*state_words(node))
+def state_cell(node: NodeStatus) -> MoodText:
+    """Return the state of a node: its vote, or the reason for none."""
+    return MoodText(*state_words(node))

@@ -117,7 +117,7 @@ class DjangoMessages:
     def finish(
         self, done: Collection[str], kept: Collection[str], until: datetime
     ) -> None:
-        """Delete messages that are published, and free those that are not."""
+        """Delete the published messages, and free the others."""
         if done:
             self._rows().filter(pk__in=done).delete()
         if kept:

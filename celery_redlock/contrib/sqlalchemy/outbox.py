@@ -54,7 +54,7 @@ _COMMITTED = "celery_redlock_committed"  # when the session has no connection an
 
 
 def outbox_table(metadata: MetaData) -> Table:
-    """Return the table of the outbox in this metadata, and add it if it is not there.
+    """Return the table of the outbox in this metadata; add a missing one.
 
     Call it where your models are defined, with their metadata: ``create_all`` and
     Alembic's autogenerate then create the table. It is in the default schema.
@@ -154,7 +154,7 @@ class SqlAlchemyMessages:
     def finish(
         self, done: Collection[str], kept: Collection[str], until: datetime
     ) -> None:
-        """Delete messages that are published, and free those that are not."""
+        """Delete the published messages, and free the others."""
         with self._records.new_session() as session, session.begin():
             if done:
                 session.execute(delete(_TABLE).where(_TABLE.c.id.in_(done)))

@@ -69,7 +69,7 @@ _session: ContextVar[Session | None] = ContextVar(
 
 
 def record_table(metadata: MetaData) -> Table:
-    """Return the table of the records in this metadata, and add it if it is not there.
+    """Return the table of the records in this metadata; add a missing one.
 
     Call it where your models are defined, with their metadata: ``create_all`` and
     Alembic's autogenerate then create the table. It is in the default schema.

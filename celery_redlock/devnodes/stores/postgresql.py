@@ -180,7 +180,7 @@ def find_postgresql() -> Path | None:
 
 
 def installed_postgresql(*, durable: bool = False) -> PostgreSQL:
-    """Return a PostgreSQL that, when it is killed, keeps what was committed.
+    """Return a PostgreSQL that keeps its commits when it is killed.
 
     Args:
         durable: Whether a commit waits for the disk. Only a crash of the machine makes

@@ -182,7 +182,7 @@ def stopped_client_clock(case: Case) -> Iterator[Finding]:
 
 @rule()
 def client_clock(case: Case) -> Iterator[Finding]:
-    """Find that the clock of this machine differs from those of the nodes."""
+    """Find a clock of this machine that differs from those of the nodes."""
     if case.redlock.guard.decides_alone:
         return
     tolerance = case.redlock.guard.hint_tolerance_us / 1e6

@@ -194,7 +194,7 @@ def confirms(case: Case) -> Iterator[Finding]:
 
 @task_rule()
 def acks_late(it: LockTask, _: Case) -> Iterator[Problem]:
-    """Find tasks that are lost if the process that runs them is killed."""
+    """Find tasks whose calls are lost with a killed process."""
     if it.task.acks_late and not it.task.reject_on_worker_lost:
         yield Problem(
             "acks-late",
