@@ -6,6 +6,10 @@
     the scripts run here
     DELETE, INSERT, NOTIFY; COMMIT                                       2nd
 
+A release by the connection that took the lock reads nothing: it says what it left
+there, and the server compares, in one round trip. If that is not so any more, or if
+another client waits, the release runs as above.
+
 Locks are advisory ones of the transaction, by the hash of a name: two names with one
 hash cost a wait and nothing else. All are taken in one order, so that no two
 transactions wait for each other. What only reads takes one statement and no lock.
@@ -49,8 +53,9 @@ from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores import postgresql_url
 from celery_redlock.stores.commands import needs_of_command, run
+from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.connection import GRANT, StoreError, readable
-from celery_redlock.stores.keyspace import StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_statements import (
     Statement,
@@ -60,6 +65,7 @@ from celery_redlock.stores.postgresql_statements import (
     lock,
     read,
     read_fields,
+    still_ours,
     write,
 )
 from celery_redlock.stores.postgresql_table import CREATE, TABLE
@@ -69,10 +75,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from celery_redlock.stores.commands import Command
-    from celery_redlock.stores.keyspace import Cell, Changes
+    from celery_redlock.stores.keyspace import Changes
 
 __all__ = ["PostgreSQL"]
 
+# For the session. In a transaction, a lock of rows or names is waited for this long.
+_SESSION = (
+    "SELECT set_config('lock_timeout', '200', false), "
+    "set_config('default_transaction_isolation', 'read committed', false)"
+)
 _FACTS = (
     "SELECT current_setting('server_version'), pg_is_in_recovery(), "
     "to_regclass(%s) IS NOT NULL, (SELECT system_identifier FROM pg_control_system()) "
@@ -115,6 +126,7 @@ _PRIVILEGES = (
     "WHERE NOT has_table_privilege(name, needed)"
 )
 _SWEEP_EVERY, _SWEPT = 60.0, 1000  # seconds, and keys at once
+_REMEMBERED = 10_000  # locks
 _LISTENERS = 1_382_308_468  # class of the advisory locks of listeners: "Rdlt"
 _HOLD = (
     f"SELECT (SELECT value FROM {TABLE} WHERE name = %s AND field = '.identity'), "  # noqa: S608
@@ -156,6 +168,8 @@ class PostgreSQL:
         self.server_socket = self._connection.fileno()
         self._is_closed = False
         self._swept_at = SYSTEM_CLOCK.monotonic()
+        self._memory: dict[bytes, bytes] = {}  # lock -> its value as we left it
+        self._seen: set[bytes] = set()  # rare keys that were there when last read
         try:
             self._learn(url)
             self._statements = Statements(self._connection)
@@ -198,6 +212,7 @@ class PostgreSQL:
     def _learn(self, url: str) -> None:
         """Learn what the server is; refuse one that cannot be a store."""
         cursor = self._cursor
+        cursor.execute(_SESSION)
         cursor.execute(_FACTS, (TABLE,))
         found: Any = cursor.fetchone()
         version, in_recovery, has_table, identifier, is_read_only, *rest = found
@@ -262,12 +277,58 @@ class PostgreSQL:
 
     def _attempt_or_read(self, commands: Sequence[Command], needs: Needs) -> list[Any]:
         try:
-            return self._attempt(commands, needs)
+            return self._released(commands, needs) or self._attempt(commands, needs)
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             self._roll_back()
             if len(commands) > 1:  # one of them hinders the others
                 return [reply for one in commands for reply in self.run([one])]
             return [self._blocked(commands[0], needs, error)]
+
+    def _released(self, commands: Sequence[Command], needs: Needs) -> list[Any] | None:
+        """Release locks in one round trip; return None if nothing was done.
+
+        The script runs on what this connection left there. Its changes count if the
+        server finds just that, and no waiter.
+        """
+        locks = needs.names - needs.rare
+        if len(commands) > 1 or needs.is_read or not needs.may_be_late:
+            return None
+        if not locks or not locks <= self._memory.keys() or needs.rare & self._seen:
+            return None
+        values = {name: self._memory.pop(name) for name in locks}
+        always = ServerTime(0, 0)  # it is the server that looks for ended locks
+        keys = StoreKeyspace(Remembered(), run_id=b"", time=always)
+        cells = [
+            Cell(name, HEAD, STRING, it, None, None) for name, it in values.items()
+        ]
+        keys.enter(needs.names, cells)
+        try:
+            replies = [run(command, self, keys) for command in commands]
+        except NotRemembered:
+            return None
+        changes = keys.changes
+        if changes.written or changes.removed or changes.wiped != locks:
+            return None
+        steps = [
+            lock(dict.fromkeys(map(_hash, needs.exclusive), False)),
+            still_ours(values, needs.rare, self._process),
+            *write(changes),
+        ]
+        try:
+            self._statements.carry_out(steps)
+        except errors.DivisionByZero:
+            return None
+        return replies
+
+    def _remember(self, changes: Changes, needs: Needs) -> None:
+        """Remember the locks that were written, and forget those that are gone."""
+        for name in changes.wiped:
+            self._memory.pop(name, None)
+        for (name, field), cell in changes.written.items():
+            if field == HEAD and name in needs.own and cell.value is not None:
+                self._memory[name] = cell.value
+        while len(self._memory) > _REMEMBERED:
+            del self._memory[next(iter(self._memory))]
 
     def _attempt(
         self, commands: Sequence[Command], needs: Needs, *, sees_ended: bool = False
@@ -287,6 +348,7 @@ class PostgreSQL:
         if needs.may_be_late:
             steps.insert(0, Statement("commit late"))
         self._statements.carry_out([*steps, Statement("commit")])
+        self._remember(keys.changes, needs)
         # An error of the sweep must not hide what the commit has done.
         with contextlib.suppress(psycopg.Error):
             self._sweep()
@@ -294,7 +356,7 @@ class PostgreSQL:
 
     def _begin(self, needs: Needs, *, is_read: bool, sees_ended: bool) -> StoreKeyspace:
         """Begin a transaction, and load what is needed: one round trip."""
-        steps = [] if is_read else [Statement("begin"), Statement("lock timeout")]
+        steps = [] if is_read else [Statement("begin")]
         numbers = {_hash(name): True for name in needs.shared}
         numbers |= {_hash(name): False for name in needs.exclusive}
         if numbers and not is_read:
@@ -320,6 +382,8 @@ class PostgreSQL:
             sees_ended=sees_ended,
         )
         cells = [cell for result in rows for cell in cells_of(result)]
+        self._seen -= needs.rare
+        self._seen |= needs.rare.intersection(cell.name for cell in cells)
         keys.enter(needs.names, cells, parts)
         return keys
 
@@ -486,6 +550,7 @@ class PostgreSQL:
         """Yield the messages on a channel, until the socket can be read."""
         try:
             self._cursor.execute(f"LISTEN {listen_name(channel)}")
+            self._cursor.execute("SET lock_timeout TO 0")
             numbers = _LISTENERS, _listener(channel)
             self._cursor.execute("SELECT pg_advisory_lock_shared(%s, %s)", numbers)
             yield b""

@@ -19,7 +19,7 @@ from celery_redlock.stores.keyspace import Cell
 from celery_redlock.stores.postgresql_table import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from psycopg import Connection
     from psycopg.pq.abc import PGresult
@@ -34,14 +34,14 @@ __all__ = [
     "lock",
     "read",
     "read_fields",
+    "still_ours",
     "write",
 ]
 
 _COLUMNS = "name, field, kind, value, score, expires_at"
 _READ = f"SELECT {_COLUMNS} FROM {TABLE} WHERE "  # noqa: S608  (constants)
 _TEXTS = {
-    "begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
-    "lock timeout": "SET LOCAL lock_timeout = 200",
+    "begin": "BEGIN",
     "commit late": "SET LOCAL synchronous_commit TO off",
     "commit": "COMMIT",
     "rollback": "ROLLBACK",
@@ -59,6 +59,15 @@ _TEXTS = {
     f"to_regclass('{TABLE}')::oid, pg_backend_pid()",
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
+    # Or a division by zero, after which the server skips the rest of the transaction.
+    "still ours": "SELECT set_config('synchronous_commit', 'off', true), "  # noqa: S608
+    "1 / (CASE WHEN pg_backend_pid() = $4::int AND "
+    f"NOT EXISTS (SELECT FROM {TABLE} WHERE name = ANY($3::bytea[])) AND "
+    f"cardinality($1::bytea[]) = (SELECT count(*) FROM {TABLE} "
+    "JOIN unnest($1::bytea[], $2::bytea[]) AS ours (name, value) "
+    f"ON {TABLE}.name = ours.name AND {TABLE}.value = ours.value "
+    "WHERE field = '' AND expires_at >= "
+    "ceil(extract(epoch FROM clock_timestamp()) * 1000)) THEN 1 ELSE 0 END)",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
     "remove": f"DELETE FROM {TABLE} USING unnest($1::bytea[], $2::bytea[]) "  # noqa: S608
     f"AS gone (name, field) WHERE {TABLE}.name = gone.name "
@@ -107,6 +116,8 @@ class Statements:
 
     def carry_out(self, steps: Sequence[Statement]) -> list[PGresult]:
         """Carry out in one round trip, and return the results of those with rows.
+
+        Outside of a "begin" and its "commit", they are a transaction by themselves.
 
         Raises:
             psycopg.Error: The first error. The server has skipped the steps after it.
@@ -174,6 +185,20 @@ def read(names: Iterable[bytes]) -> Statement:
 def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     """Read some rows of a key."""
     return Statement("read fields", (_bytea(name), _bytes_array(fields)))
+
+
+def still_ours(
+    values: Mapping[bytes, bytes], absent: Iterable[bytes], process: int
+) -> Statement:
+    """Fail unless locks have these values and have not ended; else commit late.
+
+    Args:
+        values: The value of each lock.
+        absent: The names of keys that must not exist.
+        process: The process of the server that must be ours.
+    """
+    columns = _bytes_array(values), _bytes_array(values.values()), _bytes_array(absent)
+    return Statement("still ours", (*columns, b"%d" % process))
 
 
 def write(changes: Changes) -> list[Statement]:

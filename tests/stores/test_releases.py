@@ -1,0 +1,130 @@
+"""A release by the connection to PostgreSQL that took the lock: one round trip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from celery_redlock.line.cancel_requests import ask_to_end
+from celery_redlock.stores.postgresql_statements import Statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from psycopg.pq.abc import PGresult
+
+    from celery_redlock.locks.redlock import Redlock
+    from celery_redlock.stores.postgresql_statements import Statement
+
+LONG = 40.0  # seconds: longer than the test
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Give the names of the statements of each round trip, as they are sent."""
+    found: list[list[str]] = []
+    carry_out = Statements.carry_out
+
+    def seen(self: Statements, steps: Sequence[Statement]) -> list[PGresult]:
+        found.append([step.statement for step in steps])
+        return carry_out(self, steps)
+
+    monkeypatch.setattr(Statements, "carry_out", seen)
+    return found
+
+
+def value_of(connection: psycopg.Connection, key: str) -> bytes | None:
+    """Return what is stored as the lock; None for nothing."""
+    row = connection.execute(
+        "SELECT value FROM redlock_keys WHERE name = %s AND field = ''",
+        (f"redlock:lock:{key}".encode(),),
+    ).fetchone()
+    connection.rollback()
+    return row[0] if row else None
+
+
+def test_release_takes_one_round_trip(
+    redlock: Redlock, connection: psycopg.Connection, key: str, trips: list[list[str]]
+) -> None:
+    """The server compares what is there with what the connection has left there."""
+    lease = redlock.acquire(key, LONG)
+    assert value_of(connection, key)
+    trips.clear()
+
+    assert redlock.release(lease) == 1
+
+    assert len(trips) == 1
+    assert value_of(connection, key) is None
+
+
+def test_renewed_lock_is_released_in_one_round_trip(
+    redlock: Redlock, connection: psycopg.Connection, key: str, trips: list[list[str]]
+) -> None:
+    """A renewal changes its end only."""
+    lease = redlock.acquire(key, LONG)
+    redlock.extend(lease)
+    trips.clear()
+
+    assert redlock.release(lease) == 1
+
+    assert len(trips) == 1
+    assert value_of(connection, key) is None
+
+
+@pytest.mark.parametrize("column", ["value = 'other'", "expires_at = 0"])
+def test_release_leaves_a_lock_that_is_no_longer_ours(
+    redlock: Redlock, connection: psycopg.Connection, key: str, column: str
+) -> None:
+    """The connection remembers a lock that another client has by now, or that ended."""
+    lease = redlock.acquire(key, LONG)
+    name = f"redlock:lock:{key}".encode()
+    change = sql.SQL("UPDATE redlock_keys SET {} WHERE name = %s").format(
+        sql.SQL(column)
+    )
+    connection.execute(change, (name,))
+    connection.commit()
+    held = value_of(connection, key)
+
+    assert redlock.release(lease) == 0
+
+    assert value_of(connection, key) == held
+    connection.execute("DELETE FROM redlock_keys WHERE name = %s", (name,))
+    connection.commit()
+
+
+def test_lock_with_a_request_to_end_is_released(
+    redlock: Redlock, rival: Redlock, connection: psycopg.Connection, key: str
+) -> None:
+    """The request is a part of its value, which another client has changed."""
+    lease = redlock.acquire(key, LONG)
+    before = value_of(connection, key)
+    holder = rival.inspect(key).holder
+    assert holder is not None
+    ask_to_end(rival, key, holder, by="a newer call")
+    assert value_of(connection, key) != before
+
+    assert redlock.release(lease) == 1
+
+    assert value_of(connection, key) is None
+
+
+def test_grant_after_a_release_waits_for_the_disk(
+    redlock: Redlock, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release switches the wait off for its own transaction only."""
+    shown: list[bytes | None] = []  # in the session, before each transaction
+    carry_out = Statements.carry_out
+
+    def seen(self: Statements, steps: Sequence[Statement]) -> list[PGresult]:
+        setting = self._pg.exec_(b"SHOW synchronous_commit")
+        shown.append(setting.get_value(0, 0))
+        return carry_out(self, steps)
+
+    monkeypatch.setattr(Statements, "carry_out", seen)
+    for _ in range(2):
+        redlock.release(redlock.acquire(key, LONG))
+
+    assert set(shown) == {b"on"}
