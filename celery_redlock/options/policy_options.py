@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from celery_redlock import policies
 from celery_redlock.errors import ConfigurationError
@@ -48,7 +48,7 @@ class PolicyOptions(UniqueOptions):
     wait_timeout: float | None = None
     retry_countdown: float | None = None
     in_order: bool = False
-    buffer_keep: str | None = None
+    buffer_keep: Literal["latest", "first"] | None = None
     cancel_grace: float | None = None
 
     def check(self) -> None:

@@ -32,7 +32,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError, LockHeld
@@ -58,6 +58,7 @@ __all__ = [
     "PublishDecision",
     "RefusedCall",
     "Situation",
+    "TaskOptions",
     "in_seconds",
     "policy",
 ]
@@ -209,6 +210,49 @@ class RefusedCall(DecidedCall, Protocol):
         """Wait for the lock in the worker process, then ask the policy again."""
 
 
+# -- the options of its task -------------------------------------------------------
+
+
+class TaskOptions(Protocol):
+    """The `LockOptions` that policies read. Durations are in seconds."""
+
+    @property
+    def ttl(self) -> float | None:
+        """The ttl of the lock, as given; ``fill`` gets that of the app, too."""
+
+    @property
+    def renew(self) -> bool:
+        """Whether the lock is renewed while the body runs."""
+
+    @property
+    def unique_while(self) -> str:
+        """Which other job makes a call a duplicate."""
+
+    @property
+    def unique_for(self) -> float:
+        """The cool-down after a success; 0 without one."""
+
+    @property
+    def keeps_duplicates_out(self) -> bool:
+        """Whether a duplicate is not published while another job has the claim."""
+
+    @property
+    def wait_timeout(self) -> float | None:
+        """The longest wait of ``wait``."""
+
+    @property
+    def retry_countdown(self) -> float | None:
+        """The countdown of ``retry`` and ``buffer_one``."""
+
+    @property
+    def buffer_keep(self) -> Literal["latest", "first"] | None:
+        """The call that ``buffer_one`` keeps: ``"latest"`` or ``"first"``."""
+
+    @property
+    def cancel_grace(self) -> float | None:
+        """The time of a body that ``cancel_running`` interrupts."""
+
+
 # -- decisions ---------------------------------------------------------------------
 
 
@@ -243,7 +287,7 @@ class Decision:
         return cls()
 
     @classmethod
-    def check(cls, options: Any) -> None:
+    def check(cls, options: TaskOptions) -> None:
         """Refuse `LockOptions` that make no sense with this policy.
 
         Raises:
@@ -251,7 +295,7 @@ class Decision:
         """
 
     @classmethod
-    def _refuse_with_cool_down(cls, options: Any, reason: str) -> None:
+    def _refuse_with_cool_down(cls, options: TaskOptions, reason: str) -> None:
         """Refuse a policy that needs a running call, for a task with ``unique_for``."""
         if options.unique_for:
             raise ConfigurationError(
@@ -260,7 +304,7 @@ class Decision:
             )
 
     @classmethod
-    def _refuse_without_queue(cls, options: Any, remedy: str) -> None:
+    def _refuse_without_queue(cls, options: TaskOptions, remedy: str) -> None:
         """Refuse a policy that needs duplicates in the queue, if none get there."""
         if options.keeps_duplicates_out:
             raise ConfigurationError(
@@ -273,11 +317,8 @@ class Decision:
         if (value := getattr(self, name)) is not None:
             object.__setattr__(self, name, seconds_of(name, value))
 
-    def fill(self, situation: Any, options: Any) -> Decision:  # noqa: ARG002  (most have no gap)
-        """Return the decision with its gaps filled in from the `LockOptions`.
-
-        Their ttl is that of the lock, in seconds.
-        """
+    def fill(self, situation: Any, options: TaskOptions) -> Decision:  # noqa: ARG002  (most have no gap)
+        """Return the decision with its gaps filled in from the `LockOptions`."""
         return self
 
     def describe(self, situation: Any) -> str:  # noqa: ARG002  (for some decisions)
@@ -313,7 +354,7 @@ class ConflictDecision(Decision):
     renew_every: ClassVar[float | None] = None
 
     @classmethod
-    def keeps(cls, given: Any, options: Any) -> str:  # noqa: ARG003  (most have no order)
+    def keeps(cls, given: Any, options: TaskOptions) -> str:  # noqa: ARG003  (most have no order)
         """Return which of the calls that were published runs, also with a free lock.
 
         It is ``"latest"`` or ``"first"``; ``""``: all of them. ``given`` is the word or

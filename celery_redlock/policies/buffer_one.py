@@ -14,6 +14,7 @@ from celery_redlock.policies.base import (
     OptionChecks,
     RefusedCall,
     Situation,
+    TaskOptions,
     in_seconds,
     policy,
 )
@@ -58,7 +59,7 @@ class BufferOne(ConflictDecision):
         self._read_seconds("countdown")
 
     @classmethod
-    def check(cls, options: Any) -> None:
+    def check(cls, options: TaskOptions) -> None:
         """Refuse it where duplicates are not in the queue, or no call runs."""
         cls._refuse_without_queue(
             options,
@@ -69,12 +70,12 @@ class BufferOne(ConflictDecision):
         cls._refuse_with_cool_down(options, reason)
 
     @classmethod
-    def keeps(cls, given: Any, options: Any) -> str:
+    def keeps(cls, given: Any, options: TaskOptions) -> str:
         """Return which of the calls that wait runs."""
         keep = given.keep if isinstance(given, cls) else None
         return keep or options.buffer_keep or "latest"
 
-    def fill(self, situation: Situation, options: Any) -> BufferOne | Retry:
+    def fill(self, situation: Situation, options: TaskOptions) -> BufferOne | Retry:
         """Return it in full. In a cool-down no call runs: it is a retry."""
         return Retry.after_cool_down(situation) or BufferOne(
             self.keep or options.buffer_keep or "latest",

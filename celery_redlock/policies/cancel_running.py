@@ -19,6 +19,7 @@ from celery_redlock.policies.base import (
     Duration,
     OptionChecks,
     RefusedCall,
+    TaskOptions,
     in_seconds,
     policy,
 )
@@ -49,7 +50,7 @@ class CancelRunning(ConflictDecision):
         self._read_seconds("grace")
 
     @classmethod
-    def check(cls, options: Any) -> None:
+    def check(cls, options: TaskOptions) -> None:
         """Refuse it without renewals, without duplicates, and in a cool-down."""
         if not options.renew:
             raise ConfigurationError(
@@ -65,11 +66,11 @@ class CancelRunning(ConflictDecision):
         cls._refuse_with_cool_down(options, reason)
 
     @classmethod
-    def keeps(cls, given: Any, options: Any) -> str:  # noqa: ARG003  (its base's)
+    def keeps(cls, given: Any, options: TaskOptions) -> str:  # noqa: ARG003  (its base's)
         """Return that only the newest call counts."""
         return "latest"
 
-    def fill(self, situation: Conflict, options: Any) -> CancelRunning | Run:
+    def fill(self, situation: Conflict, options: TaskOptions) -> CancelRunning | Run:
         """Return it in full. In a cool-down there is nothing to cancel: it runs."""
         if situation.phase == "succeeded":
             return Run()

@@ -17,6 +17,7 @@ from celery_redlock.policies.base import (
     Outage,
     OutageDecision,
     Situation,
+    TaskOptions,
     in_seconds,
     policy,
 )
@@ -74,7 +75,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
             seconds = min(seconds, jittered(situation.retry_after, 1.0, 1.2))
         return cls(seconds)
 
-    def fill(self, situation: Situation, options: Any) -> Retry:
+    def fill(self, situation: Situation, options: TaskOptions) -> Retry:
         """Return the retry with a countdown, drawn anew for each answer.
 
         In a cool-down the call runs after its end, and from a backlog in its turn; else
@@ -89,7 +90,7 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
                 return after
             if isinstance(situation, Conflict) and situation.phase == "queued":
                 return Retry.for_its_turn(situation, options)
-            countdown = jittered(options.ttl, 0.25, 0.75)
+            countdown = jittered(_ttl_of(options), 0.25, 0.75)
             if isinstance(situation, Conflict) and situation.place:
                 turn = _turn(situation, situation.place)
                 countdown = _countdown(turn, situation, situation.place, countdown)
@@ -108,13 +109,13 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
         return None
 
     @classmethod
-    def for_its_turn(cls, conflict: Conflict, options: Any) -> Retry:
+    def for_its_turn(cls, conflict: Conflict, options: TaskOptions) -> Retry:
         """Return a retry for a call that has others before it, with ``in_order``.
 
         Its worker looks whether its turn has come. Where it cannot, the countdown
         begins with 1 s and doubles with each republishing, up to half a ttl.
         """
-        longest = options.ttl / 2
+        longest = _ttl_of(options) / 2
         return cls(jittered(doubled(_FIRST, conflict.deferrals, longest), 0.25))
 
     def keeps_trying(self, conflict: Conflict) -> bool:  # noqa: ARG002  (its base's)
@@ -136,6 +137,11 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
         if self.patience:
             return call.wait(in_seconds(self.patience))
         return call.republish(in_seconds(self.countdown))
+
+
+def _ttl_of(options: TaskOptions) -> float:
+    assert options.ttl is not None  # noqa: S101  (`fill` gets them with that of the app)
+    return options.ttl
 
 
 def _turn(conflict: Conflict, place: Place) -> float:

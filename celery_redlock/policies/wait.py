@@ -13,6 +13,7 @@ from celery_redlock.policies.base import (
     OptionChecks,
     RefusedCall,
     Situation,
+    TaskOptions,
     in_seconds,
     policy,
 )
@@ -47,12 +48,12 @@ class Wait(ConflictDecision):
         return Raise() if situation.waited else cls()
 
     @classmethod
-    def check(cls, options: Any) -> None:
+    def check(cls, options: TaskOptions) -> None:
         """Refuse it for a task with a cool-down."""
         reason = "it would keep a worker process busy until that is over"
         cls._refuse_with_cool_down(options, reason)
 
-    def fill(self, situation: Situation, options: Any) -> Wait:  # noqa: ARG002  (its base's)
+    def fill(self, situation: Situation, options: TaskOptions) -> Wait:  # noqa: ARG002  (its base's)
         """Return the wait with a timeout."""
         return Wait(self.timeout or options.wait_timeout or _TIMEOUT)
 
