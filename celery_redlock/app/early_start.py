@@ -286,7 +286,11 @@ class EarlyStarts:
         self._calls.add(call)
 
     def _when_due(self, request: Any, call: WaitingCall) -> None:
-        """Start a call whose countdown is over, unless its lock is held."""
+        """Start a call whose countdown is over, unless its lock is held.
+
+        The room that the last look saw may be for those that were started since: all
+        that are due would else fill the pool, and no process ran another task.
+        """
         if call.entry is None:
             return
         line = self._lines.get(call.waits.wanted)
@@ -298,7 +302,7 @@ class EarlyStarts:
         now = self._clock.monotonic()
         is_for_head = line.room == OTHERS_FIRST and call is line.head()
         is_known = now - line.seen_at < _BELIEVED_FOR
-        is_held = line.room <= 0 and is_known and not is_for_head
+        is_held = line.room <= len(line.trying) and is_known and not is_for_head
         pause = jittered(call.pause, 0.75, 1.25)
         if is_held and now + pause < call.leave_at and not _is_over(request):
             self._enter(call, now + pause)

@@ -102,6 +102,23 @@ def test_one_call_at_a_time_tries_for_a_free_lock(loop: Loop, key: str) -> None:
         loop.until_started(*"123"[: rank + 1])
 
 
+def test_call_that_is_due_leaves_the_room_to_one_that_tries(
+    loop: Loop, key: str
+) -> None:
+    """While short runs follow each other, countdowns end: the pool is not filled."""
+    loop.add("tries", Wanted(key), 1)
+    loop.until_started("tries")
+    loop.add("due", Wanted(key), 2, after=0.2)
+    witness: list[int] = []
+    loop.hub.timer.call_after(0.6, witness.append, (1,))
+
+    until(lambda: loop.hub.run_once() or witness, what="a later entry of the timer")
+
+    assert loop.started == ["tries"]
+    loop.requests["tries"].redlock_waiting.ended()
+    loop.until_started("tries", "due")
+
+
 def test_call_that_has_begun_is_not_waited_for_any_longer(loop: Loop, key: str) -> None:
     """It has its permit by then, or none: a look at the others shows that."""
     wanted = Wanted(key, (Limit(key, 2),))
