@@ -358,7 +358,7 @@ class Redlock:
                         stripes_of(taken),
                     )
                 before, self._last_won = self._last_won, ballot
-                if ballot.leaves_work or before.leaves_work:
+                if self.guard.has_work(ballot) or self.guard.has_work(before):
                     yield from self._recover_late_voters(ballot, before)
                 until = end_of_validity(started_at, ttl)
                 if fence is not None and self.clock.monotonic() < until:
@@ -396,7 +396,7 @@ class Redlock:
         )
 
     def _recover(self, ballot: Ballot | None) -> Steps[bool]:
-        if ballot is None or not ballot.leaves_work:
+        if ballot is None or not self.guard.has_work(ballot):
             return False
         return bool((yield Blocking(partial(self.guard.recover, ballot))))
 

@@ -215,6 +215,14 @@ class RestartGuard:
         is_other = not views[text].is_same_epoch(merged)
         return is_other and told[text] >= ballot.quorum and self.use(views[text])
 
+    def has_work(self, ballot: Ballot) -> bool:
+        """Tell whether nodes that did not vote on this ballot can be helped.
+
+        A node that waits for longer than a whole quarantine has stored an instant of a
+        clock that was ahead. When it is looked at, its wait begins anew.
+        """
+        return ballot.leaves_work or ballot.longest_wait_ms > self.quarantine_ms
+
     def recover(self, ballot: Ballot) -> bool:
         """Bring the nodes that did not vote on this ballot for us back to the vote.
 
@@ -222,7 +230,7 @@ class RestartGuard:
             Whether asking again helps. While the nodes say the same as before, there is
             one try in 0.2 s; other calls in that time return False at once.
         """
-        if not ballot.leaves_work:
+        if not self.has_work(ballot):
             return False
         if self.adopt(ballot):
             return True

@@ -105,6 +105,7 @@ class Ballot:
         granted: How many nodes granted.
         taken: How many nodes name another holder, of any token.
         astray: How many nodes have another view, or wait for others to confirm them.
+        longest_wait_ms: The longest quarantine that a node told.
     """
 
     __slots__ = (
@@ -114,6 +115,7 @@ class Ballot:
         "astray",
         "granted",
         "labels",
+        "longest_wait_ms",
         "pending",
         "quorum",
         "taken",
@@ -132,6 +134,7 @@ class Ballot:
         self.votes: list[Vote | None] = [None] * nodes
         self.pending = nodes
         self.answered = self.granted = self.taken = self.astray = 0
+        self.longest_wait_ms = 0
         self._takers = _NO_TAKERS
 
     def cast(self, index: int, vote: Vote) -> None:
@@ -155,6 +158,8 @@ class Ballot:
             self._takers = takers
         elif kind is VoteKind.FREE:
             self.answered += 1
+        elif kind is VoteKind.QUARANTINED:
+            self.longest_wait_ms = max(self.longest_wait_ms, vote.number)
         elif kind is VoteKind.UNSYNCED or (kind is VoteKind.REFUSED and vote.value):
             self.astray += 1
 

@@ -521,6 +521,22 @@ def test_node_that_missed_a_replacement_learns_of_it(
     assert views(nodes) == [view_of(redlock)] * 5
 
 
+def test_wait_that_a_clock_ahead_has_stored_begins_anew(
+    nodes: FakeNodes, redlock: Redlock, clock: FakeClock
+) -> None:
+    """Also where the other nodes are a majority, which grants all the time."""
+    restart(nodes, 0)
+    redlock.acquire("k")
+    hour_ms = 3_600_000
+    until = str(int(field(nodes, 0, "quarantine_until")) + hour_ms).encode()
+    memory = nodes.nodes[0].memory.redis
+    memory.hset(b"redlock:meta", {b"quarantine_until": until})
+
+    go_on(redlock, clock, 2 * OVER)
+
+    assert voting(redlock) == ALL
+
+
 def test_recovery_without_unsynced_nodes_sends_nothing(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
