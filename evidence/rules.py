@@ -166,6 +166,30 @@ RULES = (
         },
     ),
     Rule(
+        name="instants-ahead",
+        text="No instant that a clock ahead has stored makes a wait longer.",
+        simulator=Scenario("instant ahead believed"),
+        contract=Guard(
+            f"{_VIEWS}::test_waits_that_a_clock_stored_that_was_ahead_begin_anew"
+        ),
+        why_not={
+            "specification": "A wait of its nodes may last for ever.",
+            "model": "It has no clocks.",
+        },
+    ),
+    Rule(
+        name="clock-set-back",
+        text="A lock ends one max_ttl after a request for it, if clocks were set back.",
+        simulator=Scenario("lock outlasts a clock set back"),
+        contract=Guard(
+            f"{_LOCKS}::test_lock_that_a_clock_stored_that_was_ahead_ends_after_max_ttl"
+        ),
+        why_not={
+            "specification": "Its locks may last for ever.",
+            "model": "It has no clocks.",
+        },
+    ),
+    Rule(
         name="mark-of-a-vote",
         text="A process counts its wait from its start only if it has never voted.",
         model=InModel(

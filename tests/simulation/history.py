@@ -217,7 +217,9 @@ class _History:
         """End all clients; then their locks must expire."""
         for client in self.clients.values():
             client.process.die()
-        longest = self.plan.longest_max_ttl * 1.01 + 1.01 * self.oracle.delayed_by
+        longest = self.plan.longest_max_ttl * 1.01
+        if not self.plan.ends_soon:
+            longest += 1.01 * self.oracle.delayed_by
         self._pass_time(self._all_delivered_at() - self.world.now)
         self._pass_time(longest)
         self.oracle.check_nothing_left(

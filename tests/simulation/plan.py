@@ -167,6 +167,8 @@ class Plan:
         final_quorums: After all clients have ended, each lock is taken once from each
             of these sets of nodes, if the deployment still has settings 0.
         is_calm: Whether the plan has no faults. More rules apply then.
+        ends_soon: Whether nodes must vote again, and be rid of all locks, in time after
+            the last client has ended, although clocks were set back.
     """
 
     seed: int
@@ -182,6 +184,7 @@ class Plan:
     is_calm: bool
     members: tuple[str, ...] = ()
     later_settings: tuple[Settings, ...] = ()
+    ends_soon: bool = False
 
     @property
     def settings(self) -> tuple[Settings, ...]:

@@ -409,6 +409,19 @@ def _eviction_overlooked() -> _Patches:
     return _edited("", ("if evicted_keys() ~= state[7] then return true end", ""))
 
 
+def _instant_ahead_believed() -> _Patches:
+    """Wait until an instant that a clock stored that was ahead for a moment."""
+    return _edited(
+        "join",
+        ("tonumber(state[5]) > now + longest then", "false then"),
+        ("tonumber(fields[i + 1]) > now then", "false then"),
+    )
+
+
+def _lock_outlasts_a_clock_set_back() -> _Patches:
+    return _edited("", ("if left_ms > max_ttl_ms and", "if false and"))
+
+
 def _start_trusted_after_a_vote() -> _Patches:
     return [(MemoryKeyspace, "note_vote", lambda _: None)]
 
@@ -615,6 +628,7 @@ _STUCK = ("stuck",)
 _LEFT = ("lock left behind",)
 _UNAVAILABLE = ("lock unavailable",)
 _OVERTAKEN = ("release overtaken",)
+_NO_VOTE = ("node does not vote",)
 PLANTED_BUGS = (
     PlantedBug("fence without a second round", _no_second_round, _ORDER, 100),
     PlantedBug(
@@ -697,6 +711,11 @@ MEMBERSHIP_BUGS = {
             ("identity by name", _identity_by_name, _HOLDERS),
             ("memory back trusted", _memory_back_trusted, _HOLDERS),
             ("eviction overlooked", _eviction_overlooked, _HOLDERS),
+            ("instant ahead believed", _instant_ahead_believed, _NO_VOTE),
+            (
+                "lock outlasts a clock set back",
+                *(_lock_outlasts_a_clock_set_back, _LEFT),
+            ),
             *(
                 (name, bug, _HOLDERS)
                 for name, bug in (

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NEAR, FAR = Conditions(0.0002, 0.001), Conditions(0.004, 0.005)
+HOUR = 3600.0
 LONG = 10.0  # seconds: no client waits so long here
 
 
@@ -525,6 +526,30 @@ def evicted(at: float) -> Plan:
     )
 
 
+def clock_ahead(ahead: str) -> Plan:
+    """Let n2 lose its memory while a clock is an hour ahead, for half a second."""
+    return plan_of(
+        tuple(run(0.05) for _ in range(20)),
+        ends_soon=True,
+        faults=(
+            Fault("clock step", 0.2, ahead, seconds=HOUR),
+            Fault("flush", 0.25, "n2"),
+            Fault("clock step", 0.7, ahead, seconds=-HOUR),
+        ),
+    )
+
+
+def clocks_back() -> Plan:
+    """Let c0 die with the lock, and set all clocks back. c1 tries to get it."""
+    back = (Fault("clock step", 0.35, f"n{n}", seconds=-HOUR) for n in range(3))
+    return plan_of(
+        (run(0.1, 5.0),),
+        tuple(run(0.3) for _ in range(10)),
+        ends_soon=True,
+        faults=(Fault("death", 0.3, "c0", how="powered off"), *back),
+    )
+
+
 def forgotten_alone(kind: str) -> Plan:
     """Let the only node forget the lock of c0, long after its process began.
 
@@ -552,6 +577,8 @@ _PLANS = {
     "recovery before the quarantine": [counters_read_early()],
     "memory back trusted": [memory_back(0.2 + 0.02 * n) for n in range(4)],
     "eviction overlooked": [evicted(0.2 + 0.02 * n) for n in range(4)],
+    "instant ahead believed": [clock_ahead("n2"), clock_ahead("n0")],
+    "lock outlasts a clock set back": [clocks_back()],
     "start trusted after a vote": [
         forgotten_alone(kind) for kind in ("flush", "forget meta")
     ],
@@ -569,7 +596,7 @@ def test_plan_of_a_membership_bug_breaks_no_rule_without_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", with_long(_PLANS, *[*_PLANS][2:]))
 def test_membership_bug_is_found(name: str) -> None:
-    """Each rule that is taken away lets two clients hold the lock, or fences repeat."""
+    """Without a rule two hold the lock, fences repeat, or nodes wait for an hour."""
     bug = MEMBERSHIP_BUGS[name]
     with bug.planted():
         outcomes = [play(plan) for plan in _PLANS[name]]
