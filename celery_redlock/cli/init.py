@@ -24,8 +24,9 @@ def init(session: Session, *, yes: bool) -> None:
     A node that lost its memory does not vote for as long as a lock can last, and a new
     node looks the same. This command says that there is nothing to remember. It refuses
     if a node holds live locks or belongs to another deployment. After a power cut it
-    refuses, too, if clients run that have used the nodes before: one may hold a lock
-    that the nodes have forgotten. Then it says for how long to wait.
+    refuses, too, if a client that has used the nodes before has asked them since: one
+    may hold a lock that the nodes have forgotten. Then it says for how long to wait. It
+    cannot know of a client that has not asked them yet.
     """
     redlock = session.redlock
     statuses = node_status(redlock)

@@ -41,8 +41,8 @@ When the interpreter ends there are no other threads, and so it never waits for 
 
 No call waits for a *suspect* node, which was late before, unless no majority can answer
 without it. Then it waits for one node timeout from when the caller came, or from the
-last reply of the node. Replies that come after their request was done are read at the
-next use, and entered where they belong.
+last reply of the node, whichever is later. Replies that come after their request was
+done are read at the next use, and entered where they belong.
 """
 
 from __future__ import annotations
