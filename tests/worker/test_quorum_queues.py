@@ -223,6 +223,16 @@ def test_split_votes_run_in_the_end(here: Deployment, key: str) -> None:
     assert len(here.stage.runs(key)) == 1
 
 
+def test_calls_run_in_the_order_of_publishing(here: Deployment, key: str) -> None:
+    """``in_order``: the place of a call is with its number, wherever it waits."""
+    calls = [here.send("ordered-storm", key, 0.01) for _ in range(6)]
+
+    for call in calls:
+        assert call.get(timeout=60) == call.id
+
+    assert [run.task_id for run in here.stage.runs(key)] == [call.id for call in calls]
+
+
 def test_outage_is_waited_out_in_the_queue(here: Deployment, key: str) -> None:
     """Without a majority the call goes back, and runs when the nodes answer again."""
     with here.nodes.majority_paused():
