@@ -6,7 +6,7 @@
     the scripts run here
     DELETE, INSERT, NOTIFY; COMMIT                                       2nd
 
-A release by the connection that took the lock reads nothing: it says what it left
+A release of one lock by the connection that took it reads nothing: it says what it left
 there, and the server compares, in one round trip. If that is not so any more, or if
 another client waits, the release runs as above.
 
@@ -285,23 +285,22 @@ class PostgreSQL:
             return [self._blocked(commands[0], needs, error)]
 
     def _released(self, commands: Sequence[Command], needs: Needs) -> list[Any] | None:
-        """Release locks in one round trip; return None if nothing was done.
+        """Release a lock in one round trip; return None if nothing was done.
 
         The script runs on what this connection left there. Its changes count if the
         server finds just that, and no waiter.
         """
         locks = needs.names - needs.rare
-        if len(commands) > 1 or needs.is_read or not needs.may_be_late:
+        is_release = len(commands) == 1 and needs.may_be_late and not needs.is_read
+        is_of_one = len(locks) == len(needs.rare) == 1
+        if not (is_release and is_of_one) or needs.rare & self._seen:
             return None
-        if not locks or not locks <= self._memory.keys() or needs.rare & self._seen:
+        (name,), (queue,) = locks, needs.rare
+        if (value := self._memory.pop(name, None)) is None:
             return None
-        values = {name: self._memory.pop(name) for name in locks}
         always = ServerTime(0, 0)  # it is the server that looks for ended locks
         keys = StoreKeyspace(Remembered(), run_id=b"", time=always)
-        cells = [
-            Cell(name, HEAD, STRING, it, None, None) for name, it in values.items()
-        ]
-        keys.enter(needs.names, cells)
+        keys.enter(needs.names, [Cell(name, HEAD, STRING, value, None, None)])
         try:
             replies = [run(command, self, keys) for command in commands]
         except NotRemembered:
@@ -311,7 +310,8 @@ class PostgreSQL:
             return None
         steps = [
             lock(dict.fromkeys(map(_hash, needs.exclusive), False)),
-            still_ours(values, needs.rare, self._process),
+            Statement("commit late"),
+            still_ours(name, value, queue, self._process),
             *write(changes),
         ]
         try:

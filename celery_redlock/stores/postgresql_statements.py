@@ -19,7 +19,7 @@ from celery_redlock.stores.keyspace import Cell
 from celery_redlock.stores.postgresql_table import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from psycopg import Connection
     from psycopg.pq.abc import PGresult
@@ -42,7 +42,7 @@ _COLUMNS = "name, field, kind, value, score, expires_at"
 _READ = f"SELECT {_COLUMNS} FROM {TABLE} WHERE "  # noqa: S608  (constants)
 _TEXTS = {
     "begin": "BEGIN",
-    "commit late": "SET LOCAL synchronous_commit TO off",
+    "commit late": "SELECT set_config('synchronous_commit', 'off', true)",
     "commit": "COMMIT",
     "rollback": "ROLLBACK",
     # In the order of the array: the numbers are sorted, so that no two transactions
@@ -60,14 +60,11 @@ _TEXTS = {
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
     # Or a division by zero, after which the server skips the rest of the transaction.
-    "still ours": "SELECT set_config('synchronous_commit', 'off', true), "  # noqa: S608
-    "1 / (CASE WHEN pg_backend_pid() = $4::int AND "
-    f"NOT EXISTS (SELECT FROM {TABLE} WHERE name = ANY($3::bytea[])) AND "
-    f"cardinality($1::bytea[]) = (SELECT count(*) FROM {TABLE} "
-    "JOIN unnest($1::bytea[], $2::bytea[]) AS ours (name, value) "
-    f"ON {TABLE}.name = ours.name AND {TABLE}.value = ours.value "
-    "WHERE field = '' AND expires_at >= "
-    "ceil(extract(epoch FROM clock_timestamp()) * 1000)) THEN 1 ELSE 0 END)",
+    "still ours": "SELECT 1 / (CASE WHEN pg_backend_pid() = $4::int AND "  # noqa: S608
+    f"(SELECT value = $2::bytea FROM {TABLE} WHERE name = $1::bytea AND field = '' "
+    "AND expires_at > (extract(epoch FROM clock_timestamp()) * 1000)::bigint) "
+    f"AND (SELECT kind FROM {TABLE} WHERE name = $3::bytea AND field = '') IS NULL "
+    "THEN 1 ELSE 0 END)",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
     "remove": f"DELETE FROM {TABLE} USING unnest($1::bytea[], $2::bytea[]) "  # noqa: S608
     f"AS gone (name, field) WHERE {TABLE}.name = gone.name "
@@ -187,18 +184,18 @@ def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     return Statement("read fields", (_bytea(name), _bytes_array(fields)))
 
 
-def still_ours(
-    values: Mapping[bytes, bytes], absent: Iterable[bytes], process: int
-) -> Statement:
-    """Fail unless locks have these values and have not ended; else commit late.
+def still_ours(lock: bytes, value: bytes, queue: bytes, process: int) -> Statement:
+    """Fail unless a lock has this value and has not ended, and no call waits.
 
     Args:
-        values: The value of each lock.
-        absent: The names of keys that must not exist.
+        lock: The name of the lock.
+        value: The value of it.
+        queue: The name of its wait queue.
         process: The process of the server that must be ours.
     """
-    columns = _bytes_array(values), _bytes_array(values.values()), _bytes_array(absent)
-    return Statement("still ours", (*columns, b"%d" % process))
+    return Statement(
+        "still ours", (*map(_bytea, (lock, value, queue)), b"%d" % process)
+    )
 
 
 def write(changes: Changes) -> list[Statement]:
