@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import re
 import socket
@@ -33,11 +34,45 @@ __all__ = [
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 _DEFAULT_PORT = 6379
+_LONGEST_GREETING = 1 << 20  # bytes
 _NODE_TIMEOUT, _STORE_TIMEOUT = 0.05, 0.5  # seconds
 _QUOTE = (
     "a port must be a number, and the characters / ? # @ : % of a password are "
     "written %2F %3F %23 %40 %3A %25"
 )
+
+
+class _Greeter:
+    """A socket that is read until the server has sent too much for a greeting."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._left = _LONGEST_GREETING
+
+    def recv(self, size: int) -> bytes:
+        """Receive bytes, as a socket does."""
+        data = self._sock.recv(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError(errno.EMSGSIZE, "sent over a megabyte and no greeting")
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+@functools.cache
+def _greeting_parser() -> type:
+    """Return the parser of redis-py that reads the greeting of a server."""
+    from redis._parsers import _RESP2Parser  # noqa: PLC0415
+
+    class Parser(_RESP2Parser):
+        def on_connect(self, connection: Any) -> None:
+            super().on_connect(connection)  # type: ignore[no-untyped-call]
+            buffer: Any = self._buffer
+            buffer._sock = _Greeter(connection._sock)  # noqa: SLF001
+
+    return Parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +94,15 @@ class NodeAddress:
 
         RESP2 is pinned, because RESP3 may push frames that are no replies. redis-py's
         retries are off, because by default they cost seconds for a dead node. The
-        parser in Python reads the greeting: hiredis makes room for an array of any
-        length at once, so a wrong service at the port froze the process.
+        parser in Python reads the greeting, and no more than a megabyte of it: hiredis
+        makes room for an array of any length at once, and another service at the port
+        may send without an end.
         """
         if is_store(self.url):
             return connection_to(self.url, timeout)
         # The import takes 60 ms. The package comes first: a thread that began with a
         # part of it, and another with the whole, would wait for each other.
         import redis  # noqa: F401, PLC0415
-        from redis._parsers import _RESP2Parser  # noqa: PLC0415
         from redis.backoff import NoBackoff  # noqa: PLC0415
         from redis.connection import Connection, parse_url  # noqa: PLC0415
         from redis.retry import Retry  # noqa: PLC0415
@@ -79,7 +114,7 @@ class NodeAddress:
             options.setdefault("socket_connect_timeout", timeout)
         options.setdefault("socket_timeout", timeout)
         options |= {"protocol": 2, "retry": Retry(NoBackoff(), 0), **_introduction()}
-        options["parser_class"] = _RESP2Parser
+        options["parser_class"] = _greeting_parser()
         connection: AbstractConnection = kind(**options)
         return connection
 

@@ -185,8 +185,10 @@ def test_first_question_waits_for_slow_greetings(
         ),
         (b"-LOADING Redis is loading the dataset\r\n", "cannot be connected to"),
         (b"*2147483647\r\n", "did not accept a connection within 1 s"),
+        (b"$999999999999\r\n" + bytes(2 << 20), "sent over a megabyte"),
+        (b"." * (2 << 20), "sent over a megabyte"),
     ],
-    ids=["http", "full", "loading", "array"],
+    ids=["http", "full", "loading", "array", "bulk", "stream"],
 )
 def test_server_that_is_none_is_named(
     servers: list[TinyServer],
