@@ -86,7 +86,7 @@ def test_call_that_never_comes_holds_up_for_its_life(
     prefork.stage.open(key)
     Ghost(prefork, key, seconds=2)
 
-    call = refused(prefork, key)
+    call = prefork.send(NAME, key)
 
     assert call.get(timeout=WITHIN) == call.id
 
