@@ -358,7 +358,7 @@ class Redlock:
                         stripes_of(taken),
                     )
                 before, self._last_won = self._last_won, ballot
-                if self.guard.has_work(ballot) or self.guard.has_work(before):
+                if self._leaves_work(ballot) or self._leaves_work(before):
                     yield from self._recover_late_voters(ballot, before)
                 until = end_of_validity(started_at, ttl)
                 if fence is not None and self.clock.monotonic() < until:
@@ -395,8 +395,15 @@ class Redlock:
             choice=choice,
         )
 
+    def _leaves_work(self, ballot: Ballot) -> bool:
+        """Tell whether the guard can help a node that did not vote."""
+        has_quorum = ballot.answered >= ballot.quorum
+        if has_quorum and not ballot.astray and not ballot.longest_wait_ms:
+            return False
+        return self.guard.has_work(ballot)
+
     def _recover(self, ballot: Ballot | None) -> Steps[bool]:
-        if ballot is None or not self.guard.has_work(ballot):
+        if ballot is None or not self._leaves_work(ballot):
             return False
         return bool((yield Blocking(partial(self.guard.recover, ballot))))
 
