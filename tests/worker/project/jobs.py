@@ -152,7 +152,7 @@ timed("waiting-permit", limit=AT_ONCE, retry_countdown=3600, **LATE)
 timed("waiting-start", rate=(1, 0.5), retry_countdown=3600, **LATE)
 gated("placed", limit=1, ttl=TTL)  # calls that are refused join a backlog
 gated("ordered", on_conflict="retry", in_order=True, ttl=TTL)
-gated("ordered-late", on_conflict="retry", in_order=True, ttl=TTL, **LATE)
+gated("ordered-late", on_conflict="retry", in_order=True, **LATE)
 timed("ordered-storm", on_conflict="retry", in_order=True, **LATE)
 gated_pair("waiting-pair", **LONG)
 quick("plain-clock", key="clock:{key}")
