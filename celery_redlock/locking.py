@@ -589,7 +589,7 @@ class _HoldWithHooks(Hold):
 
 
 def _do_nothing(*_: object) -> None:
-    """Stand for a hook that was not given."""
+    """Take the place of a hook that the caller did not give."""
 
 
 @contextlib.contextmanager

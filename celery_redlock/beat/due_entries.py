@@ -92,7 +92,7 @@ def _next_due(schedule: BaseSchedule, since: int) -> int | None:
 
 
 def never_ran(since: int, now: int) -> bool:
-    """Tell whether a last run stands for "never"."""
+    """Tell whether an entry has never run: its last run is ten years ago or more."""
     return now - since > _NEVER
 
 

@@ -55,7 +55,7 @@ from celery_redlock.stores import postgresql_url
 from celery_redlock.stores.commands import needs_of_command, run
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.connection import GRANT, StoreError, readable
-from celery_redlock.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
+from celery_redlock.stores.keyspace import HEAD, STRING, Cell, Changes, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 from celery_redlock.stores.postgresql_statements import (
     Statement,
@@ -65,7 +65,7 @@ from celery_redlock.stores.postgresql_statements import (
     lock,
     read,
     read_fields,
-    still_ours,
+    release,
     write,
 )
 from celery_redlock.stores.postgresql_table import CREATE, TABLE
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from celery_redlock.stores.commands import Command
-    from celery_redlock.stores.keyspace import Changes
 
 __all__ = ["PostgreSQL"]
 
@@ -305,20 +304,15 @@ class PostgreSQL:
             replies = [run(command, self, keys) for command in commands]
         except NotRemembered:
             return None
-        changes = keys.changes
-        if changes.written or changes.removed or changes.wiped != locks:
+        if keys.changes != Changes(wiped=locks):
             return None
         steps = [
             lock(dict.fromkeys(map(_hash, needs.exclusive), False)),
             Statement("commit late"),
-            still_ours(name, value, queue, self._process),
-            *write(changes),
+            release(name, value, queue, self._process),
         ]
-        try:
-            self._statements.carry_out(steps)
-        except errors.DivisionByZero:
-            return None
-        return replies
+        *_, deleted = self._statements.carry_out(steps)
+        return replies if deleted.ntuples else None
 
     def _remember(self, changes: Changes, needs: Needs) -> None:
         """Remember the locks that were written, and forget those that are gone."""

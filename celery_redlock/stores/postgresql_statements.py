@@ -34,7 +34,7 @@ __all__ = [
     "lock",
     "read",
     "read_fields",
-    "still_ours",
+    "release",
     "write",
 ]
 
@@ -59,12 +59,12 @@ _TEXTS = {
     f"to_regclass('{TABLE}')::oid, pg_backend_pid()",
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
-    # Or a division by zero, after which the server skips the rest of the transaction.
-    "still ours": "SELECT 1 / (CASE WHEN pg_backend_pid() = $4::int AND "  # noqa: S608
-    f"(SELECT value = $2::bytea FROM {TABLE} WHERE name = $1::bytea AND field = '' "
-    "AND expires_at > (extract(epoch FROM clock_timestamp()) * 1000)::bigint) "
-    f"AND (SELECT kind FROM {TABLE} WHERE name = $3::bytea AND field = '') IS NULL "
-    "THEN 1 ELSE 0 END)",
+    # Only if it has not ended, and no call waits.
+    "release": f"DELETE FROM {TABLE} WHERE name = $1::bytea AND field = '' AND "  # noqa: S608
+    "value = $2::bytea AND pg_backend_pid() = $4::int AND "
+    "expires_at > (extract(epoch FROM clock_timestamp()) * 1000)::bigint AND "
+    f"NOT EXISTS (SELECT FROM {TABLE} WHERE name = $3::bytea AND field = '') "
+    "RETURNING 1",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
     "remove": f"DELETE FROM {TABLE} USING unnest($1::bytea[], $2::bytea[]) "  # noqa: S608
     f"AS gone (name, field) WHERE {TABLE}.name = gone.name "
@@ -184,18 +184,16 @@ def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     return Statement("read fields", (_bytea(name), _bytes_array(fields)))
 
 
-def still_ours(lock: bytes, value: bytes, queue: bytes, process: int) -> Statement:
-    """Fail unless a lock has this value and has not ended, and no call waits.
+def release(lock: bytes, value: bytes, queue: bytes, process: int) -> Statement:
+    """Delete a lock, and return a row; do nothing if a call waits, or it has ended.
 
     Args:
         lock: The name of the lock.
-        value: The value of it.
+        value: The value that it must have.
         queue: The name of its wait queue.
         process: The process of the server that must be ours.
     """
-    return Statement(
-        "still ours", (*map(_bytea, (lock, value, queue)), b"%d" % process)
-    )
+    return Statement("release", (*map(_bytea, (lock, value, queue)), b"%d" % process))
 
 
 def write(changes: Changes) -> list[Statement]:

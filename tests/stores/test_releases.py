@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -9,14 +10,17 @@ import pytest
 from psycopg import sql
 
 from celery_redlock.line.cancel_requests import ask_to_end
+from celery_redlock.locks.redlock import Redlock
+from celery_redlock.stores.postgresql import PostgreSQL as Store
 from celery_redlock.stores.postgresql_statements import Statements
+from tests.harness.servers import PostgreSQL
+from tests.harness.store_nodes import postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from psycopg.pq.abc import PGresult
 
-    from celery_redlock.locks.redlock import Redlock
     from celery_redlock.stores.postgresql_statements import Statement
 
 LONG = 40.0  # seconds: longer than the test
@@ -128,3 +132,23 @@ def test_grant_after_a_release_waits_for_the_disk(
         redlock.release(redlock.acquire(key, LONG))
 
     assert set(shown) == {b"on"}
+
+
+def test_release_of_a_lock_that_has_changed_is_no_error_in_the_log(key: str) -> None:
+    """An operator who watches the log of the database sees nothing."""
+    with postgresql(PostgreSQL) as server:
+        Store.prepare(server.plain_url, 5.0)
+        with (
+            closing(Redlock([server.plain_url], node_timeout=5.0)) as redlock,
+            psycopg.connect(server.plain_url, autocommit=True) as connection,
+        ):
+            redlock.initialize()
+            lease = redlock.acquire(key, LONG)
+            connection.execute(
+                "UPDATE redlock_keys SET value = 'other' WHERE name = %s",
+                (f"redlock:lock:{key}".encode(),),
+            )
+
+            assert redlock.release(lease) == 0
+
+        assert "ERROR" not in server.logs()
