@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import itertools
 import logging
 import os
@@ -135,6 +136,39 @@ def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
         dealt += piece
         dealt += itertools.islice(others, max(0, len(items) // workers - len(piece)))
     return [*dealt, *others]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each process of pytest-xdist import the tests from another one onwards.
+
+    All import all of them. In the same order, each would compile each file, for pytest
+    takes half of a fresh checkout's collecting to rewrite the assertions. So each finds
+    what the others have compiled.
+    """
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    for name in rotated(_test_modules(session.config), int(number)):
+        # pytest imports it again, and says what is wrong.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
+
+
+def rotated(values: list[str], worker: int) -> list[str]:
+    """Return all values, beginning with the share of this process of pytest-xdist."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = len(values) * worker // workers
+    return values[first:] + values[:first]
+
+
+def _test_modules(config: pytest.Config) -> list[str]:
+    root = config.rootpath
+    paths = [root / argument.partition("::")[0] for argument in config.args]
+    files = {file for path in paths for file in [path, *path.rglob("test_*.py")]}
+    return sorted(
+        ".".join(file.relative_to(root).with_suffix("").parts)
+        for file in files
+        if file.suffix == ".py" and file.is_relative_to(root)
+    )
 
 
 # Folder -> how many processes run its tests in `make test`. Each starts servers and

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.conftest import group_of, longest_first
+from tests.conftest import group_of, longest_first, rotated
 from tests.harness.tcp import proxies
 
 PROGRAM = """
@@ -131,3 +131,13 @@ def test_tests_with_servers_of_their_own_share_few_processes() -> None:
     assert len(groups) == 3
     assert all(group_of(f"{f}::test_1") == group_of(f"{f}::test_2[x]") for f in files)
     assert group_of("tests/unit/test_x.py::test_1") == "tests/unit/test_x.py::test_1"
+
+
+def test_processes_import_the_tests_from_different_ones_onwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of three begins with a third of its own, and imports all."""
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    orders = [rotated([*"abcdef"], worker) for worker in range(3)]
+
+    assert ["".join(order) for order in orders] == ["abcdef", "cdefab", "efabcd"]
