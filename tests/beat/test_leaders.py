@@ -36,6 +36,7 @@ def assert_no_slot_was_sent_twice(beats: Beats, *, but: Collection[str] = ()) ->
     assert {slot for slot, count in counts.items() if count > 1} <= set(but)
 
 
+@pytest.mark.long
 def test_one_of_three_beats_sends(beats: Beats) -> None:
     """The others send nothing, and no slot is sent twice."""
     leader = beats.start_three(redlock_beat_ttl=LONG_TTL)
@@ -61,6 +62,7 @@ def test_killed_leader_is_replaced(beats: Beats) -> None:
     assert last.due < following.due <= killed + timedelta(seconds=0.5)
 
 
+@pytest.mark.long
 def test_stopped_leader_is_replaced_at_once(
     project: MakeBeats,
 ) -> None:
@@ -76,6 +78,7 @@ def test_stopped_leader_is_replaced_at_once(
     beats.until_sent(2, by=second, seconds=40)
 
 
+@pytest.mark.long
 def test_frozen_leader_sends_nothing_when_it_continues(beats: Beats) -> None:
     """It gets SIGSTOP for longer than its term, and then SIGCONT."""
     first = beats.start()
@@ -137,6 +140,7 @@ def test_minority_of_nodes_away_changes_nothing(beats: Beats) -> None:
     assert second.count("ERROR") == 0
 
 
+@pytest.mark.long
 def test_majority_of_nodes_away_stops_all_sending(beats: Beats) -> None:
     """Each beat logs this once. When the nodes are back, one beat continues."""
     leader = beats.start_three()

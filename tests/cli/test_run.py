@@ -235,6 +235,7 @@ def test_kill_of_the_holder_kills_the_command(
 # -- Other commands without an app -------------------------------------------------
 
 
+@pytest.mark.long
 def test_commands_take_nodes_in_place_of_an_app(
     start_nodes: Callable[..., DevNodes],
 ) -> None:

@@ -185,6 +185,7 @@ def test_message_without_a_queue_stays_in_the_outbox(
     assert delivered(worker) == [other]
 
 
+@pytest.mark.long
 def test_memory_alarm_delays_a_commit_for_a_bounded_time(
     worker: Worker, rabbitmq: RabbitMQ, outbox: Outbox, engine: Engine, soon: None
 ) -> None:

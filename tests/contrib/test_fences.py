@@ -283,6 +283,7 @@ def test_paused_writer_is_refused(
     assert storage.read(pk) == ("by the next", lease.fence)
 
 
+@pytest.mark.long
 def test_renewed_holder_writes_long_after_its_ttl(
     storage: Storage, redlock: Redlock, key: str, start_writer: Start
 ) -> None:

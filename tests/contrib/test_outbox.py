@@ -384,6 +384,7 @@ def test_message_that_cannot_be_published_stops_no_other(  # noqa: PLR0913, PLR0
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.long
 def test_two_processes_publish_a_message_once(
     worker: Worker,
     ledger: Ledger,

@@ -174,6 +174,7 @@ def titled(blocks: list[str]) -> dict[str, str]:
     return {found[1]: text for text in blocks if (found := TITLE.match(text))}
 
 
+@pytest.mark.long
 def test_blocks_with_django_run(tmp_path: Path, port: str) -> None:
     """Their tasks, the view and `ensure` do what the pages say, on one PostgreSQL."""
     pytest.importorskip("django")

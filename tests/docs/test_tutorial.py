@@ -68,6 +68,7 @@ def reader(tmp_path: Path, redis_server: str) -> Reader:
     return Reader(folder, {**environment, "REDLOCK_REDIS_SERVER": redis_server})
 
 
+@pytest.mark.long
 def test_tutorial_says_what_happens(reader: Reader) -> None:
     """All blocks in their order: a call runs, its duplicate does not, a node stops."""
     type_the_tutorial(reader)

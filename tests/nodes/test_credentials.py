@@ -176,6 +176,7 @@ def test_nodes_are_reached_by_tls(tls_nodes: DevNodes, key: str) -> None:
     until_nothing_is_left(tls_nodes)
 
 
+@pytest.mark.long
 def test_tls_nodes_recover_their_fences(tls_nodes: DevNodes) -> None:
     """A hundred kilobytes of counters, in both directions, fit through TLS."""
     short: dict[str, Any] = {"ttl": 0.9, "max_ttl": 1.0}

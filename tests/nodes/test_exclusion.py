@@ -75,6 +75,7 @@ def contention(
 
 
 @pytest.mark.parametrize("seed", with_long(range(2), "1"))
+@pytest.mark.long
 def test_valid_leases_never_overlap_in_any_history(
     start_nodes: StartNodes, key: str, seed: int
 ) -> None:

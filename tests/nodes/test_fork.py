@@ -156,6 +156,7 @@ print("apart")
     assert run(program) == ["apart"]
 
 
+@pytest.mark.long
 def test_child_notices_a_fork_that_runs_no_hook(run: Run) -> None:
     """It has its own connections and watchdog, though a thread of its parent works.
 

@@ -99,6 +99,7 @@ print(amount, overlaps)
     assert run(program) == ["90 0"]
 
 
+@pytest.mark.long
 def test_greenlets_run_while_one_waits_for_hung_nodes(run: Run) -> None:
     """While a greenlet waits for hung nodes or for a lock, other greenlets run."""
     program = """
@@ -243,7 +244,10 @@ print({name: count for name, count in idle.items() if count > 20})
     assert run(program) == ["{}"]
 
 
-@pytest.mark.parametrize("before", ["is built", "is used", "has ended its threads"])
+BEFORE = ["is built", "is used", "has ended its threads"]
+
+
+@pytest.mark.parametrize("before", with_long(BEFORE, *BEFORE[::2]))
 def test_service_from_before_the_patch_blocks_no_greenlet(
     three_nodes: DevNodes, key: str, before: str
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import with_long
 from tests.nodes.support import ROOT, run_python, until_nothing_is_left
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ MODES = ["threads", "greenlets", "coroutines"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts the files in /proc")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", with_long(MODES, *MODES[1:]))
 def test_interrupts_leave_nothing_behind(
     three_nodes: DevNodes, key: str, mode: str
 ) -> None:
@@ -251,7 +252,7 @@ left.__enter__()
 NEVER_CLOSED = {"threads", *(("generator",) if sys.version_info < (3, 11) else ())}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", with_long(SHAPES, *[*SHAPES][1:-1]))
 def test_process_ends_in_a_block(three_nodes: DevNodes, key: str, shape: str) -> None:
     """It does not hang and prints nothing, and no lock is left that Python closes."""
     done = subprocess.run(  # noqa: S603  (a program of this file)

@@ -66,6 +66,7 @@ def test_new_client_gives_each_of_many_threads_its_lock(
         assert all(pool.map(take, range(32)))
 
 
+@pytest.mark.long
 def test_threads_without_pause_cost_no_lease(three_nodes: DevNodes, key: str) -> None:
     """A lease is renewed while 200 threads acquire and release in a loop."""
     over, renewals, losses = threading.Event(), list[Any](), list[Any]()

@@ -409,6 +409,7 @@ def test_holder_without_a_majority_is_notified(
         until_nothing_is_left(five_nodes, key)
 
 
+@pytest.mark.long
 def test_loss_is_reported_while_other_threads_wait_for_hung_nodes(
     five_nodes: DevNodes, key: str
 ) -> None:

@@ -239,6 +239,7 @@ def test_url_that_asks_for_resp3_gets_resp2(shared_nodes: DevNodes, key: str) ->
 # -- Bytes that arrive one by one --------------------------------------------------
 
 
+@pytest.mark.long
 def test_locks_work_where_bytes_arrive_one_by_one(
     three_nodes: DevNodes, key: str
 ) -> None:

@@ -228,6 +228,7 @@ def test_plugin_works_beside_pytest_celery(pytester: pytest.Pytester) -> None:
     pytest_passes(pytester, passed=3)
 
 
+@pytest.mark.long
 def test_plugin_works_beside_the_plugin_of_celery(pytester: pytest.Pytester) -> None:
     """``celery.contrib.pytest`` has a worker in a thread."""
     pytester.makeconftest('pytest_plugins = ["celery.contrib.pytest"]\n' + CONFTEST)
@@ -258,6 +259,7 @@ def test_plugin_starts_a_store_in_place_of_nodes(
 
 @pytest.mark.usefixtures("redis_server")
 @pytest.mark.parametrize("seed", with_long(range(3), "1", "2"))
+@pytest.mark.long
 def test_plugin_gives_nodes_whatever_ran_before(
     pytester: pytest.Pytester, seed: int
 ) -> None:

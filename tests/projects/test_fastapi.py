@@ -51,7 +51,7 @@ def site(
         yield urls
 
 
-@pytest.mark.parametrize("way", with_long(WAYS, *WAYS[1:3], *WAYS[4:6]))
+@pytest.mark.parametrize("way", with_long(WAYS, *WAYS[1:]))
 def test_one_request_at_a_time_is_inside(site: list[str], key: str, way: str) -> None:
     """Of 200 requests to two processes, each that is let in is alone."""
     urls = [f"{url}/{way}/{key}" for url in site]
@@ -64,6 +64,7 @@ def test_one_request_at_a_time_is_inside(site: list[str], key: str, way: str) ->
     until(lambda: ask(urls[0])[0] == 200, what="the release after the last answer")
 
 
+@pytest.mark.long
 def test_generator_that_a_request_leaves_open_keeps_all_others_out(
     site: list[str], key: str
 ) -> None:
@@ -77,6 +78,7 @@ def test_generator_that_a_request_leaves_open_keeps_all_others_out(
     until(lambda: ask(f"{site[1]}/block/{key}")[0] == 200)
 
 
+@pytest.mark.long
 def test_one_task_of_trio_at_a_time_is_inside(
     shared_nodes: DevNodes, key: str, tmp_path: Path
 ) -> None:

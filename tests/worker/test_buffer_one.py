@@ -281,6 +281,7 @@ def test_killed_holder_stops_no_other_call(prefork: Deployment, key: str) -> Non
 @pytest.mark.parametrize(
     "victims", with_long(["waiter", "holder", "both"], "waiter", "holder")
 )
+@pytest.mark.long
 def test_killed_workers_lose_nothing(
     deploy: Deploy, key: str, pool: str, victims: str
 ) -> None:

@@ -68,6 +68,7 @@ def test_of_several_newcomers_the_newest_runs(here: Deployment, key: str) -> Non
     assert here.stage.overlaps(key) == []
 
 
+@pytest.mark.long
 def test_call_that_no_process_can_look_at_replaces_the_running_one(
     deploy: Deploy, key: str
 ) -> None:
@@ -187,6 +188,7 @@ def test_block_outside_of_a_task_asks_its_lease(here: Deployment, key: str) -> N
 
 
 @pytest.mark.parametrize("victim", with_long(["running", "newcomer"], "newcomer"))
+@pytest.mark.long
 def test_killed_workers_lose_no_newest_call(
     deploy: Deploy, key: str, victim: str
 ) -> None:

@@ -313,6 +313,7 @@ def test_killed_job_keeps_no_other_call_out(prefork: Deployment, key: str) -> No
         ),
     ],
 )
+@pytest.mark.long
 def test_worker_of_another_version_releases_the_claim(
     deploy: Deploy, key: str, published_by: str, run_by: str
 ) -> None:

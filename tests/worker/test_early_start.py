@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from celery import states
 
 from tests.harness.waiting import until
@@ -98,6 +99,7 @@ def test_revoked_call_lets_the_next_one_start(here: Deployment, key: str) -> Non
     until(lambda: revoked.state == states.REVOKED, what="the end of the revoked call")
 
 
+@pytest.mark.long
 def test_calls_in_several_workers_start_one_after_another(
     deploy: Deploy, key: str
 ) -> None:

@@ -82,7 +82,10 @@ def old_messages(engine: Engine) -> int:
         return int(connection.execute(text(old), {"before": before}).scalar_one())
 
 
-@pytest.mark.parametrize(("task", "doubled"), [("once", 0), ("often", KILLS)])
+@pytest.mark.parametrize(
+    ("task", "doubled"),
+    [("once", 0), pytest.param("often", KILLS, marks=pytest.mark.long)],
+)
 def test_jobs_whose_process_is_killed_after_the_commit(
     here: Deployment, engine: Engine, key: str, task: str, doubled: int
 ) -> None:

@@ -68,6 +68,7 @@ def test_call_waits_for_one_that_is_still_in_its_queue(
     assert ran(here, key) == [first.id, *(call.id for call in later)]
 
 
+@pytest.mark.long
 def test_calls_of_several_workers_run_in_order(deploy: Deploy, key: str) -> None:
     """Each process takes a call when it likes, and all of them end soon."""
     with deploy(workers=2, concurrency=2) as here:

@@ -85,6 +85,7 @@ def test_apply_in_the_body_takes_no_lock_by_default(here: Deployment, key: str) 
 
 
 @pools
+@pytest.mark.long
 def test_apply_in_a_thread_of_the_body_is_another_execution(
     deploy: Deploy, key: str, pool: str
 ) -> None:

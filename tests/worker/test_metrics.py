@@ -87,6 +87,7 @@ def test_children_of_a_prefork_worker_are_scraped_from_its_parent(
 
 
 @pytest.mark.several_nodes
+@pytest.mark.long
 def test_loss_and_outage_are_scraped(
     metered: Start, frail_nodes: LockNodes, stage: Stage, key: str
 ) -> None:

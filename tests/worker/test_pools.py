@@ -58,17 +58,15 @@ def test_pool_runs_different_calls_at_once(any_pool: Deployment, key: str) -> No
     any_pool.nodes.until_free("canonical")
 
 
-def test_pool_renews_the_lock_while_a_body_runs(
-    every_pool: Deployment, key: str
-) -> None:
+def test_pool_renews_the_lock_while_a_body_runs(any_pool: Deployment, key: str) -> None:
     """A run that outlives the ttl many times keeps its lock throughout."""
-    first = every_pool.begin("short", key)
-    every_pool.nodes.until_held(key)
+    first = any_pool.begin("short", key)
+    any_pool.nodes.until_held(key)
 
-    every_pool.nodes.until_renewed(key, times=6)
+    any_pool.nodes.until_renewed(key, times=6)
 
-    assert_refused(every_pool.send("short", key), first)
-    every_pool.finish(key, first)
+    assert_refused(any_pool.send("short", key), first)
+    any_pool.finish(key, first)
 
 
 def test_pool_stops_a_body_whose_lock_is_lost(every_pool: Deployment, key: str) -> None:

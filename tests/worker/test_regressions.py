@@ -175,6 +175,7 @@ def test_worker_that_comes_and_goes_leaves_live_locks(
     prefork.finish(key, first)
 
 
+@pytest.mark.long
 def test_retry_that_is_due_after_the_ttl_takes_the_lock_anew(
     deploy: Deploy, key: str
 ) -> None:

@@ -71,7 +71,11 @@ def test_retry_runs_the_job_when_the_nodes_are_back(outage: Outage, key: str) ->
 
 
 @pytest.mark.parametrize(
-    ("policy", "state"), [("raise", states.FAILURE), ("skip", states.REVOKED)]
+    ("policy", "state"),
+    [
+        ("raise", states.FAILURE),
+        pytest.param("skip", states.REVOKED, marks=pytest.mark.long),
+    ],
 )
 def test_raise_and_skip_end_the_job(
     outage: Outage, key: str, policy: str, state: str

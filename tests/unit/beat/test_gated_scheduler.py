@@ -205,6 +205,7 @@ def test_each_slot_is_sent_once_however_beats_end(site: Site, seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.long
 def test_slot_is_sent_twice_only_after_its_sender_was_cut_off(
     site: Site, seed: int
 ) -> None:

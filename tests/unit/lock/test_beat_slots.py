@@ -174,6 +174,7 @@ def test_node_that_was_away_learns_from_the_next_leader(
         assert noted == {b"e": str(NOON).encode()}
 
 
+@pytest.mark.long
 def test_record_is_bounded(nodes: FakeNodes, record: SlotRecord) -> None:
     """Entries come and go; the oldest are forgotten."""
     for number in range(MOST):

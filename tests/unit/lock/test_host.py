@@ -156,6 +156,7 @@ def test_all_commands_of_the_scripts_are_known() -> None:
     assert used == known
 
 
+@pytest.mark.long
 def test_numbers_have_a_point_where_the_process_has_a_comma(tmp_path: Path) -> None:
     """Lua reads numbers by the locale of the process. A server has a point."""
     localedef = shutil.which("localedef")

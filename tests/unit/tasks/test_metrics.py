@@ -195,6 +195,7 @@ def test_terms_are_counted(worker: Worker, counts: Registry) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.long
 def test_child_that_is_forked_while_its_parent_counts_can_count() -> None:
     """It would inherit a closed lock, and hang at its first task."""
     count = instruments_in(Registry())
