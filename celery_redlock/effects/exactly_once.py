@@ -277,7 +277,7 @@ class _OnceRun:
             stale = self._stale(found)
             extra = self._call.log_fields("stale-fence", fence=self._fence)
             log.warning("%s: StaleFence: %s", self._call, stale, extra=extra)
-        self._call.drop_if_finished()
+        self._execution.drop_if_finished()
         return self._give(found)
 
     def _stale(self, found: CallRecord) -> StaleFence:

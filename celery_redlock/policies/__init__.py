@@ -18,14 +18,12 @@ A conflict can be met twice: when a call is published, where it is claimed
 answers each in its own way.
 
 Read in this order: ``base`` (situations, the decision base classes and their hooks),
-``skip`` (the shortest policy), ``raise_``, ``allow``, ``retry``, ``wait``, then
-``successor`` (the register that the next two share), ``buffer_one``,
-``cancel_running``; for lost locks ``abort`` and ``warn``; ``registry`` (from the value
-of a task option to a decision).
+``skip`` (the shortest policy), ``raise_``, ``allow``, ``retry``, ``wait``,
+``buffer_one``, ``cancel_running``; for lost locks ``abort`` and ``warn``; ``registry``
+(from the value of a task option to a decision).
 
-Exported are the situations, the decisions, and the options that take them.
-`Successor` is for the package ``task``. To add a policy, write a file like ``skip`` and
-import its decision here.
+Exported are the situations, the decisions, and the options that take them. To add a
+policy, write a file like ``skip`` and import its decision here.
 """
 
 from celery_redlock.policies.abort import Abort
@@ -60,7 +58,6 @@ from celery_redlock.policies.registry import (
 )
 from celery_redlock.policies.retry import Retry
 from celery_redlock.policies.skip import Skip
-from celery_redlock.policies.successor import Successor
 from celery_redlock.policies.wait import Wait
 from celery_redlock.policies.warn import Warn
 
@@ -89,7 +86,6 @@ __all__ = [
     "Run",
     "Situation",
     "Skip",
-    "Successor",
     "Wait",
     "Warn",
     "given_at",

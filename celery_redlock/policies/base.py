@@ -38,10 +38,10 @@ from celery_redlock.basics.timing import seconds_of
 from celery_redlock.errors import ConfigurationError, LockHeld
 
 if TYPE_CHECKING:
+    from celery_redlock.errors import DuplicateTask
     from celery_redlock.line.backlog import Place
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.limits import Limit
-    from celery_redlock.policies.successor import Successor
 
 __all__ = [
     "POLICIES",
@@ -57,6 +57,7 @@ __all__ = [
     "OutageDecision",
     "PublishDecision",
     "RefusedCall",
+    "RegisteredCall",
     "Situation",
     "TaskOptions",
     "in_seconds",
@@ -203,11 +204,36 @@ class RefusedCall(DecidedCall, Protocol):
         """The refusal: it names the holder."""
 
     @property
-    def successor(self) -> Successor:
+    def successor(self) -> RegisteredCall:
         """The part of the call in the successor register."""
+
+    def duplicate(self, what: str) -> DuplicateTask:
+        """Return the error that says what becomes of the call, and why."""
+
+    def republish(
+        self, countdown: float, what: str = "is republished", *, next_: str = ""
+    ) -> float:
+        """End this copy of the call, and send it again to run after a countdown.
+
+        ``what`` says it in words; ``next_`` which call of the register runs next.
+        """
 
     def wait(self, timeout: float) -> float:
         """Wait for the lock in the worker process, then ask the policy again."""
+
+
+class RegisteredCall(Protocol):
+    """The part of a call in the successor register: which of those that wait runs.
+
+    Both methods return the seconds for which to try for the lock, and raise
+    ``Ignore`` or ``Retry`` when this copy of the call has ended.
+    """
+
+    def wait_in_queue(self, refused: RefusedCall, keep: str, countdown: float) -> float:
+        """Enter the register and return to the queue, or end as superseded."""
+
+    def replace_holder(self, refused: RefusedCall, grace: float) -> float:
+        """Ask the running call to end, unless it is the newer of the two."""
 
 
 # -- the options of its task -------------------------------------------------------

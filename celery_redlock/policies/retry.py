@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
@@ -11,11 +11,13 @@ from celery_redlock.basics.timing import seconds_of
 from celery_redlock.policies.base import (
     Conflict,
     ConflictDecision,
+    DecidedCall,
     Duration,
     LossDecision,
     OptionChecks,
     Outage,
     OutageDecision,
+    RefusedCall,
     Situation,
     TaskOptions,
     in_seconds,
@@ -132,10 +134,10 @@ class Retry(ConflictDecision, LossDecision, OutageDecision):
             return what
         return f"{what} ({place.before} of {place.waiting} that wait are before it)"
 
-    def perform(self, call: Any) -> Any:
+    def perform(self, call: DecidedCall) -> Any:
         """Publish the call again, and end this copy of it; or first wait a moment."""
         if self.patience:
-            return call.wait(in_seconds(self.patience))
+            return cast("RefusedCall", call).wait(in_seconds(self.patience))
         return call.republish(in_seconds(self.countdown))
 
 

@@ -21,11 +21,12 @@ Read the files in the order of a call's life::
 
 * `singleton_task` is the base class of tasks, and `decorator` makes a function one.
 * `call` is what is known of a call before its body runs: the key that it locks, the
-  `header` of its message, the runtime of its app, the options of its task. It also
-  stores the result of a call that does not run, and republishes it.
+  `header` of its message, the runtime of its app, the options of its task.
 * `execution` runs the body under the lock, and decides about a lock that is lost.
 * `admission` acquires the lock. A call that is refused is skipped, fails, waits, is
-  republished, or runs without the lock, as its policy says.
+  republished, or runs without the lock, as its policy says. `ends` has the ways in
+  which a copy of a call ends without a run, and `successor` its part in the register
+  of `buffer_one` and `cancel_running`.
 * `interrupt` raises an error in a running body from outside.
 * `refusal` is the exception in which a refused call ends. `tracer` lets it pass
   Celery's tracer at no more than the cost of a run, with `trace_info`, which only a

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from celery.exceptions import Ignore, Retry
@@ -71,12 +72,21 @@ from celery_redlock.line.backlog import (
 )
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Wanted
-from celery_redlock.policies import Conflict, Outage, Successor
+from celery_redlock.policies import Conflict, Outage
 from celery_redlock.records.beat_slots import mark_slot
 from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import lock_conflict, lock_outage
+from celery_redlock.task.ends import (
+    Pauses,
+    drop_if_finished,
+    drop_if_outdated,
+    republish,
+    skip,
+    wait_for_result,
+)
 from celery_redlock.task.header import waits_of
 from celery_redlock.task.publishing import cooling
+from celery_redlock.task.successor import Successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +115,8 @@ class Admission:
 
     Attributes:
         waited: Seconds for which policies have let the call wait.
+        refused: µs since 1970 when the call joined a backlog, in this copy or an
+            earlier one; 0 if it was in none.
     """
 
     def __init__(
@@ -116,6 +128,7 @@ class Admission:
     ) -> None:
         self.call = call
         self.waited = 0.0
+        self.refused = call.header.refused
         self._acquire, self._release = acquire, release
         self._interrupter = interrupter
         self._patience = _PATIENCE
@@ -153,7 +166,7 @@ class Admission:
     def _enter(self) -> Lease | None:
         call = self.call
         if call.is_redelivered:
-            call.drop_if_finished()
+            drop_if_finished(call)
         if call.header.slot:
             self._drop_if_sent_twice(call.header.slot)
         wait: float | None = 0.0
@@ -189,6 +202,21 @@ class Admission:
             # The broker may be away. The body runs all the same.
             log.exception("The event task-started of %s could not be sent.", self.call)
 
+    @property
+    def in_backlog(self) -> float | None:
+        """Seconds since the call joined a backlog; None if it was in none.
+
+        The clocks of two machines may differ, so it is an estimate.
+        """
+        if not self.refused:
+            return None
+        now: float = self.call.runtime.redlock.clock.wall()
+        return max(0.0, now - self.refused / 1e6)
+
+    @cached_property
+    def _pauses(self) -> Pauses:
+        return Pauses(self._interrupter)
+
     # -- for decisions -----------------------------------------------------------
 
     @property
@@ -205,7 +233,7 @@ class Admission:
             self.successor.withdraw()
 
     def republish(self, reason: RedlockError, countdown: float, **header: Any) -> None:
-        """Publish the call again and end this copy of it; see ``Call.republish``."""
+        """Publish the call again and end this copy of it; see ``ends.republish``."""
         if self.call.options.task.in_order:
             margin = self.call.options.task.claim_seconds
             header["line"] = (self.call.key, margin)
@@ -217,7 +245,8 @@ class Admission:
                 seconds=countdown,
                 margin=margin,
             )
-        self.call.republish(reason, countdown, self._interrupter, **header)
+        header = {"refused": self.refused, **header}
+        republish(self.call, reason, countdown, self._pauses, **header)
 
     # -- granted -------------------------------------------------------------------
 
@@ -249,12 +278,12 @@ class Admission:
         call = self.call
         if call.is_redelivered:
             if call.header.met_copy:
-                self._wait(call.wait_for_result)
-            call.drop_if_outdated()
+                self._wait(lambda: wait_for_result(call))
+            drop_if_outdated(call)
         elif call.header.deferred:
             # The process that published this copy may have been killed right then:
             # its own message came back, and may have run before this one.
-            call.drop_if_finished()
+            drop_if_finished(call)
         if self._successor is not None:
             self._successor.start()
         else:
@@ -290,7 +319,7 @@ class Admission:
             key=call.key,
         )
         log.info("%s", error, extra=call.log_fields("slot-sent-twice", slot=slot))
-        raise call.skip(error, key=call.key, policy="slot")
+        raise skip(call, error, key=call.key, policy="slot")
 
     def _may_run_in_cool_down(self, other: ExistingJob) -> bool:
         """Tell whether a call may run in a cool-down, as its policy decides."""
@@ -338,8 +367,8 @@ class Admission:
         call = self.call
         if phase == "succeeded" or not call.options.task.has_backlog:
             return None
-        if not call.refused:
-            call.refused = round(call.runtime.redlock.clock.wall() * 1e6)
+        if not self.refused:
+            self.refused = round(call.runtime.redlock.clock.wall() * 1e6)
         if call.options.task.in_order:
             return self._place
         return self._join_backlog(held.held_key or call.key)
@@ -455,7 +484,7 @@ class _RefusedCall:
             log.exception("The event task-conflict of %s could not be sent.", call)
 
     def skip(self) -> NoReturn:
-        raise self.admission.call.skip(self._end(), **self._event_fields())
+        raise skip(self.admission.call, self._end(), **self._event_fields())
 
     def fail(self) -> NoReturn:
         raise self._end()
@@ -555,7 +584,7 @@ class _UnreachableCall:
     def skip(self) -> NoReturn:
         self.admission.withdraw()
         fields = {"key": self.admission.call.key, "policy": self.decision.name}
-        raise self.admission.call.skip(self.unreachable, **fields)
+        raise skip(self.admission.call, self.unreachable, **fields)
 
     def fail(self) -> NoReturn:
         self.admission.withdraw()

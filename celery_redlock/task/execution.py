@@ -28,11 +28,13 @@ from __future__ import annotations
 import contextvars
 import functools
 import logging
+import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from celery import signals as celery_signals
+from celery import states
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as RetriesItself
 
@@ -47,6 +49,7 @@ from celery_redlock.policies import Abort, CancelRunning, Loss, LossDecision
 from celery_redlock.scripts.keys import shown
 from celery_redlock.task.admission import Admission
 from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
+from celery_redlock.task.ends import Pauses, drop_if_finished, republish, skip
 from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
 
@@ -213,11 +216,12 @@ class Execution(TaskLock):
         self._is_lost = False
         self.has_ended = False
         self._is_kept = False  # until Celery has stored RETRY
+        self._admission = Admission(call, self.acquire, self.release, self._interrupter)
 
     @property
     def in_backlog(self) -> float | None:
         """Seconds since the call joined the backlog of its key; None: it did not."""
-        return self.call.in_backlog
+        return self._admission.in_backlog
 
     def is_of(self, task: Any, request: Any) -> bool:
         """Tell whether this is the execution of that request."""
@@ -275,9 +279,9 @@ class Execution(TaskLock):
         if lease is not None:
             lease.ensure()
             if call.options.task.needs_arguments:
-                call.preserve_arguments()
+                self.call = call.with_own_arguments()
             lease.begin()
-        call.note_started()
+        self._note_started()
         try:
             returned = self._run_body(body)
         except RetriesItself:
@@ -290,6 +294,30 @@ class Execution(TaskLock):
         if call.options.task.unique_for:
             cool_down(call)
         return returned
+
+    def _note_started(self) -> None:
+        """Store STARTED, where the task tracks that.
+
+        Celery would store it before the task is called, over the result of another copy
+        that has ended.
+        """
+        call = self.call
+        if not call.task.tracks_start or call.request.is_eager:
+            return
+        if not call.keeps_result():
+            return
+        meta = {"pid": os.getpid(), "hostname": call.request.hostname}
+        try:
+            call.task.backend.store_result(
+                call.id, meta, states.STARTED, request=call.request
+            )
+        except Exception:
+            # The call can run. Its end is stored, or fails, as Celery does it.
+            log.exception("STARTED could not be stored for %s.", call.id)
+
+    def drop_if_finished(self) -> None:
+        """End this copy if another copy with the same id has finished."""
+        drop_if_finished(self.call)
 
     def _run_body(self, body: Callable[[], _T]) -> _T:
         """Run the body; with ``exactly_once_in``, in a transaction with its record."""
@@ -321,12 +349,10 @@ class Execution(TaskLock):
                 raise
 
     def _admit(self) -> Lease | None:
-        call = self.call
-        admission = Admission(call, self.acquire, self.release, self._interrupter)
-        if not call.header.claim:
-            return admission.enter()
-        with claimed_until_it_begins(call):
-            return admission.enter()
+        if not self.call.header.claim:
+            return self._admission.enter()
+        with claimed_until_it_begins(self.call):
+            return self._admission.enter()
 
     def on_released(self, lease: Lease) -> None:
         """Send ``lock_released``, and note how long the run took."""
@@ -424,11 +450,16 @@ class Execution(TaskLock):
         call, by = self.call, lease.cancelled_by
         log.info("%s has ended, cancelled by %s.", call, by)
         facts = {"key": call.key, "policy": CancelRunning.name, "cancelled_by": by}
-        return call.skip(lease.cancelled_error(), **facts)
+        return skip(call, lease.cancelled_error(), **facts)
 
     def republish(self, reason: LockLost, countdown: float) -> None:
-        """Publish the call again; see ``Call.republish``."""
-        self.call.republish(reason, countdown, self._interrupter)
+        """Publish the call again; see ``ends.republish``."""
+        since = self._admission.refused
+        republish(self.call, reason, countdown, self._pauses, refused=since)
+
+    @functools.cached_property
+    def _pauses(self) -> Pauses:
+        return Pauses(self._interrupter)
 
     def release_kept(self) -> None:
         """Release the lock that was kept until RETRY is stored. Twice is harmless."""

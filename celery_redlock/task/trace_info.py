@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.trace import TraceInfo
 
-from celery_redlock.task.call import Republished
+from celery_redlock.task.ends import Republished
 from celery_redlock.task.refusal import was_refused
 
 if TYPE_CHECKING:

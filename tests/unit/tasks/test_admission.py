@@ -323,7 +323,7 @@ def test_app_without_a_result_backend_is_no_error(
     call = Call.of(task, task.request, (), {})
 
     assert not call.has_ended(worker.call_id)
-    assert [r for r in caplog.records if r.name == "celery_redlock.task.call"] == []
+    assert [r for r in caplog.records if r.name == "celery_redlock.task.results"] == []
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # by Celery's backend

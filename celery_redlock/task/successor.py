@@ -18,18 +18,21 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.errors import DuplicateTask, LockHeld
 from celery_redlock.line.cancel_requests import ask_to_end
 from celery_redlock.line.successors import RegisterReply, withdraw
+from celery_redlock.task.ends import skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from celery.exceptions import Ignore
 
+    from celery_redlock.policies import RefusedCall
+    from celery_redlock.task.call import Call
 
 __all__ = ["Successor"]
 
@@ -42,7 +45,7 @@ _RETURN_WITHIN = 300.0  # seconds in which superseded calls return to a worker
 class Successor:
     """The part of one execution of a call in the successor register."""
 
-    def __init__(self, call: Any) -> None:  # a ``task.call.Call``
+    def __init__(self, call: Call) -> None:
         self._call = call
         self._keep = call.header.next or call.options.task.keeps
         self._is_entered = bool(call.header.next)  # by a majority of the nodes
@@ -50,7 +53,9 @@ class Successor:
 
     # -- for the policies ----------------------------------------------------
 
-    def wait_in_queue(self, refused: Any, keep: str, countdown: float = 0.0) -> float:
+    def wait_in_queue(
+        self, refused: RefusedCall, keep: str, countdown: float = 0.0
+    ) -> float:
         """Enter the register and republish the call, or end as superseded.
 
         Args:
@@ -73,10 +78,9 @@ class Successor:
         delay = countdown or jittered(doubled(1.0, call.header.deferred, longest))
         self._enter(refused.held, keep, delay)
         next_ = keep if self._is_entered else ""
-        tried: float = refused.republish(delay, "waits in its queue", next_=next_)
-        return tried
+        return refused.republish(delay, "waits in its queue", next_=next_)
 
-    def replace_holder(self, refused: Any, grace: float) -> float:
+    def replace_holder(self, refused: RefusedCall, grace: float) -> float:
         """Ask the running call to end, unless it is the newer of the two.
 
         The call then waits in the worker process for ``grace`` seconds, or, if that is
@@ -94,13 +98,11 @@ class Successor:
         if holder is not None:
             ask_to_end(call.runtime.redlock, call.key, holder, str(call))
         if grace:
-            waits: float = refused.wait(grace)
-            return waits
+            return refused.wait(grace)
         next_ = "latest" if self._is_entered else ""
-        tried: float = refused.republish(delay, "waits in its queue", next_=next_)
-        return tried
+        return refused.republish(delay, "waits in its queue", next_=next_)
 
-    # -- for the admission ---------------------------------------------------
+    # -- under the lock -------------------------------------------------------
 
     def start(self) -> None:
         """Note that the call runs, now that it has its lock; or end as superseded."""
@@ -166,7 +168,8 @@ class Successor:
             holder=held.holder if held is not None else None,
         )
         log.info("%s", error, extra=call.log_fields("superseded", by=by))
-        return call.skip(
+        return skip(
+            call,
             error,
             key=call.key,
             policy=policy,

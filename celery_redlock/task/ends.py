@@ -1,0 +1,344 @@
+"""The ends of one copy of a call that does not run.
+
+=============  =================================================================
+end            how, and why not otherwise
+=============  =================================================================
+``skip``       The result is stored as REVOKED, with the chain after it and the
+               chord around it. After a bare ``Ignore`` clients would wait for
+               these results for ever; ``Reject`` looks like a failure.
+drop           ``Ignore``: the result belongs to another copy with the same id.
+``republish``  The same call is sent again, without ``Task.retry``: that turns an
+               error of the broker into a ``Reject``, and the job is lost.
+=============  =================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timezone
+from logging import DEBUG, INFO
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.exceptions import Ignore, Retry, TaskRevokedError, TimeLimitExceeded
+
+from celery_redlock.basics.backoff import doubled, jittered
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
+from celery_redlock.line.backlog import leave_backlog
+from celery_redlock.options.broker import accepted_countdown, broker_errors, way_back
+from celery_redlock.task.interrupt import Interrupter
+from celery_redlock.task.publishing import send_again
+from celery_redlock.task.results import can_be_read, stored_result
+
+if TYPE_CHECKING:
+    from celery_redlock.task.call import Call
+    from celery_redlock.task.header import TaskHeader
+
+__all__ = [
+    "Pauses",
+    "Republished",
+    "drop_if_finished",
+    "drop_if_outdated",
+    "republish",
+    "skip",
+    "wait_for_result",
+]
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
+_STORED_WITHIN, _LOOK_EVERY = 5.0, 0.05  # seconds after the release of the lock
+_COUNT_AGAIN, _LONGEST_COUNT = 5.0, 300.0  # seconds
+
+
+class Republished(Retry):  # type: ignore[misc]
+    """Ends this copy of a call: the next one is published, and RETRY is stored."""
+
+
+class Pauses:
+    """The pauses of a copy that the broker does not accept: each is longer.
+
+    The interrupter lets time limits in meanwhile.
+    """
+
+    def __init__(self, interrupter: Interrupter | None = None) -> None:
+        self._interrupter = interrupter or Interrupter()
+        self._number = 0
+
+    def after(self, call: Call, error: BaseException) -> None:
+        """Log the error of the broker, and pause."""
+        pause = jittered(doubled(_FIRST_PAUSE, self._number, _LONGEST_PAUSE))
+        self._number += 1
+        log.warning(
+            "%s could not be republished (%s: %s). It keeps its worker process and "
+            "tries again in %.1f s.",
+            call,
+            type(error).__name__,
+            error,
+            pause,
+            extra=call.log_fields("republish-failed"),
+        )
+        self._interrupter.time_limited(lambda: SYSTEM_CLOCK.sleep(pause))
+
+
+# -- skip, drop ----------------------------------------------------------------------
+
+
+def skip(call: Call, error: Exception, **facts: Any) -> Ignore:
+    """Store the result of a call that does not run: REVOKED, with the error in it.
+
+    Args:
+        call: The call.
+        error: The reason, which ``result.get()`` raises.
+        **facts: Further fields of the event ``task-revoked``.
+
+    Returns:
+        The exception to raise: after it Celery leaves the result alone.
+    """
+    if call.request.is_eager:
+        return Ignore(str(error))
+    call.task.backend.mark_as_failure(
+        call.id,
+        error,
+        request=call.request,
+        store_result=_stores_errors(call),
+        call_errbacks=False,
+        state=states.REVOKED,
+    )
+    # Only here, in a worker, is Celery's own request class a cheap import.
+    from celery_redlock.task.request import Skipped  # noqa: PLC0415
+
+    return Skipped(str(error), facts)
+
+
+def drop_if_finished(call: Call) -> None:
+    """End this copy if another copy with the same id has finished.
+
+    While another process may send the body of its chord, the copy comes back later:
+    if that process was killed, the copy sends it. A copy that comes back does not
+    run.
+    """
+    if not (call.header.ended or _has_finished(call)):
+        return
+    if call.header.again and not (call.header.ended or call.is_redelivered):
+        return
+    while left := _try_to_count(call):
+        reason = RedlockError("it has ended, and its chord may not know it yet")
+        header = {"redelivered": True, "ended": True}
+        deferred = call.header.deferred + 1
+        republish(call, reason, left, Pauses(), deferred=deferred, **header)
+    extra = call.log_fields("copy-dropped")
+    if call.header.line:
+        leave_backlog(call.runtime.redlock, call.key, call.id, in_order=True)
+    log.info("%s has finished already; this copy of it is dropped.", call, extra=extra)
+    raise Ignore(f"{call} has finished already")
+
+
+def drop_if_outdated(call: Call) -> None:
+    """End a copy that has nothing left to do: no other copy runs, says the lock."""
+    drop_if_finished(call)
+    expires = call.expires()
+    if expires and datetime.now(timezone.utc).timestamp() > expires:
+        log.info("%s has expired.", call, extra=call.log_fields("expired"))
+        raise skip(call, TaskRevokedError("expired"), expired=True)
+
+
+def wait_for_result(call: Call) -> None:
+    """Wait until the other copy, which had the lock before, has stored its result.
+
+    Celery stores a result after the lock is released. If the other copy was killed,
+    there is none, and this call returns after some seconds. A lock of this copy
+    that is not renewed has at least half of its time left then.
+    """
+    if not (call.keeps_result() and can_be_read(call.task)):
+        return
+    awaited = states.READY_STATES
+    if call.request.retries:  # its parent has ended with RETRY
+        awaited |= {states.RETRY}
+    clock, patience = call.runtime.redlock.clock, _STORED_WITHIN
+    if not call.options.task.renew:
+        patience = min(patience, call.options.ttl / 2)
+    give_up_at = clock.monotonic() + patience
+    while stored_result(call.task, call.id).get("status") not in awaited:
+        if clock.monotonic() > give_up_at:
+            return
+        clock.sleep(_LOOK_EVERY)
+
+
+def _has_finished(call: Call) -> bool:
+    """Tell whether a stored result says that this task id has finished.
+
+    If the answer is no by mistake, the call runs again, after the other copy, as
+    it would without this package.
+    """
+    if not call.keeps_result():
+        return False
+    task, meta = call.task, stored_result(call.task, call.id)
+    if isinstance(meta.get("result"), TimeLimitExceeded) and task.acks_late:
+        # Celery stores FAILURE and, where told so, redelivers the message as well.
+        usual = task.acks_on_failure_or_timeout
+        return bool(getattr(task, "acks_on_timeout", usual))
+    once = call.options.exactly_once
+    if once is not None and meta.get("status") == states.FAILURE:
+        from celery_redlock.effects.call_records import has_succeeded  # noqa: PLC0415
+
+        return not has_succeeded(call, once)
+    return meta.get("status") in states.READY_STATES
+
+
+def _stores_errors(call: Call) -> bool:
+    return call.keeps_result() or call.task.store_errors_even_if_ignored
+
+
+def _try_to_count(call: Call) -> float:
+    """Count a call that has ended in its chord.
+
+    Returns:
+        Seconds after which it must be counted once more; 0 if that is not needed.
+    """
+    try:
+        return _count_in_chord(call)
+    except Exception:
+        # Each backend has errors of its own, and none may be the result of a call
+        # that has one already.
+        log.exception("%s could not be counted in its chord.", call)
+        return jittered(doubled(_COUNT_AGAIN, call.header.deferred, _LONGEST_COUNT))
+
+
+def _count_in_chord(call: Call) -> float:
+    """Count a call that has ended in its chord, in case that was not done.
+
+    Celery stores a result first and counts it afterwards. A process can be killed
+    between the two steps. And a revocation stores REVOKED at once, but leaves it to
+    the worker that discards the call to count it: a worker that was started since
+    discards nothing. Then the chord would wait for ever. The Redis backend counts
+    a call only once. Other backends do not: there the chord is left alone.
+
+    Returns:
+        Seconds for which another process alone may send the body of the chord; 0 if
+        none may, or the body was sent.
+    """
+    backend, group = call.task.backend, call.request.group
+    is_member = bool(call.request.chord and group)
+    if not is_member or not getattr(backend, "_chord_zset", False):
+        return 0.0
+    meta = backend.get_task_meta(call.id, cache=False)
+    if meta["status"] not in states.READY_STATES:
+        return 0.0
+    # Since Celery 5.7: the token of that process, and "done" afterwards. It may end
+    # between the two looks, and then no process has looked at the chord since.
+    claim, done = backend.get_key_for_group(group, ".c"), (b"done", "done")
+    before = backend.client.get(claim)
+    backend.on_chord_part_return(call.request, meta["status"], meta["result"])
+    after = backend.client.get(claim)
+    if after in done or (after is None and before in (None, *done)):
+        return 0.0
+    return float(max(0, backend.client.ttl(claim)) + 1)
+
+
+# -- republish -------------------------------------------------------------------
+
+
+def republish(
+    call: Call,
+    reason: RedlockError,
+    countdown: float,
+    pauses: Pauses,
+    **header: Any,
+) -> None:
+    """Publish the call again and end this copy of it.
+
+    The next copy has the same id, the same retries and the same place in a canvas.
+
+    Args:
+        call: The call.
+        reason: Why it cannot run now. A task that runs eagerly has no queue and
+            ends with this error.
+        countdown: Seconds until it may run.
+        pauses: What the call does when the broker does not accept it.
+        **header: Fields of the header that change.
+
+    Raises:
+        Republished: It was published; the result is RETRY.
+        celery.exceptions.Ignore: It was published; the result is left alone,
+            since another copy of the call may own it.
+        Exception: It cannot be published, and the broker is not the reason: for
+            example a router or a receiver of a signal failed. The call ends in
+            this error, because it would come again.
+
+    Returns:
+        The broker did not accept it. The call has paused, longer each time: try
+        the lock, or this method, again.
+    """
+    if call.request.is_eager:
+        raise reason
+    fields = {"redelivered": call.is_redelivered, "met_copy": False, **header}
+    fresh = call.header._replace(base=None, **{"waits": (), **fields})
+    if not fresh.redelivered:
+        if call.header.deferred:
+            drop_if_finished(call)
+        elif _has_finished(call):  # its id was used before
+            fresh = fresh._replace(again=True)
+        _note_retry(call, reason)
+    app = call.task.app
+    countdown = accepted_countdown(app, countdown)
+    try:
+        _publish(call, countdown, fresh)
+    except broker_errors(app) as error:
+        pauses.after(call, error)
+        return
+    except Exception:
+        extra = call.log_fields("republish-failed")
+        text = "%s cannot be republished, and fails: the broker is not the reason."
+        log.exception(text, call, extra=extra)
+        raise
+    # An outage is logged as a whole (`OutageLog`), and a duplicate was announced.
+    is_known = isinstance(reason, (QuorumUnreachable, DuplicateTask))
+    level = DEBUG if is_known else INFO
+    text = "%s is republished, to run after %.1f s: %s"
+    extra = call.log_fields("republished", countdown=countdown)
+    log.log(level, text, call, countdown, reason, extra=extra)
+    if fresh.redelivered:
+        raise Ignore(f"{call} is republished, to run after {countdown:.1f} s")
+    # RETRY is stored, and may be outdated by now: Celery must not store it again.
+    # `RefusalInfo` sees to it, and this line where the tracer is not Celery's.
+    call.request.ignore_result = True
+    text = f"Retry in {countdown:.1f} s: {type(reason).__name__}"  # Celery logs it
+    raise Republished(text, exc=reason, when=countdown)
+
+
+def _note_retry(call: Call, error: Exception) -> None:
+    """Store RETRY before the call is published again; Celery stores it afterwards.
+
+    A process can be paused between the two steps. The next copy may have ended by
+    then, and RETRY would overwrite its result for ever.
+    """
+    if not _stores_errors(call):
+        return
+    try:
+        call.task.backend.mark_as_retry(call.id, error, request=call.request)
+    except Exception:
+        # The call must return to its queue, also when its state is not known.
+        log.exception("RETRY could not be stored for %s.", call.id)
+
+
+def _publish(call: Call, countdown: float, header: TaskHeader) -> None:
+    """Publish the next copy, with this header."""
+    args, kwargs = call.sent
+    signature = call.task.signature_from_request(
+        call.request, args, kwargs, countdown=countdown
+    )
+    options = signature.options
+    options["headers"] = (options.get("headers") or {}) | header.for_next_copy()
+    options |= way_back(call.task.app, call.request.delivery_info or {})
+    if header.serializer:
+        options["serializer"] = header.serializer
+    if compression := vars(call.request).get("compression"):
+        options["compression"] = compression
+    # As they are shown: the publisher may have masked a secret in them.
+    shown = vars(call.request)
+    options |= {n: shown[n] for n in ("argsrepr", "kwargsrepr") if shown.get(n)}
+    if header.redelivered:  # its expiry would end the result of the copy that runs
+        options["expires"] = None
+    send_again(call.task, args, kwargs, call.key, **options, add_to_parent=False)
