@@ -14,18 +14,18 @@ from celery_redlock.scripts import ALL_SCRIPTS, RELEASE
 from celery_redlock.scripts.host import OK, Status
 from celery_redlock.scripts.host import run as run_script
 from celery_redlock.scripts.keyspace import WrongType
-from celery_redlock.stores.needs import Needs, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from celery_redlock.scripts import Script
     from celery_redlock.stores.keyspace import StoreKeyspace
+    from celery_redlock.stores.needs import Needs
 
 __all__ = [
     "Command",
     "StoreFacts",
-    "needs_of_command",
+    "add_needs",
     "run",
     "split_release",
 ]
@@ -52,18 +52,24 @@ class StoreFacts(Protocol):
         """Delete all keys."""
 
 
-def needs_of_command(command: Command) -> Needs | None:
-    """Return what a command reads and changes; None if it needs no keys."""
+def add_needs(needs: Needs, command: Command) -> bool:
+    """Add what a command reads and changes. Return False if it needs no keys."""
     verb, *words = command
     verb = verb.upper()
     if script := _script_of(verb, words):
         count = int(words[1])
-        return needs_of(script.name, words[2 : 2 + count], words[2 + count :])
-    if verb in _READS:
-        return Needs(names=set(words[:1] if verb != b"MGET" else words))
-    if verb in _WRITES:
-        return Needs(names=set(words[:1]), exclusive=set(words[:1]), is_read=False)
-    return Needs(is_read=False) if verb == b"PUBLISH" else None
+        needs.add(script.name, words[2 : 2 + count], words[2 + count :])
+    elif verb in _READS:
+        needs.names.update(words[:1] if verb != b"MGET" else words)
+    elif verb in _WRITES:
+        needs.names.update(words[:1])
+        needs.exclusive.update(words[:1])
+        needs.is_read = False
+    elif verb == b"PUBLISH":
+        needs.is_read = False
+    else:
+        return False
+    return True
 
 
 def split_release(command: Command, most: int) -> list[Command]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
-from celery_redlock.stores.commands import needs_of_command, run
+from celery_redlock.stores.commands import add_needs, run
 from celery_redlock.stores.keyspace import STRING, Cell, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 
@@ -85,11 +85,8 @@ class CompareAndSwapStore:
         other clients again and again, in halves, one after the other.
         """
         needs = Needs()
-        each = [needs_of_command(command) for command in commands]
-        for found in each:
-            if found:
-                needs.add(found)
-        if all(each) and (done := self._run_remembered(commands, needs)):
+        need_keys = [add_needs(needs, command) for command in commands]
+        if all(need_keys) and (done := self._run_remembered(commands, needs)):
             return done
         is_one = len(commands) == 1
         tries = _TRIES if is_one else _TRIES_TOGETHER if self._fits(needs) else 0

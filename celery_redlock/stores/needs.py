@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.scripts import ALL_SCRIPTS
@@ -38,6 +38,7 @@ _STRIPES = re.compile(r"(\d+)\.\.\. stripes")
 _STATE = re.compile(r"(?:read_state\(|'HMGET', )meta, ([^)]*)\)")
 _CHANGES = {"w", "own", "rare", "stripes"}
 _NOT_LOADED = {"seldom", "unused"}
+_PARTS = {"vote", "stripes"}
 _SOURCES = {script.name: script.source for script in ALL_SCRIPTS}
 
 
@@ -70,18 +71,32 @@ class Needs:
     is_read: bool = True
     may_be_late: bool = True
 
-    def add(self, other: Needs) -> None:
-        """Take in what another script needs."""
-        self.exclusive |= other.exclusive
-        self.shared |= other.shared
-        self.names |= other.names
-        self.own |= other.own
-        self.rare |= other.rare
-        for ours, theirs in (self.fields, other.fields), (self.large, other.large):
-            for name, members in theirs.items():
-                ours[name] = ours.get(name, set()) | members
-        self.is_read = self.is_read and other.is_read
-        self.may_be_late = self.may_be_late and other.may_be_late
+    def add(
+        self, script: str, keys: Sequence[bytes], args: Sequence[bytes] = ()
+    ) -> None:
+        """Add what a script of ``scripts`` needs, by its KEYS and ARGV."""
+        plan = _plan_of(script, len(keys))
+        self.is_read = self.is_read and plan.is_read
+        self.may_be_late = self.may_be_late and plan.may_be_late
+        self.names.update([keys[i] for i in plan.names])
+        self.own.update([keys[i] for i in plan.own])
+        self.rare.update([keys[i] for i in plan.rare])
+        for i in plan.large:
+            self.large.setdefault(keys[i], set()).update(args[:1])
+        if not plan.is_read:
+            self.exclusive.update([keys[i] for i in plan.exclusive])
+        for i, state, has_stripes in plan.parts:
+            name = keys[i]
+            fields = self.fields.setdefault(name, set())
+            fields |= state
+            if has_stripes:
+                stripes = args[plan.stripes : plan.stripes + plan.locks]
+                fields.update(stripes)
+                if not plan.is_read:
+                    self.exclusive.update([b"%b\n%b" % (name, s) for s in stripes])
+            if not plan.is_read:
+                # What is decided must not outlast a change of the node.
+                self.shared.add(name)
 
 
 class _Table(NamedTuple):
@@ -99,11 +114,34 @@ class _Table(NamedTuple):
     stripes: int
     state: set[bytes]
 
-    def each(self, keys: Sequence[bytes]) -> list[tuple[bytes, set[str]]]:
-        """Return these KEYS, and what the script does with each."""
-        locks = (len(keys) - len(self.single)) // max(1, len(self.of_each))
+    def each(self, count: int) -> list[set[str]]:
+        """Return what the script does with each of so many KEYS."""
+        locks = (count - len(self.single)) // max(1, len(self.of_each))
         uses = [use for use in self.of_each for _ in range(locks)]
-        return list(zip(keys, [*uses, *self.single], strict=True))
+        return [*uses, *self.single]
+
+
+class _Plan(NamedTuple):
+    """The needs of a script with so many KEYS: the places of the keys.
+
+    Attributes:
+        names, exclusive, large, own, rare, is_read, may_be_late: As in `Needs`.
+        parts: Hashes of which a part is loaded: place, fields, and whether its stripes
+            are loaded, too.
+        stripes: Where the stripes are in its ARGV, counted from 0.
+        locks: How many of the keys are locks: it has a stripe for each.
+    """
+
+    names: list[int]
+    exclusive: list[int]
+    large: list[int]
+    own: list[int]
+    rare: list[int]
+    parts: list[tuple[int, set[bytes], bool]]
+    stripes: int
+    locks: int
+    is_read: bool
+    may_be_late: bool
 
 
 @cache
@@ -123,37 +161,35 @@ def _table_of(script: str) -> _Table:
     )
 
 
+@lru_cache(maxsize=1024)
+def _plan_of(script: str, count: int) -> _Plan:
+    """Return the needs of a script with so many KEYS."""
+    table = _table_of(script)
+    uses = table.each(count)
+    is_read = not any(use & _CHANGES for use in uses)
+    loaded = [(i, use) for i, use in enumerate(uses) if not use & _NOT_LOADED]
+    whole = [(i, use) for i, use in loaded if not use & _PARTS]
+    own = [i for i, use in enumerate(uses) if "own" in use]
+    return _Plan(
+        names=[i for i, use in whole if "large" not in use],
+        exclusive=[i for i, _ in whole],
+        large=[i for i, use in whole if "large" in use],
+        own=[i for i, use in whole if "own" in use],
+        rare=[i for i, use in whole if "rare" in use],
+        parts=[
+            (i, table.state if "vote" in use else set(), "stripes" in use)
+            for i, use in loaded
+            if use & _PARTS
+        ],
+        stripes=table.stripes,
+        locks=len(own),
+        is_read=is_read,
+        may_be_late=is_read or any("late" in use for use in uses),
+    )
+
+
 def needs_of(script: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Needs:
     """Return what a script of ``scripts`` needs, by its KEYS and ARGV."""
-    table = _table_of(script)
-    uses = table.each(keys)
-    is_read = not any(use & _CHANGES for _, use in uses)
-    is_late = any("late" in use for _, use in uses)
-    needs = Needs(is_read=is_read, may_be_late=is_read or is_late)
-    locks = sum("own" in use for _, use in uses)
-    for name, use in uses:
-        if use & _NOT_LOADED:
-            continue
-        if use & {"vote", "stripes"}:
-            # What is decided must not outlast a change of the node.
-            needs.shared.add(name)
-            fields = needs.fields.setdefault(name, set())
-            fields |= table.state if "vote" in use else set()
-            if "stripes" in use:
-                stripes = args[table.stripes :][:locks]
-                fields.update(stripes)
-                needs.exclusive.update(b"%b\n%b" % (name, one) for one in stripes)
-            continue
-        needs.exclusive.add(name)
-        if "large" in use:
-            needs.large[name] = set(args[:1])
-        else:
-            needs.names.add(name)
-        if "own" in use:
-            needs.own.add(name)
-        if "rare" in use:
-            needs.rare.add(name)
-    if is_read:
-        needs.exclusive.clear()
-        needs.shared.clear()
+    needs = Needs()
+    needs.add(script, keys, args)
     return needs

@@ -52,7 +52,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores import postgresql_url
-from celery_redlock.stores.commands import needs_of_command, run
+from celery_redlock.stores.commands import add_needs, run
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.keyspace import HEAD, STRING, Cell, Changes, StoreKeyspace
@@ -260,8 +260,7 @@ class PostgreSQL:
         """Carry commands out in one transaction, and return the replies."""
         needs = Needs()
         for command in commands:
-            if found := needs_of_command(command):
-                needs.add(found)
+            add_needs(needs, command)
         try:
             return self._attempt_or_read(commands, needs)
         except errors.InvalidSqlStatementName as error:
