@@ -207,6 +207,7 @@ def test_doctor_ignores_codes_and_prints_the_page_of_the_others(
     assert "Left out: few-nodes." in ignored.out
 
 
+@pytest.mark.long
 def test_remedies_name_the_app_of_the_command(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def test_lock_without_a_ttl_never_ends(project: Project) -> None:
 
 
 @pytest.mark.parametrize("way", with_long(REASONS, *[*REASONS][1:]))
+@pytest.mark.long
 def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) -> None:
     """Neither a number of locks nor a rate, until a majority can tell again."""
     project.hold("k")
@@ -171,6 +172,7 @@ def test_top_shows_no_numbers_that_it_cannot_know(project: Project, way: str) ->
     assert "taken/s" not in shown
 
 
+@pytest.mark.long
 def test_top_counts_no_outage_as_releases(project: Project) -> None:
     """Locks of which nodes can no longer tell were not released."""
     project.hold("k")

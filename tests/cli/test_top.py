@@ -53,6 +53,7 @@ def test_top_shows_that_a_node_died(project: Project) -> None:
     assert state == "refused the connection"
 
 
+@pytest.mark.long
 def test_top_counts_permits_for_a_start_apart(project: Project) -> None:
     """They are no locks, and the end of one is no release of a lock."""
     limits = (Limit("mail", 1), Limit("mail", 2, 60.0))

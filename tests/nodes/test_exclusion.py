@@ -161,6 +161,7 @@ def assert_ordered(grants: list[Stay]) -> None:
 
 
 @pytest.mark.parametrize("victims", [1, 3], ids=["one", "all"])
+@pytest.mark.long
 def test_node_wiped_over_and_over_admits_no_second_holder(
     start_nodes: StartNodes, key: str, victims: int
 ) -> None:

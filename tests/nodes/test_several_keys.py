@@ -72,6 +72,7 @@ def test_minority_that_is_down_changes_nothing(
 
 
 @pytest.mark.parametrize(("count", "dead"), [(3, 1), (5, 2)])
+@pytest.mark.long
 def test_held_keys_outlive_nodes_that_die_and_come_back_empty(
     start_nodes: StartNodes, key: str, count: int, dead: int
 ) -> None:

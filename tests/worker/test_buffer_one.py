@@ -209,6 +209,7 @@ def test_one_more_run_follows_although_no_process_is_free(
     assert numbers(single, key) == [0, runs]
 
 
+@pytest.mark.long
 def test_newest_runs_whatever_the_clocks_of_its_publisher_say(
     single: Deployment, key: str
 ) -> None:
@@ -307,6 +308,7 @@ def test_killed_workers_lose_nothing(
     assert here.stage.overlaps(key) == []
 
 
+@pytest.mark.long
 def test_lost_nodes_lose_no_call(frail: Deployment, key: str) -> None:
     """With a minority of nodes hung while calls wait, one more run still follows."""
     first = frail.begin("buffered", key, 0)

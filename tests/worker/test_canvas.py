@@ -130,6 +130,7 @@ def test_member_that_was_revoked_elsewhere_ends_a_chord(
         *("KilledAndCutOffInChords", "KilledAndLateInChords"),
     ),
 )
+@pytest.mark.long
 def test_member_that_is_killed_while_it_sends_the_body_of_a_chord_loses_no_chord(
     deploy: Deploy, site: Site, key: str, how: str
 ) -> None:

@@ -329,6 +329,7 @@ def test_worker_of_another_version_releases_the_claim(
 
 
 @pytest.mark.parametrize("run_by", with_long(["no default", GONE], GONE))
+@pytest.mark.long
 def test_worker_that_cannot_run_a_job_releases_its_claim(
     deploy: Deploy, key: str, run_by: str
 ) -> None:

@@ -65,6 +65,7 @@ def test_holder_whose_lock_was_released_stops_and_says_by_whom(
 
 
 @pytest.mark.several_nodes
+@pytest.mark.long
 def test_show_lists_the_release(here: Deployment, key: str) -> None:
     """Operators see who released a lock, when, from where and why."""
     first = here.begin("short", key)

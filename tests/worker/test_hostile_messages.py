@@ -114,6 +114,7 @@ def fuzz(deployment: Deployment, key: str, *, batches: int, size: int) -> None:
     assert len(deployment.logs()) < 30_000 + 3000 * sent
 
 
+@pytest.mark.long
 def test_worker_goes_on_locking_after_generated_messages(
     deploy: Deploy, key: str
 ) -> None:

@@ -21,6 +21,7 @@ def said(deployment: Deployment) -> list[str]:
 
 
 @pools
+@pytest.mark.long
 def test_worker_whose_processes_all_wait_says_so(
     deploy: Deploy, key: str, pool: str
 ) -> None:

@@ -152,6 +152,7 @@ def test_late_finisher_frees_no_successor(prefork: Deployment, key: str) -> None
             prefork.send("job", key).get(timeout=60)
 
 
+@pytest.mark.long
 def test_worker_that_comes_and_goes_leaves_live_locks(
     prefork: Deployment, deploy: Deploy, key: str
 ) -> None:

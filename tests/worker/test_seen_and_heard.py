@@ -173,6 +173,7 @@ def test_monitors_show_that_a_call_runs_which_has_waited(
     assert waited.index("task-started") < waited.index("task-succeeded")
 
 
+@pytest.mark.long
 def test_superseded_call_says_so(here: Deployment, monitor: Monitor, key: str) -> None:
     """Of the waiting calls all but one end as REVOKED, also in monitors."""
     first = here.begin("buffered", key)

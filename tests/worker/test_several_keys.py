@@ -63,6 +63,7 @@ def test_duplicate_names_the_key_that_is_held(
     here.finish(held, first)
 
 
+@pytest.mark.long
 def test_call_that_waits_runs_when_all_keys_are_free(
     here: Deployment, key: str
 ) -> None:

@@ -135,6 +135,7 @@ def test_outage_that_is_over_delays_no_request(frail: Deployment, key: str) -> N
 
 
 @pytest.mark.several_nodes
+@pytest.mark.long
 def test_nodes_without_memory_are_waited_for(
     redis_server: str, site: Site, key: str
 ) -> None:
