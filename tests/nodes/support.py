@@ -246,7 +246,7 @@ def meanwhile(*jobs: Callable[[], None]) -> Iterator[None]:
 
 
 WITHOUT_HOOK = """
-import os, sys
+import os, sys, traceback
 register_at_fork = os.register_at_fork
 
 def register_others(**hooks):           # CPython and others need theirs in a child
@@ -254,6 +254,23 @@ def register_others(**hooks):           # CPython and others need theirs in a ch
         register_at_fork(**hooks)
 
 os.register_at_fork = register_others
+
+def fork(redlock, work, names):          # the children work; return their ids
+    return [child(redlock, work, name) for name in names]
+
+def child(redlock, work, name):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        assert redlock.transport.pid == os.getppid()    # there was no hook
+        work(name)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 """
 """The first lines of a program whose forks run no hook of this package."""
 

@@ -165,7 +165,6 @@ def test_child_notices_a_fork_that_runs_no_hook(run: Run) -> None:
     if a thread waits for that lock at the moment of the fork.
     """
     program = """
-import traceback
 over = False
 
 def use():
@@ -184,20 +183,7 @@ with lock(redlock, key):
     assert refused(key) is False        # the same execution
 thread = threading.Thread(target=use)
 thread.start()
-pids = []
-for name in "abc":
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            assert redlock.transport.pid == os.getppid()    # there was no hook
-            work(name)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    pids.append(pid)
+pids = fork(redlock, work, "abc")
 work("parent")
 print([os.waitpid(pid, 0)[1] for pid in pids])
 over = True

@@ -23,18 +23,7 @@ def work(name):
 with lock(redlock, key):                # its connections are open
     pass
 kept = redlock.acquire(f"{key}:kept")
-pids = []
-for name in "ab":
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            assert redlock.transport.pid == os.getppid()    # there was no hook
-            work(name)
-            code = 0
-        finally:
-            os._exit(code)
-    pids.append(pid)
+pids = fork(redlock, work, "ab")
 work("parent")
 print([os.waitpid(pid, 0)[1] for pid in pids])
 assert redlock.extend(kept)
