@@ -209,7 +209,7 @@ class KeyWatch:
 
     def _leave(self, watch: _Watch, free_in_ms: int | str) -> None:
         self._listener.remove_waiter(watch.waiter)
-        args = [watch.waiter.name, free_in_ms]
+        args = [watch.waiter.name, free_in_ms, 0]
         self._nodes.tell(LEAVE_WAIT_QUEUE, [*watch.names[0], *watch.names[1]], args)
 
     def _names(self, wanted: Wanted) -> tuple[list[str], list[str]]:

@@ -98,12 +98,14 @@ class WaitQueue:
         self._nodes = nodes
         self._clock = nodes.clock
         self._listener = listener
+        self._was_woken = False
         self._free_looks = 0  # in a row, with tries that found the lock held
         self._rank = round(self._clock.wall() * _US)
         self._waiter = listener.add_waiter()
 
     def pause(self, until: float) -> Steps[None]:
         """Wait until the lock seems worth another try, or until this instant."""
+        self._was_woken = False
         while self._clock.monotonic() < until:
             self._waiter.reset()
             look_at = yield from self._look()
@@ -111,13 +113,15 @@ class WaitQueue:
                 yield from self._slow_down(until)
                 return
             self._free_looks = 0
-            if (yield from self._listen(min(look_at, until))):
+            self._was_woken = yield from self._listen(min(look_at, until))
+            if self._was_woken:
                 return
 
     def end(self, *, acquired: bool) -> None:
-        """Leave the queue. A waiter without the lock passes its wake-up on.
+        """Leave the queue. A waiter passes on a wake-up that it did not use.
 
-        The nodes then wake the next waiter, now or for the instant from which the
+        That is one of a waiter without the lock, or one for another permit than it
+        got. The nodes then wake the next waiter, now or for the instant from which the
         lock is free (``hold_at_least``).
         """
         try:
@@ -128,19 +132,20 @@ class WaitQueue:
 
     def _leave(self, *, acquired: bool) -> None:
         self._listener.remove_waiter(self._waiter)
-        free_in_ms: int | str = ""
+        has_permit = acquired and self._choice is not None and not self._was_woken
+        free_in_ms: int | str = 0 if has_permit else ""
         if not acquired:
             free_in = self._waiter.free_at - self._clock.monotonic()
             free_in_ms = max(0, round(free_in * _MS))
-        name = self._waiter.name
-        self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [name, free_in_ms], resend=True)
+        args = [self._waiter.name, free_in_ms, int(has_permit)]
+        self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, args, resend=True)
 
     def _look(self) -> Steps[float | None]:
         """Join the queue. Return when to look again; None when the lock is free."""
         if self._free_looks and len(self._keys) > 2:  # noqa: PLR2004  (one lock, one queue)
             # All keys were free, and it got none. A newcomer passes on the wake-up of
             # a key that it cannot use, so let it be one again.
-            self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [self._waiter.name, ""])
+            self._nodes.tell(LEAVE_WAIT_QUEUE, self._keys, [self._waiter.name, "", 0])
         args: list[Any] = [self._waiter.name, self._rank, _QUEUE_TTL_MS]
         if self._choice is None:
             request = self._nodes.request(JOIN_WAIT_QUEUE, self._keys, args)

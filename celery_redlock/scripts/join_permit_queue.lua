@@ -1,6 +1,6 @@
 -- Join the wait queue of the key of each limit, or keep one's place, and return which
 -- permits have a holder. A waiter for several limits that finds one free and another one
--- full passes the wake-up of the free one on, to a waiter behind it.
+-- full passes the wake-up of the free one on, to a waiter behind it: see JOIN_WAIT_QUEUE.
 -- Compares no view: the queue only says when to try, and ACQUIRE_PERMITS decides.
 --
 -- KEYS  1... the wait_queue [w] of each limit
@@ -21,7 +21,8 @@ for i = 1, #KEYS do
   reply[i + 2] = full[i] and first_end(3 * i + 1) or -1
   local is_new = redis.call('ZADD', wait_queue, rank, waiter) == 1
   redis.call('PEXPIRE', wait_queue, ttl_ms)
-  if any_full and is_new and not full[i] then
+  local passes_on = is_new or redis.call('ZRANK', wait_queue, waiter) == 0
+  if any_full and passes_on and not full[i] then
     wake_first(wait_queue, '0', '(' .. rank)
   end
 end

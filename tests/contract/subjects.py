@@ -445,9 +445,15 @@ class Subject(ABC):
         args = [waiter, rank, ttl_ms, *self._limits(limits)]
         return self.run(scripts.JOIN_PERMIT_QUEUE, queues, args)
 
-    def leave_wait_queue(self, waiter: str = "w/1", free_in_ms: str = "0") -> Any:
+    def leave_wait_queue(
+        self,
+        waiter: str = "w/1",
+        free_in_ms: str = "0",
+        *,
+        has_permit: bool = False,
+    ) -> Any:
         """Run LEAVE_WAIT_QUEUE."""
-        args = [waiter, free_in_ms]
+        args = [waiter, free_in_ms, int(has_permit)]
         return self.run(scripts.LEAVE_WAIT_QUEUE, self.pairs, args)
 
     def join(self, forget: str = "", *, random: str | None = None) -> Any:

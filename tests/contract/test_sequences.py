@@ -120,7 +120,12 @@ calls = [
         rank=st.integers(1, 3),
         ttl_ms=st.just(QUEUE_TTL),
     ),
-    call("leave_wait_queue", waiter=waiters, free_in_ms=st.sampled_from(["", "0"])),
+    call(
+        "leave_wait_queue",
+        waiter=waiters,
+        free_in_ms=st.sampled_from(["", "0"]),
+        has_permit=st.booleans(),
+    ),
 ]
 member_calls = [
     call("vote", config=configs),

@@ -199,6 +199,22 @@ def test_waiter_that_got_the_lock_wakes_no_other(
     assert subject.waiters() == [f"{listener.channel}/2".encode()]
 
 
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_waiter_that_got_a_permit_unwoken_passes_on_what_woke_it_since(
+    subject: Subject,
+    listener: Listener,
+    is_queued: bool,
+) -> None:
+    """A release that woke it, and so removed it from the queue, was for another one."""
+    if is_queued:
+        subject.join_wait_queue("w/1", rank=1)
+    subject.join_wait_queue(f"{listener.channel}/2", rank=2)
+
+    subject.leave_wait_queue("w/1", has_permit=True)
+
+    assert listener.messages() == ([] if is_queued else [b"2 0"])
+
+
 # -- several keys ----------------------------------------------------------------
 
 
@@ -225,9 +241,10 @@ def test_waiter_that_cannot_use_a_free_key_passes_it_on(
 
 
 def test_waiter_passes_a_free_key_on_once(subject: Subject, listener: Listener) -> None:
-    """A waiter that was not woken since its last look wakes no other."""
+    """A waiter that was not woken since its last look, and is not first, wakes none."""
     hold(subject, "b")
     subject.take_several("a", "b")
+    subject.join_wait_queue("w/before", rank=1)
     subject.join_wait_queue("w/both", rank=5)
     subject.take_several("a")
     subject.join_wait_queue(f"{listener.channel}/behind", rank=9)
@@ -236,6 +253,25 @@ def test_waiter_passes_a_free_key_on_once(subject: Subject, listener: Listener) 
     subject.join_wait_queue("w/both", rank=5)
 
     assert listener.messages() == []
+
+
+def test_first_waiter_passes_on_a_key_that_ended_by_itself(
+    subject: Subject, listener: Listener
+) -> None:
+    """The end of a ttl wakes no waiter, so the first one does at its next look."""
+    hold(subject, "b")
+    subject.take_several("a")
+    assert subject.acquire(OTHER, ttl_ms=SHORT)[0] == GRANTED
+    subject.take_several("a", "b")
+    subject.join_wait_queue("w/both", rank=5)
+    subject.take_several("a")
+    subject.join_wait_queue(f"{listener.channel}/behind", rank=9)
+    subject.wait_until(lambda: subject.pttl(subject.lock) == NO_KEY)
+    subject.take_several("a", "b")
+
+    subject.join_wait_queue("w/both", rank=5)
+
+    assert listener.messages() == [b"behind 0"]
 
 
 def test_waiter_keeps_its_places_while_all_keys_are_held(

@@ -582,6 +582,7 @@ class WakeupOracle:
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self._waiting: dict[Thread, tuple[Operation, float]] = {}
+        self._waited: list[tuple[Operation, float]] = []  # and until when
         self._ends: dict[tuple[str, str], float] = {}
         self._may_expire: set[str] = set()  # keys whose end no node announces
 
@@ -591,7 +592,8 @@ class WakeupOracle:
 
     def wait_ended(self, thread: Thread) -> None:
         """Observe a thread that has got the lock."""
-        self._waiting.pop(thread, None)
+        if waited := self._waiting.pop(thread, None):
+            self._waited.append((waited[0], thread.world.now))
 
     def wait_timed_out(self, thread: Thread) -> None:
         """Observe a thread whose wait has timed out."""
@@ -648,6 +650,7 @@ class WakeupOracle:
         free_for = now - max(min(begun), free_since)
         bound = _WAKEUP_TAKES
         others = [operation for operation, _ in self._waiting.values()]
+        others += [operation for operation, until in self._waited if until > free_since]
         are_alike = all(_choices(other) == choices for other in others)
         names = {name for each in choices for name in each}
         # Who waits for one permit of several may be woken for another one.

@@ -220,7 +220,7 @@ def test_end_leaves_the_queue(wait: Wait, acquired: bool, after: str | int) -> N
     wait.queue.end(acquired=acquired)
 
     assert wait.removed == [wait.waiter]
-    assert args_of(wait.nodes, "leave_wait_queue") == [["channel/1", after]]
+    assert args_of(wait.nodes, "leave_wait_queue") == [["channel/1", after, 0]]
     assert not any(node.memory.redis.zset(LINE) for node in wait.nodes.nodes)
 
 
@@ -233,7 +233,7 @@ def test_client_that_got_the_lock_passes_no_wakeup_on(wait: Wait) -> None:
     lease = wait.redlock.acquire("k", wait=60)
 
     assert lease.started_at == pytest.approx(1000.5, abs=0.01)
-    assert args_of(wait.nodes, "leave_wait_queue") == [["channel/1", ""]]
+    assert args_of(wait.nodes, "leave_wait_queue") == [["channel/1", "", 0]]
 
 
 def test_waiter_that_was_overtaken_waits_on(wait: Wait) -> None:
