@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEW", "acquire", "extend", "once_before", "release", "script", "vote"]
 
-VIEW = b"format 4, restart guard on"
+VIEW = b"format 4, max_ttl 120 s, restart guard on"
 SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
 
 
