@@ -131,7 +131,7 @@ MEMBERS: dict[str, tuple[list[bytes], int, bytes]] = {
     "comes": ([b"ZADD", b"inside:comes", b"1", b"new"], 2, b"1"),
     "changes": ([b"ZADD", b"inside:changes", b"7", b"old"], 1, b"7"),
     "goes": (
-        script("leave_backlog", [b"inside:goes", b"inside:back"], b"other"),
+        script("leave_backlog", [b"inside:goes", b"inside:back"], b"other", b"0"),
         1,
         b"1",
     ),
