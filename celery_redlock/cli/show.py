@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -209,18 +210,5 @@ def _document(
             for vote, node in zip(ballot.votes, found.nodes, strict=True)
         },
         "limits": permits_document(limits),
-        "released": [
-            {
-                "key": one.key,
-                "at": one.at,
-                "who": one.who,
-                "host": one.host,
-                "tool": one.tool,
-                "reason": one.reason or None,
-                "holder": one.holder,
-                "killed": one.killed,
-                "nodes": one.nodes,
-            }
-            for one in released
-        ],
+        "released": [{**asdict(one), "reason": one.reason or None} for one in released],
     }
