@@ -187,7 +187,22 @@ def test_waiter_for_a_full_limit_passes_the_wake_up_of_a_free_one_on(
 def test_waiter_that_joins_again_passes_no_wake_up_on(
     subject: Subject, listener: Listener
 ) -> None:
-    """It was not woken since, and a waiter behind it is not to be woken twice."""
+    """It was not woken since, and is not first: those behind it are not woken twice."""
+    limits = [("imports##", 3, TTL), ("tenant##", 1, TTL)]
+    subject.acquire_permits(["tenant"], [("tenant##", 1, TTL)], OTHER)
+    subject.join_permit_queue(THREE, "w/before", rank=1)
+    subject.join_permit_queue(limits, "w/both", rank=5)
+    subject.join_permit_queue(THREE, f"{listener.channel}/behind", rank=9)
+
+    subject.join_permit_queue(limits, "w/both", rank=5)
+
+    assert listener.messages() == []
+
+
+def test_first_waiter_passes_a_permit_on_at_each_look(
+    subject: Subject, listener: Listener
+) -> None:
+    """A permit that ended by itself woke no waiter, so the first one does."""
     limits = [("imports##", 3, TTL), ("tenant##", 1, TTL)]
     subject.acquire_permits(["tenant"], [("tenant##", 1, TTL)], OTHER)
     subject.join_permit_queue(limits, "w/both", rank=5)
@@ -195,7 +210,7 @@ def test_waiter_that_joins_again_passes_no_wake_up_on(
 
     subject.join_permit_queue(limits, "w/both", rank=5)
 
-    assert listener.messages() == []
+    assert listener.messages() == [b"behind 0"]
 
 
 def test_waiter_before_another_is_not_woken_by_it(
