@@ -22,10 +22,11 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.line.backlog import leave_backlog, number_in_backlog
+from celery_redlock.line.backlog import MARGIN, leave_backlog, number_in_backlog
 from celery_redlock.task.announcement import is_delayed
 from celery_redlock.task.header import attach_line
 from celery_redlock.task.message import SentMessage, watched
+from celery_redlock.task.publishing import seconds_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,9 @@ def _number(task: Any, message: SentMessage) -> None:
     try:
         runtime = runtime_of(task.app)
         margin = runtime.options(task.name, task.lock_options).task.claim_seconds
+        # RabbitMQ discards an expired message itself, and no process sees that.
+        if (left := seconds_until(task, message.headers.get("expires"))) is not None:
+            margin = min(margin, max(0.0, left) + MARGIN)
         least = round(SYSTEM_CLOCK.wall() * 1e6)
         number = number_in_backlog(
             runtime.redlock, key, task_id, least=least, margin=margin

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import with_long
+from tests.conftest import missing, with_long
 from tests.harness.deployment import Site
 from tests.harness.lock_nodes import lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
+from tests.harness.servers import RabbitMQ, find_rabbitmq
 from tests.harness.store_nodes import pytest_collection_modifyitems
 from tests.worker.project.body import STAGE
 
@@ -58,6 +59,19 @@ def frail_nodes(redis_server: str) -> Iterator[LockNodes]:
         yield nodes
 
 
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """Give a RabbitMQ; without one, skip here and fail in CI."""
+    try:
+        find_rabbitmq()
+    except FileNotFoundError as error:
+        missing(str(error))
+    server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    server.start()
+    yield server
+    server.stop()
+
+
 # -- Workers -------------------------------------------------------------------
 
 
@@ -83,6 +97,27 @@ def deployed(site: Site, nodes: LockNodes) -> Iterator[Callable[[str], Deploymen
 def prefork(deployed: Callable[[str], Deployment]) -> Deployment:
     """Give a prefork worker with four processes that all tests share."""
     return deployed("prefork")
+
+
+@pytest.fixture(scope="session")
+def on_rabbitmq(
+    site: Site, nodes: LockNodes, rabbitmq: RabbitMQ
+) -> Iterator[Deployment]:
+    """Give a prefork worker with four processes, whose broker is a RabbitMQ."""
+    settings = {
+        "broker_url": rabbitmq.url,
+        "broker_transport_options": {"confirm_publish": True},
+    }
+    with site.deploy(nodes, settings=settings) as deployment:
+        yield deployment
+
+
+@pytest.fixture(params=with_long(["redis", "rabbitmq"], "rabbitmq"))
+def each_broker(request: pytest.FixtureRequest) -> Deployment:
+    """Give a prefork worker on each broker in turn; all tests share them."""
+    name = "prefork" if request.param == "redis" else "on_rabbitmq"
+    deployment: Deployment = request.getfixturevalue(name)
+    return deployment
 
 
 @pytest.fixture(params=POOLS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from celery import states
 from kombu.utils.uuid import uuid
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from tests.harness.deployment import Deployment
 
 SINCE = 1_795_246_614_184_112  # µs since 1970
+
+
+@pytest.fixture
+def here(each_broker: Deployment) -> Deployment:
+    """Give a worker on each broker in turn."""
+    return each_broker
 
 
 def waiting(here: Deployment, key: str) -> set[int]:
@@ -60,49 +67,49 @@ def keep(here: Deployment, key: str, task_id: str) -> None:
     redlock.close()
 
 
-def test_place_stays_while_the_call_waits(prefork: Deployment, key: str) -> None:
+def test_place_stays_while_the_call_waits(here: Deployment, key: str) -> None:
     """Its countdown ends again and again, and its worker keeps the place."""
-    holder = prefork.begin("placed", key)
-    call = refused(prefork, key)
+    holder = here.begin("placed", key)
+    call = refused(here, key)
 
-    prefork.send("plain-clock", key, countdown=3).get(timeout=60)
+    here.send("plain-clock", key, countdown=3).get(timeout=60)
 
-    until_waiting(prefork, key, 1)
-    prefork.finish(key, holder, call)
-    until_waiting(prefork, key, 0)
+    until_waiting(here, key, 1)
+    here.finish(key, holder, call)
+    until_waiting(here, key, 0)
 
 
-def test_revoked_call_loses_its_place(prefork: Deployment, key: str) -> None:
+def test_revoked_call_loses_its_place(here: Deployment, key: str) -> None:
     """When its worker discards it, and not when its turn would come."""
-    holder = prefork.begin("placed", key)
-    call = refused(prefork, key)
+    holder = here.begin("placed", key)
+    call = refused(here, key)
 
-    prefork.app.control.revoke(call.id, reply=True)
+    here.app.control.revoke(call.id, reply=True)
 
-    until_waiting(prefork, key, 0)
+    until_waiting(here, key, 0)
     until(lambda: call.state == states.REVOKED, what="the end of the call")
-    prefork.finish(key, holder)
+    here.finish(key, holder)
 
 
-def test_expired_call_loses_its_place(prefork: Deployment, key: str) -> None:
+def test_expired_call_loses_its_place(here: Deployment, key: str) -> None:
     """While the other call still runs."""
-    holder = prefork.begin("placed", key)
-    call = refused(prefork, key, expires=2)
+    holder = here.begin("placed", key)
+    call = refused(here, key, expires=2)
 
-    until_waiting(prefork, key, 0)
+    until_waiting(here, key, 0)
 
     until(lambda: call.state == states.REVOKED, what="the end of the call")
-    prefork.finish(key, holder)
+    here.finish(key, holder)
 
 
-def test_call_of_an_unknown_task_loses_its_place(prefork: Deployment, key: str) -> None:
+def test_call_of_an_unknown_task_loses_its_place(here: Deployment, key: str) -> None:
     """A deploy has removed the task, and a worker discards the message."""
     task_id = uuid()
-    keep(prefork, key, task_id)
+    keep(here, key, task_id)
     waits = waits_of(Wanted(key, (Limit(key, 1),)), backlog=key)
 
-    prefork.app.send_task(
+    here.app.send_task(
         "removed", (key,), task_id=task_id, headers={"redlock": {"waits": waits}}
     )
 
-    until_waiting(prefork, key, 0)
+    until_waiting(here, key, 0)

@@ -24,6 +24,12 @@ RECORDS = {"entered": {"claim", "place"}, "followed": {"successor"}}
 tasks = pytest.mark.parametrize("name", RECORDS)
 
 
+@pytest.fixture
+def here(each_broker: Deployment) -> Deployment:
+    """Give a worker on each broker in turn."""
+    return each_broker
+
+
 def found(here: Deployment, key: str, name: str, task_id: str) -> set[str]:
     """Return the records in which a node has an entry of a call that waits."""
     records = set()
@@ -69,62 +75,60 @@ def take(here: Deployment, queue: str, call: AsyncResult) -> None:
 
 @pytest.mark.parametrize("how", ["", "fail", "reject"])
 @tasks
-def test_run_ends_all_entries(
-    prefork: Deployment, key: str, name: str, how: str
-) -> None:
+def test_run_ends_all_entries(here: Deployment, key: str, name: str, how: str) -> None:
     """They end when it begins, so its outcome does not matter."""
-    holder = prefork.begin("job", key)
-    call = entered(prefork, name, key, how)
+    holder = here.begin("job", key)
+    call = entered(here, name, key, how)
 
-    prefork.finish(key, holder)
+    here.finish(key, holder)
 
-    until_ended(prefork, key, name, call)
-    until(lambda: len(prefork.stage.runs(key)) == 2, what="the run of the call")
+    until_ended(here, key, name, call)
+    until(lambda: len(here.stage.runs(key)) == 2, what="the run of the call")
 
 
 @tasks
 def test_failure_before_the_body_ends_all_entries(
-    prefork: Deployment, key: str, name: str
+    here: Deployment, key: str, name: str
 ) -> None:
     """A hook of the task fails, and the lock is never asked for."""
     queue = f"aside-{key}"
-    call = entered(prefork, f"{name}-unready", key, queue=queue)
+    call = entered(here, f"{name}-unready", key, queue=queue)
 
-    take(prefork, queue, call)
+    take(here, queue, call)
 
-    until_ended(prefork, key, f"{name}-unready", call)
+    until_ended(here, key, f"{name}-unready", call)
     with pytest.raises(LookupError):
         call.get(timeout=60)
 
 
 @tasks
 def test_revocation_of_a_refused_call_ends_all_entries(
-    prefork: Deployment, key: str, name: str
+    here: Deployment, key: str, name: str
 ) -> None:
     """Its worker discards it when its countdown ends."""
-    holder = prefork.begin("job", key)
-    call = entered(prefork, name, key)
-    prefork.until_received(call.id, 2)
+    holder = here.begin("job", key)
+    call = entered(here, name, key)
+    here.until_received(call.id, 2)
 
-    prefork.app.control.revoke(call.id, reply=True, limit=1)
+    here.app.control.revoke(call.id, reply=True, limit=1)
 
-    until_ended(prefork, key, name, call)
-    prefork.finish(key, holder)
+    until_ended(here, key, name, call)
+    here.finish(key, holder)
 
 
 @tasks
 def test_revocation_in_the_queue_ends_all_entries(
-    prefork: Deployment, key: str, name: str
+    here: Deployment, key: str, name: str
 ) -> None:
     """The worker that receives the call discards it."""
     queue = f"aside-{key}"
-    call = entered(prefork, name, key, queue=queue)
+    call = entered(here, name, key, queue=queue)
 
-    prefork.app.control.revoke(call.id, reply=True, limit=1)
-    take(prefork, queue, call)
+    here.app.control.revoke(call.id, reply=True, limit=1)
+    take(here, queue, call)
 
-    until_ended(prefork, key, name, call)
-    assert prefork.stage.runs(key) == []
+    until_ended(here, key, name, call)
+    assert here.stage.runs(key) == []
 
 
 @tasks
@@ -143,42 +147,52 @@ def test_expiry_in_the_queue_ends_all_entries(
     assert prefork.stage.runs(key) == []
 
 
+@pytest.mark.long
+def test_call_that_rabbitmq_discards_loses_its_place(
+    on_rabbitmq: Deployment, key: str
+) -> None:
+    """No worker has an expired message: the place ends 10 s after its call expires."""
+    call = entered(on_rabbitmq, "entered", key, queue=f"aside-{key}", expires=1)
+
+    until_ended(on_rabbitmq, key, "entered", call)
+
+
 @tasks
 def test_expiry_of_a_refused_call_ends_all_entries(
-    prefork: Deployment, key: str, name: str
+    here: Deployment, key: str, name: str
 ) -> None:
     """Its worker discards it when its countdown ends."""
-    holder = prefork.begin("job", key)
-    call = entered(prefork, name, key, expires=2)
+    holder = here.begin("job", key)
+    call = entered(here, name, key, expires=2)
 
-    until_ended(prefork, key, name, call)
-    prefork.finish(key, holder)
+    until_ended(here, key, name, call)
+    here.finish(key, holder)
 
 
 @pytest.mark.parametrize("name", ["entered-briefly"])
 def test_purge_of_the_queue_ends_all_entries_in_time(
-    prefork: Deployment, key: str, name: str
+    here: Deployment, key: str, name: str
 ) -> None:
     """No process sees it: they end with ``claim_ttl``, 2 s here."""
     queue = f"aside-{key}"
-    call = prefork.send(name, key, queue=queue)
+    call = here.send(name, key, queue=queue)
 
-    with prefork.app.connection_for_write() as connection:
+    with here.app.connection_for_write() as connection:
         assert connection.default_channel.queue_purge(queue) == 1
 
-    until_ended(prefork, key, name, call)
-    later = prefork.send(name, key)
+    until_ended(here, key, name, call)
+    later = here.send(name, key)
     assert later.get(timeout=60) == later.id != call.id
 
 
-def test_skip_ends_the_claim_of_a_refused_call(prefork: Deployment, key: str) -> None:
+def test_skip_ends_the_claim_of_a_refused_call(here: Deployment, key: str) -> None:
     """It is published, and another call has the lock when it is to run."""
-    holder = prefork.begin("job", key)
-    call = prefork.send("skipped", key)
+    holder = here.begin("job", key)
+    call = here.send("skipped", key)
 
-    until_ended(prefork, key, "skipped", call)
+    until_ended(here, key, "skipped", call)
     until(lambda: call.state == states.REVOKED, what="the end of the call")
-    prefork.finish(key, holder)
+    here.finish(key, holder)
 
 
 @pytest.mark.long

@@ -12,8 +12,6 @@ import pytest
 from celery import states, uuid
 
 from celery_redlock import DuplicateTask, LockCancelled
-from tests.conftest import missing
-from tests.harness.servers import RabbitMQ, find_rabbitmq
 from tests.harness.waiting import until
 from tests.worker.support import assert_refused
 
@@ -24,23 +22,11 @@ if TYPE_CHECKING:
 
     from tests.harness.deployment import Deploy, Deployment, Site
     from tests.harness.lock_nodes import LockNodes
+    from tests.harness.servers import RabbitMQ
 
 pytestmark = pytest.mark.long  # a RabbitMQ takes ten seconds to start
 
 NOT_THE_BROKER = "could not be republished"
-
-
-@pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """Give a RabbitMQ; without one, skip here and fail in CI."""
-    try:
-        find_rabbitmq()
-    except FileNotFoundError as error:
-        missing(str(error))
-    server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
-    server.start()
-    yield server
-    server.stop()
 
 
 def on_quorum_queues(server: RabbitMQ, exchange_type: str) -> dict[str, Any]:

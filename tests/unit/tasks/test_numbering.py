@@ -93,6 +93,15 @@ def test_call_that_does_not_run_now_holds_up_no_other(
     assert places(worker) == []
 
 
+def test_place_ends_soon_after_its_call_expires(worker: Worker) -> None:
+    """RabbitMQ discards an expired message itself, and no process sees that."""
+    ordered(worker).apply_async((1,), expires=5)
+
+    worker.collect()
+    key, margin = worker.published[0][0]["redlock"]["line"]
+    assert (key, 14 < margin <= 15) == (KEY, True)
+
+
 def test_other_tasks_have_no_places(worker: Worker) -> None:
     """It would be a request for nothing."""
     ordered(worker, in_order=False).delay(1)
