@@ -14,6 +14,7 @@ key, under the prefix      content
 ``backlog:{key}``          sorted set: refused call -> since when it waits
                            (``line.backlog``)
 ``return:{key}``           sorted set: refused call -> by when it must come back
+``number:{key}``           the greatest number that a call has got (``in_order``)
 ``pace:{key}``             how many runs were counted, and their mean in µs
 ``slots:{election}``       hash: schedule entry -> until when its slots were sent
 ``ran:{slot}``             id of the task that runs for this slot of a schedule

@@ -7,10 +7,10 @@ granted                             the call runs, unless it is a copy of a call
                                     that has ended, or a copy that has expired
 a majority names another call       it is a duplicate: ``on_conflict``
 one has succeeded (``unique_for``)  the same
-a majority names this very call     another copy of it runs: this copy waits 1 s,
-                                    then is republished. The delay doubles, up to
-                                    the ttl
-the votes are split                 it waits 1 s, then is republished
+a majority names this very call     another copy of it runs: this copy is
+                                    republished for about 1 s later. The delay
+                                    doubles, up to the ttl
+the votes are split                 it waits 1 s, then is republished in this way
 too few answer                      ``on_backend_error``
 ==================================  ==========================================
 
@@ -104,7 +104,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _MOST_ENDED = 20  # calls before it that have ended, and kept their places
-_PATIENCE = 1.0  # seconds for which a copy waits before it is republished
+_PATIENCE = 1.0  # seconds for which a call with split votes waits in its process
 
 
 class Admission:
