@@ -64,6 +64,9 @@ class Watchdog(OfOneProcess):
 
     Args:
         redlock: The lock service of the leases.
+
+    Attributes:
+        announced: The lease whose loss is just being announced. For tests of users.
     """
 
     def __init__(self, redlock: Redlock) -> None:
@@ -79,6 +82,7 @@ class Watchdog(OfOneProcess):
         self._is_used = False
         self._schedule = RenewalSchedule()
         self._in_flight: list[tuple[Watch, Extension, float]] = []
+        self.announced: Lease | None = None
         self._failure_limit = LogLimit(self._clock)
         self._background = Background("redlock-watchdog", self._run, self._clock)
 
@@ -388,6 +392,7 @@ class Watchdog(OfOneProcess):
         lease = watch.lease
         if self._watched.pop(lease.token, None) is None:
             return
+        self.announced = lease
         lease.state = LeaseState.LOST
         key, fence, by = lease.key, lease.fence, lease.released_by
         fields = log_fields("lock-lost", key=key, fence=fence)
@@ -396,3 +401,4 @@ class Watchdog(OfOneProcess):
         # No error: who holds the lock raises one, which is reported.
         log.warning("%s", lease.lost_error(), extra=fields)
         call_safely(watch.on_lost, lease)
+        self.announced = None

@@ -172,7 +172,7 @@ def lose_lock(what: Any, *args: Any, **kwargs: Any) -> Lease:
         )
     deadline = SYSTEM_CLOCK.monotonic() + _SOON
     # Repeated, because a renewal that is just being confirmed extends the lease.
-    while lease.state is LeaseState.HELD:
+    while lease.state is LeaseState.HELD or watchdog.announced is lease:
         watchdog.expire(lease)
         if SYSTEM_CLOCK.monotonic() > deadline:
             raise AssertionError(f"{lease!r} did not end within {_SOON:g} s.")

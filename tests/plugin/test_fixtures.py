@@ -186,6 +186,22 @@ def test_lock_without_renewal_can_be_lost() -> None:
     assert lost == [lease]
 
 
+def test_loss_is_signalled_when_lose_lock_returns() -> None:
+    """Also where a receiver takes a moment: a test can look at what it did."""
+    redlock = FakeNodes(3, clock=FakeClock()).redlock(ttl=10.0)
+    lost: list[object] = []
+
+    def signal(lease: object) -> None:
+        threading.Event().wait(0.1)
+        lost.append(lease)
+
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(LockLost))
+        stack.enter_context(lock(redlock, KEY, renew=False, on_lost=signal))
+        lease = lose_lock(redlock, KEY)
+        assert lost == [lease]
+
+
 def test_lock_that_is_not_held_cannot_be_lost(
     redlock_fake: FakeNodes, task: Any
 ) -> None:
