@@ -144,10 +144,13 @@ def pytest_collection(session: pytest.Session) -> None:
 
     All import all of them. In the same order, each would compile each file, for pytest
     takes half of a fresh checkout's collecting to rewrite the assertions. So each finds
-    what the others have compiled.
+    what the others have compiled. The process that starts them imports none.
     """
-    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    for name in rotated(_test_modules(session.config), int(number)):
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    number = int(worker.removeprefix("gw"))
+    for name in rotated(_test_modules(session.config), number):
         # pytest imports it again, and says what is wrong.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(name)
