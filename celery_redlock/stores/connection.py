@@ -18,8 +18,9 @@ import re
 import selectors
 import socket
 import threading
+from collections.abc import Generator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.resp import ErrorReply, new_reader
@@ -40,6 +41,7 @@ __all__ = [
     "Server",
     "Store",
     "StoreError",
+    "Waits",
     "as_url",
     "connection_to",
     "finish_requests",
@@ -63,6 +65,11 @@ _READ_SIZE = 1 << 16
 _MOST = 2**63 - 1  # of an integer reply
 _LAST_REQUESTS, _POLL_EVERY = 1.0, 0.002  # seconds
 
+
+T = TypeVar("T")
+Waits: TypeAlias = Generator[int, None, T]
+"""What a store does without blocking. Where it must wait it yields for which events of
+its socket."""
 
 # Ends the reason of a `StoreError` where our user lacks a permission.
 GRANT = "grant what `celery -A proj redlock doctor --acl` prints"
@@ -152,14 +159,21 @@ def as_url(spec: str) -> str:
     return url_of(spec)
 
 
-def readable(*files: Any, timeout: float | None = None) -> set[Any]:
+def readable(
+    *files: Any, timeout: float | None = None, events: int = selectors.EVENT_READ
+) -> set[Any]:
     """Return the sockets that are readable, after a wait with a time limit.
 
     Not by `select.select`, which knows no file of a number above 1,023.
+
+    Args:
+        files: The sockets.
+        timeout: Seconds; None for a wait without an end.
+        events: What to wait for instead.
     """
     with new_selector() as selector:
         for file in files:
-            selector.register(file, selectors.EVENT_READ)
+            selector.register(file, events)
         return {key.fileobj for key, _ in selector.select(timeout)}
 
 

@@ -43,7 +43,7 @@ import hashlib
 import inspect
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import ClientCursor, errors
@@ -75,8 +75,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from celery_redlock.stores.commands import Command
+    from celery_redlock.stores.connection import Waits
 
 __all__ = ["PostgreSQL"]
+
+T = TypeVar("T")
 
 # For the session. In a transaction, a lock of rows or names is waited for this long.
 _SESSION = (
@@ -153,7 +156,7 @@ class PostgreSQL:
 
     def __init__(self, url: str, timeout: float) -> None:
         try:
-            self._connection = psycopg.connect(
+            self._connection = _Connection.connect(
                 url,
                 autocommit=True,
                 cursor_factory=ClientCursor,
@@ -163,15 +166,16 @@ class PostgreSQL:
             )
         except psycopg.Error as error:
             raise StoreError(_unreachable(error)) from None
-        self._cursor = self._connection.cursor()
+        self._connection.patience = timeout
         self.server_socket = self._connection.fileno()
-        self._is_closed = False
+        self._cursor = self._connection.cursor()
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._memory: dict[bytes, bytes] = {}  # lock -> its value as we left it
         self._seen: set[bytes] = set()  # rare keys that were there when last read
         try:
             self._learn(url)
             self._statements = Statements(self._connection)
+            self._connection.finish(self._statements.prepare())
         except psycopg.Error as error:
             self.close()
             raise StoreError(_unusable(error)) from None
@@ -258,31 +262,43 @@ class PostgreSQL:
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Carry commands out in one transaction, and return the replies."""
+        return self._connection.finish(self.running(commands))
+
+    def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
+        """Do what ``run`` does, and yield where it waits for the server."""
         needs = Needs()
         for command in commands:
             add_needs(needs, command)
         try:
-            return self._attempt_or_read(commands, needs)
+            return (yield from self._attempt_or_read(commands, needs))
         except errors.InvalidSqlStatementName as error:
             raise StoreError(_unusable(error)) from None
         except psycopg.Error as error:
             if self._connection.closed or isinstance(error, psycopg.InterfaceError):
                 raise StoreError(f"lost its connection: {_reason(error)}") from None
-            self._roll_back()
+            yield from self._roll_back()
             if self._connection.closed:
                 raise StoreError(f"lost its connection: {_reason(error)}") from None
             return [ErrorReply(f"ERR {_reason(error)}") for _ in commands]
 
-    def _attempt_or_read(self, commands: Sequence[Command], needs: Needs) -> list[Any]:
+    def _attempt_or_read(
+        self, commands: Sequence[Command], needs: Needs
+    ) -> Waits[list[Any]]:
         try:
-            return self._released(commands, needs) or self._attempt(commands, needs)
+            released = yield from self._released(commands, needs)
+            return released or (yield from self._attempt(commands, needs))
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
-            self._roll_back()
-            if len(commands) > 1:  # one of them hinders the others
-                return [reply for one in commands for reply in self.run([one])]
-            return [self._blocked(commands[0], needs, error)]
+            yield from self._roll_back()
+            if len(commands) == 1:
+                return [(yield from self._blocked(commands[0], needs, error))]
+            replies = []
+            for one in commands:  # one of them hinders the others
+                replies += yield from self.running([one])
+            return replies
 
-    def _released(self, commands: Sequence[Command], needs: Needs) -> list[Any] | None:
+    def _released(
+        self, commands: Sequence[Command], needs: Needs
+    ) -> Waits[list[Any] | None]:
         """Release a lock in one round trip; return None if nothing was done.
 
         The script runs on what this connection left there. Its changes count if the
@@ -310,7 +326,7 @@ class PostgreSQL:
             Statement("commit late"),
             release(name, value, queue, self._process),
         ]
-        *_, deleted = self._statements.carry_out(steps)
+        *_, deleted = yield from self._statements.carry_out(steps)
         return replies if deleted.ntuples else None
 
     def _remember(self, changes: Changes, needs: Needs) -> None:
@@ -325,9 +341,9 @@ class PostgreSQL:
 
     def _attempt(
         self, commands: Sequence[Command], needs: Needs, *, sees_ended: bool = False
-    ) -> list[Any]:
+    ) -> Waits[list[Any]]:
         is_read = needs.is_read or sees_ended
-        keys = self._begin(needs, is_read=is_read, sees_ended=sees_ended)
+        keys = yield from self._begin(needs, is_read=is_read, sees_ended=sees_ended)
         replies = [run(command, self, keys) for command in commands]
         if is_read:
             if keys.changes or keys.is_changed:
@@ -335,19 +351,21 @@ class PostgreSQL:
             return replies
         keys.finish()
         if not keys.changes and not keys.is_changed:
-            self._statements.carry_out([Statement("rollback")])
+            yield from self._statements.carry_out([Statement("rollback")])
             return replies
         steps = write(keys.changes)
         if needs.may_be_late:
             steps.insert(0, Statement("commit late"))
-        self._statements.carry_out([*steps, Statement("commit")])
+        yield from self._statements.carry_out([*steps, Statement("commit")])
         self._remember(keys.changes, needs)
         # An error of the sweep must not hide what the commit has done.
         with contextlib.suppress(psycopg.Error):
-            self._sweep()
+            yield from self._sweep()
         return replies
 
-    def _begin(self, needs: Needs, *, is_read: bool, sees_ended: bool) -> StoreKeyspace:
+    def _begin(
+        self, needs: Needs, *, is_read: bool, sees_ended: bool
+    ) -> Waits[StoreKeyspace]:
         """Begin a transaction, and load what is needed: one round trip."""
         steps = [] if is_read else [Statement("begin")]
         numbers = {_hash(name): True for name in needs.shared}
@@ -363,7 +381,7 @@ class PostgreSQL:
             read_fields(name, [b"", *(b"." + one for one in fields)])
             for name, fields in parts.items()
         ]
-        results = self._statements.carry_out([*steps, *loads])
+        results = yield from self._statements.carry_out([*steps, *loads])
         now, *rows = results[len(results) - len(loads) - 1 :]
         if int(now.get_value(0, 2) or 0) != self._process:
             raise StoreError(_TRANSACTION_MODE)
@@ -380,46 +398,42 @@ class PostgreSQL:
         keys.enter(needs.names, cells, parts)
         return keys
 
-    def _blocked(self, command: Command, needs: Needs, error: Exception) -> Any:
+    def _blocked(self, command: Command, needs: Needs, error: Exception) -> Waits[Any]:
         """Reply to a script that another transaction hinders.
 
         A transaction that has called ``Lease.ensure`` keeps its lock, also past the end
         of the ttl: who asks for it is told that it is held.
         """
         try:
-            return self._attempt([command], needs, sees_ended=True)[0]
+            replies = yield from self._attempt([command], needs, sees_ended=True)
         except errors.LockNotAvailable:
             return ErrorReply(f"BUSY {_reason(error)}")
+        return replies[0]
 
-    def _roll_back(self) -> None:
+    def _roll_back(self) -> Waits[None]:
         with contextlib.suppress(psycopg.Error):
-            self._statements.carry_out([Statement("rollback")])
+            yield from self._statements.carry_out([Statement("rollback")])
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> Waits[None]:
         """Delete keys that ended, now and then; every process does."""
         now = SYSTEM_CLOCK.monotonic()
         if now - self._swept_at < _SWEEP_EVERY:
             return
         self._swept_at = now
-        self._cursor.execute(
-            f"DELETE FROM {TABLE} WHERE name IN (SELECT name FROM {TABLE} WHERE "  # noqa: S608
-            "field = '' AND expires_at < extract(epoch FROM clock_timestamp()) * 1000 "
-            "AND pg_try_advisory_xact_lock(('x' || md5(name))::bit(64)::bigint) "
-            "LIMIT %s FOR UPDATE SKIP LOCKED)",
-            (_SWEPT,),
-        )
+        steps = [Statement("sweep", (b"%d" % _SWEPT,))]
+        yield from self._statements.carry_out(steps)
 
-    # -- for the keyspace and the commands -------------------------------------------
+    # -- for the keyspace and the commands: blocking, while a script runs --------------
 
     def load(self, names: Sequence[bytes]) -> Iterable[Cell]:
         """Return all rows of these keys."""
-        (rows,) = self._statements.carry_out([read(names)])
-        return cells_of(rows)
+        rows = self._connection.finish(self._statements.carry_out([read(names)]))
+        return cells_of(rows[0])
 
     def flush(self, changes: Changes) -> None:
         """Write these changes, which the transaction may still take back."""
         if steps := write(changes):
-            self._statements.carry_out(steps)
+            self._connection.finish(self._statements.carry_out(steps))
 
     def zcard(self, name: bytes) -> int:
         """Return how many members the rows of a sorted set say that it has."""
@@ -554,7 +568,22 @@ class PostgreSQL:
         except psycopg.Error as error:
             raise StoreError(f"lost its connection: {_reason(error)}") from None
 
-    # -- the end ---------------------------------------------------------------------
+    # -- the socket, and the end -----------------------------------------------------
+
+    def fileno(self) -> int:
+        """Return the number of the socket that leads to the server."""
+        return self._connection.fileno()
+
+    def check(self) -> None:
+        """Read what the server says while it is asked nothing.
+
+        Raises:
+            StoreError: It has closed the connection.
+        """
+        try:
+            self._connection.pgconn.consume_input()
+        except psycopg.Error as error:
+            raise StoreError(f"lost its connection: {_reason(error)}") from None
 
     def interrupt(self) -> None:
         """End what another thread waits for."""
@@ -566,6 +595,46 @@ class PostgreSQL:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+class _Connection(psycopg.Connection[Any]):
+    """A connection on which nothing blocks without an end.
+
+    Attributes:
+        patience: Seconds for an answer of the server.
+    """
+
+    patience = 5.0
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the driver's own requests."""
+        return super().wait(self._in_time(gen), *args, **kwargs)
+
+    def _in_time(self, gen: Any) -> Any:
+        give_up_at = SYSTEM_CLOCK.monotonic() + self.patience
+        try:
+            event = next(gen)
+            while True:
+                ready = yield event
+                if not ready and SYSTEM_CLOCK.monotonic() > give_up_at:
+                    raise StoreError(self._late())
+                event = gen.send(ready)
+        except StopIteration as end:
+            return end.value
+
+    def finish(self, waits: Waits[T]) -> T:
+        """Carry out, waiting here, and return the result."""
+        try:
+            while True:
+                events = next(waits)
+                if not readable(self, events=events, timeout=self.patience):
+                    raise StoreError(self._late())
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _late(self) -> str:
+        return f"did not answer within {self.patience:g} s"
 
 
 def _driver_connection(connection: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import selectors
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import Error, OperationalError, errors
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.pq.abc import PGresult
 
+    from celery_redlock.stores.connection import Waits
     from celery_redlock.stores.keyspace import Changes
 
 __all__ = [
@@ -74,6 +75,11 @@ _TEXTS = {
     "ON CONFLICT (name, field) DO UPDATE SET kind = excluded.kind, "
     "value = excluded.value, score = excluded.score, expires_at = excluded.expires_at",
     "notify": "SELECT pg_notify($1, $2)",
+    # Of keys that ended.
+    "sweep": f"DELETE FROM {TABLE} WHERE name IN (SELECT name FROM {TABLE} WHERE "  # noqa: S608
+    "field = '' AND expires_at < extract(epoch FROM clock_timestamp()) * 1000 "
+    "AND pg_try_advisory_xact_lock(('x' || md5(name))::bit(64)::bigint) "
+    "LIMIT $1::int FOR UPDATE SKIP LOCKED)",
 }
 _NAMES = {
     name: f"redlock_{number}".encode() for number, name in enumerate(sorted(_TEXTS))
@@ -95,23 +101,27 @@ class Statement(NamedTuple):
 class Statements:
     """The statements, prepared on one connection.
 
+    Nothing here blocks: who calls a method waits where it yields (`Waits`).
+
     Args:
         connection: In autocommit mode. Between two calls it can be used otherwise.
-
-    Raises:
-        psycopg.Error: The server refuses one.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._pg = connection.pgconn
-        self._socket = selectors.DefaultSelector()
-        self._socket.register(self._pg.socket, selectors.EVENT_READ)
+
+    def prepare(self) -> Waits[list[PGresult]]:
+        """Have the server parse them.
+
+        Raises:
+            psycopg.Error: The server refuses one.
+        """
         self._pg.enter_pipeline_mode()
         for name, text in _TEXTS.items():
             self._pg.send_prepare(_NAMES[name], text.encode())
-        self._results()
+        return (yield from self._results())
 
-    def carry_out(self, steps: Sequence[Statement]) -> list[PGresult]:
+    def carry_out(self, steps: Sequence[Statement]) -> Waits[list[PGresult]]:
         """Carry out in one round trip, and return the results of those with rows.
 
         Outside of a "begin" and its "commit", they are a transaction by themselves.
@@ -122,12 +132,13 @@ class Statements:
         self._pg.enter_pipeline_mode()
         for statement, values in steps:
             self._pg.send_query_prepared(_NAMES[statement], values)
-        return self._results()
+        return (yield from self._results())
 
-    def _results(self) -> list[PGresult]:
+    def _results(self) -> Waits[list[PGresult]]:
         found, failed = [], None
         try:
-            for result in self._received():
+            yield from self._flushed()
+            while result := (yield from self._next()):
                 if result.status == ExecStatus.TUPLES_OK:
                     found.append(result)
                 elif result.status == ExecStatus.FATAL_ERROR:
@@ -142,26 +153,26 @@ class Statements:
             raise errors.error_from_result(failed, "utf-8")
         return found
 
-    def _received(self) -> Iterator[PGresult]:
-        """Send what is left, and yield the results up to the end of the round trip."""
+    def _flushed(self) -> Waits[None]:
+        """Send what is left, and mark the end of the round trip."""
+        self._pg.pipeline_sync()
+        while self._pg.flush():
+            yield EVENT_READ | EVENT_WRITE
+            self._pg.consume_input()
+
+    def _next(self) -> Waits[PGresult | None]:
+        """Return the next result; None at the end of the round trip."""
         pg = self._pg
-        pg.pipeline_sync()
-        while pg.flush():
-            with selectors.DefaultSelector() as selector:
-                selector.register(pg.socket, selectors.EVENT_WRITE)
-                selector.select()
         while True:
             while pg.is_busy():
-                self._socket.select()
+                yield EVENT_READ
                 pg.consume_input()
             result = pg.get_result()
-            if result is None:  # between the results of two statements
-                if pg.status != ConnStatus.OK:
-                    raise OperationalError("the connection is lost")
-                continue
-            if result.status == ExecStatus.PIPELINE_SYNC:
-                return
-            yield result
+            if result is not None:
+                is_end = result.status == ExecStatus.PIPELINE_SYNC
+                return None if is_end else result
+            if pg.status != ConnStatus.OK:  # else it is between two results
+                raise OperationalError("the connection is lost")
 
 
 # -- steps -----------------------------------------------------------------------------

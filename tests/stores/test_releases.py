@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
+    from celery_redlock.stores.connection import Waits
     from celery_redlock.stores.postgresql_statements import Statement
 
 LONG = 40.0  # seconds: longer than the test
@@ -32,7 +33,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     found: list[list[str]] = []
     carry_out = Statements.carry_out
 
-    def seen(self: Statements, steps: Sequence[Statement]) -> list[PGresult]:
+    def seen(self: Statements, steps: Sequence[Statement]) -> Waits[list[PGresult]]:
         found.append([step.statement for step in steps])
         return carry_out(self, steps)
 
@@ -122,7 +123,7 @@ def test_grant_after_a_release_waits_for_the_disk(
     shown: list[bytes | None] = []  # in the session, before each transaction
     carry_out = Statements.carry_out
 
-    def seen(self: Statements, steps: Sequence[Statement]) -> list[PGresult]:
+    def seen(self: Statements, steps: Sequence[Statement]) -> Waits[list[PGresult]]:
         setting = self._pg.exec_(b"SHOW synchronous_commit")
         shown.append(setting.get_value(0, 0))
         return carry_out(self, steps)
