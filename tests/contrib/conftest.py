@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy.orm import Session
 
+from celery_redlock.testing import FakeNodes
+from tests.contrib.ledgers import Ledger, closing_connections, open_ledger
 from tests.contrib.storages import Shop, SqlAlchemyStorage, Storage, open_storage
 from tests.harness.servers import PostgreSQL
 from tests.harness.store_nodes import postgresql
+from tests.unit.tasks.support import Worker, open_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +56,23 @@ def orm(request: pytest.FixtureRequest) -> str:
 def storage(orm: str, database: str) -> Storage:
     """Give fenced rows, by each ORM in each database."""
     return open_storage(orm, database)
+
+
+@pytest.fixture
+def ledger(orm: str, database: str) -> Iterator[Ledger]:
+    """Give rows, records and messages, by each ORM in each database."""
+    ledger = open_ledger(orm, database)
+    with closing_connections():
+        yield ledger
+        ledger.clear()
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """Give a worker whose locks are on fake nodes."""
+    nodes = FakeNodes(3)
+    with open_app(nodes) as app:
+        yield Worker(app, nodes)
 
 
 @pytest.fixture

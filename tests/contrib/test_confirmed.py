@@ -20,8 +20,7 @@ from sqlalchemy.orm import Session
 from celery_redlock import Outbox
 from celery_redlock.contrib.sqlalchemy import outbox_table
 from celery_redlock.testing import FakeNodes
-from tests.conftest import missing
-from tests.harness.servers import RabbitMQ, find_rabbitmq
+from tests.harness.brokers import running_rabbitmq
 from tests.harness.waiting import until
 from tests.unit.tasks.support import KEY, Worker, open_app
 
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
+    from tests.harness.servers import RabbitMQ
+
 broker: Any = kombu  # it has no types
 SHORT = 0.5  # seconds for a confirmation that does not come
 FULL = {"x-max-length": 2, "x-overflow": "reject-publish"}
@@ -39,14 +40,8 @@ FULL = {"x-max-length": 2, "x-overflow": "reject-publish"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """Give a RabbitMQ; without one, skip here and fail in CI."""
-    try:
-        find_rabbitmq()
-    except FileNotFoundError as error:
-        missing(str(error))
-    server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
-    server.start()
-    yield server
-    server.stop()
+    with running_rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as server:
+        yield server
 
 
 @pytest.fixture

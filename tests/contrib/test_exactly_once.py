@@ -33,46 +33,27 @@ from celery_redlock.effects import exactly_once
 from celery_redlock.effects.call_records import PruneTask
 from celery_redlock.policies import Abort, Warn
 from celery_redlock.task.call import Call
-from celery_redlock.testing import FakeNodes
 from tests.contrib.ledgers import (
     DjangoLedger,
     Ledger,
     SqlAlchemyLedger,
     closing_connections,
-    open_ledger,
 )
 from tests.contrib.storages import default_database, use_django
 from tests.harness.waiting import until
-from tests.unit.tasks.support import Worker, open_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from celery_redlock.policies import Loss, LossDecision
+    from tests.unit.tasks.support import Worker
 
 DAY = timedelta(days=1)
 LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 # SQLite has one writer at a time: two transactions never overlap.
 overlapping = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-
-
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    """Give a worker whose locks are on fake nodes."""
-    nodes = FakeNodes(3)
-    with open_app(nodes) as app:
-        yield Worker(app, nodes)
-
-
-@pytest.fixture
-def ledger(orm: str, database: str) -> Iterator[Ledger]:
-    """Give rows and records, by each ORM in each database."""
-    ledger = open_ledger(orm, database)
-    with closing_connections():
-        yield ledger
-        ledger.clear()
 
 
 @pytest.fixture

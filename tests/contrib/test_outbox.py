@@ -31,7 +31,6 @@ from tests.contrib.ledgers import (
     Ledger,
     SqlAlchemyLedger,
     closing_connections,
-    open_ledger,
 )
 from tests.unit.tasks.support import Worker, open_app
 
@@ -39,23 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EMPTY = Waiting(0, 0.0)
-
-
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    """Give a worker whose locks are on fake nodes."""
-    nodes = FakeNodes(3)
-    with open_app(nodes) as app:
-        yield Worker(app, nodes)
-
-
-@pytest.fixture
-def ledger(orm: str, database: str) -> Iterator[Ledger]:
-    """Give rows, records and messages, by each ORM in each database."""
-    ledger = open_ledger(orm, database)
-    with closing_connections():
-        yield ledger
-        ledger.clear()
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.conftest import missing
-from tests.harness.servers import RabbitMQ, find_rabbitmq
+from tests.harness.brokers import running_rabbitmq
 from tests.projects.app import notes
 
 if TYPE_CHECKING:
@@ -19,13 +18,7 @@ def test_call_in_a_broadcast_queue_is_refused_once_by_each_worker(
     start: Callable[..., Project], tmp_path: Path
 ) -> None:
     """It was published again to all workers, by each of them, without end."""
-    try:
-        find_rabbitmq()
-    except FileNotFoundError as error:
-        missing(str(error))
-    rabbitmq = RabbitMQ(tmp_path)
-    rabbitmq.start()
-    try:
+    with running_rabbitmq(tmp_path) as rabbitmq:
         project = start("broadcast", {"broker_url": rabbitmq.url}, workers=2)
 
         project.clear.apply_async(("all",), queue="caches")
@@ -36,5 +29,3 @@ def test_call_in_a_broadcast_queue_is_refused_once_by_each_worker(
             worker.until_logged("came from the Broadcast")
             assert worker.count("Task clear[") == 2  # received, and refused
         assert notes("clear") == []
-    finally:
-        rabbitmq.stop()

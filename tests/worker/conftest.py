@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import missing, with_long
+from tests.conftest import with_long
+from tests.harness.brokers import running_rabbitmq
 from tests.harness.deployment import Site
 from tests.harness.lock_nodes import lock_nodes
 from tests.harness.logs import log_marks, pytest_runtest_makereport
-from tests.harness.servers import RabbitMQ, find_rabbitmq
 from tests.harness.store_nodes import pytest_collection_modifyitems
 from tests.worker.project.body import STAGE
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tests.harness.deployment import Deploy, Deployment
     from tests.harness.lock_nodes import LockNodes
+    from tests.harness.servers import RabbitMQ
     from tests.harness.stage import Stage
 
 __all__ = [  # pytest finds them here
@@ -62,14 +63,8 @@ def frail_nodes(redis_server: str) -> Iterator[LockNodes]:
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """Give a RabbitMQ; without one, skip here and fail in CI."""
-    try:
-        find_rabbitmq()
-    except FileNotFoundError as error:
-        missing(str(error))
-    server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
-    server.start()
-    yield server
-    server.stop()
+    with running_rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as server:
+        yield server
 
 
 # -- Workers -------------------------------------------------------------------
