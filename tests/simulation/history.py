@@ -120,6 +120,7 @@ class _History:
             client.process.rng = self._rng(f"dice {client.name}")
         self.later_processes: list[Process] = []
         self.operators: dict[str, Process] = {}
+        self._aborted: set[int] = set()  # settings without clients
         self.faults_end_at = 0.0
 
     def _rng(self, name: str) -> Random:
@@ -359,7 +360,7 @@ class _History:
     def _wait_for_votes(self, judge: Process) -> int | list[str]:
         """Return the settings in which all nodes vote, or their problems."""
         plan, clock = self.plan, judge.clock
-        numbers = [0, *sorted(self.oracle.opened_settings)]
+        numbers = [0, *sorted(self.oracle.opened_settings - self._aborted)]
         services = {number: new_redlock(judge, plan, number) for number in numbers}
         quarantine = max(each.timing.quarantine for each in services.values())
         end = clock.monotonic() + _QUARANTINES * quarantine + _FINAL_WAIT
@@ -375,13 +376,19 @@ class _History:
         return problems
 
     def _finish_reconfigurations(self, judge: Process) -> None:
-        """Run all reconfigurations again, or abort them."""
+        """Run all reconfigurations again, or abort them.
+
+        Clients of aborted ones have ended then: they would take nodes without memory
+        for members of theirs, again and again.
+        """
         self.oracle.count("reconfigurations finished at the end")
         for move in self.plan.moves:
             old, new = (new_redlock(judge, self.plan, number) for number in move)
             for is_abort in (False, True):
                 with contextlib.suppress(RedlockError):
                     reconfigure(old, new, abort=is_abort, patience=_FINAL_WAIT)
+                    if is_abort:
+                        self._aborted.add(move[1])
                     break
 
     def _delete_memberships(self, judge: Process) -> None:
@@ -389,7 +396,7 @@ class _History:
 
         The others are those that have the view of most, and may wait for these nodes.
         """
-        for number in (0, *self.oracle.opened_settings):
+        for number in (0, *self.oracle.opened_settings - self._aborted):
             redlock = new_redlock(judge, self.plan, number)
             ballot = redlock.check().ballot
             configs = [
