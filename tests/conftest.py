@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import itertools
 import logging
@@ -138,22 +139,49 @@ def longest_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return [*dealt, *others]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Let each process of pytest-xdist import the tests from another one onwards.
+def leaves_long_out(config: pytest.Config) -> bool:
+    """Tell whether this is `make test`, which need not look at long tests."""
+    return bool(config.getoption("markexpr") == "not long")
+
+
+# A test that is long in part has its mark at the part.
+_ALL_ARE_LONG = re.compile(r"^pytestmark = .*\bmark\.long\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests are all left out."""
+    if not leaves_long_out(config) or not collection_path.match("test_*.py"):
+        return None
+    long = _marks_of(collection_path) or _ALL_ARE_LONG.search(
+        collection_path.read_text(encoding="utf-8")
+    )
+    return True if long else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Let processes of pytest-xdist share the work of importing the tests.
 
     All import all of them. In the same order, each would compile each file, for pytest
-    takes half of a fresh checkout's collecting to rewrite the assertions. So each finds
-    what the others have compiled. The process that starts them imports none.
+    takes half of a fresh checkout's collecting to rewrite the assertions. So each
+    begins with another file, and finds what the others have compiled. The process that
+    starts them imports none.
+
+    The garbage collector would walk through some hundred thousand objects that stay
+    again and again: a third of the time here, and later in each test that forks.
     """
+    gc.disable()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None:
-        return
-    number = int(worker.removeprefix("gw"))
-    for name in rotated(_test_modules(session.config), number):
-        # pytest imports it again, and says what is wrong.
-        with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(name)
+    if worker is not None:
+        number = int(worker.removeprefix("gw"))
+        for name in rotated(_test_modules(session.config), number):
+            # pytest imports it again, and says what is wrong.
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(name)
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def rotated(values: list[str], worker: int) -> list[str]:
@@ -170,7 +198,9 @@ def _test_modules(config: pytest.Config) -> list[str]:
     return sorted(
         ".".join(file.relative_to(root).with_suffix("").parts)
         for file in files
-        if file.suffix == ".py" and file.is_relative_to(root)
+        if file.suffix == ".py"
+        and file.is_relative_to(root)
+        and not pytest_ignore_collect(file, config)
     )
 
 

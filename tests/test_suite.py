@@ -14,7 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.conftest import group_of, longest_first, rotated
+from tests.conftest import (
+    group_of,
+    longest_first,
+    pytest_ignore_collect,
+    rotated,
+)
 from tests.harness.tcp import proxies
 
 PROGRAM = """
@@ -141,3 +146,24 @@ def test_processes_import_the_tests_from_different_ones_onwards(
     orders = [rotated([*"abcdef"], worker) for worker in range(3)]
 
     assert ["".join(order) for order in orders] == ["abcdef", "cdefab", "efabcd"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "text", "imported"),
+    [
+        ("not long", "pytestmark = pytest.mark.long", False),
+        ("not long", "pytestmark = [pytest.mark.long, pytest.mark.timeout(9)]", False),
+        ("not long", "@pytest.mark.long\ndef test_it(): ...", True),
+        ("", "pytestmark = pytest.mark.long", True),
+        ("long and not exhaustive", "pytestmark = pytest.mark.long", True),
+    ],
+)
+def test_make_test_imports_no_file_whose_tests_are_all_long(
+    marks: str, text: str, tmp_path: Path, *, imported: bool
+) -> None:
+    """Other choices of tests import each file, and so does a mark at one test."""
+    file = tmp_path / "test_it.py"
+    file.write_text(text)
+    config: Any = SimpleNamespace(getoption=lambda _name: marks)
+
+    assert bool(pytest_ignore_collect(file, config)) == (not imported)

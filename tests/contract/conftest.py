@@ -11,7 +11,7 @@ from celery_redlock.devnodes.stores.etcd import Etcd
 from celery_redlock.devnodes.stores.zookeeper import ZooKeeper
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.stores.connection import store_of
-from tests.conftest import missing, server_parameters
+from tests.conftest import leaves_long_out, missing, server_parameters
 from tests.contract.listener import Listener
 from tests.contract.subjects import (
     MemorySubject,
@@ -43,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     servers = server_parameters()
     if "subject" in metafunc.fixturenames:
         stores = (pytest.param(s, id=s, marks=pytest.mark.long) for s in STORES)
-        every = [pytest.param(MEMORY, id=MEMORY), *servers, *stores]
+        every = [pytest.param(MEMORY, id=MEMORY), *servers]
+        every += [] if leaves_long_out(metafunc.config) else stores
         metafunc.parametrize("subject", every, indirect=True)
     elif "server" in metafunc.fixturenames:
         metafunc.parametrize("server", servers, indirect=True)
