@@ -9,7 +9,7 @@ the package needs to know about it::
                                                                ▼
     log, signal, event, metric, trace, explain  ◄── name, describe
     the call                                    ◄── perform: skip, fail, run, wait,
-                                                    republish, successor
+                                                    republish, …
 
 ====================  =============  ==============================================
 base class            situation      performed when
@@ -57,7 +57,6 @@ __all__ = [
     "OutageDecision",
     "PublishDecision",
     "RefusedCall",
-    "RegisteredCall",
     "Situation",
     "TaskOptions",
     "in_seconds",
@@ -203,37 +202,25 @@ class RefusedCall(DecidedCall, Protocol):
     def held(self) -> LockHeld:
         """The refusal: it names the holder."""
 
-    @property
-    def successor(self) -> RegisteredCall:
-        """The part of the call in the successor register."""
-
     def duplicate(self, what: str) -> DuplicateTask:
         """Return the error that says what becomes of the call, and why."""
-
-    def republish(
-        self, countdown: float, what: str = "is republished", *, next_: str = ""
-    ) -> float:
-        """End this copy of the call, and send it again to run after a countdown.
-
-        ``what`` says it in words; ``next_`` which call of the register runs next.
-        """
 
     def wait(self, timeout: float) -> float:
         """Wait for the lock in the worker process, then ask the policy again."""
 
+    def wait_in_queue(self, keep: str, countdown: float) -> float:
+        """Enter the successor register and return to the queue, or end as superseded.
 
-class RegisteredCall(Protocol):
-    """The part of a call in the successor register: which of those that wait runs.
+        ``keep`` is ``"latest"`` or ``"first"``. With a countdown of 0 the call tries
+        again less and less often, up to half a ttl.
+        """
 
-    Both methods return the seconds for which to try for the lock, and raise
-    ``Ignore`` or ``Retry`` when this copy of the call has ended.
-    """
+    def replace_holder(self, grace: float) -> float:
+        """Ask the running call to end, unless it is the newer of the two.
 
-    def wait_in_queue(self, refused: RefusedCall, keep: str, countdown: float) -> float:
-        """Enter the register and return to the queue, or end as superseded."""
-
-    def replace_holder(self, refused: RefusedCall, grace: float) -> float:
-        """Ask the running call to end, unless it is the newer of the two."""
+        The call then waits for ``grace`` seconds in the worker process; if that is 0,
+        in its queue.
+        """
 
 
 # -- the options of its task -------------------------------------------------------

@@ -89,4 +89,4 @@ class BufferOne(ConflictDecision):
     def perform(self, call: RefusedCall) -> float:
         """Become the successor of the running call, or end as superseded."""
         countdown = in_seconds(self.countdown)
-        return call.successor.wait_in_queue(call, self.keep or "latest", countdown)
+        return call.wait_in_queue(self.keep or "latest", countdown)

@@ -90,4 +90,4 @@ class CancelRunning(ConflictDecision):
     def perform(self, call: RefusedCall) -> float:
         """Ask the running call to end, unless it is the newer of the two."""
         grace = in_seconds(self.grace) if self.keeps_trying(call.conflict) else 0.0
-        return call.successor.replace_holder(call, grace)
+        return call.replace_holder(grace)

@@ -9,10 +9,8 @@ Read the files in the order of a call's life::
          │                  ▲                              │
     publishing              │                            call        key, header,
       claims the call       │                              │         options
-         │                  │                          execution ◄── interrupt
+         │                  │                          execution     acquires the lock
          └─────► broker ────┘                              │
-                                                       admission     acquires the lock
-                                                           │
                                                          body
                                                            │
                                                         release
@@ -22,11 +20,12 @@ Read the files in the order of a call's life::
 * `singleton_task` is the base class of tasks, and `decorator` makes a function one.
 * `call` is what is known of a call before its body runs: the key that it locks, the
   `header` of its message, the runtime of its app, the options of its task.
-* `execution` runs the body under the lock, and decides about a lock that is lost.
-* `admission` acquires the lock. A call that is refused is skipped, fails, waits, is
-  republished, or runs without the lock, as its policy says. `ends` has the ways in
-  which a copy of a call ends without a run, and `successor` its part in the register
-  of `buffer_one` and `cancel_running`.
+* `execution` is the call from then to its end: it tries for the lock, is refused or
+  runs the body, loses the lock or releases it.
+* `line_entry` has the other entries of the call on the nodes, which end when it begins.
+* `decided` performs what a policy says about a call that is refused or has lost its
+  lock: it is skipped, fails, waits, is republished, or runs without the lock. `ends`
+  has the ways in which a copy of a call ends without a run.
 * `interrupt` raises an error in a running body from outside.
 * `refusal` is the exception in which a refused call ends. `tracer` lets it pass
   Celery's tracer at no more than the cost of a run, with `trace_info`, which only a

@@ -27,6 +27,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import DuplicateTask, QuorumUnreachable, RedlockError
 from celery_redlock.line.backlog import leave_backlog
 from celery_redlock.options.broker import accepted_countdown, broker_errors, way_back
+from celery_redlock.records.beat_slots import mark_slot
 from celery_redlock.task.interrupt import Interrupter
 from celery_redlock.task.publishing import send_again
 from celery_redlock.task.results import can_be_read, stored_result
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Pauses",
     "Republished",
+    "comes_back",
     "drop_if_finished",
     "drop_if_outdated",
+    "drop_if_sent_twice",
     "republish",
     "skip",
     "wait_for_result",
@@ -54,6 +57,14 @@ _COUNT_AGAIN, _LONGEST_COUNT = 5.0, 300.0  # seconds
 
 class Republished(Retry):  # type: ignore[misc]
     """Ends this copy of a call: the next one is published, and RETRY is stored."""
+
+
+def comes_back(error: BaseException) -> bool:
+    """Tell whether a call whose copy ends in this error comes back, or runs elsewhere.
+
+    A subclass of ``Ignore`` ends a call that was skipped, and has its result.
+    """
+    return isinstance(error, Retry) or type(error) is Ignore
 
 
 class Pauses:
@@ -142,6 +153,21 @@ def drop_if_outdated(call: Call) -> None:
     if expires and datetime.now(timezone.utc).timestamp() > expires:
         log.info("%s has expired.", call, extra=call.log_fields("expired"))
         raise skip(call, TaskRevokedError("expired"), expired=True)
+
+
+def drop_if_sent_twice(call: Call) -> None:
+    """End the second of two messages that beat has sent for one slot."""
+    slot = call.header.slot
+    first = mark_slot(call.runtime.redlock, slot, call.id)
+    if first is None:
+        return
+    error = DuplicateTask(
+        f"{call} did not run: beat has sent {slot} twice, and the first message "
+        f"runs as {first}.",
+        key=call.key,
+    )
+    log.info("%s", error, extra=call.log_fields("slot-sent-twice", slot=slot))
+    raise skip(call, error, key=call.key, policy="slot")
 
 
 def wait_for_result(call: Call) -> None:

@@ -1,14 +1,47 @@
-"""One execution of a call: take the lock, run the body, release the lock.
+"""One run of a call: take the lock, run the body, release the lock.
 
 ::
 
-    admission ──► body ──► release ──► result
-                   │ lock lost
-                   ▼
-              on_lock_lost
-                   ├─ abort: LockLost interrupts the body until it ends ─► FAILURE
-                   ├─ retry: the same, then the call is republished ─────► RETRY
-                   └─ warn:  the body runs on ───────────────────────────► its result
+    tries ──► runs ──────────────────────────► ended
+      │ ▲      │ lock lost                       ▲
+      │ └─ it waits in its process               │
+      ▼        └► on_lock_lost: abort, retry, warn
+    refused: skipped, failed, republished, or a copy that is dropped
+
+What a call that *tries* does next:
+
+==================================  ==========================================
+the nodes say                       then
+==================================  ==========================================
+granted                             the call runs, unless it is a copy of a call
+                                    that has ended, or a copy that has expired
+a majority names another call       it is a duplicate: ``on_conflict``
+one has succeeded (``unique_for``)  the same
+a majority names this very call     another copy of it runs: this copy is
+                                    republished for about 1 s later. The delay
+                                    doubles, up to the ttl
+the votes are split                 it waits 1 s, then is republished in this way
+too few answer                      ``on_backend_error``
+==================================  ==========================================
+
+With ``in_order`` a call first asks for its place in the line of its key. One that has
+another call before it is refused, as if that call had the lock.
+
+*This very call* is another message with the same task id: a redelivery. The lock is
+never a reason to drop such a copy, and the result belongs to the other copy. A retry
+that overtook its parent, or a call that replaced itself, is no copy: it waits in the
+same way and runs then, and the result of its parent says nothing of it.
+
+To *republish* is to publish the same call again with a delay, and to end this copy of
+it. If the broker does not accept the message, this copy keeps its worker process and
+tries for the lock again. So the call is not lost as long as either of them succeeds.
+
+What a call that *runs* does when its lock is lost::
+
+    on_lock_lost
+      ├─ abort: LockLost interrupts the body until it ends ─► FAILURE
+      ├─ retry: the same, then the call is republished ─────► RETRY
+      └─ warn:  the body runs on ───────────────────────────► its result
 
 A body that raises an error of its own after the loss ends in that error. A body
 that retries itself keeps the lock until Celery has stored RETRY. Otherwise Celery
@@ -30,8 +63,8 @@ import functools
 import logging
 import os
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import signals as celery_signals
 from celery import states
@@ -39,19 +72,46 @@ from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as RetriesItself
 
 from celery_redlock import signals
+from celery_redlock.basics.backoff import doubled, jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.errors import LockCancelled, LockLost
+from celery_redlock.errors import (
+    LockCancelled,
+    LockHeld,
+    LockLost,
+    LockUnavailable,
+    QuorumUnreachable,
+)
 from celery_redlock.line.backlog import note_run
 from celery_redlock.locking import Hold
 from celery_redlock.locks.lease import Holder, Lease
 from celery_redlock.locks.limits import with_copies
-from celery_redlock.policies import Abort, CancelRunning, Loss, LossDecision
+from celery_redlock.policies import (
+    Abort,
+    CancelRunning,
+    Conflict,
+    Loss,
+    LossDecision,
+    Outage,
+)
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.admission import Admission
 from celery_redlock.task.awaitables import PLAIN, is_lazy, refuse_awaitable
-from celery_redlock.task.ends import Pauses, drop_if_finished, republish, skip
+from celery_redlock.task.decided import (
+    DecidedConflict,
+    DecidedLoss,
+    DecidedOutage,
+    send_event,
+)
+from celery_redlock.task.ends import (
+    comes_back,
+    drop_if_finished,
+    drop_if_outdated,
+    drop_if_sent_twice,
+    skip,
+    wait_for_result,
+)
 from celery_redlock.task.interrupt import interrupter
-from celery_redlock.task.publishing import claimed_until_it_begins, cool_down
+from celery_redlock.task.line_entry import LineEntry
+from celery_redlock.task.publishing import cool_down, cooling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,15 +119,17 @@ if TYPE_CHECKING:
     from celery.utils.dispatch import Signal
 
     from celery_redlock.app.runtime import Runtime
+    from celery_redlock.line.claims import ExistingJob
     from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.call import Call
 
-__all__ = ["Execution", "TaskLock", "running"]
+__all__ = ["Execution", "State", "TaskLock", "running"]
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_PATIENCE = 1.0  # seconds for which a call with split votes waits in its process
 _INTERRUPT_EVERY = 5.0  # seconds in which a body may tidy up before the next interrupt
 _LOOK_EVERY = 0.05  # seconds, where no body can be interrupted yet
 
@@ -185,13 +247,22 @@ class TaskLock(Hold):
         )
 
 
+class State(Enum):
+    """Where an execution is. Only the thread that runs the call writes it."""
+
+    TRIES = "it tries for its lock, or waits for it"
+    REFUSED = "it has ended, and its body was not called"
+    RUNS = "its body runs, with the lock or, if it may, without"
+    ENDED = "its body has ended"
+
+
 class Execution(TaskLock):
     """Runs the body of one call under its lock.
 
     Attributes:
+        call: The call.
+        state: Where it is.
         lease: The lease under which the body runs; None: without the lock.
-        is_admitted: Whether the call was let in, and its body has been called.
-        has_ended: Whether the body has ended.
     """
 
     def __init__(self, call: Call) -> None:
@@ -208,20 +279,26 @@ class Execution(TaskLock):
             limits=call.limits and with_copies(call.limits, call.id),
         )
         self.call = call
+        self.state = State.TRIES
         self.lease: Lease | None = None
-        self.is_admitted = False
         self._interrupter = interrupter(within_task=bool(call.request.is_eager))
+        self._line = LineEntry(call, self._interrupter)
+        self._waited = 0.0  # seconds for which policies have let the call wait
+        self._patience = _PATIENCE
+        self._is_shown_as_refused = False  # to monitors, by an event
         self._deciding = threading.Lock()
-        self._decision: LossDecision | None = None
-        self._is_lost = False
-        self.has_ended = False
+        self._decision: LossDecision | None = None  # the lock is lost
         self._is_kept = False  # until Celery has stored RETRY
-        self._admission = Admission(call, self.acquire, self.release, self._interrupter)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the call is over, but for the release of its lock."""
+        return self.state in (State.REFUSED, State.ENDED)
 
     @property
     def in_backlog(self) -> float | None:
         """Seconds since the call joined the backlog of its key; None: it did not."""
-        return self._admission.in_backlog
+        return self._line.in_backlog
 
     def is_of(self, task: Any, request: Any) -> bool:
         """Tell whether this is the execution of that request."""
@@ -232,7 +309,8 @@ class Execution(TaskLock):
 
         Raises:
             celery.exceptions.Ignore, celery.exceptions.Retry: This copy of the call
-                has ended without a result of its own; see ``admission``.
+                has ended without a result of its own.
+            DuplicateTask, QuorumUnreachable: The call was refused, and fails.
             LockLost: The lock was lost while the body ran.
             Exception: What the body raised.
         """
@@ -241,10 +319,12 @@ class Execution(TaskLock):
             with self._interrupter:
                 return self._run(body)
         finally:
-            self.has_ended = True
-            # An outage has a line of its own.
-            if not self.is_admitted and not self._runtime.outage_log.is_on:
-                self._runtime.refusal_log.refused(self.call, self.call.waited)
+            if self.state is State.TRIES:
+                self.state = State.REFUSED
+                if not self._runtime.outage_log.is_on:  # which has a line of its own
+                    self._runtime.refusal_log.refused(self.call, self.call.waited)
+            else:
+                self.state = State.ENDED
             _running.reset(before)
 
     def _run(self, body: Callable[[], _T]) -> _T:
@@ -252,7 +332,7 @@ class Execution(TaskLock):
         try:
             try:
                 self.lease = self._admit()
-                self.is_admitted = True
+                self.state = State.RUNS
                 if not self._runtime.refusal_log.is_idle:
                     self._runtime.refusal_log.ran()
                 returned.append(self._run_admitted(body))
@@ -274,12 +354,175 @@ class Execution(TaskLock):
             raise
         return returned[0]
 
+    # -- it tries -------------------------------------------------------------------
+
+    def _admit(self) -> Lease | None:
+        """Return the lease for the body; None: it runs without the lock."""
+        try:
+            lease = self._try_until_decided()
+        except BaseException as error:
+            if not comes_back(error):
+                self._line.end()
+            raise
+        self._line.end()
+        if self._is_shown_as_refused:
+            send_event(self.call, "task-started")
+        return lease
+
+    def _try_until_decided(self) -> Lease | None:
+        if self.call.is_redelivered:
+            drop_if_finished(self.call)
+        if self.call.header.slot:
+            drop_if_sent_twice(self.call)
+        wait: float | None = 0.0
+        while wait is not None:
+            if (before := self._line.call_before()) is not None:
+                wait = self._when_held(before, phase="queued")
+                continue
+            tried = self._try(wait)
+            if not isinstance(tried, LockUnavailable):
+                self._end_outage()
+                if self._may_run() and self._holds(tried):
+                    return tried
+                wait = 0.0
+            elif isinstance(tried, LockHeld):
+                self._end_outage()
+                wait = self._when_held(tried)
+            elif isinstance(tried, QuorumUnreachable):
+                wait = self._when_unreachable(tried)
+            else:
+                wait = self._wait_or_republish(tried)
+        return None
+
+    def _try(self, wait: float) -> Lease | LockUnavailable:
+        """Return the refusal as it is: what follows is no handling of an exception."""
+        try:
+            if not wait:
+                return self.acquire(wait)
+            return self._wait(lambda: self.acquire(wait))
+        except LockUnavailable as refusal:
+            return refusal.with_traceback(None)
+
+    def _wait(self, wait: Callable[[], _T]) -> _T:
+        """Wait in this process, which runs no other call meanwhile."""
+        refusal_log = self._runtime.refusal_log
+        refusal_log.waits(self.call)
+        try:
+            return self._interrupter.time_limited(wait)
+        finally:
+            refusal_log.waits_no_more(self.call)
+
+    def _end_outage(self) -> None:
+        """Log the end of an outage: the nodes have voted on this call."""
+        if (outage_log := self._runtime.outage_log).is_on:
+            outage_log.end()
+
+    def _wait_or_republish(self, refusal: LockUnavailable, **header: bool) -> float:
+        """Wait once; then republish, with a delay that doubles up to the ttl."""
+        patience, self._patience = self._patience, 0.0
+        if not patience:
+            deferred = self.call.header.deferred
+            countdown = jittered(doubled(1.0, deferred, self.call.options.ttl))
+            self._line.republish(refusal, countdown, deferred=deferred + 1, **header)
+        return patience
+
+    # -- it was granted its lock ------------------------------------------------------
+
+    def _may_run(self) -> bool:
+        """Tell whether the call runs under the lock that it has now, or tries again."""
+        call = self.call
+        if call.is_redelivered:
+            if call.header.met_copy:
+                self._wait(lambda: wait_for_result(call))
+            drop_if_outdated(call)
+        elif call.header.deferred:
+            # The process that published this copy may have been killed right then:
+            # its own message came back, and may have run before this one.
+            drop_if_finished(call)
+        self._line.start()
+        other = cooling(call) if call.options.task.unique_for else None
+        return other is None or self._may_run_in_cool_down(other)
+
+    def _may_run_in_cool_down(self, other: ExistingJob) -> bool:
+        """Tell whether a call may run in a cool-down, as its policy decides."""
+        wait = self._when_held(other.error(), phase=other.phase)
+        if wait is None:
+            return True
+        self.release()  # no other call has to wait for the lock meanwhile
+        pause = min(wait, other.left)
+        self._wait(lambda: SYSTEM_CLOCK.sleep(pause))
+        return False
+
+    def _holds(self, lease: Lease) -> bool:
+        """Tell whether the call still has its lock; if not, it tries again.
+
+        A copy of a call waits under its lock for the result of the other one. No policy
+        has to decide about a lock that it lost meanwhile: the body has not begun.
+        """
+        if lease.is_valid():
+            return True
+        fields = self.call.log_fields("lost-before-body", fence=lease.fence)
+        text = "%s lost its lock before it began; it tries again."
+        log.warning(text, self.call, extra=fields)
+        self.release()
+        return False
+
+    # -- it was refused: a policy decides ----------------------------------------------
+
+    def _when_held(self, held: LockHeld, phase: str = "running") -> float | None:
+        """Return the seconds for which to try again; None: run without the lock."""
+        call = self.call
+        if _is_copy(call, held):
+            # Not waited for here: Celery stores the result after the lock is released,
+            # and this copy would be woken, and run, between the two.
+            self._patience = 0.0
+            if call.follows_its_holder:
+                return self._wait_or_republish(held, again=True)
+            return self._wait_or_republish(held, redelivered=True, met_copy=True)
+        conflict = Conflict(
+            **call.facts(),
+            held_key=held.held_key or call.key,
+            limit=held.limit,
+            args=call.args,
+            kwargs=call.kwargs,
+            holder=held.holder,
+            retry_after=held.retry_after,
+            due=held.due,
+            place=None if phase == "succeeded" else self._line.place_behind(held),
+            waited=self._waited,
+            deferrals=call.header.deferred,
+            phase=phase,
+        )
+        decision = call.options.on_conflict(conflict)
+        decided = DecidedConflict(self._line, conflict, decision, held)
+        self._is_shown_as_refused |= decided.announce()
+        wait: float | None = decision.perform(decided)
+        self._waited += wait or 0.0
+        return wait
+
+    def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
+        """Return the seconds for which to try again; None: run without the lock."""
+        call = self.call
+        outage = Outage(
+            **call.facts(),
+            reason=str(unreachable),
+            retry_after=unreachable.retry_after,
+            deferrals=call.header.outages,
+        )
+        decision = call.options.on_backend_error(outage)
+        decided = DecidedOutage(self._line, outage, decision, unreachable)
+        decided.announce()
+        wait: float | None = decision.perform(decided)
+        return wait
+
+    # -- it runs ----------------------------------------------------------------------
+
     def _run_admitted(self, body: Callable[[], _T]) -> _T:
         call, lease = self.call, self.lease
         if lease is not None:
             lease.ensure()
             if call.options.task.needs_arguments:
-                self.call = call.with_own_arguments()
+                self.call = self._line.call = call.with_own_arguments()
             lease.begin()
         self._note_started()
         try:
@@ -290,7 +533,7 @@ class Execution(TaskLock):
                 self._is_kept = True
             raise
         finally:
-            self.has_ended = True
+            self.state = State.ENDED
         if call.options.task.unique_for:
             cool_down(call)
         return returned
@@ -348,12 +591,6 @@ class Execution(TaskLock):
             if self.lease is None or not self._decide(self.lease).goes_on:
                 raise
 
-    def _admit(self) -> Lease | None:
-        if not self.call.header.claim:
-            return self._admission.enter()
-        with claimed_until_it_begins(self.call):
-            return self._admission.enter()
-
     def on_released(self, lease: Lease) -> None:
         """Send ``lock_released``, and note how long the run took."""
         super().on_released(lease)
@@ -366,8 +603,7 @@ class Execution(TaskLock):
         """Let ``on_lock_lost`` decide about the body, unless there is none yet."""
         self._tell_of_operator(lease)
         if self.lease is None:
-            return  # the admission looks at the lease, and `_run_admitted` once more
-        self._is_lost = True
+            return  # `_holds` looks at the lease, and `_run_admitted` once more
         self._in_background(self._stop_body, lease)
 
     def on_cancelled(self, lease: Lease) -> None:
@@ -437,12 +673,13 @@ class Execution(TaskLock):
         lease = self.lease
         if lease is not None and _is_cancellation(error, lease):
             raise self._cancelled(lease) from None
-        if lease is not None and self._is_lost and error.key is None:
+        if lease is not None and self._decision and error.key is None:
             # An asynchronous exception has neither a text nor a key.
             error = lease.lost_error().with_traceback(error.__traceback__)
         if lease is None or error.key != lease.key:
             raise error  # about a lock that the body took itself, or one around it
-        result: _T = self._decide(lease).perform(_LostCall(self, error, returned))
+        decided = DecidedLoss(self._line, error, returned)
+        result: _T = self._decide(lease).perform(decided)
         return result
 
     def _cancelled(self, lease: Lease) -> Ignore:
@@ -451,15 +688,6 @@ class Execution(TaskLock):
         log.info("%s has ended, cancelled by %s.", call, by)
         facts = {"key": call.key, "policy": CancelRunning.name, "cancelled_by": by}
         return skip(call, lease.cancelled_error(), **facts)
-
-    def republish(self, reason: LockLost, countdown: float) -> None:
-        """Publish the call again; see ``ends.republish``."""
-        since = self._admission.refused
-        republish(self.call, reason, countdown, self._pauses, refused=since)
-
-    @functools.cached_property
-    def _pauses(self) -> Pauses:
-        return Pauses(self._interrupter)
 
     def release_kept(self) -> None:
         """Release the lock that was kept until RETRY is stored. Twice is harmless."""
@@ -475,23 +703,12 @@ class Execution(TaskLock):
             self.release()
 
 
-@dataclass(frozen=True)
-class _LostCall(Generic[_T]):
-    """A call whose body has ended after the loss of its lock: a `DecidedCall`."""
-
-    execution: Execution
-    error: LockLost
-    returned: list[_T]
-
-    def run(self) -> _T:
-        return self.returned[0] if self.returned else self.fail()
-
-    def fail(self) -> NoReturn:
-        raise self.error from None
-
-    def republish(self, countdown: float) -> NoReturn:
-        while True:  # as often as the broker refuses it
-            self.execution.republish(self.error, countdown)
+def _is_copy(call: Call, held: LockHeld) -> bool:
+    """Tell whether the holder is another copy of the same call."""
+    if held.limit is not None and held.limit.is_call:
+        return True
+    holder = held.holder
+    return holder is not None and bool(call.id) and holder.task_id == call.id
 
 
 def _is_cancellation(error: LockLost, lease: Lease) -> bool:

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import Task
 from celery import signals as celery_signals
-from celery.exceptions import Ignore, Retry
 from celery.result import ResultBase
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Claim",
     "called_with",
-    "claimed_until_it_begins",
     "conflict_with",
     "cool_down",
     "cooling",
@@ -419,35 +417,11 @@ def seconds_until(task: Any, when: Any) -> float | None:
 # -- in a worker --------------------------------------------------------------------
 
 
-@contextmanager
-def claimed_until_it_begins(call: Any) -> Iterator[None]:
-    """Release the claim of a call that begins or ends in this block.
-
-    A call that is republished, or of which another copy runs, keeps its claim.
-    """
-    try:
-        yield
-    except Retry:
-        raise
-    except Ignore as ignored:
-        if type(ignored) is not Ignore:  # the call was skipped and has its result
-            _release_claim(call)
-        raise
-    except BaseException:
-        _release_claim(call)
-        raise
-    _release_claim(call)
-
-
 def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
     """Release the claim that a message carries, if it carries one."""
     if key:
         Claims(runtime.redlock).release(key, task_id, task)
         runtime.watchdog.resend_releases()
-
-
-def _release_claim(call: Any) -> None:
-    release_claim(call.runtime, call.header.claim, call.id, call.task.name)
 
 
 def _release_claim_of_message(sender: Any, message: Any, **_: Any) -> None:

@@ -55,7 +55,7 @@ from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.announcement import send_announced
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
-from celery_redlock.task.execution import Execution, TaskLock, running
+from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import attach, clean
 from celery_redlock.task.message import as_received, key_to_publish
 from celery_redlock.task.numbering import send_in_order
@@ -228,7 +228,7 @@ class SingletonTask(_Base[P, R]):
         try:
             return execution.run(body)
         except Exception as error:
-            if execution.is_admitted:
+            if execution.state is not State.REFUSED:
                 raise
             refusal = error
         if isinstance(refusal, RedlockError) and self._retries_after(refusal):
