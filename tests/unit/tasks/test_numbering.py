@@ -9,7 +9,8 @@ import pytest
 from celery.signals import before_task_publish
 from kombu.exceptions import EncodeError
 
-from tests.unit.tasks.support import HOUR, KEY
+from celery_redlock.app.runtime import runtime_of
+from tests.unit.tasks.support import HOUR, KEY, run_until_stopped
 
 if TYPE_CHECKING:
     from tests.unit.tasks.support import Worker
@@ -58,6 +59,22 @@ def test_call_runs_when_all_before_it_have_run(worker: Worker) -> None:
     assert worker.run(task, 1, id=first.id).state == "SUCCESS"
     assert worker.run(task, 2, id=second.id).state == "SUCCESS"
     assert places(worker) == []
+
+
+def test_call_that_returns_after_a_lost_lock_is_first_again(worker: Worker) -> None:
+    """Those that were published after it wait for it, as after a killed process."""
+    worker.use_real_time(ttl=30)
+
+    @worker.task(on_conflict="retry", in_order=True, on_lock_lost="retry")
+    def job(number: int) -> int:
+        if number == 1:
+            run_until_stopped(lambda: runtime_of(worker.app).watchdog.expire(KEY))
+        return number
+
+    first, second = job.delay(1), job.delay(2)
+
+    assert worker.run(job, 1, id=first.id).state == "RETRY"
+    assert places(worker) == [first.id, second.id]
 
 
 def test_refusal_names_the_call_that_is_first(worker: Worker) -> None:
