@@ -28,18 +28,22 @@ def refused(here: Deployment, name: str, key: str, *args: object) -> AsyncResult
     return call
 
 
-def test_release_starts_calls_in_the_order_of_publishing(
-    here: Deployment, key: str
-) -> None:
-    """Each ends and starts the next one."""
+def test_release_starts_one_call_after_another(here: Deployment, key: str) -> None:
+    """Each ends and starts the next one, all long before their countdowns end.
+
+    Their order is best effort (a call whose votes are split is overtaken): that of the
+    starts is in `tests/nodes/test_early_start.py`.
+    """
     holder = here.begin("job", key)
     calls = [refused(here, "waiting", key, 0.0) for _ in range(4)]
 
     here.stage.open(key)
 
     assert [call.get(timeout=WITHIN) for call in calls] == [call.id for call in calls]
-    ran = [run.task_id for run in here.stage.runs(key)]
-    assert ran == [holder.id, *(call.id for call in calls)]
+    first, *others = [run.task_id for run in here.stage.runs(key)]
+    assert first == holder.id
+    assert sorted(others) == sorted(call.id for call in calls)
+    assert here.stage.most_at_once(key) == 1
 
 
 def test_permits_do_not_stand_idle(here: Deployment, key: str) -> None:
