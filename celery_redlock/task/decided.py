@@ -28,7 +28,7 @@ from celery_redlock.errors import DuplicateTask
 from celery_redlock.line.cancel_requests import ask_to_end
 from celery_redlock.locks.limits import Wanted
 from celery_redlock.signals import lock_conflict, lock_outage
-from celery_redlock.task.ends import skip
+from celery_redlock.task.ends import end_as_revoked
 from celery_redlock.task.header import waits_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class DecidedConflict:
 
     def skip(self) -> NoReturn:
         """End the call as REVOKED."""
-        raise skip(self.call, self._end(), **self._event_fields())
+        raise end_as_revoked(self.call, self._end(), **self._event_fields())
 
     def fail(self) -> NoReturn:
         """End the call as FAILURE."""
@@ -206,7 +206,7 @@ class DecidedOutage:
         """End the call as REVOKED."""
         self.line.withdraw()
         call, policy = self.line.call, self.decision.name
-        raise skip(call, self.unreachable, key=call.key, policy=policy)
+        raise end_as_revoked(call, self.unreachable, key=call.key, policy=policy)
 
     def fail(self) -> NoReturn:
         """End the call as FAILURE."""

@@ -3,11 +3,11 @@
 =============  =================================================================
 end            how, and why not otherwise
 =============  =================================================================
-``skip``       The result is stored as REVOKED, with the chain after it and the
+as revoked     The result is stored as REVOKED, with the chain after it and the
                chord around it. After a bare ``Ignore`` clients would wait for
                these results for ever; ``Reject`` looks like a failure.
-drop           ``Ignore``: the result belongs to another copy with the same id.
-``republish``  The same call is sent again, without ``Task.retry``: that turns an
+dropped        ``Ignore``: the result belongs to another copy with the same id.
+republished    The same call is sent again, without ``Task.retry``: that turns an
                error of the broker into a ``Reject``, and the job is lost.
 =============  =================================================================
 """
@@ -43,8 +43,8 @@ __all__ = [
     "drop_if_finished",
     "drop_if_outdated",
     "drop_if_sent_twice",
+    "end_as_revoked",
     "republish",
-    "skip",
     "wait_for_result",
 ]
 
@@ -93,10 +93,10 @@ class Pauses:
         self._interrupter.time_limited(lambda: SYSTEM_CLOCK.sleep(pause))
 
 
-# -- skip, drop ----------------------------------------------------------------------
+# -- revoked, dropped ---------------------------------------------------------------
 
 
-def skip(call: Call, error: Exception, **facts: Any) -> Ignore:
+def end_as_revoked(call: Call, error: Exception, **facts: Any) -> Ignore:
     """Store the result of a call that does not run: REVOKED, with the error in it.
 
     Args:
@@ -118,9 +118,9 @@ def skip(call: Call, error: Exception, **facts: Any) -> Ignore:
         state=states.REVOKED,
     )
     # Only here, in a worker, is Celery's own request class a cheap import.
-    from celery_redlock.task.request import Skipped  # noqa: PLC0415
+    from celery_redlock.task.request import EndedAsRevoked  # noqa: PLC0415
 
-    return Skipped(str(error), facts)
+    return EndedAsRevoked(str(error), facts)
 
 
 def drop_if_finished(call: Call) -> None:
@@ -152,7 +152,7 @@ def drop_if_outdated(call: Call) -> None:
     expires = call.expires()
     if expires and datetime.now(timezone.utc).timestamp() > expires:
         log.info("%s has expired.", call, extra=call.log_fields("expired"))
-        raise skip(call, TaskRevokedError("expired"), expired=True)
+        raise end_as_revoked(call, TaskRevokedError("expired"), expired=True)
 
 
 def drop_if_sent_twice(call: Call) -> None:
@@ -167,7 +167,7 @@ def drop_if_sent_twice(call: Call) -> None:
         key=call.key,
     )
     log.info("%s", error, extra=call.log_fields("slot-sent-twice", slot=slot))
-    raise skip(call, error, key=call.key, policy="slot")
+    raise end_as_revoked(call, error, key=call.key, policy="slot")
 
 
 def wait_for_result(call: Call) -> None:

@@ -106,7 +106,7 @@ from celery_redlock.task.ends import (
     drop_if_finished,
     drop_if_outdated,
     drop_if_sent_twice,
-    skip,
+    end_as_revoked,
     wait_for_result,
 )
 from celery_redlock.task.interrupt import interrupter
@@ -687,7 +687,7 @@ class Execution(TaskLock):
         call, by = self.call, lease.cancelled_by
         log.info("%s has ended, cancelled by %s.", call, by)
         facts = {"key": call.key, "policy": CancelRunning.name, "cancelled_by": by}
-        return skip(call, lease.cancelled_error(), **facts)
+        return end_as_revoked(call, lease.cancelled_error(), **facts)
 
     def release_kept(self) -> None:
         """Release the lock that was kept until RETRY is stored. Twice is harmless."""

@@ -38,7 +38,7 @@ from celery_redlock.line.successors import RegisterReply, withdraw
 from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import BufferOne, CancelRunning
 from celery_redlock.scripts.keys import shown
-from celery_redlock.task.ends import Pauses, republish, skip
+from celery_redlock.task.ends import Pauses, end_as_revoked, republish
 from celery_redlock.task.publishing import release_claim
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class LineEntry:
             holder=holder,
         )
         log.info("%s", error, extra=call.log_fields("superseded", by=by))
-        return skip(
+        return end_as_revoked(
             call,
             error,
             key=call.key,

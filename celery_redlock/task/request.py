@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from celery_redlock.app.early_start import WaitingCall
     from celery_redlock.locks.limits import Limits
 
-__all__ = ["RedlockRequest", "Skipped"]
+__all__ = ["EndedAsRevoked", "RedlockRequest"]
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ _DIED = (WorkerLostError, Terminated, SystemExit)
 _LOOK_EVERY, _LOOK_FOR = 0.05, 60.0  # seconds
 
 
-class Skipped(Ignore):
-    """Raised by a skipped call, so that its main process sends the event.
+class EndedAsRevoked(Ignore):
+    """Ends a call whose result is stored as REVOKED: its main process sends the event.
 
     Its arguments are the reason, in words, and the facts.
     """
@@ -168,7 +168,7 @@ class RedlockRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if isinstance(error, Skipped):
+        if isinstance(error, EndedAsRevoked):
             usual = {"terminated": False, "signum": None, "expired": False}
             self.send_event("task-revoked", **{**usual, **error.facts})
         elif isinstance(error, _DIED):

@@ -151,7 +151,7 @@ def log_diagnosis(redlock: Redlock, app: Any = None) -> threading.Thread:
 
     def run() -> None:
         try:
-            rules = (rule for rule in RULES if not rule.logged_at_start)
+            rules = (rule for rule in RULES if not rule.skipped_at_start)
             log_findings(diagnose(redlock, app, rules=rules))
         except Exception:
             log.exception("The diagnosis failed. No lock depends on it.")

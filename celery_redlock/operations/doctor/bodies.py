@@ -25,7 +25,7 @@ _CALLERS = ("celery.map", "celery.starmap")  # .chunks are calls of the latter
 _TOLD = ("active", "reserved")
 
 
-@rule(offline=True, logged_at_start=True)
+@rule(offline=True, skipped_at_start=True)
 def tasks_above(case: Case) -> Iterator[Finding]:
     """Find tasks whose function is a lock task, as `@app.task` above one makes them."""
     for name, task in sorted(case.app.tasks.items()) if case.app else ():
@@ -42,7 +42,7 @@ def tasks_above(case: Case) -> Iterator[Finding]:
 
 
 # A worker that starts leaves this out: each would ask all the others.
-@rule(logged_at_start=True)
+@rule(skipped_at_start=True)
 def called_by_others(case: Case) -> Iterator[Finding]:
     """Find lock tasks that running workers call for `.map`, `.starmap` or `.chunks`."""
     names = {it.task.name for it in case.lock_tasks}

@@ -84,7 +84,7 @@ def countdowns(it: LockTask, case: Case) -> Iterator[Problem]:
 
 
 # A worker that starts leaves this out: in a deploy each would ask all the others.
-@rule(logged_at_start=True)
+@rule(skipped_at_start=True)
 def versions(case: Case) -> Iterator[Finding]:
     """Find running workers whose version of a task computes other keys, or differs."""
     differing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -114,7 +114,7 @@ def _described(task: Any) -> dict[str, str]:
 
 
 # A worker that starts leaves this out, as above.
-@rule(logged_at_start=True)
+@rule(skipped_at_start=True)
 def nodes(case: Case) -> Iterator[Finding]:
     """Find running workers whose locks are on other nodes.
 

@@ -24,7 +24,7 @@ __all__ = ["processes", "rates"]
 
 
 # A worker that starts leaves this out: in a deploy each would ask all the others.
-@rule(logged_at_start=True)
+@rule(skipped_at_start=True)
 def processes(case: Case) -> Iterator[Finding]:
     """Find limits that are higher than the number of tasks that workers run at once."""
     limited = [(it, most) for it in case.lock_tasks if (most := _limit_of(it)) > 1]

@@ -198,13 +198,13 @@ class Rule:
     Attributes:
         find: The function.
         offline: Whether it needs no network: it looks at settings and tasks only.
-        logged_at_start: Whether a worker that starts leaves it out, as a rule because
+        skipped_at_start: Whether a worker that starts leaves it out, as a rule because
             it logs the same facts itself.
     """
 
     find: Callable[[Case], Iterator[Finding]]
     offline: bool
-    logged_at_start: bool
+    skipped_at_start: bool
 
     def __call__(self, case: Case) -> Iterator[Finding]:
         """Yield what the function finds."""
@@ -212,14 +212,14 @@ class Rule:
 
 
 def rule(
-    *, offline: bool = False, logged_at_start: bool = False
+    *, offline: bool = False, skipped_at_start: bool = False
 ) -> Callable[[Callable[[Case], Iterator[Finding]]], Rule]:
     """Make the decorated function a rule; see the attributes of ``Rule``."""
-    return lambda find: Rule(find, offline, logged_at_start)
+    return lambda find: Rule(find, offline, skipped_at_start)
 
 
 def node_rule(
-    *, logged_at_start: bool = False
+    *, skipped_at_start: bool = False
 ) -> Callable[[Callable[[NodeReport, Case], Iterator[Problem]]], Rule]:
     """Make the decorated function a rule that is applied to each node."""
 
@@ -229,7 +229,7 @@ def node_rule(
                 for problem in look(report, case):
                     yield problem.of("Node", report.label)
 
-        return Rule(find, offline=False, logged_at_start=logged_at_start)
+        return Rule(find, offline=False, skipped_at_start=skipped_at_start)
 
     return decorate
 
@@ -243,6 +243,6 @@ def task_rule() -> Callable[[Callable[[LockTask, Case], Iterator[Problem]]], Rul
                 for problem in look(task, case):
                     yield problem.of("Task", task.task.name)
 
-        return Rule(find, offline=True, logged_at_start=False)
+        return Rule(find, offline=True, skipped_at_start=False)
 
     return decorate

@@ -49,7 +49,7 @@ _RAISE_VISIBILITY = (
 )
 
 
-@rule(offline=True, logged_at_start=True)
+@rule(offline=True, skipped_at_start=True)
 def guard(case: Case) -> Iterator[Finding]:
     """Find that the restart guard is off."""
     if not case.redlock.guard.enabled:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["kind", "quorum", "same_server", "state", "unreachable"]
 
 
-@rule(logged_at_start=True)
+@rule(skipped_at_start=True)
 def quorum(case: Case) -> Iterator[Finding]:
     """Find that nothing can be locked, or that no more node may be lost."""
     nodes, needed, voting = len(case.reports), case.redlock.quorum, len(case.voting)
@@ -50,7 +50,7 @@ def quorum(case: Case) -> Iterator[Finding]:
         )
 
 
-@node_rule(logged_at_start=True)
+@node_rule(skipped_at_start=True)
 def unreachable(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find nodes that do not answer."""
     reason = report.status.reason
@@ -62,7 +62,7 @@ def unreachable(report: NodeReport, _: Case) -> Iterator[Problem]:
         yield Problem("unreachable", WARNING, fact, as_sentence(remedy))
 
 
-@node_rule(logged_at_start=True)
+@node_rule(skipped_at_start=True)
 def state(report: NodeReport, case: Case) -> Iterator[Problem]:
     """Find nodes that answer and do not vote."""
     status = report.status
@@ -161,7 +161,7 @@ _PROBLEMS = {
 }
 
 
-@rule(logged_at_start=True)
+@rule(skipped_at_start=True)
 def same_server(case: Case) -> Iterator[Finding]:
     """Find servers that are listed more than once."""
     by_run_id = defaultdict(list)
@@ -179,7 +179,7 @@ def same_server(case: Case) -> Iterator[Finding]:
             )
 
 
-@node_rule(logged_at_start=True)
+@node_rule(skipped_at_start=True)
 def kind(report: NodeReport, _: Case) -> Iterator[Problem]:
     """Find servers that are no independent masters."""
     evicts = report.status.reason.startswith("may evict")  # which is a finding itself

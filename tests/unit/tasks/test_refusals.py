@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 
 from celery_redlock import DuplicateTask, LockHeld
-from celery_redlock.task.request import Skipped
+from celery_redlock.task.request import EndedAsRevoked
 from tests.unit.tasks.support import KEY
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_skipped_call_formats_one_line(worker: Worker, formatted: list[int]) -> 
     )
     sent = pickle.loads(pickle.dumps(outcome.retval))  # noqa: S301  (our own)
     assert isinstance(sent.exception, BaseException)
-    assert isinstance(getattr(sent.exception, "exc", sent.exception), Skipped)
+    assert isinstance(getattr(sent.exception, "exc", sent.exception), EndedAsRevoked)
 
 
 def test_traceback_of_a_refusal_shows_no_source() -> None:

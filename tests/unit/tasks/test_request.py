@@ -42,7 +42,7 @@ from celery_redlock.task.header import (
     waits_in,
     waits_of,
 )
-from celery_redlock.task.request import RedlockRequest, Skipped
+from celery_redlock.task.request import EndedAsRevoked, RedlockRequest
 from tests.harness.waiting import until
 from tests.unit.tasks.support import KEY
 
@@ -413,13 +413,13 @@ def test_skip_sends_an_event_with_its_reasons(worker: Worker) -> None:
     """Without the event Flower shows the duplicate as started for ever."""
     request = receive(worker)
 
-    request.on_failure(failure(Skipped("why", {"key": "k", "holder": "who"})))
+    request.on_failure(failure(EndedAsRevoked("why", {"key": "k", "holder": "who"})))
 
     ((kind, fields),) = request.eventer.sent
     usual = {"terminated": False, "signum": None, "expired": False}
     assert kind == "task-revoked"
     assert fields == {"uuid": request.id, "key": "k", "holder": "who", **usual}
-    assert str(Skipped("why", {})) == "why"
+    assert str(EndedAsRevoked("why", {})) == "why"
 
 
 def claim(worker: Worker, key: str) -> dict[str, Any]:
