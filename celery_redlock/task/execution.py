@@ -111,7 +111,6 @@ from celery_redlock.task.ends import (
 )
 from celery_redlock.task.interrupt import interrupter
 from celery_redlock.task.line_entry import LineEntry
-from celery_redlock.task.publishing import cool_down, cooling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -440,7 +439,7 @@ class Execution(TaskLock):
             # its own message came back, and may have run before this one.
             drop_if_finished(call)
         self._line.start()
-        other = cooling(call) if call.options.task.unique_for else None
+        other = self._line.cooling() if call.options.task.unique_for else None
         return other is None or self._may_run_in_cool_down(other)
 
     def _may_run_in_cool_down(self, other: ExistingJob) -> bool:
@@ -535,7 +534,7 @@ class Execution(TaskLock):
         finally:
             self.state = State.ENDED
         if call.options.task.unique_for:
-            cool_down(call)
+            self._line.cool_down()
         return returned
 
     def _note_started(self) -> None:

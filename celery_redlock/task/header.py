@@ -70,17 +70,15 @@ __all__ = [
     "HEADER",
     "TaskHeader",
     "attach",
-    "attach_claim",
-    "attach_line",
     "claim_in",
     "clean",
     "extract",
     "fault_of",
-    "has_ended_before",
     "mint",
     "place_in",
     "waits_in",
     "waits_of",
+    "with_fields",
 ]
 
 HEADER = "redlock"
@@ -173,6 +171,10 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 }
 
 
+_OF_ONE_EXECUTION = ("base", "events", "serializer")
+_ALWAYS = ("deferred", "outages", "redelivered")  # in the message of a repetition
+
+
 class TaskHeader(NamedTuple):
     """The fields of one header, as in the table above.
 
@@ -217,20 +219,14 @@ class TaskHeader(NamedTuple):
 
     def for_next_copy(self) -> dict[str, dict[str, Any]]:
         """Return the headers of the next copy: all but what is of this execution."""
-        fields, always = self._asdict(), ("deferred", "outages", "redelivered")
-        carried = {name: fields[name] for name in always}
-        others = (
-            "met_copy",
-            "again",
-            "ended",
-            "slot",
-            "published",
-            "refused",
-            "next",
-            "claim",
-        )
-        more = {n: fields[n] for n in (*others, "waits", "line") if fields[n]}
-        return {HEADER: carried | more}
+        fields = self._asdict().items()
+        return {
+            HEADER: {
+                name: value
+                for name, value in fields
+                if name in _ALWAYS or (value and name not in _OF_ONE_EXECUTION)
+            }
+        }
 
 
 _NONE = TaskHeader()
@@ -275,16 +271,14 @@ def attach(headers: Mapping[str, Any] | None, published: int = 0) -> dict[str, A
 
     It was published now, unless ``published`` says when it was before.
     """
-    headers = {**(headers or {})}
     known = {"published": published or round(SYSTEM_CLOCK.wall() * 1e6)}
-    headers[HEADER] = {**known, **_fields(headers)}
-    return headers
+    return with_fields(headers, **known | _fields(headers))
 
 
-def attach_claim(headers: Mapping[str, Any] | None, key: str) -> dict[str, Any]:
-    """Return headers that say which key was claimed for the call."""
+def with_fields(headers: Mapping[str, Any] | None, **fields: Any) -> dict[str, Any]:
+    """Return headers with these fields in the header of this package."""
     headers = headers or {}
-    return {**headers, HEADER: {**_fields(headers), "claim": key}}
+    return {**headers, HEADER: {**_fields(headers), **fields}}
 
 
 def claim_in(headers: Mapping[str, Any] | None) -> str:
@@ -319,20 +313,6 @@ def place_in(headers: Mapping[str, Any] | None) -> str:
     if header.waits and header.waits[3]:
         return str(header.waits[0])
     return str(header.line[0]) if header.line else ""
-
-
-def attach_line(
-    headers: Mapping[str, Any] | None, key: str, number: int, seconds: float
-) -> dict[str, Any]:
-    """Return headers that say which place the call has in the line of its key."""
-    headers = headers or {}
-    place = {"published": number, "line": (key, seconds)}
-    return {**headers, HEADER: {**_fields(headers), **place}}
-
-
-def has_ended_before(headers: Mapping[str, Any] | None) -> bool:
-    """Tell whether the call has ended, and is only to be counted in its chord."""
-    return TaskHeader.read(headers).ended
 
 
 def extract(request: Any) -> TaskHeader:

@@ -1,6 +1,7 @@
 """The entries of one call on the nodes, besides its lock, in three records.
 
-* The claim, by which publishers keep duplicates out; see ``line.claims``.
+* The claim, by which publishers keep duplicates out, and the cool-down after a run;
+  see ``line.claims``.
 * The place in the backlog, among the refused calls that come back; see
   ``line.backlog``. With ``in_order`` a call has it since it was published.
 * The candidate in the successor register, for ``buffer_one`` and ``cancel_running``.
@@ -27,6 +28,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.errors import DuplicateTask, LockHeld
 from celery_redlock.line.backlog import (
     MARGIN,
@@ -34,6 +36,7 @@ from celery_redlock.line.backlog import (
     keep_place,
     leave_backlog,
 )
+from celery_redlock.line.claims import Claims, ExistingJob
 from celery_redlock.line.successors import RegisterReply, withdraw
 from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import BufferOne, CancelRunning
@@ -192,6 +195,19 @@ class LineEntry:
             self._is_in_backlog = False
             call, in_order = self.call, self.call.options.task.in_order
             leave_backlog(self._redlock, call.key, call.id, in_order=in_order)
+
+    # -- the cool-down -------------------------------------------------------------
+
+    def cooling(self) -> ExistingJob | None:
+        """Return the job whose success keeps the call from running, if there is one."""
+        return Claims(self._redlock).succeeded(self.call.key, self.call.id)
+
+    def cool_down(self) -> None:
+        """Begin the cool-down: the call has succeeded, and still has its lock."""
+        call, now = self.call, SYSTEM_CLOCK.wall()
+        job = Holder.here(task=call.task.name, task_id=call.id, started=now)
+        seconds = call.options.task.unique_for
+        Claims(self._redlock).cool_down(call.key, job, seconds)
 
     # -- the successor register ------------------------------------------------------
 

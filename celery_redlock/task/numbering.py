@@ -24,7 +24,7 @@ from celery_redlock.basics.log_limit import LogLimit
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.line.backlog import MARGIN, leave_backlog, number_in_backlog
 from celery_redlock.task.announcement import is_delayed
-from celery_redlock.task.header import attach_line
+from celery_redlock.task.header import with_fields
 from celery_redlock.task.message import SentMessage, watched
 from celery_redlock.task.publishing import seconds_until
 
@@ -95,7 +95,8 @@ def _number(task: Any, message: SentMessage) -> None:
         if (held_back := _limit.take()) is not None:
             log.warning(_TOO_FEW, task.name, task_id, held_back, extra=extra)
         return
-    message.headers.update(attach_line(message.headers, key, number, margin))
+    place = {"published": number, "line": (key, margin)}
+    message.headers.update(with_fields(message.headers, **place))
 
 
 def _leave(task: Any, place: list[str]) -> None:

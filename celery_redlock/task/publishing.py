@@ -55,7 +55,7 @@ from celery_redlock.policies import Conflict, PublishDecision, Skip
 from celery_redlock.scripts.keys import shown
 from celery_redlock.signals import publish_claimed, publish_deduplicated
 from celery_redlock.task.beat_thread import is_beat
-from celery_redlock.task.header import attach_claim, claim_in, has_ended_before
+from celery_redlock.task.header import TaskHeader, claim_in, with_fields
 from celery_redlock.task.message import SentMessage, watched
 from celery_redlock.task.results import has_ended
 
@@ -69,12 +69,11 @@ __all__ = [
     "Claim",
     "called_with",
     "conflict_with",
-    "cool_down",
-    "cooling",
     "publish",
     "release_claim",
     "seconds_until",
     "send_again",
+    "with_conflict",
 ]
 
 log = logging.getLogger(__name__)
@@ -212,12 +211,12 @@ def _send_job(  # noqa: PLR0913  (called in one place)
 ) -> Any:
     """Send a job. Its claim then lasts for some seconds, or ends if sending fails."""
     if claim is None:
-        return _with_conflict(send(**options), conflict)
-    options["headers"] = attach_claim(options.get("headers"), claim.key)
+        return with_conflict(send(**options), conflict)
+    options["headers"] = with_fields(options.get("headers"), claim=claim.key)
 
     def believe(message: SentMessage) -> None:
         claim.belongs_to(message.key, message.id or claim.task_id, task, seconds)
-        message.headers.update(attach_claim(message.headers, claim.key))
+        message.headers.update(with_fields(message.headers, claim=claim.key))
 
     serializer = options.get("serializer")
     message = SentMessage(task, claim.key, arguments, serializer, believe)
@@ -234,10 +233,11 @@ def _send_job(  # noqa: PLR0913  (called in one place)
         publish_claimed.send(sender=task, claim=claim)
     else:
         claim.release()
-    return _with_conflict(result, conflict)
+    return with_conflict(result, conflict)
 
 
-def _with_conflict(result: Any, conflict: Conflict | None) -> Any:
+def with_conflict(result: Any, conflict: Conflict | None = None) -> Any:
+    """Return a result that says whether a publisher has met a conflict."""
     if isinstance(result, ResultBase):  # the project may return another thing
         result.conflict = conflict
     return result
@@ -272,14 +272,15 @@ def _with_claim_retaken(
     the job has there lasts longer, and none is made.
     """
     task_id, headers = options.get("task_id"), options.get("headers")
-    if not task_id or task_id != task.request.id or has_ended_before(headers):
+    header = TaskHeader.read(headers)
+    if not task_id or task_id != task.request.id or header.ended:
         return options
-    claimed = claim_in(headers) or key
+    claimed = header.claim or key
     if claimed == key:
         claims.retake(key, _job(task, task_id), seconds)
     else:
         claims.keep(claimed, task_id, seconds)
-    return {**options, "headers": attach_claim(headers, claimed)}
+    return {**options, "headers": with_fields(headers, claim=claimed)}
 
 
 def _look_or_take(
@@ -431,17 +432,6 @@ def _release_claim_of_message(sender: Any, message: Any, **_: Any) -> None:
     task = headers.get("task")
     if key and is_id(task_id) and is_id(task):
         release_claim(runtime_of(sender.app), key, str(task_id), str(task))
-
-
-def cooling(call: Any) -> ExistingJob | None:
-    """Return the job whose success keeps this call from running, if there is one."""
-    return Claims(call.runtime.redlock).succeeded(call.key, call.id)
-
-
-def cool_down(call: Any) -> None:
-    """Begin the cool-down after a call that has succeeded and still has its lock."""
-    job, seconds = _job(call.task, call.id), call.options.task.unique_for
-    Claims(call.runtime.redlock).cool_down(call.key, job, seconds)
 
 
 for _signal in (celery_signals.task_unknown, celery_signals.task_rejected):

@@ -190,9 +190,7 @@ class RedlockRequest(Request):
             )
             exc_info.exception = Reject(error, requeue=True)
         elif not isinstance(error, (Ignore, Reject, Retry)):
-            # It may have failed in a hook, before the task was called.
-            self._leave_backlog()
-            self._release_claim()
+            self._end_entries()  # it may have failed before the task was called
         return super().on_failure(exc_info, *args, **kwargs)
 
     def _has_lost_result(
@@ -261,8 +259,7 @@ class RedlockRequest(Request):
         published again at once.
         """
         self._end_wait()
-        self._leave_backlog()
-        self._release_claim()
+        self._end_entries()
         super()._announce_revoked(*args, **kwargs)
 
     def _keep_in_line(self) -> None:
@@ -274,13 +271,11 @@ class RedlockRequest(Request):
         redlock, since = runtime_of(self.app).redlock, header.published
         keep_place(redlock, key, self.id, since=since, seconds=0.0, margin=margin)
 
-    def _leave_backlog(self) -> None:
-        """Give up the place of a call that does not come back."""
+    def _end_entries(self) -> None:
+        """End place, claim and candidate of a call that does not come back."""
         if place_in(self.request_dict):
             with self._logged():
                 _leave_place(self.app, self.request_dict, self.id)
-
-    def _release_claim(self) -> None:
         try:
             runtime, options = runtime_of(self.app), self.task.lock_options
             claim = self._redlock_claim
@@ -330,8 +325,7 @@ class RedlockRequest(Request):
     def _release(self) -> None:
         comes_back = self.task.acks_late and self.task.reject_on_worker_lost
         if not comes_back:
-            self._leave_backlog()
-            self._release_claim()
+            self._end_entries()
         try:
             key, limits = self._wanted()
         except Exception:

@@ -32,7 +32,6 @@ from typing import (
 
 from celery import Task
 from celery._state import get_current_worker_task
-from celery.result import ResultBase
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.app import worker_hooks
@@ -59,7 +58,7 @@ from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import attach, clean
 from celery_redlock.task.message import as_received, key_to_publish
 from celery_redlock.task.numbering import send_in_order
-from celery_redlock.task.publishing import called_with, publish
+from celery_redlock.task.publishing import called_with, publish, with_conflict
 from celery_redlock.task.refusal import end_refused
 from celery_redlock.task.tracer import RefusalTracer
 
@@ -469,11 +468,11 @@ class SingletonTask(_Base[P, R]):
 
         The results of the calls in a chain, group or chord are made here.
         """
-        return _without_conflict(super().AsyncResult(*args, **options))
+        return with_conflict(super().AsyncResult(*args, **options))
 
     def apply(self, *args: Any, **options: Any) -> Any:
         """Run the call here, as Celery does; the ``conflict`` of its result is None."""
-        return _without_conflict(super().apply(*args, **options))
+        return with_conflict(super().apply(*args, **options))
 
     def signature_from_request(self, *args: Any, **kwargs: Any) -> Any:
         """Return the call for a retry, without the header of this package.
@@ -536,15 +535,9 @@ def _sent(task: Task, send: Callable[..., Any], /, *args: Any, **options: Any) -
     """
     task_id = options.get("task_id")
     if not task_id or task_id != task.request.id:
-        return _without_conflict(send(*args, **options))
+        return with_conflict(send(*args, **options))
     with confirmed(task.app) as sure:
-        return _without_conflict(send(*args, **options | sure))
-
-
-def _without_conflict(result: Any) -> Any:
-    if isinstance(result, ResultBase):  # a base class may return another thing
-        result.conflict = None
-    return result
+        return with_conflict(send(*args, **options | sure))
 
 
 class NextToCelery(Task):
