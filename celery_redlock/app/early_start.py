@@ -97,7 +97,7 @@ class WaitingCall:
     entry: Any = None
 
     def accepted(self) -> None:
-        """Note that a process of the pool has begun with it."""
+        """Note that a process of the pool has begun with the call."""
         self.starts.accepted(self)
 
     def ended(self) -> None:
@@ -168,7 +168,7 @@ class EarlyStarts:
     # -- the event loop --------------------------------------------------------------
 
     def register(self, hub: Any) -> None:
-        """Read the news of the thread in this event loop."""
+        """Let this event loop read what `KeyWatch` tells."""
         hub.add_reader(self._reader, self._read)
 
     def stop(self, hub: Any) -> None:
@@ -190,7 +190,7 @@ class EarlyStarts:
         self._in_loop(lambda: self._when_told(wanted, room, is_woken=is_woken))
 
     def _in_loop(self, do: Callable[[], None]) -> None:
-        """Have the event loop do this soon; in any thread."""
+        """Run a function soon in the event loop. Thread-safe."""
         self._news.append(do)
         with self._closing:
             if self._is_stopped:
@@ -210,11 +210,11 @@ class EarlyStarts:
             self._apply(self._news.popleft())
 
     def _apply(self, do: Callable[[], Any]) -> None:
-        """Do it as the timer does: an error is logged, and ends no event loop."""
+        """Run a function as the timer does, which logs its error."""
         self._timer.apply_entry(self._timer.Entry(do))
 
     def _when_told(self, wanted: Wanted, room: int, *, is_woken: bool) -> None:
-        """Start as many calls as there is room for, and watch on for the others."""
+        """Start calls while there is room, and watch the key for the others."""
         line = self._lines.get(wanted)
         if line is None or not line.is_watched:
             return
@@ -360,7 +360,7 @@ class EarlyStarts:
             del self._lines[call.waits.wanted]
 
     def _look(self, wanted: Wanted, line: _Line) -> None:
-        """Have the thread look at the key now, and watch it from now on."""
+        """Let `KeyWatch` look at a key now, and watch it from now on."""
         head = line.head()
         if head is None:
             return
@@ -404,7 +404,7 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
-        """Begin, as soon as there is an event loop."""
+        """Make the `EarlyStarts` of a connection, where there is an event loop."""
         redlock = runtime_of(parent.app).redlock
         if redlock.listener is None:
             return

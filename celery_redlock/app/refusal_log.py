@@ -76,7 +76,7 @@ class RefusalRecord(ctypes.Structure):
 
     @property
     def key(self) -> str:
-        """Its key, of which the end may be missing."""
+        """Key of the last call, of which the end may be missing."""
         return bytes(self._key).decode(errors="replace")
 
     def note(self, task: str, key: str) -> None:
@@ -90,7 +90,7 @@ class RefusalRecord(ctypes.Structure):
         self.pid = os.getpid()
 
     def is_stuck(self, now: float, places: int) -> bool:
-        """Tell whether the process, with so many calls at a time, does nothing else."""
+        """Tell whether a process with so many places only refuses calls, or waits."""
         if self.waiting >= places and now - self.waiting_since >= LONG:
             return True
         is_many = self.in_a_row >= _MANY or self.busy >= LONG
@@ -162,7 +162,7 @@ class RefusalLog:
         self.is_idle = False
 
     def records(self) -> list[RefusalRecord]:
-        """Return what the processes have noted, in any order."""
+        """Return the records of all processes, in any order."""
         return [record for record in self._records if record.pid]
 
 

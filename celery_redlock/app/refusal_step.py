@@ -16,7 +16,7 @@ __all__ = ["RefusalStep"]
 
 
 class RefusalStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Starts and stops with each connection to the broker, as Celery's timers do."""
+    """Calls `RefusalWatch.check` while there is a connection to the broker."""
 
     def __init__(self, parent: Any, **named: Any) -> None:
         super().__init__(parent, **named)

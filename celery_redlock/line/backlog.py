@@ -149,7 +149,7 @@ def keep_place(  # noqa: PLR0913  (each names one thing)
     margin: float = MARGIN,
     only_if_there: bool = False,
 ) -> None:
-    """Keep the place of a call that looks again in so many seconds, and for a margin.
+    """Keep the place of a call until it looks again, and for a margin.
 
     Does not wait for replies. It is told before the call is published: a process that
     starts it then, and leaves the backlog, does so later. Another process may tell it
@@ -258,7 +258,7 @@ def _text(data: bytes) -> str:
 
 
 def _answers(request: ScriptRequest) -> list[tuple[Any, ...]]:
-    """Return the items of all replies: first all first ones, then all second ones."""
+    """Return the items of the replies by position: one tuple for each item."""
     granted = request.ballot.indexes(VoteKind.GRANTED)
     return [*zip(*(request.replies[index][1:] for index in granted), strict=True)]
 

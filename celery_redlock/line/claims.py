@@ -89,7 +89,7 @@ class ExistingJob:
 
     @classmethod
     def named_in(cls, key: str, ballot: Ballot) -> ExistingJob:
-        """Read it from a ballot that ended as held."""
+        """Read the job from a ballot whose verdict is *held*."""
         named = [_without_number(vote.value) for vote in ballot.top_votes()]
         # A claim is released, and a cool-down noted, without waiting for the nodes: the
         # one that has the latest word is right.
@@ -108,7 +108,7 @@ class ExistingJob:
         return keys[self.ballot.top_place]
 
     def error(self) -> LockHeld:
-        """Return it as the reason for a refusal."""
+        """Return the `LockHeld` that names the job."""
         return LockHeld(
             str(self),
             key=self.key,
@@ -306,7 +306,7 @@ class Claims:
 
 
 def _phase_in(value: str) -> str:
-    """Return the phase of the job that a value names."""
+    """Return the phase of the job in a stored value."""
     line = value.split("\n")[_PHASE_LINE:][:1]
     return line[0] if line and line[0] in _PHASES else "running"
 
@@ -318,6 +318,6 @@ def _without_number(value: str) -> str:
 
 
 def _is_decided(ballot: Ballot) -> bool:
-    """Tell whether a majority names one job, or cannot any more."""
+    """Tell whether further votes cannot change whom a majority names."""
     votes = ballot.top_taker[1]
     return votes >= ballot.quorum or votes + ballot.pending < ballot.quorum

@@ -224,13 +224,13 @@ class KeyWatch:
         return locks, [keys.wait_queue(limit.key) for limit in limits]
 
     def _pause(self) -> float:
-        """Return the seconds until the next look at a key at which nothing happens."""
+        """Return the seconds until the next look at an idle key."""
         every = max(_LEAST_LOOK_EVERY, _LOOK_EVERY * len(self._nodes.labels))
         every = max(every, _LOOK_COST * len(self._watches))
         return jittered(min(every, _LONGEST_LOOK_EVERY), 0.75, 1.25)
 
     def _hear(self, watch: _Watch) -> None:
-        """Take the wake-ups that have come: of a majority, or reasons to look."""
+        """Read wake-ups: a majority wakes a call, fewer are a reason to look."""
         waiter, quorum = watch.waiter, self._nodes.quorum
         wakeups = sorted(waiter.wakeups.values())
         if len(wakeups) >= quorum:

@@ -63,7 +63,7 @@ _MS = 1000
 
 
 class RegisterReply(NamedTuple):
-    """The nodes' answer to a call that enters itself or starts.
+    """The answer of the nodes to `SuccessorRegister.enter` and ``start``.
 
     Attributes:
         by: The id of the call that supersedes it, as a majority says. None if it
@@ -79,7 +79,7 @@ class RegisterReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessorRegister:
-    """One call among those that wait for one lock.
+    """The entry of one call in the register of its key and task.
 
     Attributes:
         redlock: The lock service.
@@ -142,7 +142,7 @@ class SuccessorRegister:
         return RegisterReply(by, entered=False, waits="waits" in states)
 
     def _lives_longer(self, entry: Sequence[str]) -> bool:
-        """Tell whether the registered call expires no earlier than this one."""
+        """Tell whether a registered call expires no earlier than this one."""
         try:
             expires = float(entry[1])
         except (IndexError, ValueError):

@@ -339,7 +339,7 @@ class Decision:
         return self.words
 
     def perform(self, call: Any) -> Any:
-        """Carry the decision out by a method of the call; return its result."""
+        """Carry out the decision by a method of the call; return what that returns."""
         raise NotImplementedError
 
 

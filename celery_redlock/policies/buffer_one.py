@@ -76,7 +76,7 @@ class BufferOne(ConflictDecision):
         return keep or options.buffer_keep or "latest"
 
     def fill(self, situation: Situation, options: TaskOptions) -> BufferOne | Retry:
-        """Return it in full. In a cool-down no call runs: it is a retry."""
+        """Return the decision in full; in a cool-down, where no call runs, a retry."""
         return Retry.after_cool_down(situation) or BufferOne(
             self.keep or options.buffer_keep or "latest",
             self.countdown or options.retry_countdown,

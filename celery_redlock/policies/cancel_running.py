@@ -71,7 +71,7 @@ class CancelRunning(ConflictDecision):
         return "latest"
 
     def fill(self, situation: Conflict, options: TaskOptions) -> CancelRunning | Run:
-        """Return it in full. In a cool-down there is nothing to cancel: it runs."""
+        """Return the decision in full; in a cool-down, where no call runs, `Run`."""
         if situation.phase == "succeeded":
             return Run()
         return CancelRunning(self.grace or options.cancel_grace or self.default_grace)

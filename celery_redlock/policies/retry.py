@@ -147,7 +147,7 @@ def _ttl_of(options: TaskOptions) -> float:
 
 
 def _turn(conflict: Conflict, place: Place) -> float:
-    """Return in how many seconds it may be the turn of a call in a backlog.
+    """Estimate the seconds until the turn of a call in a backlog.
 
     It is the time until enough permits have come free, if all runs take as long as
     runs took lately. Where no run has ended yet, they take as long as the one that is

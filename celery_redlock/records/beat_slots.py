@@ -86,7 +86,7 @@ def mark_slot(redlock: Redlock, slot: str, task_id: str) -> str | None:
 
 
 class SlotRecord:
-    """Until which instant each entry of one schedule was handled. For one thread.
+    """The instants up to which the entries of a schedule were handled. For one thread.
 
     Instants are whole microseconds since 1970.
 
@@ -110,7 +110,7 @@ class SlotRecord:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a majority has not confirmed all that is known here."""
+        """Whether a majority has yet to confirm notes of this process."""
         return bool(self._to_note)
 
     def load(self) -> None:
@@ -174,7 +174,7 @@ class SlotRecord:
         self.flush()
 
     def flush(self) -> bool:
-        """Note what a majority has not confirmed. Return whether it has now."""
+        """Send the notes that no majority has confirmed; tell whether one has now."""
         if not self._to_note:
             return True
         items = [item for pair in self._to_note.items() for item in pair]

@@ -49,7 +49,7 @@ PLAIN = (type(None), bool, int, float, str, bytes, list, dict, tuple)
 
 
 def is_lazy(returned: Any) -> bool:
-    """Tell whether the work of what a body has returned has not been done yet."""
+    """Tell whether a body has returned work that is not done yet."""
     return (
         inspect.isawaitable(returned)
         or inspect.isasyncgen(returned)

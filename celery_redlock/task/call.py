@@ -1,4 +1,4 @@
-"""One call of a task in a worker: what is known of it before its body runs."""
+"""The facts of one call in a worker, known before its body runs."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ class Call:
 
     @property
     def follows_its_holder(self) -> bool:
-        """Whether it is no copy of a call with its id that has the lock.
+        """Whether the holder with the same id is its parent, and no copy of it.
 
-        It is a retry, or what a call has replaced itself with, and comes for the first
-        time: the holder is the run that has published it. (Some brokers do not say that
-        a message comes again.)
+        This call is a retry, or what a call has replaced itself with, and comes for the
+        first time: the holder is the run that has published it. (Some brokers do not
+        say that a message comes again.)
         """
         request, app = self.request, self.task.app
         is_next = request.retries or getattr(request, "replaced_task_nesting", 0)
@@ -191,7 +191,7 @@ class Call:
 
 
 def _arguments_in(request: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of the message of a request; by default these."""
+    """Return the arguments in the message of a request; without one, those given."""
     sent_args = args if request.args is None else request.args
     return sent_args, kwargs if request.kwargs is None else request.kwargs
 

@@ -147,7 +147,7 @@ def drop_if_finished(call: Call) -> None:
 
 
 def drop_if_outdated(call: Call) -> None:
-    """End a copy that has nothing left to do: no other copy runs, says the lock."""
+    """End a copy that has expired, or of which another copy has finished."""
     drop_if_finished(call)
     expires = call.expires()
     if expires and datetime.now(timezone.utc).timestamp() > expires:
@@ -233,7 +233,7 @@ def _try_to_count(call: Call) -> float:
 
 
 def _count_in_chord(call: Call) -> float:
-    """Count a call that has ended in its chord, in case that was not done.
+    """Count a call that has ended in its chord, if its process did not.
 
     Celery stores a result first and counts it afterwards. A process can be killed
     between the two steps. And a revocation stores REVOKED at once, but leaves it to

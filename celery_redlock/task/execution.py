@@ -247,7 +247,7 @@ class TaskLock(Hold):
 
 
 class State(Enum):
-    """Where an execution is. Only the thread that runs the call writes it."""
+    """The state of an execution. Only the thread that runs the call changes it."""
 
     TRIES = "it tries for its lock, or waits for it"
     REFUSED = "it has ended, and its body was not called"
@@ -394,7 +394,7 @@ class Execution(TaskLock):
         return None
 
     def _try(self, wait: float) -> Lease | LockUnavailable:
-        """Return the refusal as it is: what follows is no handling of an exception."""
+        """Try for the lock; return the refusal, so that none is being handled later."""
         try:
             if not wait:
                 return self.acquire(wait)

@@ -110,7 +110,7 @@ def _is_order(value: object) -> bool:
 
 
 def _is_key(value: object) -> bool:
-    """Tell whether it can be the text of one key or of several, one a line."""
+    """Tell whether a value can be the text of one key or of several, one a line."""
     if type(value) is not str or len(value) > MOST_BYTES or not is_encodable(value):
         return False
     if len(value.encode()) > MOST_BYTES:
@@ -127,7 +127,7 @@ def _is_limit(value: object) -> bool:
 
 
 def _is_waits(value: object) -> bool:
-    """Tell whether it can be what a call waits for; see `waits_of`."""
+    """Tell whether a value can be what a call waits for; see `waits_of`."""
     match value:
         case []:
             return True

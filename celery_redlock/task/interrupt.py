@@ -187,7 +187,7 @@ _signal_handler = _SignalHandler()
 
 
 class _BySignal(Interrupter):
-    """Inside ``with``, a soft time limit reaches only a call that is given to it."""
+    """Interrupts by SIGUSR1, in a pool's process."""
 
     is_entered = False
 
@@ -234,7 +234,7 @@ class _BySignal(Interrupter):
 
 
 class _ByAsyncException(Interrupter):
-    """The interpreter raises it between two instructions; the error has no text."""
+    """Interrupts by an asynchronous exception, which has no text."""
 
     def __init__(self) -> None:
         self._thread_id = threading.get_ident()
@@ -282,7 +282,7 @@ def _throw(thread_id: int, kind: type[BaseException]) -> None:
 
 
 class _InGreenlet(Interrupter):
-    """The hub switches into the greenlet with the error, if that is still on."""
+    """Interrupts a greenlet: the hub throws the error into it."""
 
     def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
         self._greenlet = sys.modules["greenlet"].getcurrent()

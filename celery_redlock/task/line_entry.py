@@ -281,7 +281,7 @@ class LineEntry:
         return RegisterReply(by=None, entered=False)
 
     def _superseded(self, by: str, held: LockHeld | None = None) -> Ignore:
-        """Return the end of a call instead of which another one runs."""
+        """Return the exception that ends a call, because another one runs instead."""
         call, holder = self.call, held.holder if held is not None else None
         policy = CancelRunning.name if self._replaces else BufferOne.name
         self._withdraw_candidate()

@@ -113,7 +113,7 @@ def _note(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -
 
 
 def _are_same(body: Any, arguments: tuple[Any, Mapping[str, Any]]) -> bool:
-    """Tell whether a body has these very objects: to compare them may be an error."""
+    """Tell whether a body has these very objects, which may not be comparable."""
     args, kwargs = arguments
     return (
         len(body[0]) == len(args)
@@ -185,7 +185,7 @@ def key_to_publish(
 def wanted_by_message(
     task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
 ) -> tuple[str, Limits]:
-    """Return the key and the limits of a call with what is in its message.
+    """Return the key and the limits of a call from its message.
 
     Raises:
         FingerprintError: They cannot be reduced to a key.

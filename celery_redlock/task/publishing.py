@@ -399,7 +399,7 @@ class _DuplicateCall:
 
 
 def _seconds_to_wait(task: Any, options: Mapping[str, Any], claim_ttl: float) -> float:
-    """Return the seconds of a claim: it ends at the job's expiry at the latest."""
+    """Return the seconds of a claim, which ends when its job expires at the latest."""
     delay = seconds_until(task, options.get("countdown") or options.get("eta")) or 0.0
     expires = seconds_until(task, options.get("expires", task.expires))
     seconds = max(0.0, delay) + claim_ttl

@@ -12,10 +12,7 @@ _refusal: ContextVar[BaseException | None] = ContextVar(
 
 
 def end_refused(error: BaseException) -> BaseException:
-    """Return the exception to raise from the top of a call that was refused.
-
-    It has no traceback and no context.
-    """
+    """Return the exception of a refused call, without traceback and context."""
     error = error.with_traceback(None)
     error.__context__ = None
     _refusal.set(error)

@@ -93,7 +93,7 @@ class EndedAsRevoked(Ignore):
 
 
 class RedlockRequest(Request):
-    """A request with a base for its execution, by which its lock can be released."""
+    """A request that can release the lock of its execution: it minted the base."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Read a message.
