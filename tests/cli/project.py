@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 import celery_redlock
-from celery_redlock import ConfigurationError, runtime_of, singleton_task
+from celery_redlock import ConfigurationError, runtime_of
 from celery_redlock.cli import redlock
 from celery_redlock.locks.lease import Holder
+from tests.cli.app import SETTINGS, new_app
 from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from typing_extensions import Self
 
@@ -37,35 +37,12 @@ if TYPE_CHECKING:
 __all__ = ["FOREIGN", "Project", "Run", "Running"]
 
 _SOURCE = """
-import json, os
-from tests.cli.project import new_app
+from tests.cli.app import app_of_the_environment
 
-app = new_app(json.loads(os.environ["PROJ_SETTINGS"]))
+app = app_of_the_environment()
 """
 _DEADLINE = 60.0  # seconds
 FOREIGN = f"{'f' * 32}.{'0' * 16}\n7\nproj.other\nother-id\nworker-9\n99\n0"
-
-
-def new_app(settings: Mapping[str, Any]) -> Celery:
-    """Return the project's app, with one task.
-
-    Where ``proj_import`` is set, there is another one, with these options.
-    """
-    app = Celery("proj", set_as_current=False)
-    app.conf.update(broker_url="memory://", result_backend="cache+memory://")
-    app.conf.update(settings)
-
-    @singleton_task(
-        app=app, name="proj.send_invoice", key="invoice:{number}", shared=False
-    )
-    def send_invoice(number: int) -> None: ...
-
-    if options := settings.get("proj_import"):
-
-        @singleton_task(app=app, name="proj.import", shared=False, **options)
-        def import_rows() -> None: ...
-
-    return app
 
 
 @dataclass(frozen=True)
@@ -276,7 +253,7 @@ class Project:
         path = [str(self._folder), package, given, root]
         return {
             **os.environ,
-            "PROJ_SETTINGS": json.dumps(self._settings),
+            SETTINGS: json.dumps(self._settings),
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTHONUNBUFFERED": "1",
         }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from celery_redlock import runtime_of, web
-from tests.cli.project import new_app
+from tests.cli.app import new_app
 from tests.nodes.support import MAX_TTL, SHORT, client, until
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,10 +10,15 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
+from celery_redlock import ConfigurationError, runtime_of
+from celery_redlock.cli import redlock as redlock_group
 from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import LockHeld
-from tests.cli.project import FOREIGN
+from tests.cli.project import FOREIGN, Run
 from tests.harness.processes import is_alive
 from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left
@@ -46,11 +52,34 @@ def words(nodes: DevNodes | list[str], *more: str) -> list[str]:
     return [sys.executable, "-m", "celery", "redlock", command, *options, *rest]
 
 
-def ended(nodes: DevNodes | list[str], *more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+def end_of_process(*line: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end."""
     return subprocess.run(  # noqa: S603  (our own commands)
-        words(nodes, *more), capture_output=True, text=True, timeout=60, check=False
+        line, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+@pytest.fixture
+def ended(
+    shared_nodes: DevNodes, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Run]:
+    """Give a function that runs a command to its end, in this process."""
+
+    def run(*more: str, nodes: DevNodes | list[str] = shared_nodes) -> Run:
+        line = words(nodes, *more)
+        with Celery("default", set_as_current=False) as app:
+            context = CLIContext(app=app, no_color=False, workdir=None)
+            done = CliRunner().invoke(
+                redlock_group, line[line.index("redlock") + 1 :], obj=context
+            )
+            with contextlib.suppress(ConfigurationError):
+                runtime_of(app).redlock.close()
+        of_command = capfd.readouterr()
+        return Run(
+            done.exit_code, done.stdout + of_command.out, done.stderr + of_command.err
+        )
+
+    return run
 
 
 @pytest.fixture
@@ -86,9 +115,9 @@ def test_options_may_follow_the_key(shared_nodes: DevNodes, key: str) -> None:
     """Those of the command, behind ``--``, are its own."""
     command = ("sh", "-c", "exit $1", "--wait", "3")
 
-    done = ended(shared_nodes, "run", key, "--wait", "1", "--ttl=5", "--", *command)
+    line = words(shared_nodes, "run", key, "--wait", "1", "--ttl=5", "--", *command)
 
-    assert done.returncode == 3, done.stderr
+    assert end_of_process(*line).returncode == 3
 
 
 @pytest.mark.parametrize(
@@ -96,14 +125,18 @@ def test_options_may_follow_the_key(shared_nodes: DevNodes, key: str) -> None:
     [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
 )
 def test_command_runs_and_gives_its_exit_code(
-    shared_nodes: DevNodes, key: str, script: str, code: int
+    shared_nodes: DevNodes,
+    ended: Callable[..., Run],
+    key: str,
+    script: str,
+    code: int,
 ) -> None:
     """The command has its key and its fence, and its output is all there is."""
     told = f'echo "$REDLOCK_KEY $((REDLOCK_FENCE > 0))"; {script}'
 
-    run = ended(shared_nodes, "run", key, "--", "sh", "-c", told)
+    run = ended("run", key, "--", "sh", "-c", told)
 
-    assert (run.returncode, run.stdout, run.stderr) == (code, f"{key} 1\n", "")
+    assert (run.code, run.out, run.err) == (code, f"{key} 1\n", "")
     until_nothing_is_left(shared_nodes, key)
 
 
@@ -124,18 +157,18 @@ def test_command_is_a_usual_process(shared_nodes: DevNodes, key: str) -> None:
     assert run.stdout == "one\ntwo\ny\n"
 
 
-def test_unknown_command_locks_nothing(shared_nodes: DevNodes, key: str) -> None:
+def test_unknown_command_locks_nothing(ended: Callable[..., Run], key: str) -> None:
     """It ends as in a shell, before the nodes are asked."""
-    run = ended(shared_nodes, "run", key, "no-such-command-here")
+    run = ended("run", key, "no-such-command-here")
 
-    assert run.returncode == 127
-    assert run.stderr.startswith("Error: There is no command 'no-such-command-here'")
+    assert run.code == 127
+    assert run.err.startswith("Error: There is no command 'no-such-command-here'")
 
 
 @pytest.mark.parametrize(("options", "code"), [((), 75), (("--held-code", "0"), 0)])
 def test_held_lock_is_one_line_and_a_code(
-    shared_nodes: DevNodes,
     redlock: Redlock,
+    ended: Callable[..., Run],
     key: str,
     options: tuple[str, ...],
     code: int,
@@ -143,12 +176,12 @@ def test_held_lock_is_one_line_and_a_code(
     """The command does not run; cron may take the code for a success."""
     lease = redlock.acquire(key)
 
-    run = ended(shared_nodes, "run", *options, key, "echo", "it ran")
+    run = ended("run", *options, key, "echo", "it ran")
 
-    assert (run.returncode, run.stdout) == (code, "")
-    assert run.stderr.count("\n") == 1
-    assert run.stderr.startswith(f"Error: The lock '{key}' is held by ")
-    assert run.stderr.endswith(" The command did not run.\n")
+    assert (run.code, run.out) == (code, "")
+    assert run.err.count("\n") == 1
+    assert run.err.startswith(f"Error: The lock '{key}' is held by ")
+    assert run.err.endswith(" The command did not run.\n")
     redlock.release(lease)
 
 
@@ -167,12 +200,14 @@ def test_command_waits_for_the_lock(
     assert (waiting.returncode, out) == (0, "it ran\n")
 
 
-def test_too_few_nodes_are_a_code_of_their_own(key: str) -> None:
+def test_too_few_nodes_are_a_code_of_their_own(
+    ended: Callable[..., Run], key: str
+) -> None:
     """The command does not run."""
-    run = ended(["redis://127.0.0.1:1"], "run", key, "echo", "it ran")
+    run = ended("run", key, "echo", "it ran", nodes=["redis://127.0.0.1:1"])
 
-    assert (run.returncode, run.stdout) == (69, "")
-    assert "The command did not run." in run.stderr
+    assert (run.code, run.out) == (69, "")
+    assert "The command did not run." in run.err
 
 
 def test_sigterm_ends_the_command_and_frees_the_lock(
@@ -242,24 +277,22 @@ def test_commands_take_nodes_in_place_of_an_app(
     """A user without Celery starts a deployment, and looks at it."""
     nodes = start_nodes(3, initialize=False)
 
-    assert ended(nodes, "init", "--yes").stdout.endswith("All nodes vote now: 3.\n")
-    assert ended(nodes, "run", "k", "true").returncode == 0
-    assert ended(nodes, "ls").stdout.startswith("0 locks held")
-    assert "3" in ended(nodes, "doctor", "--json").stdout
+    def out(*more: str) -> str:
+        done = end_of_process(*words(nodes, *more))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert out("init", "--yes").endswith("All nodes vote now: 3.\n")
+    assert out("run", "k", "echo", "it ran") == "it ran\n"
+    assert out("ls").startswith("0 locks held")
+    assert "3" in out("doctor", "--json")
 
 
-def test_command_without_an_app_and_without_nodes_names_both(tmp_path: Path) -> None:
+def test_command_without_an_app_and_without_nodes_names_both(
+    ended: Callable[..., Run],
+) -> None:
     """The error says how to name either."""
-    run = subprocess.run(  # noqa: S603  (our own command)
-        words([], "ls"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-    )
+    run = ended("ls", nodes=[])
 
-    assert run.returncode == 2
-    assert (
-        "-A: `celery -A proj redlock ls ...`, or name its nodes: `--node" in run.stderr
-    )
+    assert run.code == 2
+    assert "-A: `celery -A proj redlock ls ...`, or name its nodes: `--node" in run.err
