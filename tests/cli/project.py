@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import pty
@@ -25,8 +26,9 @@ from tests.cli.app import SETTINGS, new_app
 from tests.nodes.support import PATIENT, client
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from celery import Celery
     from typing_extensions import Self
 
     from celery_redlock.devnodes import DevNodes
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from celery_redlock.locks.limits import Limits
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["FOREIGN", "Project", "Run", "Running"]
+__all__ = ["FOREIGN", "Project", "Run", "Running", "Typing", "run_here"]
 
 _SOURCE = """
 from tests.cli.app import app_of_the_environment
@@ -108,6 +110,39 @@ class Running:
             self.process.communicate()
 
 
+class Typing(io.BytesIO):
+    """What an operator types after something else has happened.
+
+    Args:
+        happens: Called when a command asks for the first time.
+        text: What is typed then.
+    """
+
+    def __init__(self, happens: Callable[[], object], text: str) -> None:
+        super().__init__(text.encode())
+        self._happens = [happens]
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        """Return what is typed."""
+        while self._happens:
+            self._happens.pop()()
+        return super().read1(size)
+
+
+def run_here(app: Celery, *words: str, typed: str | Typing = "") -> Run:
+    """Run ``celery redlock ...`` with this app in this process, and close the app."""
+    context = CLIContext(app=app, no_color=False, workdir=None)
+    try:
+        done = CliRunner().invoke(
+            redlock, words, obj=context, input=typed, catch_exceptions=False
+        )
+    finally:
+        with contextlib.suppress(ConfigurationError):
+            runtime_of(app).redlock.close()
+        app.close()
+    return Run(done.exit_code, done.stdout, done.stderr)
+
+
 class Project:
     """A project on lock nodes: a context manager.
 
@@ -176,7 +211,7 @@ class Project:
             words = (f"redlock:lock:{key}", FOREIGN, "PX", 60_000)
             self.nodes[index].command("SET", *words)
 
-    def redlock(self, *words: str, typed: str = "", **settings: Any) -> Run:
+    def redlock(self, *words: str, typed: str | Typing = "", **settings: Any) -> Run:
         """Run ``celery redlock ...`` in this process.
 
         Args:
@@ -184,17 +219,7 @@ class Project:
             typed: What an operator types.
             settings: More of ``app.conf``.
         """
-        app = new_app({**self._settings, **settings})
-        context = CLIContext(app=app, no_color=False, workdir=None)
-        try:
-            done = CliRunner().invoke(
-                redlock, words, obj=context, input=typed, catch_exceptions=False
-            )
-        finally:
-            with contextlib.suppress(ConfigurationError):
-                runtime_of(app).redlock.close()
-            app.close()
-        return Run(done.exit_code, done.stdout, done.stderr)
+        return run_here(new_app({**self._settings, **settings}), *words, typed=typed)
 
     def run(self, *words: str) -> Run:
         """Run ``celery -A proj redlock ...`` in a process of its own."""

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from celery import Celery
 
 from celery_redlock import cli
 from celery_redlock.cli import redlock
+from tests.cli.project import run_here
 from tests.nodes.support import run_python
 
 if TYPE_CHECKING:
@@ -56,21 +58,12 @@ def command_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.parametrize("words", [("ls",), ("doctor",), ("explain", "task")])
-def test_command_without_an_app_names_the_option(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_command_without_an_app_names_the_option(words: tuple[str, ...]) -> None:
     """Without -A there are no settings; the error says how to name the app."""
-    process = subprocess.run(  # noqa: S603  (the command under test)
-        [sys.executable, "-m", "celery", "redlock", *words],
-        cwd=tmp_path,
-        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = run_here(Celery("default", set_as_current=False), *words)
 
-    assert process.returncode == 2
-    assert f"`celery -A proj redlock {words[0]} ...`" in process.stderr
+    assert run.code == 2
+    assert f"`celery -A proj redlock {words[0]} ...`" in run.err
 
 
 def test_command_is_one_file(project: Project, command_file: None) -> None:
@@ -88,7 +81,7 @@ def test_command_is_one_file(project: Project, command_file: None) -> None:
 
 def test_help_lists_every_command(project: Project) -> None:
     """Each command has a line, and no line is cut off."""
-    run = project.run("--help")
+    run = project.redlock("--help")
 
     assert run.code == 0
     lines = run.out.split("Commands:")[1].strip().splitlines()

@@ -110,7 +110,7 @@ def test_dev_names_the_package_of_a_server_that_is_missing(
     """No server runs then."""
     store_servers(store)
     monkeypatch.setenv("PATH", "/nonexistent")
-    run = project.run("dev", "--store", store)
+    run = project.redlock("dev", "--store", store)
 
     assert run.code == 1
     assert "No server was started." in run.err
@@ -140,7 +140,7 @@ def test_dev_names_the_extra_of_a_driver_that_is_missing(
 
 def test_dev_has_no_number_of_nodes_for_a_store(project: Project) -> None:
     """A store has as many servers as it needs."""
-    run = project.run("dev", "--store", "etcd", "--nodes", "3")
+    run = project.redlock("dev", "--store", "etcd", "--nodes", "3")
 
     assert run.code == 2
     assert "--store has no --nodes" in run.err

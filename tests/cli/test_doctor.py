@@ -36,7 +36,7 @@ def test_doctor_prints_facts_and_remedies(project: Project) -> None:
     project.nodes[1].command("CONFIG", "SET", "maxmemory", "50mb")
     project.nodes[1].command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 
-    run = project.run("doctor")
+    run = project.redlock("doctor")
 
     text = " ".join(run.out.split())
     label = project.label(1)
@@ -52,7 +52,7 @@ def test_doctor_in_json_has_every_finding(project: Project) -> None:
     """A program gets code, severity, fact, remedy, and the node or task."""
     project.kill(0)
 
-    run = project.run("doctor", "--json")
+    run = project.redlock("doctor", "--json")
 
     label = project.label(0)
     found = {finding["code"]: finding for finding in run.document["findings"]}

@@ -11,7 +11,7 @@ import pytest
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
-from tests.cli.project import FOREIGN
+from tests.cli.project import FOREIGN, Typing
 from tests.nodes.support import locks
 
 if TYPE_CHECKING:
@@ -327,11 +327,10 @@ def test_release_that_found_nothing_is_no_release(project: Project) -> None:
     """A lock that expired before the answer is not listed as released."""
     project.hold("k")
 
-    with project.start("release", "k") as asking:
-        asking.wait_for("Release this lock?")
-        project.steal("k", 0, 1, 2)
-        asking.type("y\n")
+    answer = Typing(lambda: project.steal("k", 0, 1, 2), "y\n")
+    run = project.redlock("release", "k", typed=answer)
 
+    assert "Release this lock?" in run.err
     assert released(project) == []
 
 
@@ -403,12 +402,13 @@ def test_release_claims_leaves_a_successor_alone(project: Project) -> None:
     """A claim that another job takes during the question is not released."""
     claim(project)
 
-    with project.start("release", "--claims") as asking:
-        asking.wait_for("Release 1 claim?")
+    def succeed() -> None:
         Claims(project.service).release("invoice:1", "job")
         claim(project, job="successor")
-        run = asking.type("y\n")
 
+    run = project.redlock("release", "--claims", typed=Typing(succeed, "y\n"))
+
+    assert "Release 1 claim?" in run.err
     assert run.code == 1
     assert "Released 0 claims." in run.out
     assert claimed(project) == {"invoice:1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -11,14 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_redlock import ConfigurationError, runtime_of
-from celery_redlock.cli import redlock as redlock_group
 from celery_redlock.devnodes.processes import Process
 from celery_redlock.errors import LockHeld
-from tests.cli.project import FOREIGN, Run
+from tests.cli.project import FOREIGN, Run, run_here
 from tests.harness.processes import is_alive
 from tests.harness.waiting import until
 from tests.nodes.support import client, until_nothing_is_left
@@ -67,17 +62,10 @@ def ended(
 
     def run(*more: str, nodes: DevNodes | list[str] = shared_nodes) -> Run:
         line = words(nodes, *more)
-        with Celery("default", set_as_current=False) as app:
-            context = CLIContext(app=app, no_color=False, workdir=None)
-            done = CliRunner().invoke(
-                redlock_group, line[line.index("redlock") + 1 :], obj=context
-            )
-            with contextlib.suppress(ConfigurationError):
-                runtime_of(app).redlock.close()
+        app = Celery("default", set_as_current=False)
+        run = run_here(app, *line[line.index("redlock") + 1 :])
         of_command = capfd.readouterr()
-        return Run(
-            done.exit_code, done.stdout + of_command.out, done.stderr + of_command.err
-        )
+        return Run(run.code, run.out + of_command.out, run.err + of_command.err)
 
     return run
 
