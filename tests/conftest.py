@@ -34,6 +34,7 @@ from celery.app import builtins
 
 from celery_redlock.devnodes import DevNodes, find_redis_server, redis_servers
 from celery_redlock.errors import RedlockError
+from tests.harness.kept_nodes import KeptNodes
 from tests.harness.signals import handle_ignored_signals
 
 if TYPE_CHECKING:
@@ -341,6 +342,35 @@ def three_nodes(start_nodes: Callable[..., DevNodes]) -> DevNodes:
 def five_nodes(start_nodes: Callable[..., DevNodes]) -> DevNodes:
     """Give five nodes for this test alone: break them at will."""
     return start_nodes(5)
+
+
+@pytest.fixture(scope="session")
+def kept_nodes(redis_server: str) -> Iterator[KeptNodes]:
+    """Give servers that tests of one process use one after another."""
+    with KeptNodes(redis_server) as kept:
+        yield kept
+
+
+@pytest.fixture
+def lend_nodes(
+    kept_nodes: KeptNodes, start_nodes: Callable[..., DevNodes]
+) -> Iterator[Callable[..., DevNodes]]:
+    """Give a function that lends nodes to this test: break them at will.
+
+    It starts new ones where it is given options of `DevNodes`. What connects to them
+    has to be closed before the test ends.
+    """
+    lent: list[DevNodes] = []
+
+    def lend(count: int = 3, **options: Any) -> DevNodes:
+        if options:
+            return start_nodes(count, **options)
+        lent.append(kept_nodes.take(count))
+        return lent[-1]
+
+    yield lend
+    for nodes in lent:
+        kept_nodes.give_back(nodes)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,6 +21,12 @@ from tests.conftest import (
     rotated,
 )
 from tests.harness.tcp import proxies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery_redlock.devnodes import DevNode
+    from tests.harness.kept_nodes import KeptNodes
 
 PROGRAM = """
 import signal, subprocess, sys
@@ -167,3 +173,46 @@ def test_make_test_imports_no_file_whose_tests_are_all_long(
     config: Any = SimpleNamespace(getoption=lambda _name: marks)
 
     assert bool(pytest_ignore_collect(file, config)) == (not imported)
+
+
+def test_next_test_gets_the_servers_without_the_data(kept_nodes: KeptNodes) -> None:
+    """They vote in a deployment of their own, and connections are closed."""
+    nodes = kept_nodes.take(1)
+    (node,) = nodes.nodes
+    pid = node.pid
+    with socket.create_connection(("127.0.0.1", node.port), timeout=60) as client:
+        client.sendall(b"SET left behind\r\n")
+        assert client.recv(5) == b"+OK\r\n"
+        kept_nodes.give_back(nodes)
+
+        assert kept_nodes.take(1) is nodes
+        assert node.pid == pid
+        assert node.command("EXISTS", "left", "redlock:meta") == 1
+        assert client.recv(1) == b""
+    kept_nodes.give_back(nodes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda node: node.command("CONFIG", "SET", "maxmemory", "9mb"),
+        lambda node: node.command("ACL", "SETUSER", "other"),
+        lambda node: node.restart(),
+        lambda node: node.pause(),
+        lambda node: node.kill(),
+    ],
+    ids=["configured", "user", "restarted", "paused", "killed"],
+)
+def test_server_that_was_changed_is_used_by_no_other_test(
+    kept_nodes: KeptNodes, change: Callable[[DevNode], object]
+) -> None:
+    """It is stopped, and the next test gets a new one."""
+    nodes = kept_nodes.take(1)
+    change(nodes.nodes[0])
+    kept_nodes.give_back(nodes)
+
+    following = kept_nodes.take(1)
+
+    assert following is not nodes
+    assert not nodes.nodes[0].is_running
+    kept_nodes.give_back(following)

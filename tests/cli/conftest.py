@@ -23,15 +23,15 @@ def _own_tasks(own_tasks: None) -> None:
 
 @pytest.fixture
 def start_project(
-    start_nodes: Callable[..., DevNodes], tmp_path: Path
+    lend_nodes: Callable[..., DevNodes], tmp_path: Path
 ) -> Iterator[Callable[..., Project]]:
-    """Give a function that starts nodes, and a project that uses them."""
+    """Give a function that takes nodes, and a project that uses them."""
     with contextlib.ExitStack() as stack:
 
         def start(
             count: int = 3, settings: Mapping[str, Any] | None = None, **options: Any
         ) -> Project:
-            nodes = start_nodes(count, **options)
+            nodes = lend_nodes(count, **options)
             return stack.enter_context(Project(tmp_path, nodes, **(settings or {})))
 
         yield start

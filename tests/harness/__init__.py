@@ -7,6 +7,7 @@
 ``servers``     RabbitMQ and PostgreSQL
 ``tcp``         a proxy that misbehaves, and a scripted server
 ``lock_nodes``  reads and changes the locks on nodes with a plain Redis client
+``kept_nodes``  servers that tests use one after another
 ``deployment``  broker, result backend, nodes and workers together
 ``clocks``      lets a redis-server run with a clock that tests step
 ``metrics``     scrapes a process as Prometheus does

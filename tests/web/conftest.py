@@ -150,13 +150,13 @@ def call(page: LockPage, given: dict[str, Any]) -> Answer:
 
 @pytest.fixture
 def open_office(
-    start_nodes: Callable[..., DevNodes],
+    lend_nodes: Callable[..., DevNodes],
 ) -> Iterator[Callable[..., Office]]:
-    """Give a function that starts nodes, and a page of their locks."""
+    """Give a function that takes nodes, and a page of their locks."""
     opened = []
 
     def start(count: int = 3, **options: Any) -> Office:
-        nodes = start_nodes(count, **options)
+        nodes = lend_nodes(count, **options)
         service = client(nodes, connect_timeout=BUSY)
         office = Office(nodes, service.__enter__())
         opened.append((office, service))
