@@ -111,7 +111,7 @@ class Running:
 
 
 class Typing(io.BytesIO):
-    """What an operator types after something else has happened.
+    """The answer of an operator, before which something else happens.
 
     Args:
         happens: Called when a command asks for the first time.
@@ -158,6 +158,8 @@ class Project:
 
     def __init__(self, folder: Path, nodes: DevNodes, **settings: Any) -> None:
         (folder / "proj.py").write_text(_SOURCE)
+        # `celery` imports this for a shell that no test uses; see `tests.harness`.
+        (folder / "click_repl.py").write_text("def register_repl(_): ...\n")
         self.nodes = nodes.nodes
         self._folder = folder
         patient = {"redlock_nodes": nodes.urls, "redlock_node_timeout": PATIENT}

@@ -34,7 +34,7 @@ class KeptNodes:
         self._as_started: dict[DevNode, Any] = {}
 
     def take(self, count: int) -> DevNodes:
-        """Return running servers, which nobody else uses before `give_back`."""
+        """Return running servers, which no other test uses before `give_back`."""
         for nodes in self._free:
             if len(nodes.nodes) == count:
                 self._free.remove(nodes)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
     from celery_redlock.locks.redlock import Redlock
 
-ROUNDS = 50
+ROUNDS = 30
 
 # When a holder began, when it ended, and its fence.
 Stay = tuple[float, float, int]

@@ -299,7 +299,7 @@ def work():
 
 thread = threading.Thread(target=use)
 thread.start()
-for _ in range(6):
+for _ in range(3):
     assert in_child(work) == 0
 over = True
 thread.join()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.harness.brokers import running_rabbitmq
 from tests.projects.app import notes
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from tests.projects.conftest import Project
 
 
+@pytest.mark.long
 def test_call_in_a_broadcast_queue_is_refused_once_by_each_worker(
     start: Callable[..., Project], tmp_path: Path
 ) -> None:

@@ -115,11 +115,11 @@ def each_broker(request: pytest.FixtureRequest) -> Deployment:
     return deployment
 
 
-@pytest.fixture(params=POOLS)
+@pytest.fixture(params=with_long(POOLS, "eventlet", "solo"))
 def every_pool(
     request: pytest.FixtureRequest, deployed: Callable[[str], Deployment]
 ) -> Deployment:
-    """Give workers of each pool in turn, in `make test` too; all tests share them."""
+    """Give workers of each pool; `make test` has processes, threads and greenlets."""
     return deployed(request.param)
 
 

@@ -182,9 +182,9 @@ def test_clocks_that_are_changed_at_night_change_nothing(
 
 
 def test_crontab_uses_the_zone_of_the_app(site: Site) -> None:
-    """Noon in Tokyo is three in UTC."""
-    noon = crontabs(hour=12, minute=0)
+    """Half past nine in the evening in Tokyo is half past noon in UTC."""
+    evening = crontabs(hour=21, minute=30)
 
-    run(DAY, site.start(noon, conf={"timezone": "Asia/Tokyo"}, beat_ttl=60))
+    run(60 * MINUTE, site.start(evening, conf={"timezone": "Asia/Tokyo"}, beat_ttl=60))
 
-    assert site.dues() == ["03:00:00"]
+    assert site.dues() == ["12:30:00"]

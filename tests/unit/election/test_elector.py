@@ -53,7 +53,7 @@ def test_leader_goes_on_leading(candidates: list[Candidate]) -> None:
     first, *_ = candidates
     term = first.campaign()
 
-    run(600, *candidates)
+    run(120, *candidates)
 
     assert first.term is term
     assert first.leads

@@ -60,7 +60,7 @@ def test_any_bytes_are_a_pattern(pattern: bytes, name: bytes) -> None:
         assert name.startswith(head_of(pattern))
 
 
-@given(st.text(max_size=20).filter(str.isprintable))
+@given(st.text("ab*?[]^-\\ é☃", max_size=20))
 def test_escaped_text_matches_itself_alone(text: str) -> None:
     """A key is found by its own text, also with the signs of a pattern in it."""
     pattern = escaped(text).encode()

@@ -187,16 +187,16 @@ def test_refusal_costs_one_request(nodes: FakeNodes, redlock: Redlock) -> None:
 def test_permit_that_is_free_is_found_at_the_second_try(
     nodes: FakeNodes, redlock: Redlock
 ) -> None:
-    """The answer tells about all permits, and leads to the last free one of 300."""
-    many = (Limit("imports", 300),)
+    """The answer tells about all permits, and leads to the last free one of 100."""
+    many = (Limit("imports", 100),)
     others = nodes.redlock()
-    leases = [others.acquire("imports", limits=many) for _ in range(300)]
-    others.release(leases[150])
+    leases = [others.acquire("imports", limits=many) for _ in range(100)]
+    others.release(leases[50])
     nodes.asked.clear()
 
     lease = redlock.acquire("imports", limits=many)
 
-    assert lease.key == leases[150].key
+    assert lease.key == leases[50].key
     assert asked(nodes).count("acquire_permits") <= 2
 
 
