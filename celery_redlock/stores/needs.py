@@ -13,6 +13,7 @@ large      A sorted set that may have 10,000 members. The script asks for the le
            them, for their number, and for the member that is the first of its ARGV.
 vote       It reads the fields of the hash that decide whether the node votes.
 stripes    It raises the fields of the hash that its ARGV calls stripes, one each lock.
+           It does the same for all numbers that are below what it writes there.
 seldom     It most often does not look at the key: loaded when the script asks for it.
 unused     It does not look at the key.
 =========  ===========================================================================
@@ -52,6 +53,7 @@ class Needs:
         shared: What others may read meanwhile, and not change.
         names: The keys to load.
         fields: The hashes of which a part is loaded: name -> fields.
+        stripes: Those of these fields that are stripes.
         large: Sorted sets that are better not loaded, and the members in question. A
             store that can count them itself loads their heads and these members.
         own: Keys of which the caller is or becomes the holder: others rarely change
@@ -65,6 +67,7 @@ class Needs:
     shared: set[bytes] = field(default_factory=set)
     names: set[bytes] = field(default_factory=set)
     fields: dict[bytes, set[bytes]] = field(default_factory=dict)
+    stripes: dict[bytes, set[bytes]] = field(default_factory=dict)
     large: dict[bytes, set[bytes]] = field(default_factory=dict)
     own: set[bytes] = field(default_factory=set)
     rare: set[bytes] = field(default_factory=set)
@@ -92,6 +95,7 @@ class Needs:
             if has_stripes:
                 stripes = args[plan.stripes : plan.stripes + plan.locks]
                 fields.update(stripes)
+                self.stripes.setdefault(name, set()).update(stripes)
                 if not plan.is_read:
                     self.exclusive.update([b"%b\n%b" % (name, s) for s in stripes])
             if not plan.is_read:

@@ -2,13 +2,16 @@
 
 ::
 
+    the scripts run here, on what the connection assumes
+    lock what they need; if it is as assumed, write; else read           1 round trip
+
     BEGIN; lock what the scripts need; read the clock; read the rows     1st round trip
     the scripts run here
     DELETE, INSERT, NOTIFY; COMMIT                                       2nd
 
-A release of one lock by the connection that took it reads nothing: it says what it left
-there, and the server compares, in one round trip. If that is not so any more, or if
-another client waits, the release runs as above.
+The first way is for scripts that take, renew or release locks. It is enough where no
+other client competes, and where another one holds the lock. All else runs on the second
+way: what has turned out to be otherwise, too. See ``postgresql_memory``.
 
 Locks are advisory ones of the transaction, by the hash of a name: two names with one
 hash cost a wait and nothing else. All are taken in one order, so that no two
@@ -55,17 +58,20 @@ from celery_redlock.stores import postgresql_url
 from celery_redlock.stores.commands import add_needs, run
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.connection import GRANT, StoreError, readable
-from celery_redlock.stores.keyspace import HEAD, STRING, Cell, Changes, StoreKeyspace
+from celery_redlock.stores.keyspace import Cell, Changes, StoreKeyspace
 from celery_redlock.stores.needs import Needs
+from celery_redlock.stores.postgresql_memory import Memory
 from celery_redlock.stores.postgresql_statements import (
+    Changed,
     Statement,
     Statements,
     cells_of,
+    change,
+    changed,
     listen_name,
     lock,
     read,
     read_fields,
-    release,
     write,
 )
 from celery_redlock.stores.postgresql_table import CREATE, TABLE
@@ -82,9 +88,14 @@ __all__ = ["PostgreSQL"]
 T = TypeVar("T")
 
 # For the session. In a transaction, a lock of rows or names is waited for this long.
+# The plan of a statement is made once, for a table of any size: each row by the index.
 _SESSION = (
     "SELECT set_config('lock_timeout', '200', false), "
-    "set_config('default_transaction_isolation', 'read committed', false)"
+    "set_config('default_transaction_isolation', 'read committed', false), "
+    "set_config('plan_cache_mode', 'force_generic_plan', false), "
+    "set_config('enable_seqscan', 'off', false), "
+    "set_config('enable_hashjoin', 'off', false), "
+    "set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false)"
 )
 _FACTS = (
     "SELECT current_setting('server_version'), pg_is_in_recovery(), "
@@ -128,7 +139,6 @@ _PRIVILEGES = (
     "WHERE NOT has_table_privilege(name, needed)"
 )
 _SWEEP_EVERY, _SWEPT = 60.0, 1000  # seconds, and keys at once
-_REMEMBERED = 10_000  # locks
 _LISTENERS = 1_382_308_468  # class of the advisory locks of listeners: "Rdlt"
 _HOLD = (
     f"SELECT (SELECT value FROM {TABLE} WHERE name = %s AND field = '.identity'), "  # noqa: S608
@@ -170,8 +180,7 @@ class PostgreSQL:
         self.server_socket = self._connection.fileno()
         self._cursor = self._connection.cursor()
         self._swept_at = SYSTEM_CLOCK.monotonic()
-        self._memory: dict[bytes, bytes] = {}  # lock -> its value as we left it
-        self._seen: set[bytes] = set()  # rare keys that were there when last read
+        self._memory = Memory()
         try:
             self._learn(url)
             self._statements = Statements(self._connection)
@@ -267,10 +276,13 @@ class PostgreSQL:
     def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
         """Do what ``run`` does, and yield where it waits for the server."""
         needs = Needs()
-        for command in commands:
-            add_needs(needs, command)
+        need_keys = [add_needs(needs, command) for command in commands]
         try:
-            return (yield from self._attempt_or_read(commands, needs))
+            return (
+                yield from self._attempt_or_read(
+                    commands, needs, is_assumable=all(need_keys)
+                )
+            )
         except errors.InvalidSqlStatementName as error:
             raise StoreError(_unusable(error)) from None
         except psycopg.Error as error:
@@ -282,11 +294,14 @@ class PostgreSQL:
             return [ErrorReply(f"ERR {_reason(error)}") for _ in commands]
 
     def _attempt_or_read(
-        self, commands: Sequence[Command], needs: Needs
+        self, commands: Sequence[Command], needs: Needs, *, is_assumable: bool
     ) -> Waits[list[Any]]:
         try:
-            released = yield from self._released(commands, needs)
-            return released or (yield from self._attempt(commands, needs))
+            if is_assumable:
+                done = yield from self._run_assumed(commands, needs)
+                if done is not None:
+                    return done
+            return (yield from self._attempt(commands, needs))
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             yield from self._roll_back()
             if len(commands) == 1:
@@ -296,48 +311,72 @@ class PostgreSQL:
                 replies += yield from self.running([one])
             return replies
 
-    def _released(
+    def _run_assumed(
         self, commands: Sequence[Command], needs: Needs
     ) -> Waits[list[Any] | None]:
-        """Release a lock in one round trip; return None if nothing was done.
+        """Run on what is assumed, and write that if it is so: one round trip.
 
-        The script runs on what this connection left there. Its changes count if the
-        server finds just that, and no waiter.
+        If it is not so, the server returns what is there instead. If the scripts change
+        nothing there, that is their reply: another client holds the lock. Else return
+        None: nothing counts.
         """
-        locks = needs.names - needs.rare
-        is_release = len(commands) == 1 and needs.may_be_late and not needs.is_read
-        is_of_one = len(locks) == len(needs.rare) == 1
-        if not (is_release and is_of_one) or needs.rare & self._seen:
+        assumption = self._memory.assume(needs, self._identifier)
+        if assumption is None:
             return None
-        (name,), (queue,) = locks, needs.rare
-        if (value := self._memory.pop(name, None)) is None:
+        replies = []
+        try:
+            for command in commands:
+                replies.append(run(command, self, assumption.keys))
+                assumption.note_counters(needs.stripes)
+        except NotRemembered:
             return None
-        always = ServerTime(0, 0)  # it is the server that looks for ended locks
-        keys = StoreKeyspace(Remembered(), run_id=b"", time=always)
-        keys.enter(needs.names, [Cell(name, HEAD, STRING, value, None, None)])
+        changes = assumption.keys.changes
+        if not assumption.is_writable(needs):
+            return None
+        steps = [_lock(needs)]
+        if needs.may_be_late:
+            steps.append(Statement("commit late"))
+        so = assumption.as_sent(self._memory.place, self._process)
+        steps.append(change(so, changes, extends=self._memory.extends(changes)))
+        sent_at = SYSTEM_CLOCK.monotonic()
+        try:
+            *_, result = yield from self._statements.carry_out(steps)
+        except errors.ReadOnlySqlTransaction:  # who changes nothing gets a reply
+            yield from self._roll_back()
+            return None
+        done = changed(result)
+        self._told(done.now_us, done.place, done.process, sent_at)
+        if done.is_so:
+            self._memory.wrote(changes, needs)
+            yield from self._sweep()
+            is_whole = done.rows >= len(changes.wiped or changes.written)
+            return replies if is_whole else None  # not if an operator deletes rows
+        self._memory.read(needs, done.cells)
+        return self._run_read(commands, needs, done)
+
+    def _run_read(
+        self, commands: Sequence[Command], needs: Needs, found: Changed
+    ) -> list[Any] | None:
+        """Run on the cells that were found; return None if that changes something."""
+        if not needs.rare.isdisjoint(cell.name for cell in found.cells):
+            return None  # of these, only the heads are known
+        keys = StoreKeyspace(
+            Remembered(),
+            run_id=self._identifier + found.place,
+            time=ServerTime(found.now_us, found.now_us),
+        )
+        keys.enter(needs.names, found.cells, needs.fields)
         try:
             replies = [run(command, self, keys) for command in commands]
         except NotRemembered:
             return None
-        if keys.changes != Changes(wiped=locks):
-            return None
-        steps = [
-            lock(dict.fromkeys(map(_hash, needs.exclusive), False)),
-            Statement("commit late"),
-            release(name, value, queue, self._process),
-        ]
-        *_, deleted = yield from self._statements.carry_out(steps)
-        return replies if deleted.ntuples else None
+        return None if keys.changes else replies
 
-    def _remember(self, changes: Changes, needs: Needs) -> None:
-        """Remember the locks that were written, and forget those that are gone."""
-        for name in changes.wiped:
-            self._memory.pop(name, None)
-        for (name, field), cell in changes.written.items():
-            if field == HEAD and name in needs.own and cell.value is not None:
-                self._memory[name] = cell.value
-        while len(self._memory) > _REMEMBERED:
-            del self._memory[next(iter(self._memory))]
+    def _told(self, now_us: int, place: bytes, process: int, sent_at: float) -> None:
+        """Take in what the server tells with each transaction."""
+        if process != self._process:
+            raise StoreError(_TRANSACTION_MODE)
+        self._memory.told(now_us, place, sent_at)
 
     def _attempt(
         self, commands: Sequence[Command], needs: Needs, *, sees_ended: bool = False
@@ -357,10 +396,8 @@ class PostgreSQL:
         if needs.may_be_late:
             steps.insert(0, Statement("commit late"))
         yield from self._statements.carry_out([*steps, Statement("commit")])
-        self._remember(keys.changes, needs)
-        # An error of the sweep must not hide what the commit has done.
-        with contextlib.suppress(psycopg.Error):
-            yield from self._sweep()
+        self._memory.wrote(keys.changes, needs)
+        yield from self._sweep()
         return replies
 
     def _begin(
@@ -368,10 +405,8 @@ class PostgreSQL:
     ) -> Waits[StoreKeyspace]:
         """Begin a transaction, and load what is needed: one round trip."""
         steps = [] if is_read else [Statement("begin")]
-        numbers = {_hash(name): True for name in needs.shared}
-        numbers |= {_hash(name): False for name in needs.exclusive}
-        if numbers and not is_read:
-            steps.append(lock(numbers))
+        if not is_read and (needs.shared or needs.exclusive):
+            steps.append(_lock(needs))
         steps.append(Statement("now"))
         parts = {**needs.fields, **needs.large}
         for name in parts.keys() & needs.names:
@@ -381,11 +416,11 @@ class PostgreSQL:
             read_fields(name, [b"", *(b"." + one for one in fields)])
             for name, fields in parts.items()
         ]
+        sent_at = SYSTEM_CLOCK.monotonic()
         results = yield from self._statements.carry_out([*steps, *loads])
         now, *rows = results[len(results) - len(loads) - 1 :]
-        if int(now.get_value(0, 2) or 0) != self._process:
-            raise StoreError(_TRANSACTION_MODE)
         now_us, place = int(now.get_value(0, 0) or 0), now.get_value(0, 1) or b""
+        self._told(now_us, place, int(now.get_value(0, 2) or 0), sent_at)
         keys = StoreKeyspace(
             self,
             run_id=self._identifier + place,
@@ -393,8 +428,7 @@ class PostgreSQL:
             sees_ended=sees_ended,
         )
         cells = [cell for result in rows for cell in cells_of(result)]
-        self._seen -= needs.rare
-        self._seen |= needs.rare.intersection(cell.name for cell in cells)
+        self._memory.read(needs, cells)
         keys.enter(needs.names, cells, parts)
         return keys
 
@@ -420,8 +454,10 @@ class PostgreSQL:
         if now - self._swept_at < _SWEEP_EVERY:
             return
         self._swept_at = now
-        steps = [Statement("sweep", (b"%d" % _SWEPT,))]
-        yield from self._statements.carry_out(steps)
+        # Its error must not hide what the commit has done.
+        with contextlib.suppress(psycopg.Error):
+            steps = [Statement("sweep", (b"%d" % _SWEPT,))]
+            yield from self._statements.carry_out(steps)
 
     # -- for the keyspace and the commands: blocking, while a script runs --------------
 
@@ -677,6 +713,13 @@ def _is_asynchronous(connection: Any) -> bool:
 def _kind(connection: Any) -> str:
     kind = type(connection)
     return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+
+
+def _lock(needs: Needs) -> Statement:
+    """Lock what the scripts need until the end of the transaction."""
+    numbers = {_hash(name): True for name in needs.shared}
+    numbers |= {_hash(name): False for name in needs.exclusive}
+    return lock(numbers)
 
 
 def _hash(name: bytes) -> int:

@@ -19,7 +19,7 @@ from celery_redlock.stores.keyspace import Cell
 from celery_redlock.stores.postgresql_table import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from psycopg import Connection
     from psycopg.pq.abc import PGresult
@@ -28,19 +28,60 @@ if TYPE_CHECKING:
     from celery_redlock.stores.keyspace import Changes
 
 __all__ = [
+    "Assumed",
+    "Changed",
     "Statement",
     "Statements",
     "cells_of",
+    "change",
+    "changed",
     "listen_name",
     "lock",
     "read",
     "read_fields",
-    "release",
     "write",
 ]
 
 _COLUMNS = "name, field, kind, value, score, expires_at"
 _READ = f"SELECT {_COLUMNS} FROM {TABLE} WHERE "  # noqa: S608  (constants)
+_REPLACE = (
+    "ON CONFLICT (name, field) DO UPDATE SET kind = excluded.kind, "
+    "value = excluded.value, score = excluded.score, expires_at = excluded.expires_at"
+)
+# Also the timeline, which is another one after a standby was promoted, and the oid of
+# the table, which is another one after a dump took its place. And the process of the
+# server, which is another one behind a pooler in transaction mode.
+_NOW = (
+    "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us, 't' || "  # noqa: S608
+    "CASE WHEN pg_is_in_recovery() THEN '' "
+    "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END || 'r' || "
+    f"to_regclass('{TABLE}')::oid AS place, pg_backend_pid() AS process"
+)
+# What follows it changes rows only if there is a row in `so`: if the server, its time
+# and these cells are as assumed. `below`: a cell is absent, or a lower number.
+_IF_SO = (
+    f"WITH now AS MATERIALIZED ({_NOW}), so AS MATERIALIZED ("  # noqa: S608
+    "SELECT (us + 999) / 1000 AS ms FROM now "
+    "WHERE place = $1::text AND process = $2::int "
+    "AND us BETWEEN $3::bigint AND $4::bigint AND NOT EXISTS (SELECT FROM "
+    "unnest($5::bytea[], $6::bytea[], $7::text[], $8::bytea[], $9::bytea[]) "
+    "AS each (name, field, kind, value, below) "
+    f"LEFT JOIN {TABLE} AS cell USING (name, field) WHERE CASE WHEN below IS NULL "
+    "THEN cell.kind IS DISTINCT FROM each.kind "
+    "OR cell.value IS DISTINCT FROM each.value OR cell.expires_at < us / 1000 "
+    "ELSE (octet_length(cell.value), cell.value) >= (octet_length(below), below) END"
+    ")), done AS ("
+)
+# Whether it is so, how many rows were changed, and if it is not so, the cells.
+_OR_READ = (
+    " RETURNING 1) SELECT us, place, process, EXISTS (SELECT FROM so), "  # noqa: S608
+    "(SELECT count(*) FROM done), "
+    "NULL::bytea, NULL::bytea, NULL::text, NULL::bytea, NULL::bigint FROM now "
+    "UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, "
+    "name, field, cell.kind, cell.value, cell.expires_at "
+    "FROM unnest($5::bytea[], $6::bytea[]) AS each (name, field) "
+    f"JOIN {TABLE} AS cell USING (name, field) WHERE NOT EXISTS (SELECT FROM so)"
+)
 _TEXTS = {
     "begin": "BEGIN",
     "commit late": "SELECT set_config('synchronous_commit', 'off', true)",
@@ -51,29 +92,26 @@ _TEXTS = {
     "lock": "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) "
     "ELSE pg_advisory_xact_lock(number) END "
     "FROM unnest($1::bigint[], $2::bool[]) AS each (number, is_shared)",
-    # Also the timeline, which is another one after a standby was promoted, and the oid
-    # of the table, which is another one after a dump took its place. And the process of
-    # the server, which is another one behind a pooler in transaction mode.
-    "now": "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, 't' || "  # noqa: S608
-    "CASE WHEN pg_is_in_recovery() THEN '' "
-    "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END || 'r' || "
-    f"to_regclass('{TABLE}')::oid, pg_backend_pid()",
+    "now": _NOW,
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
-    # Only if it has not ended, and no call waits.
-    "release": f"DELETE FROM {TABLE} WHERE name = $1::bytea AND field = '' AND "  # noqa: S608
-    "value = $2::bytea AND pg_backend_pid() = $4::int AND "
-    "expires_at > (extract(epoch FROM clock_timestamp()) * 1000)::bigint AND "
-    f"NOT EXISTS (SELECT FROM {TABLE} WHERE name = $3::bytea AND field = '') "
-    "RETURNING 1",
+    "wipe if": f"{_IF_SO}DELETE FROM {TABLE} WHERE name = ANY($10::bytea[]) "  # noqa: S608
+    f"AND EXISTS (SELECT FROM so){_OR_READ}",
+    "extend if": f"{_IF_SO}UPDATE {TABLE} AS lock SET expires_at = so.ms + each.ttl_ms "  # noqa: S608
+    "FROM so, unnest($10::bytea[], $11::bigint[]) AS each (name, ttl_ms) "
+    f"WHERE lock.name = each.name AND lock.field = ''{_OR_READ}",
+    "write if": f"{_IF_SO}INSERT INTO {TABLE} ({_COLUMNS}) "  # noqa: S608
+    "SELECT name, field, kind, value, score, so.ms + ttl_ms FROM so, "
+    "unnest($10::bytea[], $11::bytea[], $12::text[], $13::bytea[], $14::float8[], "
+    "$15::bigint[]) AS each (name, field, kind, value, score, ttl_ms) "
+    f"{_REPLACE}{_OR_READ}",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
     "remove": f"DELETE FROM {TABLE} USING unnest($1::bytea[], $2::bytea[]) "  # noqa: S608
     f"AS gone (name, field) WHERE {TABLE}.name = gone.name "
     f"AND {TABLE}.field = gone.field",
     "write": f"INSERT INTO {TABLE} ({_COLUMNS}) SELECT * FROM unnest($1::bytea[], "  # noqa: S608
     "$2::bytea[], $3::text[], $4::bytea[], $5::float8[], $6::bigint[]) "
-    "ON CONFLICT (name, field) DO UPDATE SET kind = excluded.kind, "
-    "value = excluded.value, score = excluded.score, expires_at = excluded.expires_at",
+    f"{_REPLACE}",
     "notify": "SELECT pg_notify($1, $2)",
     # Of keys that ended.
     "sweep": f"DELETE FROM {TABLE} WHERE name IN (SELECT name FROM {TABLE} WHERE "  # noqa: S608
@@ -195,16 +233,53 @@ def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     return Statement("read fields", (_bytea(name), _bytes_array(fields)))
 
 
-def release(lock: bytes, value: bytes, queue: bytes, process: int) -> Statement:
-    """Delete a lock, and return a row; do nothing if a call waits, or it has ended.
+class Assumed(NamedTuple):
+    """The conditions of `change`, which else changes nothing.
+
+    Attributes:
+        place: The timeline, and the oid of the table.
+        process: The process of the server.
+        earliest_us: The server's clock shows this or later.
+        latest_us: It shows this or earlier.
+        cells: Name, field, kind and value of cells; None: there is no such cell.
+        below: Cells that are absent, or a number that is lower than this.
+    """
+
+    place: bytes
+    process: int
+    earliest_us: int
+    latest_us: int
+    cells: Sequence[tuple[bytes, bytes, str | None, bytes | None]]
+    below: Mapping[tuple[bytes, bytes], bytes]
+
+
+def change(assumed: Assumed, changes: Changes, *, extends: bool) -> Statement:
+    """Write changes if all is as assumed; else return the cells in question.
 
     Args:
-        lock: The name of the lock.
-        value: The value that it must have.
-        queue: The name of its wait queue.
-        process: The process of the server that must be ours.
+        assumed: What must be so.
+        changes: Either only deletes keys, or only writes. The ends of cells are in ms
+            from now.
+        extends: Whether nothing but the ends of locks is written.
     """
-    return Statement("release", (*map(_bytea, (lock, value, queue)), b"%d" % process))
+    names, fields, kinds, values = zip(*assumed.cells, strict=True)
+    more = [*assumed.below]
+    rest = [None] * len(more)
+    given = (
+        *(assumed.place, b"%d" % assumed.process),
+        *(b"%d" % assumed.earliest_us, b"%d" % assumed.latest_us),
+        _bytes_array([*names, *(name for name, _ in more)]),
+        _bytes_array([*fields, *(field for _, field in more)]),
+        *(_array([*kinds, *rest]), _bytes_array([*values, *rest])),
+        _bytes_array([*[None] * len(names), *assumed.below.values()]),
+    )
+    if changes.wiped:
+        return Statement("wipe if", (*given, _bytes_array(changes.wiped)))
+    if extends:
+        locks = _bytes_array(name for name, _ in changes.written)
+        ends = _array(cell.expires_at_ms for cell in changes.written.values())
+        return Statement("extend if", (*given, locks, ends))
+    return Statement("write if", (*given, *_columns(changes)))
 
 
 def write(changes: Changes) -> list[Statement]:
@@ -216,19 +291,60 @@ def write(changes: Changes) -> list[Statement]:
         places = [*zip(*changes.removed, strict=True)]
         steps.append(Statement("remove", [*map(_bytes_array, places)]))
     if changes.written:
-        names, fields, kinds, values, scores, ends = zip(
-            *changes.written.values(), strict=True
-        )
-        columns = (
-            *(_bytes_array(names), _bytes_array(fields), _array(kinds)),
-            *(_bytes_array(values), _array(scores), _array(ends)),
-        )
-        steps.append(Statement("write", columns))
+        steps.append(Statement("write", _columns(changes)))
     steps += [
         Statement("notify", (listen_name(channel).encode(), message))
         for channel, message in changes.messages
     ]
     return steps
+
+
+def _columns(changes: Changes) -> Sequence[bytes]:
+    names, fields, kinds, values, scores, ends = zip(
+        *changes.written.values(), strict=True
+    )
+    return (
+        *(_bytes_array(names), _bytes_array(fields), _array(kinds)),
+        *(_bytes_array(values), _array(scores), _array(ends)),
+    )
+
+
+class Changed(NamedTuple):
+    """The result of `change`.
+
+    Attributes:
+        now_us: The time of the server.
+        place: Its timeline, and the oid of the table.
+        process: Its process.
+        is_so: Whether all was as assumed.
+        rows: How many rows it has changed.
+        cells: If not, the cells that were in question, without scores.
+    """
+
+    now_us: int
+    place: bytes
+    process: int
+    is_so: bool
+    rows: int
+    cells: list[Cell]
+
+
+def changed(result: PGresult) -> Changed:
+    """Return what the result of `change` says."""
+    get = result.get_value
+    now, place, process, is_so, rows = [get(0, at) or b"" for at in range(5)]
+    cells = [
+        Cell(
+            _from_bytea(get(row, 5)) or b"",
+            _from_bytea(get(row, 6)) or b"",
+            (get(row, 7) or b"").decode(),
+            _from_bytea(get(row, 8)),
+            None,
+            None if (ends := get(row, 9)) is None else int(ends),
+        )
+        for row in range(1, result.ntuples)
+    ]
+    return Changed(int(now), place, int(process), is_so == b"t", int(rows), cells)
 
 
 def cells_of(result: PGresult) -> Iterator[Cell]:

@@ -1,0 +1,228 @@
+"""The assumptions of a connection to PostgreSQL, which save the read before a write.
+
+::
+
+    memory ──► the scripts run here ──► lock; compare what is assumed, and write
+                                               │ else: return the rows
+
+An assumption is checked by what the rows *say*, and not by a version of them. What a
+script replies and changes follows from what it reads. So it does not matter whether a
+row was another one meanwhile, or came back from a backup. The comparison and the
+changes are one statement, under the locks that the general way takes.
+
+==============  ======================================================================
+Assumed         Compared
+==============  ======================================================================
+the server      its timeline, the oid of the table, and the process of the session
+a key           as this connection left it, and not ended by the server's clock; else
+                that there is none. An ended one is no match: its row must be deleted
+the node's      each field that decides whether the node votes
+state
+a fence         that it is lower than the number that the script has written there.
+counter         The script does the same for all of these: see "stripes" in ``needs``
+the time        that it is past for the server, by 1 s at most. Only for scripts that
+                ask for it: a grant, whose fence is at least this time
+==============  ======================================================================
+
+The time is the earliest that the server's clock can show: it is not before the last
+reply that told its time. So a fence is above all that were granted before that reply,
+as on the general way. The ends of locks are counted by the server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
+from celery_redlock.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
+from celery_redlock.stores.postgresql_statements import Assumed
+from celery_redlock.stores.server_clock import ServerClock, ServerTime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from celery_redlock.stores.keyspace import Changes
+    from celery_redlock.stores.needs import Needs
+
+__all__ = ["AssumedKeyspace", "Assumption", "Memory"]
+
+_MOST_LOCKS = 10_000
+_MOST_LATE_US = 1_000_000
+_ALWAYS = 0, 2**63 - 1
+
+
+class AssumedKeyspace(StoreKeyspace):
+    """Keys that were not read. None has an end, and all are known.
+
+    The ends that scripts write are in milliseconds from the moment of the comparison.
+
+    Args:
+        run_id: As it was last.
+        now_us: The time that scripts see; None: they may not ask for it.
+
+    Attributes:
+        is_timed: Whether a script has asked for the time.
+    """
+
+    def __init__(self, *, run_id: bytes, now_us: int | None) -> None:
+        super().__init__(Remembered(), run_id=run_id, time=ServerTime(now_us or 0, 0))
+        self.is_timed = False
+        self._has_time = now_us is not None
+
+    def now_us(self) -> int:
+        """Return the assumed time."""
+        if not self._has_time:
+            raise NotRemembered
+        self.is_timed = True
+        return super().now_us()
+
+    def pttl(self, name: bytes) -> int:
+        """Refuse to tell when a key ends; tell that there is none."""
+        if self.get(name) is None:
+            return super().pttl(name)
+        raise NotRemembered
+
+    def replace(self, _name: bytes, _value: bytes) -> None:
+        """Refuse to keep an end that is not known."""
+        raise NotRemembered
+
+
+class Assumption(NamedTuple):
+    """The rows, the counters and the time that are assumed for some scripts.
+
+    Attributes:
+        keys: The keyspace on which they run.
+        cells: Name, field, kind and value of each cell; None: there is no such cell.
+        below: Cells that are absent, or a number that is lower than this.
+    """
+
+    keys: AssumedKeyspace
+    cells: list[tuple[bytes, bytes, str | None, bytes | None]]
+    below: dict[tuple[bytes, bytes], bytes]
+
+    def note_counters(self, stripes: Mapping[bytes, set[bytes]]) -> None:
+        """Note what a script has written to counters that none has written before."""
+        written = self.keys.changes.written
+        for name, fields in stripes.items():
+            for field in fields:
+                cell = written.get(place := (name, b"." + field))
+                if cell is not None and cell.value is not None:
+                    self.below.setdefault(place, cell.value)
+
+    def is_writable(self, needs: Needs) -> bool:
+        """Tell whether one statement can compare what was read, and write the changes.
+
+        They are of one kind, and no script has left a counter as it is: that may depend
+        on the counter.
+        """
+        changes, counters = self.keys.changes, sum(map(len, needs.stripes.values()))
+        return (
+            bool(changes.wiped) != bool(changes.written)
+            and not (changes.removed or changes.messages)
+            and len(self.below) == counters
+        )
+
+    def as_sent(self, place: bytes, process: int) -> Assumed:
+        """Return what the server compares."""
+        times = _ALWAYS
+        if self.keys.is_timed:
+            now_us = self.keys.now_us()
+            times = now_us, now_us + _MOST_LATE_US
+        return Assumed(place, process, *times, self.cells, self.below)
+
+
+class Memory:
+    """The rows that one connection has last read or written.
+
+    Attributes:
+        place: Timeline and table, as last read.
+        locks: The values of locks, as this connection has left them.
+    """
+
+    def __init__(self) -> None:
+        self.place = b""
+        self.locks: dict[bytes, bytes] = {}
+        self._seen: set[bytes] = set()  # rare keys that were there when last read
+        self._states: dict[bytes, dict[bytes, Cell | None]] = {}  # hash -> field
+        self._clock = ServerClock()
+
+    def assume(self, needs: Needs, run_id: bytes) -> Assumption | None:
+        """Return what to assume of the keys that are needed; None if that is unknown.
+
+        Args:
+            needs: Of some scripts.
+            run_id: Of the server, without the place.
+        """
+        if not self.place or needs.is_read or needs.large or needs.rare & self._seen:
+            return None
+        if needs.names - needs.own - needs.rare:
+            return None
+        cells: list[Cell] = []
+        assumed: list[tuple[bytes, bytes, str | None, bytes | None]] = []
+        for name in needs.names:
+            if value := self.locks.get(name):
+                cells.append(Cell(name, HEAD, STRING, value, None, None))
+                assumed.append((name, HEAD, STRING, value))
+            else:
+                assumed.append((name, HEAD, None, None))
+        for name, fields in needs.fields.items():
+            state = self._states.get(name)
+            if state is None or not state.get(HEAD):
+                return None
+            for field in _places(fields - needs.stripes.get(name, set())):
+                if field not in state:
+                    return None
+                if cell := state[field]:
+                    cells.append(cell)
+                    assumed.append((name, field, cell.kind, cell.value))
+                else:
+                    assumed.append((name, field, None, None))
+        time = self._clock.read(SYSTEM_CLOCK.monotonic())
+        is_exact = time.latest_us - time.earliest_us < _MOST_LATE_US
+        keys = AssumedKeyspace(
+            run_id=run_id + self.place, now_us=time.earliest_us if is_exact else None
+        )
+        keys.enter(needs.names, cells, needs.fields)
+        return Assumption(keys, assumed, {})
+
+    def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
+        """Remember the cells that were read, all that are needed."""
+        found = {(cell.name, cell.field): cell for cell in cells}
+        self._seen -= needs.rare
+        self._seen |= needs.rare.intersection(name for name, _ in found)
+        for name in needs.own & self.locks.keys():
+            cell = found.get((name, HEAD))
+            if cell is None or cell.value != self.locks[name]:
+                del self.locks[name]
+        for name, fields in needs.fields.items():
+            state = self._states.setdefault(name, {})
+            for field in _places(fields - needs.stripes.get(name, set())):
+                state[field] = found.get((name, field))
+
+    def told(self, now_us: int, place: bytes, sent_at: float) -> None:
+        """Remember what the server has told in reply to what was sent then."""
+        self.place = place
+        now = now_us / 1_000_000
+        self._clock.observe(sent_at, SYSTEM_CLOCK.monotonic(), now, now)
+
+    def wrote(self, changes: Changes, needs: Needs) -> None:
+        """Remember the locks that were written, and forget those that are gone."""
+        for name in changes.wiped:
+            self.locks.pop(name, None)
+        for (name, field), cell in changes.written.items():
+            if field == HEAD and name in needs.own and cell.value is not None:
+                self.locks[name] = cell.value
+        while len(self.locks) > _MOST_LOCKS:
+            del self.locks[next(iter(self.locks))]
+
+    def extends(self, changes: Changes) -> bool:
+        """Tell whether nothing but the ends of remembered locks is written."""
+        return all(
+            field == HEAD and cell.value == self.locks.get(name)
+            for (name, field), cell in changes.written.items()
+        )
+
+
+def _places(fields: Iterable[bytes]) -> list[bytes]:
+    return [HEAD, *(b"." + field for field in fields)]
