@@ -672,7 +672,7 @@ class Execution(TaskLock):
         lease = self.lease
         if lease is not None and _is_cancellation(error, lease):
             raise self._cancelled(lease) from None
-        if lease is not None and self._decision and error.key is None:
+        if lease is not None and self._decision is not None and error.key is None:
             # An asynchronous exception has neither a text nor a key.
             error = lease.lost_error().with_traceback(error.__traceback__)
         if lease is None or error.key != lease.key:
