@@ -174,9 +174,7 @@ class Runtime:
             watchdog_of(redlock).stop()
         self.dispatcher.stop()
         if self._service:
-            from celery_redlock.stores.connection import (  # noqa: PLC0415
-                finish_requests,
-            )
+            from celery_redlock.wire.broadcast import finish_requests  # noqa: PLC0415
 
             finish_requests()  # `atexit` does so, too, but not in a process of a pool
 

@@ -132,8 +132,10 @@ def _on_one_node(redlock: Redlock, address: NodeAddress, count: int) -> PerNode[
         release = redlock.release_request(key, token)
 
         def ask(request: ScriptRequest) -> Vote:
-            packed = request.packed_source() if by_source else request.packed()
-            return vote_of(client.ask_packed(packed, 1)[0], request.script)
+            script, keys, args = request.call
+            head = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
+            (reply,) = client.ask((*head, len(keys), *keys, *args))
+            return vote_of(reply, script)
 
         asked_at = SYSTEM_CLOCK.monotonic()
         vote, _ = ask(acquire), ask(release)

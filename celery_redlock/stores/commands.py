@@ -14,6 +14,7 @@ from celery_redlock.scripts import ALL_SCRIPTS, RELEASE
 from celery_redlock.scripts.host import OK, Status
 from celery_redlock.scripts.host import run as run_script
 from celery_redlock.scripts.keyspace import WrongType
+from celery_redlock.stores.connection import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,8 +30,6 @@ __all__ = [
     "run",
     "split_release",
 ]
-
-Command = list[bytes]
 
 _BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
 _BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}
@@ -221,21 +220,11 @@ def _flush(store: StoreFacts, _keys: StoreKeyspace, _words: Sequence[bytes]) -> 
     return OK
 
 
-def _load(_store: StoreFacts, _keys: StoreKeyspace, words: Sequence[bytes]) -> Any:
-    script = _BY_SOURCE.get(words[1])
-    if script is None:
-        return ErrorReply("ERR This store runs the scripts of celery-redlock only")
-    return script.sha.encode()
-
-
 _ON_THE_STORE: dict[bytes, Callable[..., Any]] = {
     b"INFO": _info,
     b"TIME": _time,
     b"SCAN": _scan,
     b"PUBLISH": _publish,
     b"FLUSHALL": _flush,
-    b"SCRIPT": _load,
-    b"PING": lambda *_: Status("PONG"),
-    b"CLIENT": lambda *_: OK,
     b"CONFIG": lambda *_: [],
 }

@@ -76,7 +76,6 @@ class CompareAndSwapStore:
     """
 
     info: dict[str, str]
-    server_socket: int | None = None  # the drivers connect again by themselves
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Carry commands out, and return the replies.

@@ -1,50 +1,33 @@
-"""redis-py's connection to a store, and the thread of this process that serves it.
+"""A connection to a store as the rest of the package uses it, and the list of stores.
 
-::
-
-    Node, NodeClient, WakeupListener ◄── RESP ──► thread ◄── driver ──► the store
-                                      socket pair
-
-So a store is used, given up and connected to again as a Redis node is. What is sent
-together runs in one transaction. The thread ends when either side closes.
+`wire.store_connection` carries out on it what nodes, listeners and operators ask.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import os
 import re
 import selectors
-import socket
-import threading
 from collections.abc import Generator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.basics.resp import ErrorReply, new_reader
 from celery_redlock.basics.selector import new_selector
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from redis.connection import AbstractConnection
-
     from celery_redlock.basics.secret import SecretUrl
-    from celery_redlock.stores.commands import Command
 
 __all__ = [
     "GRANT",
     "STORES",
-    "Server",
+    "Command",
+    "DirectStore",
     "Store",
     "StoreError",
     "Waits",
     "as_url",
-    "connection_to",
-    "finish_requests",
     "is_store",
     "readable",
     "store_of",
@@ -61,10 +44,9 @@ STORES = {
 
 # "django://default", and "host=db dbname=app", both of PostgreSQL alone.
 _OTHER_NOTATION = re.compile(r"django://|\s*\w+\s*=")
-_READ_SIZE = 1 << 16
-_MOST = 2**63 - 1  # of an integer reply
-_LAST_REQUESTS, _POLL_EVERY = 1.0, 0.002  # seconds
 
+Command: TypeAlias = list[bytes]
+"""A command of Redis: its name, and its words."""
 
 T = TypeVar("T")
 Waits: TypeAlias = Generator[int, None, T]
@@ -84,9 +66,6 @@ class StoreError(Exception):
 
 class Store(Protocol):
     """One connection to a store. Used by one thread, but for ``interrupt``."""
-
-    server_socket: int | None
-    """The number of a socket that can be read when its server has closed it."""
 
     grants: str
     """How to give ``{user}`` the permissions that it needs, for operators."""
@@ -128,7 +107,7 @@ class Store(Protocol):
             StoreError: The connection is lost.
         """
 
-    def listen(self, channel: bytes, until_closed: socket.socket) -> Iterator[bytes]:
+    def listen(self, channel: bytes, until_closed: Any) -> Iterator[bytes]:
         """Yield the messages on a channel, until the socket can be read.
 
         Yields ``b""`` first, as soon as it listens.
@@ -142,6 +121,23 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
+
+
+class DirectStore(Store, Protocol):
+    """A store that need not block, so that it needs no thread."""
+
+    def running(self, commands: Sequence[Command]) -> Waits[list[Any]]:
+        """Do what ``run`` does, and yield where it waits for the server."""
+
+    def fileno(self) -> int:
+        """Return the number of the socket that leads to the server."""
+
+    def check(self) -> None:
+        """Read what the server says while it is asked nothing.
+
+        Raises:
+            StoreError: It has closed the connection.
+        """
 
 
 def as_url(spec: str) -> str:
@@ -199,175 +195,3 @@ def store_of(url: SecretUrl | str) -> type[Store]:
             f"imported ({error}). Install it: pip install 'celery-redlock[{extra}]'"
         ) from error
     return found
-
-
-def connection_to(url: SecretUrl, timeout: float) -> AbstractConnection:
-    """Build redis-py's connection to a store; it is not opened."""
-    import redis  # noqa: F401, PLC0415  (60 ms; see `NodeAddress.connection`)
-    from redis.backoff import NoBackoff  # noqa: PLC0415
-    from redis.connection import AbstractConnection  # noqa: PLC0415
-    from redis.exceptions import ConnectionError  # noqa: A004, PLC0415
-    from redis.retry import Retry  # noqa: PLC0415
-
-    class StoreConnection(AbstractConnection):
-        """A connection whose other end is served in this process."""
-
-        host = ""
-        _server: Server | None = None
-
-        def __init__(self) -> None:
-            super().__init__(
-                socket_timeout=timeout, protocol=2, retry=Retry(NoBackoff(), 0)
-            )
-
-        def repr_pieces(self) -> list[tuple[str, Any]]:
-            """Return nothing: the URL may hold a password."""
-            return []
-
-        def _host_error(self) -> str:
-            return ""
-
-        def _connect(self) -> socket.socket:
-            try:
-                store = store_of(url)(url.reveal(), timeout)
-            except StoreError as error:
-                refused = ConnectionError(str(error))
-                refused.told = str(error)  # type: ignore[attr-defined]
-                raise refused from None
-            ours, theirs = socket.socketpair()
-            self._server = Server(store, theirs)
-            ours.settimeout(timeout)
-            return ours
-
-        def disconnect(self, *args: Any, **kwargs: Any) -> None:
-            """Close both ends."""
-            super().disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
-            server, self._server = self._server, None
-            # A forked child has copies of both sockets: to end one would end the
-            # parent's. redis-py calls this when it collects the copy, too.
-            if server and self.pid == os.getpid():
-                server.stop()
-
-    return StoreConnection()
-
-
-def finish_requests() -> None:
-    """Wait until the stores have carried out what was sent, for a second at most.
-
-    A process that ends takes its threads with it. A Redis node reads what was sent to
-    it before; a store would never see the last requests, which wait for no reply: a
-    claim that is released, a beat that stands by no longer.
-    """
-    give_up_at = SYSTEM_CLOCK.monotonic() + _LAST_REQUESTS
-    for server in list(_servers):
-        while server.has_requests() and SYSTEM_CLOCK.monotonic() < give_up_at:
-            SYSTEM_CLOCK.sleep(_POLL_EVERY)
-
-
-_servers: set[Server] = set()
-atexit.register(finish_requests)
-
-
-class Server:
-    """The thread that serves one connection.
-
-    Args:
-        store: A connection to the store, for this thread alone.
-        sock: Where the commands come from.
-    """
-
-    def __init__(self, store: Store, sock: socket.socket) -> None:
-        self._store = store
-        self._sock = sock
-        self._pid = os.getpid()
-        self._is_busy = False
-        _servers.add(self)
-        threading.Thread(target=self._run, name="redlock-store", daemon=True).start()
-
-    def stop(self) -> None:
-        """Have the thread end soon, also if the store does not answer."""
-        self._store.interrupt()
-
-    def has_requests(self) -> bool:
-        """Tell whether this process has sent what the thread has not carried out."""
-        if self._pid != os.getpid():  # the thread is in the parent
-            return False
-        try:
-            return bool(readable(self._sock, timeout=0)) or self._is_busy
-        except (OSError, ValueError):  # it is closed
-            return False
-
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except (StoreError, OSError):
-            pass  # the other end sees that its connection is closed
-        finally:
-            _servers.discard(self)
-            self._is_busy = False
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_RDWR)
-            self._sock.close()
-            self._store.close()
-
-    def _serve(self) -> None:
-        reader = new_reader()
-        while self._is_asked() and (data := self._receive()):
-            reader.feed(data)
-            commands: list[Command] = []
-            while (command := reader.gets()) is not False:
-                commands.append(command)
-            channel = b""
-            if commands and commands[-1][0].upper() == b"SUBSCRIBE":
-                channel = commands.pop()[1]
-            if commands:
-                self._answer(commands)
-            self._is_busy = False
-            if channel:
-                self._subscribe(channel)
-                return
-
-    def _is_asked(self) -> bool:
-        """Wait for a command. Tell whether the store has not ended meanwhile.
-
-        So the other end notices that before it sends the next command, as with Redis.
-        """
-        server = self._store.server_socket
-        watched = [self._sock] if server is None else [self._sock, server]
-        return server not in readable(*watched)
-
-    def _receive(self) -> bytes:
-        self._is_busy = True  # before there is nothing to read any more
-        return self._sock.recv(_READ_SIZE)
-
-    def _answer(self, commands: Sequence[Command]) -> None:
-        try:
-            replies = self._store.run(commands)
-        except StoreError as error:  # the other end tells it, and connects again
-            reply = _encoded(ErrorReply(f"ERR {error}"))
-            self._sock.sendall(reply * len(commands))
-            raise
-        self._sock.sendall(b"".join(map(_encoded, replies)))
-
-    def _subscribe(self, channel: bytes) -> None:
-        for message in self._store.listen(channel, self._sock):
-            if message:
-                reply: list[Any] = [b"message", channel, message]
-            else:
-                reply = [b"subscribe", channel, 1]
-            self._sock.sendall(_encoded(reply))
-
-
-def _encoded(reply: Any) -> bytes:
-    """Return the bytes of a reply, in RESP2."""
-    if isinstance(reply, bytes):
-        return b"$%d\r\n%b\r\n" % (len(reply), reply)
-    if isinstance(reply, int):
-        return b":%d\r\n" % max(-_MOST - 1, min(_MOST, reply))
-    if reply is None:
-        return b"$-1\r\n"
-    if isinstance(reply, ErrorReply):
-        return b"-%b\r\n" % " ".join(str(reply).split()).encode()
-    if isinstance(reply, str):
-        return b"+%b\r\n" % reply.encode()
-    return b"*%d\r\n" % len(reply) + b"".join(map(_encoded, reply))

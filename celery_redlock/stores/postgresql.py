@@ -177,7 +177,7 @@ class PostgreSQL:
         except psycopg.Error as error:
             raise StoreError(_unreachable(error)) from None
         self._connection.patience = timeout
-        self.server_socket = self._connection.fileno()
+        self._fileno = self._connection.fileno()
         self._cursor = self._connection.cursor()
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._memory = Memory()
@@ -608,7 +608,7 @@ class PostgreSQL:
 
     def fileno(self) -> int:
         """Return the number of the socket that leads to the server."""
-        return self._connection.fileno()
+        return self._fileno
 
     def check(self) -> None:
         """Read what the server says while it is asked nothing.

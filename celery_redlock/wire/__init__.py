@@ -8,7 +8,8 @@ Read in this order:
 3.  ``node``: one node's ordered conversation. ``node_log``: its lines in the log.
     ``pending_releases``: the releases that it gets when it reconnects.
 4.  ``connector``: makes connections in the background. ``connection``: one open
-    connection, and a check of the server. ``url``: the address of a node.
+    connection, and a check of the server. ``store_connection``: the same to a store.
+    ``url``: the address of a node.
 5.  ``pubsub``: listens for the wake-ups of waiters.
 6.  ``client``: a blocking conversation with one node, for operators' commands.
 7.  ``steps``, ``event_loop``: how threads and coroutines carry an algorithm out.

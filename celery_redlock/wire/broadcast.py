@@ -47,6 +47,7 @@ done are read at the next use, and entered where they belong.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import heapq
 import itertools
@@ -55,10 +56,12 @@ import math
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.process import OfOneProcess, start_thread
 from celery_redlock.basics.selector import Waker, new_selector
 from celery_redlock.wire.quorum import quorum_of
@@ -73,7 +76,7 @@ if TYPE_CHECKING:
     from celery_redlock.wire.quorum import Vote
     from celery_redlock.wire.requests import Event, ScriptRequest
 
-__all__ = ["Broadcast", "Exchange", "InFlight", "Queue"]
+__all__ = ["Broadcast", "Exchange", "InFlight", "Queue", "finish_requests"]
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +87,29 @@ _LATE_LOOKS = 10  # of a caller whose time is over, after which it takes over
 _REST = 10.0  # seconds without work after which the I/O thread ends
 _CROWD_LASTS = 0.01  # seconds for which the I/O thread waits for the next callers
 _PAUSE_AFTER_ERROR = 0.1
+_LAST_REQUESTS = 1.0  # seconds
 _STARTING = -1  # in place of the number of the I/O thread
 _MOST_SENDS = 8  # of a call whose drivers are interrupted, or meet an error, each time
 _INTERRUPTED = "lost its connection, because a request was interrupted"
 _ONE = 0  # the key in a dict of one: `setdefault` is atomic
+
+
+_all: weakref.WeakSet[Broadcast] = weakref.WeakSet()
+
+
+def finish_requests() -> None:
+    """Wait until all has left that was handed over, for a second at most.
+
+    A process that ends takes its threads with it. Without this wait the nodes might
+    never see the last requests, which wait for no reply: a claim that is released, a
+    beat that stands by no longer.
+    """
+    give_up_at = SYSTEM_CLOCK.monotonic() + _LAST_REQUESTS
+    for broadcast in list(_all):
+        broadcast.finish(give_up_at)
+
+
+atexit.register(finish_requests)
 
 
 class InFlight:
@@ -204,6 +226,7 @@ class Exchange:
         new_selector: Callable[[], selectors.BaseSelector],
     ) -> None:
         self.nodes = nodes
+        self._stores = [node for node in nodes if node.is_store]
         self._urgent, self._others = self._queue = queue
         self._clock = clock
         self._timing = timing
@@ -303,8 +326,12 @@ class Exchange:
     # -- work ------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Tell whether a call waits to be sent, or to be ended."""
-        return bool(self.waiting or self._others or self._urgent)
+        """Tell whether a call waits to be sent, or to be ended, or a store works."""
+        return bool(self.waiting or self._others or self._urgent) or self.is_working()
+
+    def is_working(self) -> bool:
+        """Tell whether a thread has to go on with what was sent to a store."""
+        return bool([node for node in self._stores if node.is_working])
 
     def others_wait(self, call: InFlight) -> bool:
         """Tell whether another caller waits for its verdict."""
@@ -339,6 +366,8 @@ class Exchange:
             heapq.heappop(due)
         if due:
             until = due[0][0]
+        elif self.is_working():
+            until = self._clock.monotonic() + _LOOK_EVERY
         self._sleep_until(until)
         self._look_at_news()
         now = self._clock.monotonic()
@@ -675,6 +704,7 @@ class Broadcast(OfOneProcess):
         self._timing = timing
         self._new_selector = new_selector
         self._begin(nodes)
+        _all.add(self)
 
     def _begin(self, nodes: Sequence[Node]) -> None:
         self._queue = Queue.new()
@@ -775,6 +805,15 @@ class Broadcast(OfOneProcess):
             self.notice_fork()
         self._try_to(_look)
 
+    def finish(self, until: float) -> None:
+        """Wait until all has left that was handed over, and stores have done it."""
+        while self.pid == os.getpid() and SYSTEM_CLOCK.monotonic() < until:
+            queue = self._queue
+            if not (queue.others or queue.urgent or self._exchange.is_working()):
+                return
+            self._try_to(_flush)
+            SYSTEM_CLOCK.sleep(_POLL_EVERY)
+
     def close(self) -> None:
         """Close all connections. The next request opens them again.
 
@@ -873,9 +912,11 @@ class Broadcast(OfOneProcess):
             self._hand_on()
 
     def _hand_on(self) -> None:
-        """Have calls seen to that came while this thread drove."""
+        """Have done what is left when this thread has driven."""
         queued = [*self._queue.urgent, *self._queue.others]
-        if self._exchange.waiting or any(call.waits for call in queued):
+        exchange = self._exchange
+        works = exchange.waiting or exchange.is_working()
+        if works or any(call.waits for call in queued):
             self._engage()
         else:
             self._try_to(_flush)

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.glob import escaped, head_of, matcher
 from celery_redlock.basics.resp import ErrorReply, pack, refusal_of
-from celery_redlock.wire.connection import open_connection
+from celery_redlock.wire.connection import ConnectionLost, open_connection
+from celery_redlock.wire.store_connection import StoreConnection, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
+    from celery_redlock.wire.connection import Connection
     from celery_redlock.wire.url import NodeAddress
 
 __all__ = ["BATCH", "NodeClient", "NodeUnreachable", "PerNode", "each_node"]
@@ -54,14 +56,20 @@ class NodeClient:
     """
 
     def __init__(self, address: NodeAddress, timeout: float) -> None:
-        opened = open_connection(address, timeout, load_scripts=False)
+        opened = (
+            open_store(address, timeout)
+            if address.is_store
+            else open_connection(address, timeout, load_scripts=False)
+        )
         if isinstance(opened, str):
             raise NodeUnreachable(opened)
-        opened.sock.settimeout(timeout)
         self.label = address.name
         self.facts = opened.facts
-        self.database: int = opened.connection.db
-        self.user: str = opened.connection.username or ""
+        self.database, self.user = 0, ""
+        if not isinstance(opened, StoreConnection):
+            opened.sock.settimeout(timeout)
+            self.database = opened.connection.db
+            self.user = opened.connection.username or ""
         self._connection = opened
         self._timeout = timeout
 
@@ -73,16 +81,19 @@ class NodeClient:
         Raises:
             NodeUnreachable: Not all replies came in time.
         """
-        packed = b"".join(pack(tuple(command)) for command in commands)
-        return self.ask_packed(packed, len(commands))
-
-    def ask_packed(self, packed: bytes, replies: int) -> list[Any]:
-        """Send commands that are packed already, and return this many replies.
-
-        Raises:
-            NodeUnreachable: Not all replies came in time, or they cannot be read.
-        """
         connection = self._connection
+        if not isinstance(connection, StoreConnection):
+            packed = b"".join(pack(tuple(command)) for command in commands)
+            return self._ask_packed(connection, packed, len(commands))
+        try:
+            return connection.ask(commands)
+        except ConnectionLost as error:
+            raise NodeUnreachable(str(error)) from None
+
+    def _ask_packed(
+        self, connection: Connection, packed: bytes, replies: int
+    ) -> list[Any]:
+        """Send commands that are packed already, and return this many replies."""
         received: list[Any] = []
         try:
             connection.sock.sendall(packed)
@@ -122,9 +133,6 @@ class NodeClient:
         Raises:
             NodeUnreachable: The node stopped answering, or denies SCAN.
         """
-        # For thousands of keys, everything but the key is packed once.
-        heads = [b"*2\r\n$%d\r\n%b\r\n" % (len(c), c.encode()) for c in commands]
-        heads = [head + b"$%d\r\n%b\r\n" for head in heads]
         cursor, whole = b"0", pattern.encode(errors="replace")
         matches, head = matcher(whole), escaped(head_of(whole)) + b"*"
         while True:
@@ -132,14 +140,24 @@ class NodeClient:
             if isinstance(reply, ErrorReply):
                 raise NodeUnreachable(refusal_of(str(reply)))
             cursor, names = reply
-            if keys := [name for name in names if matches(name)]:
-                packed = b"".join(
-                    [head % (len(key), key) for key in keys for head in heads]
-                )
-                yield keys, self.ask_packed(packed, len(keys) * len(commands))
+            keys = [name for name in names if matches(name)]
+            for start in range(0, len(keys), BATCH):  # a store replies with all keys
+                part = keys[start : start + BATCH]
+                yield part, self._ask_of_each(part, commands)
             if cursor == b"0":
                 return
             SYSTEM_CLOCK.sleep(_PAUSE)
+
+    def _ask_of_each(self, keys: list[bytes], commands: Sequence[str]) -> list[Any]:
+        """Send these commands about each key, and return the replies key by key."""
+        connection = self._connection
+        if isinstance(connection, StoreConnection):
+            return self.ask(*[(c, key) for key in keys for c in commands])
+        # For thousands of keys, everything but the key is packed once.
+        heads = [b"*2\r\n$%d\r\n%b\r\n" % (len(c), c.encode()) for c in commands]
+        heads = [head + b"$%d\r\n%b\r\n" for head in heads]
+        packed = b"".join([head % (len(key), key) for key in keys for head in heads])
+        return self._ask_packed(connection, packed, len(keys) * len(commands))
 
     def __enter__(self) -> Self:
         return self

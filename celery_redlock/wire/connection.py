@@ -15,24 +15,38 @@ import re
 import socket
 import weakref
 from dataclasses import dataclass
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.resp import (
     DOES_NOT_KNOW,
+    ErrorReply,
     may_evict,
     new_reader,
+    pack,
     unknown_command,
 )
 from celery_redlock.basics.text import MOST_TOLD, fields_of, printable_line
 from celery_redlock.scripts import ALL_SCRIPTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from redis.connection import AbstractConnection
 
     from celery_redlock.basics.resp import ReplyReader
+    from celery_redlock.wire.requests import ScriptLoad, ScriptRequest
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["Connection", "NodeFacts", "open_connection", "would_block"]
+__all__ = ["Connection", "ConnectionLost", "NodeFacts", "facts_of", "open_connection"]
+
+_READ_SIZE = 1 << 14
+_READ_AND_WRITE = EVENT_READ | EVENT_WRITE
+_MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
+
+
+class ConnectionLost(Exception):  # noqa: N818  (ends a connection; never leaves wire)
+    """A connection cannot be used any more. The text reads on after the node's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +65,16 @@ class NodeFacts:
 
 
 class Connection:
-    """One open connection and the parser of its replies.
+    """One open connection and the parser of its replies. Nothing here blocks.
 
     Attributes:
         facts: The server's description of itself.
-        has_scripts: Whether the server has loaded all scripts for it.
+        has_scripts: Whether the server has our scripts, as far as is known. They can
+            be removed from it (SCRIPT FLUSH).
+        unsent: The bytes that the socket did not take.
     """
+
+    is_working = False  # what was sent is carried out by the server
 
     __slots__ = (
         "__weakref__",
@@ -66,6 +84,7 @@ class Connection:
         "has_scripts",
         "reader",
         "sock",
+        "unsent",
     )
 
     def __init__(
@@ -76,12 +95,90 @@ class Connection:
         self.sock = sock
         self.sock.settimeout(0)
         self.reader: ReplyReader = new_reader()
+        self.unsent = bytearray()
         self.facts = facts
         self.has_scripts = has_scripts
         # For a service that is dropped without ``close``. The collector calls it before
         # any ``__del__``, so before Python warns that the socket was left open.
         self._finalizer = weakref.finalize(self, connection.disconnect)
         self._finalizer.atexit = False
+
+    @property
+    def events(self) -> int:
+        """The events of the socket to wait for."""
+        return _READ_AND_WRITE if self.unsent else EVENT_READ
+
+    def send(
+        self, requests: Sequence[ScriptRequest | ScriptLoad], packed: bytes
+    ) -> None:
+        """Send requests, of which these are the bytes.
+
+        Raises:
+            ConnectionLost: The connection is lost.
+        """
+        del requests
+        if self.unsent:
+            self.unsent += packed
+        elif (count := self._taken(packed)) < len(packed):
+            self.unsent += packed[count:]
+        if len(self.unsent) > _MOST_UNSENT:
+            raise ConnectionLost("accepts no more data")
+
+    def flush(self) -> None:
+        """Send bytes that the socket did not take before.
+
+        Raises:
+            ConnectionLost: The connection is lost.
+        """
+        del self.unsent[: self._taken(self.unsent)]
+
+    def _taken(self, data: bytes | bytearray) -> int:
+        """Return how many of these bytes the socket has taken."""
+        try:
+            count: int = self.sock.send(data)
+        except OSError as error:
+            if _would_block(error):
+                return 0
+            raise ConnectionLost(f"lost its connection: {error}") from None
+        return count
+
+    def replies(self) -> Iterator[Any]:
+        """Read what has come, and yield the replies. An error is a reply, too.
+
+        Raises:
+            ConnectionLost: The connection is lost, or what has come is no reply.
+        """
+        sock, reader = self.sock, self.reader
+        is_tls = hasattr(sock, "pending")  # it may hold more than its socket shows
+        try:
+            data = sock.recv(_READ_SIZE)
+            while data:
+                reader.feed(data)
+                if len(data) < _READ_SIZE and not is_tls:
+                    break
+                data = sock.recv(_READ_SIZE)
+        except OSError as error:
+            if not _would_block(error):
+                raise ConnectionLost(f"lost its connection: {error}") from None
+            data = b"."
+        if not data:
+            raise ConnectionLost("closed the connection")
+        try:
+            while (reply := reader.gets()) is not False:
+                yield reply
+        except ErrorReply as error:
+            no_redis = f"does not speak the protocol of Redis: {error}"
+            raise ConnectionLost(no_redis) from None
+
+    def subscribe(self, channel: str) -> None:
+        """Have the messages on a channel among the replies.
+
+        Raises:
+            ConnectionLost: The connection is lost, or is full.
+        """
+        self.send((), pack(("SUBSCRIBE", channel)))
+        if self.unsent:
+            raise ConnectionLost("accepts no more data")
 
     def close(self) -> None:
         """Close the connection."""
@@ -128,7 +225,7 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
         connection.send_command("INFO", "memory")
         memory = _fields(connection.read_response())
         has_scripts = load_scripts and _load_scripts(connection)
-        facts = _facts_of(server, replication, memory)
+        facts = facts_of(server, replication, memory)
         made = Connection(connection, facts, has_scripts=has_scripts)
         connection = None
         return made  # noqa: TRY300  (only one that could not be made is closed below)
@@ -139,8 +236,6 @@ def _opened(  # noqa: PLR0911  (one for each kind of failure)
             return _NO_TLS_ANSWER.format(timeout=timeout)
         return f"did not accept a connection within {timeout:g} s"
     except (RedisError, OSError, ValueError) as error:
-        if told := getattr(error, "told", ""):  # by a store, in words
-            return str(told)
         if "refused" in str(error).lower():
             return "refused the connection"
         if command := unknown_command(str(error)):
@@ -232,9 +327,10 @@ def _fields(info: Any) -> dict[str, str]:
     return fields_of(bytes(info).decode(errors="replace"))
 
 
-def _facts_of(
-    server: dict[str, str], replication: dict[str, str], memory: dict[str, str]
+def facts_of(
+    server: Mapping[str, str], replication: Mapping[str, str], memory: Mapping[str, str]
 ) -> NodeFacts:
+    """Return what these sections of a reply to INFO say."""
     unfit = server.get("unfit", "")
     policy = memory.get("maxmemory_policy", "noeviction")
     evicts = policy != "noeviction" and memory.get("maxmemory", "0") != "0"
@@ -251,7 +347,7 @@ def _facts_of(
     return NodeFacts(server.get("run_id", ""), server.get("redis_version", ""), unfit)
 
 
-def would_block(error: OSError) -> bool:
+def _would_block(error: OSError) -> bool:
     """Tell whether the socket only says "not now", in plain or in TLS errors."""
     return isinstance(error, BlockingIOError) or type(error).__name__ in (
         "SSLWantReadError",

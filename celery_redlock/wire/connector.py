@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 from celery_redlock.basics.backoff import doubled
 from celery_redlock.basics.process import start_thread
 from celery_redlock.wire.connection import open_connection
+from celery_redlock.wire.store_connection import open_store
 
 if TYPE_CHECKING:
     from celery_redlock.basics.clock import Clock
     from celery_redlock.wire.connection import Connection
+    from celery_redlock.wire.store_connection import StoreConnection
     from celery_redlock.wire.url import NodeAddress
 
 __all__ = ["Connector"]
@@ -36,7 +38,7 @@ class _Attempt:
     __slots__ = ("ended_at", "is_wanted", "result")
 
     def __init__(self) -> None:
-        self.result: Connection | str | None = None
+        self.result: Connection | StoreConnection | str | None = None
         self.ended_at = 0.0
         self.is_wanted = True
 
@@ -97,7 +99,7 @@ class Connector:
         if not start_thread(self._connect, attempt):
             self._end(attempt, "cannot be connected to: there can be no new thread")
 
-    def take(self) -> Connection | str | None:
+    def take(self) -> Connection | StoreConnection | str | None:
         """Return the new connection, why it failed, or None while it is being made."""
         attempt = self._attempt
         if attempt is None or attempt.result is None:
@@ -117,12 +119,15 @@ class Connector:
 
     def _connect(self, attempt: _Attempt) -> None:
         try:
-            result = open_connection(self._address, self.timeout)
+            opened = open_store if self._address.is_store else open_connection
+            result = opened(self._address, self.timeout)
         except Exception as error:  # noqa: BLE001  (else it would be busy for ever)
             result = f"cannot be connected to: {error!r}"
         self._end(attempt, result)
 
-    def _end(self, attempt: _Attempt, result: Connection | str) -> None:
+    def _end(
+        self, attempt: _Attempt, result: Connection | StoreConnection | str
+    ) -> None:
         attempt.ended_at = self._clock.monotonic()
         attempt.result = result
         _close_unwanted(attempt)

@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import selectors
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.resp import ErrorReply
-from celery_redlock.wire.connection import would_block
+from celery_redlock.wire.connection import ConnectionLost
 from celery_redlock.wire.connector import Connector
 from celery_redlock.wire.node_log import NodeLog
 from celery_redlock.wire.pending_releases import PendingReleases
@@ -45,18 +44,16 @@ from celery_redlock.wire.requests import (
 )
 
 if TYPE_CHECKING:
+    import selectors
     from collections.abc import Sequence
 
     from celery_redlock.basics.clock import Clock
     from celery_redlock.wire.connection import Connection, NodeFacts
+    from celery_redlock.wire.store_connection import StoreConnection
     from celery_redlock.wire.url import NodeAddress
 
 __all__ = ["Node"]
 
-_READ_SIZE = 1 << 14
-_READ = selectors.EVENT_READ
-_READ_AND_WRITE = selectors.EVENT_READ | selectors.EVENT_WRITE
-_MOST_UNSENT = 1 << 22  # bytes: a node that takes no more than this is gone
 _GIVEN_UP_AFTER = 10.0  # seconds of silence
 
 
@@ -65,28 +62,24 @@ class _Conversation:
 
     Attributes:
         connection: The connection.
-        has_scripts: Whether the server has our scripts, as far as is known. They can
-            be removed from it (SCRIPT FLUSH).
-        is_tls: Whether it may hold more bytes than its socket shows.
+        events: What the selector waits for.
         pending: The requests that have no reply yet, in order.
-        unsent: The bytes that the socket did not take.
     """
 
-    __slots__ = ("connection", "has_scripts", "is_tls", "pending", "unsent")
+    __slots__ = ("connection", "events", "pending")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection | StoreConnection) -> None:
         self.connection = connection
-        self.has_scripts = connection.has_scripts
-        self.is_tls = hasattr(connection.sock, "pending")
+        self.events = connection.events
         self.pending: deque[tuple[ScriptRequest | ScriptLoad, int]] = deque()
-        self.unsent = bytearray()
 
 
 class Node:
-    """One master. Used by one thread at a time, except for the connecting.
+    """One master, or a store. Used by one thread at a time, except for the connecting.
 
     Attributes:
         label: The name of the node.
+        is_store: Whether requests to it are carried out in this process.
         suspect: Whether it was late, and has not caught up since.
         silent_since: Instant since which a suspect has sent no reply.
         unfit_because: Why it must not vote, in words; ``""`` when it may.
@@ -96,6 +89,7 @@ class Node:
         self, address: NodeAddress, *, clock: Clock, connect_timeout: float
     ) -> None:
         self.label = address.name
+        self.is_store = address.is_store
         self.suspect = False
         self.unfit_because = ""
         self._clock = clock
@@ -132,6 +126,11 @@ class Node:
         return not self._conversation and self._connector.is_hopeful
 
     @property
+    def is_working(self) -> bool:
+        """Whether a thread has to go on with what was sent, to a store."""
+        return bool(self._conversation and self._conversation.connection.is_working)
+
+    @property
     def has_pending(self) -> bool:
         """Whether a request waits to be sent to this node, or to be resent.
 
@@ -151,7 +150,7 @@ class Node:
         """
         conversation = self._conversation
         if conversation and not self.unfit_because:
-            if not conversation.has_scripts:
+            if not conversation.connection.has_scripts:
                 packed = b"".join([_packed_anyhow(request) for request in requests])
             elif not packed:
                 packed = b"".join([request.packed() for request in requests])
@@ -239,48 +238,39 @@ class Node:
         conversation = self._conversation
         if conversation is None:
             return
-        connection = conversation.connection
         try:
-            data = connection.sock.recv(_READ_SIZE)
-            while data:
-                connection.reader.feed(data)
-                if len(data) < _READ_SIZE and not conversation.is_tls:
-                    break
-                data = connection.sock.recv(_READ_SIZE)
-        except OSError as error:
-            if not would_block(error):
-                self._drop(f"lost its connection: {error}")
-                return
-            data = b"."
-        if not data:
-            self._drop("closed the connection")
+            for reply in conversation.connection.replies():
+                self._enter(conversation, reply)
+        except ConnectionLost as error:
+            self._drop(str(error))
             return
-        try:
-            self._enter_replies(conversation)
-        except (ErrorReply, UnreadableReply) as error:
+        except UnreadableReply as error:
             self._drop(f"does not speak the protocol of Redis: {error}")
+            return
+        self._wait_for(conversation)
+        if self.suspect and not conversation.pending:
+            self.suspect, self._connector.failures = False, 0
+            self._log.in_time()
 
     def flush(self) -> None:
-        """Send bytes that the socket did not take before."""
+        """Send what the socket did not take before."""
         conversation = self._conversation
         if conversation is None:
             return
-        sock, unsent = conversation.connection.sock, conversation.unsent
         try:
-            del unsent[: sock.send(unsent)]
-        except OSError as error:
-            if not would_block(error):
-                self._drop(f"lost its connection: {error}")
-                return
-        if not unsent:
-            self._wait_for(conversation, selectors.EVENT_READ)
+            conversation.connection.flush()
+        except ConnectionLost as error:
+            self._drop(str(error))
+            return
+        self._wait_for(conversation)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have this selector wait for the connection, if there is one."""
         self._selector = selector
         if self._conversation:
-            events = _READ_AND_WRITE if self._conversation.unsent else _READ
-            selector.register(self._conversation.connection.sock, events, self)
+            connection = self._conversation.connection
+            self._conversation.events = connection.events
+            selector.register(connection.sock, connection.events, self)
 
     def mark_suspect(self, since: float) -> None:
         """Note that a reply is late: from now on no call waits for this node.
@@ -346,48 +336,37 @@ class Node:
         packed: bytes,
     ) -> None:
         conversation.pending.extend(sent)
-        if conversation.unsent:
-            conversation.unsent += packed
-        else:
-            try:
-                count = conversation.connection.sock.send(packed)
-            except OSError as error:
-                if not would_block(error):
-                    self._drop(f"lost its connection: {error}")
-                    return
-                count = 0
-            if count < len(packed):
-                conversation.unsent += packed[count:]
-                self._wait_for(conversation, _READ_AND_WRITE)
-        if len(conversation.unsent) > _MOST_UNSENT:
-            self._drop("accepts no more data")
+        try:
+            conversation.connection.send([request for request, _ in sent], packed)
+        except ConnectionLost as error:
+            self._drop(str(error))
+            return
+        self._wait_for(conversation)
 
-    def _wait_for(self, conversation: _Conversation, events: int) -> None:
-        if self._selector:
+    def _wait_for(self, conversation: _Conversation) -> None:
+        """Have the selector wait for what the connection can do next."""
+        connection = conversation.connection
+        if connection.events != conversation.events and self._selector:
+            conversation.events = connection.events
             with contextlib.suppress(KeyError, ValueError):  # it has ended
-                self._selector.modify(conversation.connection.sock, events, self)
+                self._selector.modify(connection.sock, connection.events, self)
 
-    def _enter_replies(self, conversation: _Conversation) -> None:
-        reader, pending = conversation.connection.reader, conversation.pending
-        while (reply := reader.gets()) is not False:
-            try:
-                request, index = pending.popleft()
-            except IndexError:
-                self._drop("sent a reply to no request")
-                return
-            try:
-                if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
-                    self._refused(conversation, request, index, reply)
-                else:
-                    request.answer(index, reply)
-            except UnreadableReply:
-                pending.appendleft((request, index))  # to fail with the others
-                raise
-            if self.suspect:
-                self.silent_since = self._clock.monotonic()
-        if not pending and self.suspect:
-            self.suspect, self._connector.failures = False, 0
-            self._log.in_time()
+    def _enter(self, conversation: _Conversation, reply: Any) -> None:
+        """Enter a reply in the request that it answers."""
+        try:
+            request, index = conversation.pending.popleft()
+        except IndexError:
+            raise ConnectionLost("sent a reply to no request") from None
+        try:
+            if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
+                self._refused(conversation, request, index, reply)
+            else:
+                request.answer(index, reply)
+        except UnreadableReply:  # to fail with the others
+            conversation.pending.appendleft((request, index))
+            raise
+        if self.suspect:
+            self.silent_since = self._clock.monotonic()
 
     def _refused(
         self,
@@ -397,7 +376,7 @@ class Node:
         error: ErrorReply,
     ) -> None:
         if str(error).startswith("NOSCRIPT"):
-            conversation.has_scripts = False
+            conversation.connection.has_scripts = False
             self._send_source(conversation, request, index)
             return
         now = self._clock.monotonic()
@@ -463,7 +442,7 @@ class Node:
             self._fail(*self._backlog[0], reason)
             self._backlog.popleft()
 
-    def _adopt(self, made: Connection) -> bool:
+    def _adopt(self, made: Connection | StoreConnection) -> bool:
         if self._conversation and self.suspect:
             self.receive()  # it may have caught up while the other one was made
         if self._conversation and (self.suspect or self.unfit_because):
@@ -477,7 +456,7 @@ class Node:
             self._log.back()
         if self._selector:
             with contextlib.suppress(ValueError):  # it has ended
-                self._selector.register(made.sock, selectors.EVENT_READ, self)
+                self._selector.register(made.sock, made.events, self)
         self._down_because = ""
         self.disqualify(made.facts.unfit_because)
         self._connector.accept(usable=not self.unfit_because)

@@ -5,8 +5,7 @@ a second later: the node may still find an acquire or a renewal in the buffers o
 broken connection, and run it after the first release.
 
 A release that a node answered with an error (-BUSY, -LOADING, -NOREPLICAS, -OOM,
--READONLY, any other) is sent again after a pause, which doubles each time. So is one
-that a store did not answer in time: its thread in this process says so, by an error.
+-READONLY, any other) is sent again after a pause, which doubles each time.
 
 Anything that remains even so ends after one ttl.
 """

@@ -29,9 +29,9 @@ from weakref import WeakValueDictionary
 from celery_redlock.basics.clock import SYSTEM_CLOCK, Clock
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.process import Background, OfOneProcess, ThreadRun
-from celery_redlock.basics.resp import ErrorReply, pack
+from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.basics.selector import new_selector
-from celery_redlock.wire.connection import Connection, would_block
+from celery_redlock.wire.connection import ConnectionLost
 from celery_redlock.wire.connector import Connector
 
 if TYPE_CHECKING:
@@ -39,14 +39,15 @@ if TYPE_CHECKING:
 
     from celery_redlock.basics.timing import Timing
     from celery_redlock.scripts.keys import Keys
+    from celery_redlock.wire.connection import Connection
     from celery_redlock.wire.requests import Event
+    from celery_redlock.wire.store_connection import StoreConnection
     from celery_redlock.wire.url import NodeAddress
 
 __all__ = ["Waiter", "WakeupListener"]
 
 log = logging.getLogger(__name__)
 
-_READ_SIZE = 4096
 _CHANNEL_BYTES = 16
 _POLL_EVERY = 0.002  # seconds between two looks at a connection that is being made
 _SELECT_FOR = 0.5  # seconds, at most, without looking for other work
@@ -257,7 +258,7 @@ class _Subscription:
         self.listens = False
         self._label = address.name
         self._connector = Connector(address, clock=clock, timeout=timeout)
-        self._connection: Connection | None = None
+        self._connection: Connection | StoreConnection | None = None
         self._selector: selectors.BaseSelector | None = None
         self._refused = False
 
@@ -277,12 +278,11 @@ class _Subscription:
         if self._connection:
             return
         made = self._connector.take()
-        if isinstance(made, Connection):
+        if made is not None and not isinstance(made, str):
             self._connector.accept(usable=True)
-            subscribe, sent = pack(("SUBSCRIBE", channel)), 0
-            with contextlib.suppress(OSError):
-                sent = made.sock.send(subscribe)
-            if sent < len(subscribe):
+            try:
+                made.subscribe(channel)
+            except ConnectionLost:
                 made.close()
                 return
             self._selector, self._connection = selector, made
@@ -291,23 +291,11 @@ class _Subscription:
 
     def receive(self) -> list[Any]:
         """Return the messages that have come."""
-        connection, messages = self._connection, []
-        if connection is None:
-            return []
+        messages: list[Any] = []
         try:
-            while data := connection.sock.recv(_READ_SIZE):
-                connection.reader.feed(data)
-                if len(data) < _READ_SIZE and not hasattr(connection.sock, "pending"):
-                    break
-            else:
-                self.drop()
-        except OSError as error:
-            if not would_block(error):
-                self.drop()
-        try:
-            while (message := connection.reader.gets()) is not False:
-                messages.append(message)
-        except ErrorReply:  # it does not speak the protocol of Redis
+            if self._connection:
+                messages.extend(self._connection.replies())
+        except ConnectionLost:
             self.drop()
         return messages
 

@@ -15,7 +15,6 @@ from celery_redlock.basics.secret import SecretUrl, hidden, mask_url
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.stores.connection import (
     as_url,
-    connection_to,
     is_store,
     store_of,
 )
@@ -90,7 +89,7 @@ class NodeAddress:
     url: SecretUrl = field(repr=False)
 
     def connection(self, timeout: float) -> AbstractConnection:
-        """Build redis-py's connection to the node or store; it is not opened.
+        """Build redis-py's connection to the node; it is not opened.
 
         RESP2 is pinned, because RESP3 may push frames that are no replies. redis-py's
         retries are off, because by default they cost seconds for a dead node. The
@@ -98,8 +97,6 @@ class NodeAddress:
         makes room for an array of any length at once, and another service at the port
         may send without an end.
         """
-        if is_store(self.url):
-            return connection_to(self.url, timeout)
         # The import takes 60 ms. The package comes first: a thread that began with a
         # part of it, and another with the whole, would wait for each other.
         import redis  # noqa: F401, PLC0415

@@ -22,6 +22,7 @@ from celery_redlock.scripts.keyspace import WrongType
 from celery_redlock.stores.needs import needs_of
 from celery_redlock.testing import FakeClock, MemoryNode
 from celery_redlock.wire.url import parse_node
+from tests.harness.store_nodes import Front
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -678,12 +679,13 @@ class ServerSubject(Subject):
 
 
 class StoreSubject(ServerSubject):
-    """A store, over the connection that stands for a node."""
+    """A store, over a port that speaks Redis for it."""
 
     def __init__(self, url: str) -> None:
         Subject.__init__(self)
         self.url = url
-        self.keys = _ServerKeys(url)
+        self.front = Front(url)
+        self.keys = _ServerKeys(self.front.url)
 
     def longest(self, ttl_ms: int) -> int:
         """Return more, if keys end by the bounds of a clock, which tells seconds."""
@@ -693,10 +695,11 @@ class StoreSubject(ServerSubject):
     def stop(self) -> None:
         """Close the connection."""
         self.keys.disconnect()
+        self.front.close()
 
     def subscription(self, channel: str) -> _ServerKeys:
         """Return a connection that has subscribed to a channel."""
-        keys = _ServerKeys(self.url)
+        keys = _ServerKeys(self.front.url)
         assert keys.command("SUBSCRIBE", channel)[0] == b"subscribe"
         return keys
 
@@ -729,13 +732,14 @@ class StoreOfTwo(StoreSubject):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._clients = self.keys, _ServerKeys(url)
+        self._clients = self.keys, _ServerKeys(self.front.url)
         self.turns: Iterator[bool] = iter(())
 
     def stop(self) -> None:
         """Close both connections."""
         for client in self._clients:
             client.disconnect()
+        self.front.close()
 
     def execute(self, script: Script, keys: Sequence[Any], args: Sequence[Any]) -> Any:
         """Run a script and return the raw reply."""

@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 import redis
 
+from celery_redlock.basics.resp import ErrorReply, new_reader
 from celery_redlock.devnodes import DevStore, StoreNode
 from celery_redlock.errors import RedlockError
-from celery_redlock.stores.connection import Server, StoreError, store_of
+from celery_redlock.stores.connection import StoreError, store_of
 from tests.conftest import missing
 from tests.harness.servers import PostgreSQL, find_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery_redlock.stores.connection import Store
 
 Kind = TypeVar("Kind", bound=PostgreSQL)
 
@@ -87,16 +90,54 @@ class Front:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
-                try:
-                    store = store_of(self._store_url)(self._store_url, 5.0)
-                except StoreError:  # it is down: the client may come again
-                    sock.close()
-                else:
-                    Server(store, sock)
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with (
+            sock,
+            contextlib.suppress(StoreError, OSError),
+        ):  # the client
+            store = store_of(self._store_url)(self._store_url, 5.0)
+            with closing(store):
+                _answer(store, sock)
 
     def close(self) -> None:
         """Accept no more connections."""
         self._listener.close()
+
+
+def _answer(store: Store, sock: socket.socket) -> None:
+    """Carry out what comes from a socket; what comes together, in one transaction."""
+    reader = new_reader()
+    while data := sock.recv(1 << 16):
+        reader.feed(data)
+        commands: list[list[bytes]] = []
+        while (command := reader.gets()) is not False:
+            commands.append(command)
+        if commands and commands[-1][0].upper() == b"SUBSCRIBE":
+            channel = commands[-1][1]
+            for message in store.listen(channel, sock):
+                words = [b"message", channel, message]
+                found = words if message else [b"subscribe", channel, 1]
+                sock.sendall(_encoded(found))
+            return
+        if commands:
+            sock.sendall(b"".join(map(_encoded, store.run(commands))))
+
+
+def _encoded(reply: Any) -> bytes:
+    """Return the bytes of a reply, in RESP2."""
+    if isinstance(reply, bytes):
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    if isinstance(reply, int):
+        return b":%d\r\n" % reply
+    if reply is None:
+        return b"$-1\r\n"
+    if isinstance(reply, ErrorReply):
+        return b"-%b\r\n" % " ".join(str(reply).split()).encode()
+    if isinstance(reply, str):
+        return b"+%b\r\n" % reply.encode()
+    return b"*%d\r\n" % len(reply) + b"".join(map(_encoded, reply))
 
 
 class _ReadableNode(StoreNode):

@@ -13,9 +13,12 @@ from tests.conftest import with_long
 from tests.nodes.support import ROOT, run_python, until_nothing_is_left
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery_redlock.devnodes import DevNodes
 
 MANY = 10_000
+MOST = 12, 5  # files; threads: main, I/O, watchdog, listener, one that connects
 
 PRELUDE = """
 import asyncio, gc, json, logging, os, random, signal, sys, threading, time
@@ -24,8 +27,9 @@ if mode == "greenlets":
     from gevent import monkey
     monkey.patch_all()
     import gevent
-import redis
 from celery_redlock import RedlockError, Redlock, alock, lock
+from celery_redlock.wire.client import NodeClient
+from celery_redlock.wire.url import parse_node
 from tests.harness.waiting import until
 
 logging.disable(logging.CRITICAL)
@@ -144,11 +148,12 @@ stuck = [thread.name for thread in others if thread.is_alive()]
 with lock(redlock, f"{key}:after", wait=SOON):
     pass
 gc.collect()
-clients = [redis.Redis.from_url(url) for url in urls]
+clients = [NodeClient(parse_node(url), SOON) for url in urls]
 
 def left():
     names = (f"redlock:lock:{key}*", f"redlock:line:{key}*")
-    return [k for c in clients for name in names for k in c.scan_iter(name)]
+    found = (keys for c in clients for name in names for keys, _ in c.scan(name))
+    return [k for keys in found for k in keys]
 
 try:
     until(lambda: not left(), TTL + 2.0)
@@ -165,17 +170,26 @@ os._exit(0)
 """
 
 
-def storm(nodes: DevNodes, key: str, mode: str, count: int) -> None:
-    """Let this many interrupts hit callers, and see that nothing is left of them."""
-    arguments = (mode, str(count), key, *nodes.urls)
+def storm(
+    urls: Sequence[str], key: str, mode: str, count: int, most: tuple[int, int] = MOST
+) -> None:
+    """Let this many interrupts hit callers, and see that nothing is left of them.
+
+    Args:
+        urls: The nodes.
+        key: The name of the test.
+        mode: Who is interrupted.
+        count: How often.
+        most: How many files and threads the process may have then.
+    """
+    arguments = (mode, str(count), key, *urls)
     (line,) = run_python(PRELUDE, *arguments, timeout=60 + count / 10)
     found: dict[str, Any] = json.loads(line)
 
     assert (found["lost"], found["stuck"]) == ([], [])
     assert (found["waiters"], found["queued"]) == (0, 0)
-    assert found["descriptors"] < 12
-    assert found["threads"] <= 5  # main, I/O, watchdog, listener, one that connects
-    until_nothing_is_left(nodes, key)
+    assert found["descriptors"] < most[0]
+    assert found["threads"] <= most[1]
 
 
 MODES = ["threads", "greenlets", "coroutines"]
@@ -187,7 +201,8 @@ def test_interrupts_leave_nothing_behind(
     three_nodes: DevNodes, key: str, mode: str
 ) -> None:
     """No lock, waiter, thread or descriptor; others of the process lose no lease."""
-    storm(three_nodes, key, mode, 200)
+    storm(three_nodes.urls, key, mode, 200)
+    until_nothing_is_left(three_nodes, key)
 
 
 @pytest.mark.long
@@ -197,7 +212,8 @@ def test_storm_of_interrupts_leaves_nothing_behind(
     three_nodes: DevNodes, key: str, mode: str
 ) -> None:
     """The same with ten thousand."""
-    storm(three_nodes, key, mode, MANY)
+    storm(three_nodes.urls, key, mode, MANY)
+    until_nothing_is_left(three_nodes, key)
 
 
 # -- the end of a process --------------------------------------------------------------

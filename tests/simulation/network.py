@@ -252,6 +252,7 @@ class SimConnection(transport.Connection):
     def __init__(self, connection: Connection) -> None:
         self.sock = connection
         self.reader = new_reader()
+        self.unsent = bytearray()
         self.facts = transport.NodeFacts(connection.server.node.run_id, "7.0.15", "")
         self.has_scripts = True  # which is wrong at first, and after SCRIPT FLUSH
         options: Any = _Options()

@@ -23,6 +23,7 @@ from celery_redlock.locks.redlock import Redlock
 from celery_redlock.records.beat_slots import SlotRecord, mark_slot
 from celery_redlock.records.standbys import leadership_of
 from celery_redlock.scripts import keys
+from celery_redlock.wire.client import NodeClient
 from celery_redlock.wire.url import parse_node
 from tests.harness.waiting import until
 
@@ -88,16 +89,8 @@ def asked(url: str, *words: str) -> Any:
 
 def all_asked(url: str, commands: Iterable[Sequence[str]]) -> list[Any]:
     """Send commands to a store, one after the other, and return the replies."""
-    connection = parse_node(url).connection(5.0)
-    replies = []
-    try:
-        connection.connect()
-        for words in commands:
-            connection.send_command(*words)
-            replies.append(connection.read_response())
-    finally:
-        connection.disconnect()
-    return replies
+    with NodeClient(parse_node(url), 5.0) as client:
+        return [client.ask(words)[0] for words in commands]
 
 
 def test_processes_hold_the_lock_one_after_another(
@@ -225,7 +218,7 @@ STANDBY = """
 import os, sys, time
 from celery import Celery
 from celery_redlock.app.runtime import runtime_of
-from celery_redlock.stores.connection import Server
+from celery_redlock.wire.store_connection import StoreConnection
 from celery_redlock.election import Elector
 app = Celery(broker="memory://")
 app.conf.update(redlock_nodes=[sys.argv[1]], redlock_connect_timeout=8.0)
@@ -233,8 +226,8 @@ runtime = runtime_of(app)
 elector = Elector(runtime.redlock, sys.argv[2], ttl=30.0)
 assert elector.campaign() is None
 runtime.redlock.inspect(sys.argv[2])  # after the entry, which waits for no reply
-answer = Server._answer
-Server._answer = lambda *request: (time.sleep(0.3), answer(*request))
+go_on = StoreConnection._go_on
+StoreConnection._go_on = lambda self: (time.sleep(0.1), go_on(self))[1]
 elector.resign()
 """
 ENDS = {"program": "", "process of a pool": "runtime.stop(); os._exit(0)"}

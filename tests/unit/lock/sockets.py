@@ -187,6 +187,7 @@ class Address:
 
     def __init__(self, *coming: Connection | Exception, name: str = "node") -> None:
         self.name = name
+        self.is_store = False
         self.coming = list(coming)
         self.tries = 0
         self.gate = threading.Event()
