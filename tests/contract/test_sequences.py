@@ -437,12 +437,13 @@ def compare(server: ServerSubject, sequence: list[Call]) -> None:
         assert is_about(*left), name
 
 
+USUAL = settings().max_examples  # of the profile: `make test` has a quick one
 many = settings(
-    max_examples=300,
+    max_examples=3 * USUAL,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-fewer = settings(many, max_examples=100)  # a store takes milliseconds
+fewer = settings(many, max_examples=USUAL)  # a store takes milliseconds
 
 
 @many

@@ -28,7 +28,7 @@ from tests.harness.hostile import VALUES, values
 from tests.nodes.support import PATIENT, client, locks, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from celery_redlock.devnodes import DevNodes
     from celery_redlock.locks.lease import Lease
@@ -87,16 +87,17 @@ def office(sqlite: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def site(office: None, three_nodes: DevNodes) -> Iterator[Site]:
+def site(office: None, lend_nodes: Callable[..., DevNodes]) -> Iterator[Site]:
     """Give the site, with a Celery app that uses three nodes."""
     from django.test import override_settings  # noqa: PLC0415  (Django is set up now)
 
+    nodes = lend_nodes(3)
     app = Celery("office", set_as_current=False)
-    app.conf.redlock_nodes = three_nodes.urls
+    app.conf.redlock_nodes = nodes.urls
     app.conf.redlock_node_timeout = PATIENT
-    with override_settings(REDLOCK_CELERY_APP=app), client(three_nodes) as redlock:
+    with override_settings(REDLOCK_CELERY_APP=app), client(nodes) as redlock:
         redlock.check()  # connects to all nodes
-        yield Site(three_nodes, redlock)
+        yield Site(nodes, redlock)
         runtime_of(app).redlock.close()
     app.close()
 

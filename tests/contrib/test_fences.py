@@ -263,6 +263,16 @@ def ask(writer: Writer, line: str = "") -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.parametrize(
+    ("orm", "database"),
+    [
+        ("django", "postgresql"),
+        ("sqlalchemy", "sqlite"),
+        pytest.param("django", "sqlite", marks=pytest.mark.long),
+        pytest.param("sqlalchemy", "postgresql", marks=pytest.mark.long),
+    ],
+    indirect=True,
+)
 def test_paused_writer_is_refused(
     storage: Storage, redlock: Redlock, key: str, start_writer: Start
 ) -> None:

@@ -118,7 +118,14 @@ def test_page_about_fastapi(
     assert post(f"{url}/shelves/a/close")[0] == 200
 
 
-@pytest.mark.parametrize("line", [0, 1, 2], ids=["sync preload", "gthread", "gevent"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(0, id="sync preload", marks=pytest.mark.long),
+        pytest.param(1, id="gthread", marks=pytest.mark.long),
+        pytest.param(2, id="gevent"),
+    ],
+)
 def test_page_about_flask(
     nodes: DevNodes,
     broker: str,

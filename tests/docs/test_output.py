@@ -31,9 +31,9 @@ NAMES = ("redlock-a:6379/0", "redlock-b:6379/0", "redlock-c:6379/0")
 
 
 @pytest.fixture
-def project(start_nodes: Callable[..., DevNodes], tmp_path: Path) -> Iterator[Project]:
+def project(lend_nodes: Callable[..., DevNodes], tmp_path: Path) -> Iterator[Project]:
     """Give the project of the pages, on five nodes."""
-    with Project(tmp_path, start_nodes(5)) as project:
+    with Project(tmp_path, lend_nodes(5)) as project:
         yield project
 
 

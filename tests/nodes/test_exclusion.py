@@ -126,7 +126,7 @@ def test_fences_grow_while_one_node_at_a_time_fails(
     with proxied(nodes, **SHORT) as (lines, _):
         urls = [line.url for line in lines]
         with contention(urls, 4, note_grant, **SHORT):
-            for _ in range(30):
+            for _ in range(20):
                 line = chance.choice(lines)
                 node = line.target
                 begin, end = chance.choice(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
 
 TTL, LIMIT = 3.0, 3
-ENOUGH = 40  # stays
+ENOUGH = 20  # stays
 
 # Holds permits again and again, and appends a line for each: when it began and ended,
 # by the one clock of this machine, the fence, and the permit.

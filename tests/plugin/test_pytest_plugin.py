@@ -328,6 +328,7 @@ def test_page_has_six_files() -> None:
     assert "one project of six files" in PAGE.read_text("utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("redis_server")
 def test_page_runs(pytester: pytest.Pytester) -> None:
     """All tests of the page pass, in a project without any other configuration."""

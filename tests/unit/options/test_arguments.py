@@ -191,6 +191,7 @@ def expected_lines() -> list[int]:
     return [number for number, line in lines if line.endswith(REFUSED)]
 
 
+@pytest.mark.long
 def test_mypy_refuses_wrong_words_and_types_only(tmp_path: Path) -> None:
     """Mypy, as strict as it can be, refuses the wrong lines and no others."""
     pytest.importorskip("mypy", reason="mypy is not installed")
