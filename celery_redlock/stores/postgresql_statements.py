@@ -57,6 +57,19 @@ _NOW = (
     "ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END || 'r' || "
     f"to_regclass('{TABLE}')::oid AS place, pg_backend_pid() AS process"
 )
+
+
+def _found(columns: str) -> str:
+    """Return the FROM item of the row of `each`, found by the index.
+
+    As a plain join it may be planned as a scan of the table, while that is small.
+    """
+    return (
+        f"LATERAL (SELECT {columns} FROM {TABLE} "  # noqa: S608
+        "WHERE name = each.name AND field = each.field OFFSET 0)"
+    )
+
+
 # What follows it changes rows only if there is a row in `so`: if the server, its time
 # and these cells are as assumed. `below`: a cell is absent, or a lower number.
 _IF_SO = (
@@ -66,7 +79,8 @@ _IF_SO = (
     "AND us BETWEEN $3::bigint AND $4::bigint AND NOT EXISTS (SELECT FROM "
     "unnest($5::bytea[], $6::bytea[], $7::text[], $8::bytea[], $9::bytea[]) "
     "AS each (name, field, kind, value, below) "
-    f"LEFT JOIN {TABLE} AS cell USING (name, field) WHERE CASE WHEN below IS NULL "
+    f"LEFT JOIN {_found('kind, value, expires_at')} AS cell ON TRUE "
+    "WHERE CASE WHEN below IS NULL "
     "THEN cell.kind IS DISTINCT FROM each.kind "
     "OR cell.value IS DISTINCT FROM each.value OR cell.expires_at < us / 1000 "
     "ELSE (octet_length(cell.value), cell.value) >= (octet_length(below), below) END"
@@ -80,7 +94,8 @@ _OR_READ = (
     "UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, "
     "name, field, cell.kind, cell.value, cell.expires_at "
     "FROM unnest($5::bytea[], $6::bytea[]) AS each (name, field) "
-    f"JOIN {TABLE} AS cell USING (name, field) WHERE NOT EXISTS (SELECT FROM so)"
+    f"CROSS JOIN {_found('kind, value, expires_at')} AS cell "
+    "WHERE NOT EXISTS (SELECT FROM so)"
 )
 _TEXTS = {
     "begin": "BEGIN",
@@ -97,18 +112,20 @@ _TEXTS = {
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
     "wipe if": f"{_IF_SO}DELETE FROM {TABLE} WHERE name = ANY($10::bytea[]) "  # noqa: S608
     f"AND EXISTS (SELECT FROM so){_OR_READ}",
-    "extend if": f"{_IF_SO}UPDATE {TABLE} AS lock SET expires_at = so.ms + each.ttl_ms "  # noqa: S608
-    "FROM so, unnest($10::bytea[], $11::bigint[]) AS each (name, ttl_ms) "
-    f"WHERE lock.name = each.name AND lock.field = ''{_OR_READ}",
+    "extend if": f"{_IF_SO}UPDATE {TABLE} AS lock SET expires_at = found.ends "  # noqa: S608
+    "FROM (SELECT cell.at, so.ms + each.ttl_ms AS ends FROM so, "
+    "unnest($10::bytea[], $11::bytea[], $12::bigint[]) AS each (name, field, ttl_ms) "
+    f"CROSS JOIN {_found('ctid AS at')} AS cell) AS found "
+    f"WHERE lock.ctid = found.at{_OR_READ}",
     "write if": f"{_IF_SO}INSERT INTO {TABLE} ({_COLUMNS}) "  # noqa: S608
     "SELECT name, field, kind, value, score, so.ms + ttl_ms FROM so, "
     "unnest($10::bytea[], $11::bytea[], $12::text[], $13::bytea[], $14::float8[], "
     "$15::bigint[]) AS each (name, field, kind, value, score, ttl_ms) "
     f"{_REPLACE}{_OR_READ}",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
-    "remove": f"DELETE FROM {TABLE} USING unnest($1::bytea[], $2::bytea[]) "  # noqa: S608
-    f"AS gone (name, field) WHERE {TABLE}.name = gone.name "
-    f"AND {TABLE}.field = gone.field",
+    "remove": f"DELETE FROM {TABLE} AS old USING "  # noqa: S608
+    "unnest($1::bytea[], $2::bytea[]) AS each (name, field) "
+    f"CROSS JOIN {_found('ctid AS at')} AS cell WHERE old.ctid = cell.at",
     "write": f"INSERT INTO {TABLE} ({_COLUMNS}) SELECT * FROM unnest($1::bytea[], "  # noqa: S608
     "$2::bytea[], $3::text[], $4::bytea[], $5::float8[], $6::bigint[]) "
     f"{_REPLACE}",
@@ -276,9 +293,9 @@ def change(assumed: Assumed, changes: Changes, *, extends: bool) -> Statement:
     if changes.wiped:
         return Statement("wipe if", (*given, _bytes_array(changes.wiped)))
     if extends:
-        locks = _bytes_array(name for name, _ in changes.written)
+        places = map(_bytes_array, zip(*changes.written, strict=True))
         ends = _array(cell.expires_at_ms for cell in changes.written.values())
-        return Statement("extend if", (*given, locks, ends))
+        return Statement("extend if", (*given, *places, ends))
     return Statement("write if", (*given, *_columns(changes)))
 
 

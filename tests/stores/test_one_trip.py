@@ -338,6 +338,23 @@ def test_node_is_not_asked_again_after_a_change(site: Site) -> None:
     assert len(trips) == 2
 
 
+def test_rows_are_found_by_the_index_while_the_table_is_small(site: Site) -> None:
+    """A plan is kept, and must not be a scan of a table that has grown since."""
+    cursor = site.ours._connection.cursor()  # noqa: SLF001
+    prepared = cursor.execute(
+        "SELECT name, cardinality(parameter_types) FROM pg_prepared_statements "
+        "WHERE statement LIKE '%redlock\\_keys%' AND statement NOT LIKE '%SKIP LOCKED%'"
+    ).fetchall()
+    cursor.execute("ANALYZE redlock_keys")
+    assert len(prepared) >= 8
+    for name, count in prepared:
+        values = f"({', '.join(['NULL'] * count)})" if count else ""
+        plan = [line for (line,) in cursor.execute(f"EXPLAIN EXECUTE {name}{values}")]
+        conditions = [line for line in plan if "Index Cond" in line]
+        assert not [line for line in plan if "Seq Scan" in line]
+        assert all("(name = " in line for line in conditions), plan
+
+
 # -- random sequences ------------------------------------------------------------------
 
 names = st.sampled_from([b"a", b"a", b"b"])
