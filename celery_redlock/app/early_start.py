@@ -177,8 +177,8 @@ class EarlyStarts:
         hub.remove_reader(self._reader)
         self._lines.clear()
         for call in self._calls:
-            # The broker delivers it again. Timers also run while a pool ends, which
-            # takes no further calls.
+            # The broker delivers it again. Celery runs timers in a thread while a pool
+            # of processes ends, which takes no further calls.
             self._timer.cancel(call.entry)
         self._calls.clear()
         with self._closing:

@@ -544,9 +544,8 @@ class Execution(TaskLock):
         that has ended.
         """
         call = self.call
-        if not call.task.tracks_start or call.request.is_eager:
-            return
-        if not call.keeps_result():
+        is_tracked = call.task.tracks_start and not call.request.is_eager
+        if not (is_tracked and call.keeps_result()):
             return
         meta = {"pid": os.getpid(), "hostname": call.request.hostname}
         try:
