@@ -100,12 +100,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
     """Mark the tests of whole folders as long, and begin with the longest tests."""
     for item in items:
         for mark in _marks_of(item.path):
             item.add_marker(mark)
     yield  # those that are not to run are taken out
+    if leaves_long_out(config):
+        items.sort(key=lambda item: _turn_of(item.nodeid))
+        return
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = longest_first(items, workers)
 
@@ -208,6 +213,21 @@ def _test_modules(config: pytest.Config) -> list[str]:
 # Folder -> how many processes run its tests in `make test`. Each starts servers and
 # workers of its own, which takes seconds.
 _GROUPS = {"tests/worker": 3, "tests/contrib": 2, "tests/stores": 1, "tests/beat": 1}
+# Quick tests: one process runs those of a file. Its work is dealt out once, for with
+# thousands of pieces pytest-xdist takes time that grows with their square.
+_BY_FILE = (
+    *("tests/contract/", "tests/unit/lock/", "tests/unit/options/"),
+    *("tests/unit/policies/", "tests/unit/tasks/", "tests/unit/testing/"),
+)
+# They wait for nothing, and keep all processes busy while the last others wait.
+_LAST = ("tests/contract/", "tests/unit/lock/")
+
+
+def _turn_of(test: str) -> int:
+    """Return when the test begins: first those that few processes run."""
+    if test.startswith(tuple(f"{folder}/" for folder in _GROUPS)):
+        return 0
+    return 2 if test.startswith(_LAST) else 1
 
 
 def group_of(test: str) -> str:
@@ -216,7 +236,7 @@ def group_of(test: str) -> str:
     for folder, groups in _GROUPS.items():
         if file.startswith(f"{folder}/"):
             return f"{folder} {zlib.crc32(file.encode()) % groups}"
-    return test
+    return file if file.startswith(_BY_FILE) else test
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -135,13 +135,14 @@ def test_report_of_ci_ends_with_the_tests_that_failed(tmp_path: Path) -> None:
 
 
 def test_tests_with_servers_of_their_own_share_few_processes() -> None:
-    """A file of workers is in one of three groups; other tests are each by itself."""
+    """A file of workers is in one of three groups; tests of nodes are each alone."""
     files = [f"tests/worker/test_{name}.py" for name in "abcdefghijkl"]
     groups = {group_of(f"{file}::test_it") for file in files}
 
     assert len(groups) == 3
     assert all(group_of(f"{f}::test_1") == group_of(f"{f}::test_2[x]") for f in files)
-    assert group_of("tests/unit/test_x.py::test_1") == "tests/unit/test_x.py::test_1"
+    assert group_of("tests/nodes/test_x.py::test_1") == "tests/nodes/test_x.py::test_1"
+    assert group_of("tests/contract/test_x.py::test_1") == "tests/contract/test_x.py"
 
 
 def test_processes_import_the_tests_from_different_ones_onwards(
