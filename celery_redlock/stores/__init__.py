@@ -13,8 +13,9 @@ Read in this order:
 5.  ``postgresql``: PostgreSQL as a store. Its parts are ``postgresql_url`` (where it
     is), ``postgresql_table``, ``postgresql_statements`` and ``postgresql_memory`` (what
     it need not read).
-6.  ``compare_and_swap``: for stores that compare what they have read: ``etcd`` and
-    ``zookeeper``. ``server_clock`` tells them the time of the servers, and PostgreSQL.
+6.  ``compare_and_swap``: for stores that compare what they have read: ``etcd``, with
+    ``etcd_member``, which speaks HTTP, and ``zookeeper``. ``server_clock`` tells them
+    the time of the servers, and PostgreSQL.
 
 A new store is one file: it loads and writes the entries of a `StoreKeyspace` in one
 transaction, and tells listeners of a release. Its scheme is entered in

@@ -17,9 +17,10 @@ lock is granted again to the same token. A release that was done replies that no
 was held.
 
 A store may remember what it wrote itself. A holder's scripts, which extend and release,
-then run on this first, without a read. That is an assumption, which the commit checks
-as it checks each snapshot. Their replies count only if the commit was done. If it was
-refused, or if they would change nothing, they run again on a snapshot.
+then run on this first, without a read. It may also take a key that it has not seen for
+free, so that scripts that acquire run without a read. Both are assumptions, which the
+commit checks as it checks each snapshot. Their replies count only if the commit was
+done. If it was refused, or if they would change nothing, they run again on a snapshot.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from celery_redlock.stores.keyspace import STRING, Cell, StoreKeyspace
 from celery_redlock.stores.needs import Needs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from celery_redlock.stores.commands import Command
+    from celery_redlock.stores.server_clock import ServerTime
 
 __all__ = [
     "CompareAndSwapStore",
@@ -44,6 +46,7 @@ __all__ = [
     "Remembered",
     "decoded",
     "encoded",
+    "has_ended",
 ]
 
 _TRIES, _TRIES_TOGETHER = 30, 3
@@ -111,9 +114,9 @@ class CompareAndSwapStore:
             return None
         try:
             replies = [run(command, self, keys) for command in commands]
+            return replies if keys.changes and self._commit(keys, needs) else None
         except NotRemembered:
             return None
-        return replies if keys.changes and self._commit(keys, needs) else None
 
     def _remembered(self, _needs: Needs) -> StoreKeyspace | None:
         """Return the cells as this client wrote them last; None if unsure.
@@ -149,6 +152,14 @@ class CompareAndSwapStore:
     def clear(self) -> None:
         """Delete all keys."""
         raise NotImplementedError
+
+
+def has_ended(cells: Iterable[Cell], time: ServerTime) -> bool:
+    """Tell whether one of these heads has ended by this time."""
+    return any(
+        cell.expires_at_ms is not None and cell.expires_at_ms * 1000 < time.earliest_us
+        for cell in cells
+    )
 
 
 def encoded(cell: Cell) -> bytes:

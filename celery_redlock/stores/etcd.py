@@ -7,8 +7,17 @@ transaction compares is only what decides:
   transaction writes the head again;
 * of one that does not exist, or has members: that no cell of it is newer than the
   snapshot;
-* of a hash that is read in part (``meta``): these fields and its head. So two locks
-  with counters in different stripes do not conflict.
+* of a hash that is read in part (``meta``): its head, that no field of it is newer, and
+  its fence counters. So two locks with counters in different stripes do not conflict;
+* of a counter that was not read: that it is less than what is written.
+
+An acquire is one transaction where nobody competes, and so are an extension and a
+release. A connection remembers what it wrote and what it read of ``meta``, and takes
+keys that it has not seen for free: see ``compare_and_swap``. If that was wrong, the
+reply of the transaction has the keys as they are, so the second try is right. All is
+forgotten when a connection is made: the cluster may be another one, from a backup, in
+which the same revision may belong to other data. So a transaction that changes
+something is sent on the connection that its snapshot came from, or not at all.
 
 etcd takes 128 comparisons at most. Where those would be too many, one comparison is for
 all that lies between several keys, in the order of their names: it may find a change
@@ -32,26 +41,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import math
 import os
 import re
-import socket
-import threading
-import warnings
-from email.utils import mktime_tz, parsedate_tz
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
-
-with warnings.catch_warnings():  # of what its thread pools would like to use
-    warnings.simplefilter("ignore")
-    from etcd3gw.client import Etcd3Client
-    from etcd3gw.exceptions import (
-        ConnectionFailedError,
-        ConnectionTimeoutError,
-        Etcd3Exception,
-    )
-from requests.exceptions import RequestException, SSLError
 
 from celery_redlock.basics.backoff import jittered
 from celery_redlock.basics.clock import SYSTEM_CLOCK
@@ -59,19 +53,24 @@ from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.stores.commands import split_release
 from celery_redlock.stores.compare_and_swap import (
     CompareAndSwapStore,
+    NotRemembered,
+    Remembered,
     decoded,
     encoded,
+    has_ended,
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
-from celery_redlock.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
-from celery_redlock.stores.server_clock import ServerClock, ServerTime
+from celery_redlock.stores.etcd_member import EtcdMember, MemberError, tls_of
+from celery_redlock.stores.keyspace import HASH, HEAD, STRING, Cell, StoreKeyspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import socket
+    from collections.abc import Iterable, Iterator, Sequence
 
     from celery_redlock.stores.commands import Command
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
+    from celery_redlock.stores.server_clock import ServerTime
 
 __all__ = ["Etcd"]
 
@@ -82,12 +81,6 @@ _DEFAULT_PORT = 2379
 _TXN_OPS, _MOST_COMPARED, _MOST_READ = 128, 120, 100
 _MOST_RELEASED = 50  # locks in one transaction: each has a wait queue
 _LISTENER_TTL = 10  # seconds
-_READ_SIZE = 1 << 16
-_UNREACHABLE = "it cannot be reached"
-_PLAIN = ("UNEXPECTED_EOF", "WRONG_VERSION_NUMBER")  # what a port without TLS replies
-_NO_TLS = (
-    "it closes TLS connections; if it speaks no TLS, write etcd:// in redlock_nodes"
-)
 _ELECTION_PAUSE = 0.1  # seconds
 _OPTIONS = ("ca", "cert", "key")
 _NO_PERMISSION = "permission denied"
@@ -114,6 +107,19 @@ _REFUSALS = {
 # "invalid auth token", and "revision of auth store is old".
 _FORGOTTEN = ("auth token", "auth store is old")
 _SWEEP_EVERY, _SWEPT, _ENDED_MS = 60.0, 1000, 60_000
+_REMEMBERED = 10_000  # locks
+_TIME_KEPT = 30.0  # seconds, in which the bounds of the time become 0.3 s wider
+_MOST_ASKED_FOR = 16  # ranges of a transaction that may be refused
+_ABSENT = "0"  # the revision of a key that does not exist
+# Fields of a hash that are no counters, by their first letter: "." and more than "9".
+_FIRST_FIELD, _LAST_FIELD = b".:", b"/"
+# A fence counter that is a time, in microseconds: from 2001 to 2286. Of such, the
+# greater one is also the greater text.
+_TIME_DIGITS = 16
+
+
+class _NotKnown(Exception):  # noqa: N818  (no error: it is read)
+    """Whether a commit was done is not known."""
 
 
 class Etcd(CompareAndSwapStore):
@@ -126,42 +132,39 @@ class Etcd(CompareAndSwapStore):
         parts = urlsplit(url)
         members, files = _members(url), _files(url)
         self._timeout = timeout
-        protocol = "https" if parts.scheme == "etcds" else "http"
-        self._members = [
-            _EtcdServer(
-                host,
-                port,
-                protocol,
-                ca_cert=files.get("ca"),
-                cert_cert=files.get("cert"),
-                cert_key=files.get("key"),
-                timeout=timeout,
-                api_path="/v3/",
-            )
-            for host, port in members
-        ]
+        is_encrypted = parts.scheme == "etcds"
+        tls = tls_of(files) if is_encrypted else None
+        self._members = [EtcdMember(*one, timeout, tls) for one in members]
+        self._token = ""
         self._swept_at = SYSTEM_CLOCK.monotonic()
         self._sweeps_from = _CELLS
         self._leases: dict[bytes, str] = {}
+        # What is remembered, until another connection is made.
+        self._locks: dict[bytes, tuple[str, Cell]] = {}  # with the revision
+        self._states: dict[bytes, _State] = {}
+        self._seen: set[bytes] = set()  # keys that were there when last read
+        self._remembered_until = 0  # in connections
+        # What a commit that was refused has read for the next try, and for which needs.
+        self._refused: tuple[Needs | None, dict[str, Any]] = None, {}
         name, _, password = parts.netloc.rpartition("@")[0].partition(":")
         self._user = {"name": unquote(name), "password": unquote(password)}
         try:
             if name:
                 self._log_in()
             self._begin([])
+            status = self._status()
+            self.info = {
+                "redis_mode": "standalone",
+                "store": f"etcd {status.get('version', '')}".strip(),
+                "role": "master",
+                "encrypted": "yes" if is_encrypted else "no",
+                "denied": self._denied(),
+                "database_bytes": status.get("dbSize", ""),
+                "database_quota": self._quota(int(status.get("dbSize", 0))),
+            }
         except StoreError as error:
             self.close()
             raise StoreError(_in_words(str(error))) from None
-        status = self._status()
-        self.info = {
-            "redis_mode": "standalone",
-            "store": f"etcd {status.get('version', '')}".strip(),
-            "role": "master",
-            "encrypted": "yes" if protocol == "https" else "no",
-            "denied": self._denied(),
-            "database_bytes": status.get("dbSize", ""),
-            "database_quota": self._quota(int(status.get("dbSize", 0))),
-        }
 
     @classmethod
     def name_of(cls, url: str) -> str:
@@ -218,33 +221,44 @@ class Etcd(CompareAndSwapStore):
         return len(needs.exclusive) <= _MOST_READ
 
     def _snapshot(self, needs: Needs) -> StoreKeyspace:
-        ranges = [_range_of(name) for name in needs.names]
-        parts = {
-            name: [HEAD, *(b"." + one for one in fields)]
-            for name, fields in needs.fields.items()
-            if name not in needs.names
-        }
-        ranges += [{"key": _text(_key(n, f))} for n, fs in parts.items() for f in fs]
-        cells = self._begin(ranges)
-        keys = StoreKeyspace(self, run_id=self._run_id, time=self._time())
-        keys.enter([*needs.names, *parts], cells)
+        whose, refused = self._refused
+        self._refused = None, {}
+        if whose is needs:
+            self._start()
+            cells = self._cells_of(refused)
+        else:
+            cells = self._begin(_ranges_of(needs))
+        self._remember_read(needs, cells)
+        return self._keyspace(needs, cells, self)
+
+    def _keyspace(
+        self, needs: Needs, cells: Sequence[Cell], loader: Any
+    ) -> StoreKeyspace:
+        keys = StoreKeyspace(loader, run_id=self._run_id, time=self._time())
+        keys.enter({*needs.names, *needs.fields}, cells)
         return keys
 
     def _begin(self, ranges: list[dict[str, Any]]) -> list[Cell]:
         """Read these ranges at one revision, and keep the versions of their cells."""
-        self._versions: dict[tuple[bytes, bytes], str] = {}
-        self._with_members: set[bytes] = set()
-        self._revision = ""
+        self._start()
         cells: list[Cell] = []
         for part in _chunks(ranges, _MOST_READ) or [[]]:
             cells += self._read(part)
         return cells
 
+    def _start(self, revision: str = "") -> None:
+        self._versions: dict[tuple[bytes, bytes], str] = {}
+        self._with_members: set[bytes] = set()
+        self._revision = revision
+        self._asked_for: list[dict[str, Any]] = []
+
     def _read(self, ranges: list[dict[str, Any]]) -> list[Cell]:
         at = {"revision": self._revision} if self._revision else {}
         ranges = ranges or [{"key": _text(_CELLS)}]
         ops = [{"request_range": {**one, **at}} for one in ranges]
-        reply = self._call("/kv/txn", {"success": ops})
+        return self._cells_of(self._call("/kv/txn", {"success": ops}))
+
+    def _cells_of(self, reply: dict[str, Any]) -> list[Cell]:
         if not self._revision:
             self._revision = reply["header"]["revision"]
             self._run_id = reply["header"]["cluster_id"].encode()
@@ -259,8 +273,130 @@ class Etcd(CompareAndSwapStore):
                 cells.append(cell)
         return cells
 
+    # -- what the connection remembers: the locks that it wrote, and what it has read of
+    # -- a hash that is read in part
+
+    def _remembered(self, needs: Needs) -> StoreKeyspace | None:
+        """Return the remembered cells of these keys; of others, that they are free.
+
+        None of them is read. The commit compares each of them, as after a read.
+        """
+        self._forget_if_connected_again()
+        parts = needs.fields.keys() - needs.names
+        counters = {b"%b\n%b" % (n, f) for n in parts for f in needs.fields[n]}
+        now, observed_at = SYSTEM_CLOCK.monotonic(), self._members[0].clock.observed_at
+        if (
+            not needs.own
+            or not needs.names <= needs.exclusive <= needs.names | counters
+            or not parts <= self._states.keys()
+            or needs.names & self._states.keys()
+            or needs.names & self._seen
+            or len(needs.names) > _MOST_READ
+            or observed_at is None
+            or now - observed_at > _TIME_KEPT
+        ):
+            return None
+        self._start(_ABSENT)
+        cells = []
+        for name in needs.names & self._locks.keys():
+            self._versions[name, HEAD], cell = self._locks[name]
+            cells.append(cell)
+        for name in parts:
+            self._versions |= self._states[name].versions
+            cells += self._states[name].cells
+        if has_ended(cells, self._time()):
+            return None
+        ranges = _ranges_of(needs)
+        self._asked_for = ranges if len(ranges) <= _MOST_ASKED_FOR else []
+        return self._keyspace(needs, cells, Remembered())
+
+    def _forget_if_connected_again(self) -> None:
+        connects = sum(member.connects for member in self._members)
+        if self._remembered_until != connects:
+            self._remembered_until = connects
+            self._locks.clear()
+            self._states.clear()
+
+    def _remember_read(self, needs: Needs, cells: Iterable[Cell]) -> None:
+        self._forget_if_connected_again()
+        for name in needs.names & self._locks.keys():
+            if self._locks[name][0] != self._versions.get((name, HEAD)):
+                del self._locks[name]
+        if len(self._seen) > _REMEMBERED:
+            self._seen.clear()
+        self._seen -= needs.names
+        self._seen |= needs.names & {c.name for c in cells} - self._locks.keys()
+        for name in needs.fields.keys() - needs.names:
+            known = [
+                cell
+                for cell in cells
+                if cell.name == name and not _is_counter(cell.field)
+            ]
+            versions = {
+                (name, cell.field): self._versions[name, cell.field] for cell in known
+            }
+            self._states[name] = _State(self._revision, versions, known)
+
+    def _remember_commit(self, changes: Changes, needs: Needs, revision: str) -> None:
+        for name, field in (*changes.removed, *changes.written):
+            if not _is_counter(field):
+                self._forget({name})
+        self._forget(changes.wiped)
+        self._seen -= changes.wiped & needs.own
+        for (name, field), cell in changes.written.items():
+            if field == HEAD and name in needs.own and cell.kind == STRING:
+                self._locks[name] = revision, cell
+                self._seen.discard(name)
+            elif field == HEAD:
+                self._seen.add(name)
+        while len(self._locks) > _REMEMBERED:
+            del self._locks[next(iter(self._locks))]
+
+    def _forget(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self._locks.pop(name, None)
+            self._states.pop(name, None)
+
+    # -- the end of a transaction ----------------------------------------------------
+
     def _commit(self, keys: StoreKeyspace, needs: Needs) -> bool:
-        changes = keys.changes
+        changes, asked_for = keys.changes, self._asked_for
+        compare = self._comparisons(changes, needs)
+        ops = _nested(self._operations(changes), _TXN_OPS - len(compare))
+        body = {"compare": compare, "success": ops}
+        if asked_for:
+            body["failure"] = [{"request_range": one} for one in asked_for]
+        try:
+            reply = self._call("/kv/txn", body, is_commit=True)
+        except _NotKnown:
+            return False  # it may be done; what is remembered is compared again
+        except StoreError as error:
+            if "lease not found" in str(error):  # a listener has ended
+                return False
+            raise
+        header = reply["header"]
+        if header["cluster_id"].encode() != self._run_id:
+            raise StoreError("was replaced by another cluster; is there a proxy?")
+        if not reply.get("succeeded", False):
+            self._forget({*needs.names, *needs.fields})
+            self._refused = (needs, reply) if asked_for else (None, {})
+            return False
+        self._remember_commit(changes, needs, header["revision"])
+        # The reply tells the time. If that lies outside of the bounds, the end of a
+        # lock may have been written too early. Then the scripts run again, which is
+        # harmless for a holder, as after a lost reply.
+        has_end = any(
+            one.expires_at_ms is not None and one.name in needs.own
+            for one in changes.written.values()
+        )
+        is_time_right = self._members[0].is_time_right or not has_end
+        # An error of the sweep must not hide what the commit has done.
+        with contextlib.suppress(StoreError):
+            self._sweep()
+        return is_time_right
+
+    def _operations(self, changes: Changes) -> list[dict[str, Any]]:
+        """Return what makes the changes."""
         ops = [self._delete(name, field) for name, field in changes.removed]
         touched = {name for name, _ in changes.removed} - changes.wiped
         for name, field in self._versions:
@@ -269,26 +405,18 @@ class Etcd(CompareAndSwapStore):
                 ops.append(self._delete(name, field))
             elif name in touched and field == HEAD and not is_written:
                 ops.append(self._write_again(name))
-        written = changes.written.values()
-        ops += [_put(_key(c.name, c.field), encoded(c)) for c in written]
+        ops += [_put(_key(c.name, c.field), _data(c)) for c in changes.written.values()]
         for place, (channel, message) in enumerate(changes.messages):
             key = _MESSAGES + _escaped(channel) + b"%d" % place
             ops.append(_put(key, message, self._leases[channel]))
-        compare = self._comparisons(changes, needs)
-        body = {"compare": compare, "success": _nested(ops, _TXN_OPS - len(compare))}
-        try:
-            is_done: bool = self._call("/kv/txn", body).get("succeeded", False)
-        except StoreError as error:
-            if "lease not found" in str(error):  # a listener has ended
-                return False
-            raise
-        # An error of the sweep must not hide what the commit has done.
-        with contextlib.suppress(StoreError):
-            self._sweep()
-        return is_done
+        return ops
 
     def _comparisons(self, changes: Changes, needs: Needs) -> list[dict[str, Any]]:
-        """Return what must hold for the changes, in `_MOST_COMPARED` at most."""
+        """Return what must hold for the changes, in `_MOST_COMPARED` at most.
+
+        Raises:
+            NotRemembered: It needs a counter that was not read.
+        """
         changed = {n for n, _ in (*changes.removed, *changes.written)} | changes.wiped
         parts = {n: fs for n, fs in needs.fields.items() if n not in needs.names}
         whole = needs.exclusive | changed
@@ -297,39 +425,48 @@ class Etcd(CompareAndSwapStore):
         present = {name for name in whole if (name, HEAD) in self._versions}
         heads = [self._is_unchanged(name, HEAD) for name in present | parts.keys()]
         fields = [
-            self._is_unchanged(name, b"." + field)
-            for name, fields in parts.items()
-            for field in fields
+            one for n, fs in parts.items() for one in self._of_part(n, fs, changes)
         ]
         ranges = (whole - present) | (whole & self._with_members)
         if len(heads) + len(fields) + len(ranges) > _MOST_COMPARED:
+            if self._revision == _ABSENT:  # there may be keys between them
+                raise NotRemembered
             fields, ranges = [], ranges | parts.keys()
         room = _MOST_COMPARED - len(heads) - len(fields)
         if ranges and room < 1:
             raise StoreError(f"cannot compare {len(heads)} keys at once")
         starts = sorted(_key(name, HEAD) for name in ranges)
         groups = _chunks(starts, math.ceil(len(starts) / max(1, room)) or 1)
-        later = str(int(self._revision) + 1)
-        return (
-            heads
-            + fields
-            + [
-                {
-                    "target": "MOD",
+        ends = [(group[0], _end_of(group[-1])) for group in groups]
+        return heads + fields + [_is_no_newer(*one, self._revision) for one in ends]
+
+    def _of_part(
+        self, name: bytes, fields: Iterable[bytes], changes: Changes
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what must hold of a hash that is read in part, besides its head."""
+        is_assumed = self._revision == _ABSENT
+        revision = self._states[name].revision if is_assumed else self._revision
+        first, last = _key(name, _FIRST_FIELD), _key(name, _LAST_FIELD)
+        yield _is_no_newer(first, last, revision)
+        for field in [b"." + one for one in fields if one.isdigit()]:
+            written = changes.written.get((name, field))
+            if not is_assumed:
+                yield self._is_unchanged(name, field)
+            elif written and len(written.value or b"") == _TIME_DIGITS:
+                yield {
+                    "target": "VALUE",
                     "result": "LESS",
-                    "mod_revision": later,
-                    "key": _text(group[0]),
-                    "range_end": _text(_end_of(group[-1])),
+                    "value": _text(_data(written)),
+                    "key": _text(_key(name, field)),
                 }
-                for group in groups
-            ]
-        )
+            else:
+                raise NotRemembered
 
     def _is_unchanged(self, name: bytes, field: bytes) -> dict[str, Any]:
         return {
             "target": "MOD",
             "result": "EQUAL",
-            "mod_revision": self._versions.get((name, field), "0"),
+            "mod_revision": self._versions.get((name, field), _ABSENT),
             "key": _text(_key(name, field)),
         }
 
@@ -408,37 +545,29 @@ class Etcd(CompareAndSwapStore):
         revision = int(self._call("/kv/put", put)["header"]["revision"])
         watched = _prefix(_MESSAGES + _escaped(channel))
         create = {"create_request": {**watched, "start_revision": revision + 1}}
-        member = self._members[0]  # the one that answered last
-        ours, theirs = socket.socketpair()
         try:
-            stream = member.session.post(
-                member.get_url("/watch"),
-                json=create,
-                stream=True,
-                timeout=(self._timeout, None),
-            )
-            args = (stream, theirs)
-            threading.Thread(target=_follow, args=args, daemon=True).start()
-            yield b""
-            buffered = b""
-            while True:
-                ready = readable(ours, until_closed, timeout=_LISTENER_TTL / 3)
-                if until_closed in ready:
-                    return
-                if not ready:
-                    self._call("/lease/keepalive", {"ID": lease})
-                    continue
-                if not (data := ours.recv(_READ_SIZE)):
-                    raise StoreError("lost its connection")
-                *lines, buffered = (buffered + data).split(b"\n")
-                for line in lines:
-                    yield from map(_bytes, json.loads(line))
-        except RequestException as error:
-            raise StoreError(f"lost its connection: {_reason(error)}") from None
+            member = self._members[0]  # the one that answered last
+            with contextlib.closing(member.watch(create, self._token)) as watch:
+                results = watch.read()
+                kept_at = SYSTEM_CLOCK.monotonic()
+                yield b""
+                while True:
+                    for result in results:
+                        for event in result.get("events", ()):
+                            if "type" not in event:  # a put
+                                yield _bytes(event["kv"].get("value", ""))
+                    left = kept_at + _LISTENER_TTL / 3 - SYSTEM_CLOCK.monotonic()
+                    if left <= 0:  # also while messages keep coming
+                        self._call("/lease/keepalive", {"ID": lease})
+                        kept_at = SYSTEM_CLOCK.monotonic()
+                    files = watch.socket, until_closed
+                    ready = readable(*files, timeout=max(0.0, left))
+                    if until_closed in ready:
+                        return
+                    results = watch.read() if ready else []
+        except MemberError as error:
+            raise StoreError(f"lost its connection: {error}") from None
         finally:
-            with contextlib.suppress(OSError):  # ends the thread that follows
-                ours.shutdown(socket.SHUT_RDWR)
-            ours.close()
             with contextlib.suppress(StoreError):  # else it ends by itself
                 self._call("/lease/revoke", {"ID": lease})
 
@@ -449,32 +578,38 @@ class Etcd(CompareAndSwapStore):
 
         With one that etcd has forgotten, it would refuse this request, too.
         """
-        for member in self._members:
-            member.session.headers.pop("Authorization", None)
-        token = self._ask("/auth/authenticate", self._user)["token"]
-        for member in self._members:
-            member.session.headers["Authorization"] = token
+        self._token = ""
+        self._token = self._ask("/auth/authenticate", self._user)["token"]
 
-    def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _call(
+        self, path: str, body: dict[str, Any], *, is_commit: bool = False
+    ) -> dict[str, Any]:
         """Ask for something; once more if etcd has forgotten our token.
 
         It does five minutes after the last use, when a member restarts, and when an
         operator has changed users or roles. The request was not carried out then.
         """
         try:
-            return self._ask(path, body)
+            return self._ask(path, body, is_commit=is_commit)
         except StoreError as refusal:
             if not (self._user["name"] and _has_forgotten(str(refusal))):
                 raise
         self._log_in()
-        return self._ask(path, body)
+        return self._ask(path, body, is_commit=is_commit)
 
-    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _ask(
+        self, path: str, body: dict[str, Any], *, is_commit: bool = False
+    ) -> dict[str, Any]:
         """Ask the member that answered last, or else the next one that answers.
 
         While they elect a leader, members answer that they have none. So they are asked
         again until the timeout is over. A request may be carried out twice: each of
-        ours has the same effect then, or compares, and is refused.
+        ours has the same effect then. A commit is sent once, on the connection of its
+        snapshot.
+
+        Raises:
+            StoreError: No member has done it.
+            _NotKnown: It is a commit, which may have been done.
         """
         give_up_at = SYSTEM_CLOCK.monotonic() + self._timeout
         while True:
@@ -482,18 +617,18 @@ class Etcd(CompareAndSwapStore):
             for _ in self._members:
                 member = self._members[0]
                 try:
-                    reply = member.ask(path, body)
-                except (Etcd3Exception, RequestException, OSError) as error:
-                    reason = _reason(error)
-                    for sign, words in _ALARMS.items():
-                        if sign in reason:
-                            raise StoreError(words) from None
-                    if _is_refusal(reason):
-                        raise StoreError(f"refused the request: {reason}") from None
-                    is_up = is_up or reason not in {_UNREACHABLE, _NO_TLS}
-                    self._members.append(self._members.pop(0))
-                else:
-                    return reply
+                    return member.ask(path, body, self._token, once=is_commit)
+                except MemberError as error:
+                    reason, failure = str(error), error
+                for sign, words in _ALARMS.items():
+                    if sign in reason:
+                        raise StoreError(words)
+                if _is_refusal(reason) or (is_commit and failure.is_refused):
+                    raise StoreError(f"refused the request: {reason}")
+                if is_commit:
+                    raise _NotKnown
+                is_up = is_up or failure.is_up
+                self._members.append(self._members.pop(0))
             if not is_up or SYSTEM_CLOCK.monotonic() > give_up_at:
                 raise StoreError(f"has no member that answers: {reason}")
             SYSTEM_CLOCK.sleep(jittered(_ELECTION_PAUSE, 0.0))
@@ -516,54 +651,32 @@ class Etcd(CompareAndSwapStore):
         """
         if size < _LARGE:
             return ""
-        member = self._members[0]
-        metrics = member.get_url("/metrics").replace(member.api_path, "/")
-        try:
-            told = _QUOTA.search(
-                member.session.get(metrics, timeout=self._timeout).text
-            )
-        except (RequestException, OSError):
-            return ""
+        told = _QUOTA.search(self._members[0].metrics())
         return str(int(float(told[1]))) if told else ""
 
     def interrupt(self) -> None:
-        """End what another thread waits for: each request ends by its timeout."""
+        """End what another thread waits for. It makes no other request."""
+        for member in list(self._members):
+            member.interrupt()
 
     def close(self) -> None:
         """Close the connections to all members."""
         for member in self._members:
-            member.session.close()
+            member.close()
 
 
-class _EtcdServer(Etcd3Client):
-    """A member of the cluster, and its clock."""
+class _State(NamedTuple):
+    """What was read of a hash that is read in part: all but its counters.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Or REQUESTS_CA_BUNDLE would count more than the file of the URL, and a .netrc
-        # more than our token.
-        self.session.trust_env = False
-        self.session.hooks["response"].append(self._note_date)
-        self.clock = ServerClock()
-        self._date = ""
+    Attributes:
+        revision: When it was so.
+        versions: The revisions of its cells.
+        cells: Its head and the fields that are there.
+    """
 
-    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, return the reply, and learn the time.
-
-        Raises:
-            StoreError: The reply does not tell the time.
-        """
-        sent_at = SYSTEM_CLOCK.monotonic()
-        reply: dict[str, Any] = self.post(self.get_url(path), json=body)
-        received_at = SYSTEM_CLOCK.monotonic()
-        if (date := parsedate_tz(self._date)) is None:
-            raise StoreError("sends no Date, so its time is unknown; is there a proxy?")
-        second = mktime_tz(date)
-        self.clock.observe(sent_at, received_at, second, second + 1)
-        return reply
-
-    def _note_date(self, response: Any, **_: Any) -> None:
-        self._date = response.headers.get("Date", "")
+    revision: str
+    versions: dict[tuple[bytes, bytes], str]
+    cells: list[Cell]
 
 
 def _members(url: str) -> list[tuple[str, int]]:
@@ -606,19 +719,6 @@ def _files(url: str) -> dict[str, str]:
     return files
 
 
-def _follow(stream: Any, sock: socket.socket) -> None:
-    """Send each group of messages of a watch to a socket, as a line of JSON."""
-    try:
-        with stream, sock:
-            for line in stream.iter_lines(chunk_size=None):
-                events = json.loads(line).get("result", {}).get("events", ())
-                values = [e["kv"].get("value", "") for e in events if "type" not in e]
-                if values:
-                    sock.sendall(json.dumps(values).encode() + b"\n")
-    except (OSError, ValueError):
-        pass  # the reader sees that its socket is closed
-
-
 def _in_words(refusal: str) -> str:
     """Return what a client that connects must know of a refusal."""
     words = (text for sign, text in _REFUSALS.items() if sign in refusal)
@@ -640,24 +740,6 @@ def _has_forgotten(reason: str) -> bool:
     return any(word in reason for word in (*_FORGOTTEN, "user name is empty"))
 
 
-def _reason(error: Exception) -> str:
-    """Return what etcd says, or what the connection lacks."""
-    text = str(getattr(error, "detail_text", "") or "").strip()
-    if text.startswith("{"):
-        found = json.loads(text)
-        return str(found.get("message") or found.get("error"))
-    if isinstance(error, ConnectionTimeoutError):
-        return "it did not answer in time"
-    cause = error.__cause__ or error.__context__ or error
-    if isinstance(cause, SSLError) and any(one in str(cause) for one in _PLAIN):
-        return _NO_TLS
-    if isinstance(cause, SSLError):
-        return "TLS failed: its certificate is not trusted, or it does not trust ours"
-    if isinstance(error, (ConnectionFailedError, OSError)):
-        return _UNREACHABLE
-    return (text or type(error).__name__).splitlines()[0][:200]
-
-
 def _nested(ops: list[dict[str, Any]], room: int) -> list[dict[str, Any]]:
     """Return the operations, split into transactions of a greatest size."""
     if len(ops) <= _TXN_OPS:
@@ -671,6 +753,39 @@ def _chunks(items: list[Any], size: int) -> list[list[Any]]:
 
 def _put(key: bytes, value: bytes, lease: str = "0") -> dict[str, Any]:
     return {"request_put": {"key": _text(key), "value": _text(value), "lease": lease}}
+
+
+def _ranges_of(needs: Needs) -> list[dict[str, Any]]:
+    """Return the ranges of all cells that these needs ask for."""
+    ranges = [_range_of(name) for name in needs.names]
+    for name in needs.fields.keys() - needs.names:
+        counters = [b"." + one for one in needs.fields[name] if one.isdigit()]
+        ranges += [{"key": _text(_key(name, one))} for one in (HEAD, *counters)]
+        ranges.append(_span(_key(name, _FIRST_FIELD), _key(name, _LAST_FIELD)))
+    return ranges
+
+
+def _is_no_newer(start: bytes, end: bytes, revision: str) -> dict[str, Any]:
+    """Return that no cell from here to there is newer than a revision."""
+    later = str(int(revision) + 1)
+    newest = {"target": "MOD", "result": "LESS", "mod_revision": later}
+    return {**newest, **_span(start, end)}
+
+
+def _is_counter(field: bytes) -> bool:
+    return field[1:].isdigit()
+
+
+def _data(cell: Cell) -> bytes:
+    """Return the bytes of a cell.
+
+    Of two counters with up to 16 digits, the lesser text is the lesser number. Those
+    with more digits have a score, by which their text is greater than all of these.
+    """
+    if cell.kind == HASH and _is_counter(cell.field):
+        is_long = len(cell.value or b"") > _TIME_DIGITS
+        cell = cell._replace(score=0.0 if is_long else None)
+    return encoded(cell)
 
 
 def _escaped(name: bytes) -> bytes:
@@ -691,8 +806,12 @@ def _end_of(head: bytes) -> bytes:
     return head[:-1] + bytes([head[-1] + 1])
 
 
+def _span(start: bytes, end: bytes) -> dict[str, Any]:
+    return {"key": _text(start), "range_end": _text(end)}
+
+
 def _prefix(head: bytes) -> dict[str, Any]:
-    return {"key": _text(head), "range_end": _text(_end_of(head))}
+    return _span(head, _end_of(head))
 
 
 def _range_of(name: bytes) -> dict[str, Any]:

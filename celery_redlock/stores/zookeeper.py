@@ -83,6 +83,7 @@ from celery_redlock.stores.compare_and_swap import (
     Remembered,
     decoded,
     encoded,
+    has_ended,
 )
 from celery_redlock.stores.connection import GRANT, StoreError, readable
 from celery_redlock.stores.keyspace import (
@@ -266,7 +267,7 @@ class ZooKeeper(CompareAndSwapStore):
         if self._breaks != breaks:
             raise ConnectionLoss
         time = self._time()
-        if _has_ended(cells, time):
+        if has_ended(cells, time):
             # By a clock that was set back meanwhile, it may not have.
             time = self._time(is_asked=True)
         keys = StoreKeyspace(self, run_id=self._run_id, time=time)
@@ -330,7 +331,7 @@ class ZooKeeper(CompareAndSwapStore):
                 cells += self._heads[name].cells()
         self._versions |= {(name, HEAD): _MISSING for name in needs.rare}
         time = self._time()
-        if _has_ended(cells, time):
+        if has_ended(cells, time):
             return None
         keys = StoreKeyspace(Remembered(), run_id=self._run_id, time=time)
         keys.enter([*needs.names, *needs.fields], cells)
@@ -622,7 +623,7 @@ class ZooKeeper(CompareAndSwapStore):
         if len(names) > _SWEPT:
             names = _RANDOM.sample(names, _SWEPT)
         cells = self._read([(name, HEAD) for name in names])
-        if not _has_ended(cells, self._time()):
+        if not has_ended(cells, self._time()):
             return
         ended_ms = self._time(is_asked=True).earliest_us // 1000 - _ENDED_MS
         ended = {
@@ -689,14 +690,6 @@ class ZooKeeper(CompareAndSwapStore):
     def close(self) -> None:
         """End the session."""
         _end(self._client)
-
-
-def _has_ended(cells: Iterable[Cell], time: ServerTime) -> bool:
-    """Tell whether one of these heads has ended by this time."""
-    return any(
-        cell.expires_at_ms is not None and cell.expires_at_ms * 1000 < time.earliest_us
-        for cell in cells
-    )
 
 
 def _heads_first(place: tuple[bytes, bytes]) -> bool:

@@ -122,7 +122,7 @@ def test_dev_names_the_package_of_a_server_that_is_missing(
     ("store", "driver"),
     [
         ("postgresql", "psycopg"),
-        pytest.param("etcd", "etcd3gw", marks=pytest.mark.long),
+        pytest.param("etcd", "lupa", marks=pytest.mark.long),
         pytest.param("zookeeper", "kazoo", marks=pytest.mark.long),
     ],
 )

@@ -1,32 +1,643 @@
-"""etcd: what comes between a snapshot and its commit."""
+"""etcd: one transaction where nobody competes; what comes before a commit; its HTTP."""
 
 from __future__ import annotations
 
+import socket
+import threading
 from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from celery_redlock.scripts import GRANTED, TAKEN
+from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.scripts import (
+    FREE,
+    GRANTED,
+    MISCONFIGURED,
+    TAKEN,
+    UNSYNCED,
+)
+from celery_redlock.stores import etcd
+from celery_redlock.stores.connection import StoreError
 from celery_redlock.stores.etcd import Etcd
-from tests.stores.commands import acquire, once_before, vote
+from celery_redlock.stores.server_clock import ServerClock, ServerTime
+from tests.harness.store_nodes import store_servers
+from tests.harness.tcp import proxies
+from tests.harness.waiting import until
+from tests.stores.commands import acquire, extend, once_before, release, script, vote
 
-TIMEOUT = 5.0  # seconds
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_redlock.devnodes import StoreNode
+
+TIMEOUT = 8.0  # seconds
+FAR = 9 * 10**15  # a fence above all times until 2255
+NOW_US = 1_700_000_000_000_000  # with as many digits as the fences of a real time
 pytestmark = pytest.mark.long
 
 
+@pytest.fixture
+def connect(etcd_store: str) -> Iterator[Callable[[], Etcd]]:
+    """Give a function that connects to the cluster."""
+    stores: list[Etcd] = []
+
+    def connect() -> Etcd:
+        stores.append(Etcd(etcd_store, TIMEOUT))
+        return stores[-1]
+
+    yield connect
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def set_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Give a function that sets the clocks of all members to a time, in us."""
+
+    def set_time(now_us: int) -> None:
+        now = ServerTime(now_us, now_us)
+        monkeypatch.setattr(ServerClock, "read", lambda *_: now)
+
+    set_time(NOW_US)
+    return set_time
+
+
+def requests_of(
+    monkeypatch: pytest.MonkeyPatch, store: Etcd, act: Callable[[], Any]
+) -> list[str]:
+    """Return what this asks for: a read, or a change and whether it was done."""
+    sent: list[str] = []
+    ask = store._ask  # noqa: SLF001  (what goes over the wire is the point)
+
+    def noted(path: str, body: Any, **options: Any) -> Any:
+        reply = ask(path, body, **options)
+        is_read = path == "/kv/txn" and "compare" not in body
+        sent.append(
+            "read" if is_read else "done" if reply.get("succeeded") else "refused"
+        )
+        return reply
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_ask", noted)
+        act()
+    return sent
+
+
+def acquire_now(lock: bytes, meta: bytes, token: bytes, stripe: bytes) -> list[bytes]:
+    """Return the command that takes a lock, with the time of the store as its fence."""
+    command = acquire(lock, meta, token, stripe)
+    command[command.index(b"60000") + 1] = b"-1"
+    return command
+
+
+def ready(store: Etcd, name: bytes) -> bytes:
+    """Return a ``meta`` that votes, and whose counter 3 was used by this client."""
+    meta = name + b":meta"
+    vote(store, meta)
+    assert store.run([acquire_now(name + b":first", meta, b"t", b"3")])[0][0] == GRANTED
+    return meta
+
+
+# -- one transaction -------------------------------------------------------------------
+
+
+def test_lock_that_nobody_wants_takes_one_transaction_each_way(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has read the state of the node once reads nothing more of it."""
+    store = connect()
+    meta, lock = ready(store, b"alone"), b"alone"
+    replies: list[Any] = []
+
+    def act() -> None:
+        for command in (
+            acquire_now(lock, meta, b"ours", b"3"),
+            extend(lock, meta, b"ours"),
+            extend(lock, meta, b"ours"),
+            release(lock, b"ours"),
+            acquire_now(lock, meta, b"again", b"3"),
+            release(lock, b"again"),
+        ):
+            replies.extend(store.run([command]))
+
+    assert requests_of(monkeypatch, store, act) == ["done"] * 6
+    statuses = [one[0] if isinstance(one, list) else one for one in replies]
+    assert statuses == [GRANTED, GRANTED, GRANTED, 1, GRANTED, 1]
+    assert replies[4][1] > replies[0][1]
+    assert store.run([[b"EXISTS", lock]]) == [0]
+
+
+def test_counter_that_others_raised_costs_no_second_transaction(
+    connect: Callable[[], Etcd],
+    monkeypatch: pytest.MonkeyPatch,
+    set_time: Callable[[int], None],
+) -> None:
+    """Keys of one stripe share a counter. It is compared, and need not be read."""
+    store, others = connect(), connect()
+    meta = ready(store, b"shared")
+    set_time(NOW_US + 10)
+    theirs = acquire_now(b"shared:theirs", meta, b"theirs", b"3")
+    assert others.run([theirs]) == [[GRANTED, NOW_US + 10]]
+    set_time(NOW_US + 20)
+    replies: list[Any] = []
+    ours = acquire_now(b"shared:ours", meta, b"ours", b"3")
+    act = lambda: replies.extend(store.run([ours]))  # noqa: E731
+    assert requests_of(monkeypatch, store, act) == ["done"]
+    assert replies == [[GRANTED, NOW_US + 20]]
+
+
+@pytest.mark.parametrize(
+    "counter",
+    [NOW_US + 5, NOW_US, 10**16, NOW_US * 10 - 10, 9 * 10**18, 9_999, 7],
+)
+def test_fence_is_above_a_counter_that_was_not_read(
+    connect: Callable[[], Etcd], set_time: Callable[[int], None], counter: int
+) -> None:
+    """The time of this client may be behind, and a counter may have more digits."""
+    store, others = connect(), connect()
+    name = b"above:%d" % counter
+    meta = ready(store, name)
+    set_time(NOW_US + 1)
+    others.run([[b"HSET", meta, b"3", b"%d" % counter]])
+    ((status, fence),) = store.run([acquire_now(name, meta, b"ours", b"3")])
+    assert status == GRANTED
+    assert fence >= max(counter, NOW_US + 1)
+    assert fence > counter or counter > 2**53  # Lua cannot count beyond
+    assert others.run([[b"HGET", meta, b"3"]]) == [b"%d" % fence]
+
+
+def test_lock_that_is_held_is_told_by_the_refused_transaction(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time. Then the client knows the key, and asks with a read."""
+    store, others = connect(), connect()
+    meta, lock = ready(store, b"held"), b"held"
+    others.run([acquire_now(lock, meta, b"theirs", b"4")])
+    replies: list[Any] = []
+
+    def act() -> None:
+        replies.extend(store.run([acquire_now(lock, meta, b"ours", b"3")]))
+
+    assert requests_of(monkeypatch, store, act) == ["refused"]
+    assert requests_of(monkeypatch, store, act) == ["read"]
+    assert [one[:2] for one in replies] == [[TAKEN, replies[0][1]]] * 2
+    assert replies[0][1].startswith(b"theirs\n")
+    others.run([release(lock, b"theirs")])
+    assert requests_of(monkeypatch, store, act) == ["read", "done"]
+    assert replies[2][0] == GRANTED
+
+
+def test_release_that_finds_a_waiter_is_right_at_the_second_try(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That nobody waits is an assumption, and not made twice in a row."""
+    holder, others = connect(), connect()
+    meta, lock = ready(holder, b"waited"), b"waited"
+    wait = [b"ZADD", lock + b":queue", b"1", b"gone/1"]
+    sent: list[list[str]] = []
+    for is_waited_for in (True, True, False, False):
+        holder.run([acquire_now(lock, meta, b"ours", b"3")])
+        if is_waited_for:
+            others.run([wait])
+        act = lambda: holder.run([release(lock, b"ours")])  # noqa: E731
+        sent.append(requests_of(monkeypatch, holder, act))
+        assert others.run([[b"EXISTS", lock], [b"ZCARD", wait[1]]]) == [0, 0]
+    assert sent[0][0] == "refused"
+    assert sent[1][0] == sent[2][0] == "read"
+    assert sent[3] == ["done"]
+
+
+# -- what others have changed ----------------------------------------------------------
+
+WITHOUT_VOTE = [UNSYNCED, b"me"]
+CHANGED: dict[str, tuple[list[bytes], list[Any]]] = {
+    "config": ([b"HSET", b"?", b"config", b"another"], [MISCONFIGURED, b"another"]),
+    "run_id": ([b"HSET", b"?", b"run_id", b"another"], [UNSYNCED, b""]),
+    "votes": ([b"HDEL", b"?", b"votes"], WITHOUT_VOTE),
+    "identity": ([b"HDEL", b"?", b"identity"], [UNSYNCED, b""]),
+    "floor": ([b"HSET", b"?", b"floor", b"%d" % (FAR - 1)], [GRANTED, FAR]),
+    "all": ([b"DEL", b"?"], [UNSYNCED, b""]),
+}
+
+
+@pytest.mark.parametrize("before", ["acquire", "commit"])
+@pytest.mark.parametrize("field", CHANGED)
+def test_grant_counts_on_each_field_of_the_state(
+    connect: Callable[[], Etcd],
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    before: str,
+) -> None:
+    """A field that decides whether the node votes has changed since it was read."""
+    late, others = connect(), connect()
+    name = b"state:%b:%b" % (field.encode(), before.encode())
+    meta = ready(late, name)
+    (verb, _, *words), reply = CHANGED[field]
+
+    def change() -> None:
+        others.run([[verb, meta, *words]])
+
+    if before == "acquire":
+        change()
+    else:
+        once_before(monkeypatch, late, "_commit", change)
+    assert late.run([acquire_now(name, meta, b"ours", b"3")]) == [reply]
+    assert others.run([[b"EXISTS", name]]) == [reply[0] == GRANTED]
+
+
+def test_grant_sees_that_the_state_was_made_anew(connect: Callable[[], Etcd]) -> None:
+    """It has all fields that it had, and another view."""
+    late, others = connect(), connect()
+    meta = ready(late, b"anew")
+    others.run([[b"DEL", meta]])
+    vote(others, meta)
+    others.run([[b"HSET", meta, b"config", b"another"]])
+    refused = [MISCONFIGURED, b"another"]
+    assert late.run([acquire_now(b"anew", meta, b"ours", b"3")]) == [refused]
+
+
+def test_two_clients_cannot_both_be_granted_a_key(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one commits just before the first, who takes the key for free."""
+    late, others = connect(), connect()
+    meta, lock = ready(late, b"both"), b"both"
+    theirs = acquire_now(lock, meta, b"theirs", b"4")
+    once_before(monkeypatch, late, "_commit", lambda: others.run([theirs]))
+    ((status, value, _),) = late.run([acquire_now(lock, meta, b"ours", b"3")])
+    assert (status, value.split(b"\n")[0]) == (TAKEN, b"theirs")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_grants_of_two_stripes_do_not_conflict(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    """Each counter is a key of its own."""
+    late, others = connect(), connect()
+    name = b"stripes:%d" % is_known
+    meta = name + b":meta"
+    vote(others, meta)
+    if is_known:
+        ready(late, name)
+    theirs = acquire_now(name + b":a", meta, b"theirs", b"4")
+    once_before(monkeypatch, late, "_commit", lambda: others.run([theirs]))
+    one = acquire_now(name + b":b", meta, b"ours", b"3")
+    sent = requests_of(monkeypatch, late, lambda: late.run([one]))
+    assert sent == ["done"] if is_known else ["read", "done"]
+
+
+def test_batch_does_not_take_for_free_what_it_only_reads(
+    connect: Callable[[], Etcd],
+) -> None:
+    """What only a read asks for is not compared, and so it is read."""
+    store, others = connect(), connect()
+    meta = ready(store, b"beside")
+    others.run([[b"SET", b"beside:read", b"there"]])
+    granting = acquire_now(b"beside", meta, b"ours", b"3")
+    reply, found = store.run([granting, [b"GET", b"beside:read"]])
+    assert (reply[0], found) == (GRANTED, b"there")
+
+
 def test_scan_in_a_batch_leaves_the_checks_of_the_others(
-    etcd_store: str, monkeypatch: pytest.MonkeyPatch
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A grant beside it is refused where another client has taken the lock."""
+    late, others = connect(), connect()
+    meta, lock = b"scanned:meta", b"scanned"
+    vote(others, meta)
+    act = lambda: others.run([acquire(lock, meta, b"theirs", b"4")])  # noqa: E731
+    once_before(monkeypatch, late, "scan", act)
+    granting = acquire(lock, meta, b"ours", b"3")
+    reply, _ = late.run([granting, [b"SCAN", b"0", b"MATCH", b"scanned:*"]])
+    assert reply[0] == TAKEN
+    assert others.run([acquire(lock, meta, b"theirs", b"4")])[0][0] == GRANTED
+
+
+THEIRS = [TAKEN, b"theirs\n1\nx", 60000]
+MEANWHILE: dict[str, tuple[list[bytes], list[Any], int]] = {
+    "closed": (
+        [b"HSET", b"meta", b"config", b"another"],
+        [MISCONFIGURED, b"another"],
+        1,
+    ),
+    "quarantined": ([b"HDEL", b"meta", b"votes"], WITHOUT_VOTE, 1),
+    "reset": ([b"DEL", b"meta"], [UNSYNCED, b""], 1),
+    "released": ([b"DEL", b"lock"], [FREE], 0),
+    "ended": ([b"SET", b"lock", b"ours\n8\nme", b"PX", b"1"], [FREE], 0),
+    "taken": ([b"SET", b"lock", b"theirs\n1\nx", b"PX", b"60000"], THEIRS, 0),
+    "cancelled": (
+        script("request_cancel", [b"lock"], b"ours", b"x"),
+        [GRANTED, 0, b"x"],
+        1,
+    ),
+    "waited": ([b"ZADD", b"queue", b"1", b"gone/1"], [GRANTED, 0], 1),
+}
+
+
+@pytest.mark.parametrize("ours", ["extend", "release"])
+@pytest.mark.parametrize("change", MEANWHILE)
+def test_holder_notices_what_others_changed_since(
+    connect: Callable[[], Etcd],
+    set_time: Callable[[int], None],
+    change: str,
+    ours: str,
+) -> None:
+    """A client does not use its memory after another one has changed the keys."""
+    holder, others = connect(), connect()
+    lock = b"since:%b:%b" % (change.encode(), ours.encode())
+    names = {b"lock": lock, b"meta": lock + b":meta", b"queue": lock + b":queue"}
+    meta = names[b"meta"]
+    vote(others, meta)
+    assert holder.run([acquire_now(lock, meta, b"ours", b"3")]) == [[GRANTED, NOW_US]]
+    assert holder.run([extend(lock, meta, b"ours")]) == [[GRANTED, 0]]
+    command, extended, released = MEANWHILE[change]
+    others.run([[names.get(word, word) for word in command]])
+    if change == "ended":
+        set_time(NOW_US + 2_000)
+    one, reply = {
+        "extend": (extend(lock, meta, b"ours"), extended),
+        "release": (release(lock, b"ours"), released),
+    }[ours]
+    assert holder.run([one]) == [reply]
+    left = others.run([[b"GET", lock], [b"ZCARD", names[b"queue"]]])
+    if change == "taken":
+        assert left[0] == b"theirs\n1\nx"
+    elif ours == "release":
+        assert left == [None, 0]
+
+
+@pytest.mark.parametrize("token", [b"ours", b"theirs"])
+def test_no_reply_comes_from_memory_alone(
+    connect: Callable[[], Etcd], set_time: Callable[[int], None], token: bytes
+) -> None:
+    """A client reads what it would refuse by what it remembers.
+
+    It remembers a lock that has ended by now, and that another client has extended or
+    taken.
+    """
+    holder, others = connect(), connect()
+    lock = b"alone:%b" % token
+    meta = lock + b":meta"
+    vote(others, meta)
+    assert holder.run([acquire_now(lock, meta, b"ours", b"3")])[0][0] == GRANTED
+    if token == b"theirs":
+        others.run([release(lock, b"ours")])
+    set_time(NOW_US + 40_000_000)
+    others.run([acquire_now(lock, meta, token, b"3")])
+    set_time(NOW_US + 70_000_000)
+    assert holder.run([release(lock, token)]) == [1]
+
+
+def test_end_that_rests_on_an_old_time_is_written_again(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit tells the time. With an older one, an end would be too early.
+
+    So it may be after a virtual machine was paused, or the clock was set.
+    """
+    late, others = connect(), connect()
+    meta, lock = ready(late, b"old"), b"old"
+    others.run([[b"HSET", meta, b"3", b"%d" % 10**15]])
+    now = SYSTEM_CLOCK.monotonic()
+    clock = late._members[0].clock  # noqa: SLF001  (as it was before it was set)
+    behind = clock.read(now).latest_us / 1e6 - 90.0
+    clock.observe(now, now, behind, behind)
+    sent = requests_of(
+        monkeypatch, late, lambda: late.run([acquire_now(lock, meta, b"ours", b"3")])
+    )
+    assert sent == ["done", "read", "done"]
+    (left,) = others.run([[b"PTTL", lock]])
+    assert 50_000 < left <= 62_000  # by the bounds of both clients
+
+
+def test_time_that_was_not_told_for_long_is_read(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bounds of a time widen, and the ends of locks with them."""
+    store = connect()
+    meta = ready(store, b"long")
+    monkeypatch.setattr(etcd, "_TIME_KEPT", 0.0)
+    act = lambda: store.run([acquire_now(b"long", meta, b"ours", b"3")])  # noqa: E731
+    assert requests_of(monkeypatch, store, act) == ["read", "done"]
+
+
+def test_client_remembers_a_limited_number_of_locks(
+    connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ones that it wrote last."""
+    monkeypatch.setattr(etcd, "_REMEMBERED", 3)
+    store = connect()
+    meta = ready(store, b"many")
+    for number in range(5):
+        store.run([acquire_now(b"many:%d" % number, meta, b"ours", b"3")])
+    assert list(store._locks) == [b"many:2", b"many:3", b"many:4"]  # noqa: SLF001
+
+
+# -- connections -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def member() -> Iterator[StoreNode]:
+    """Give a cluster of one member that votes."""
+    with store_servers("etcd", members=1) as cluster:
+        yield cluster.nodes[0]
+
+
+@pytest.fixture
+def proxy(member: StoreNode) -> Iterator[Any]:
+    """Give a proxy in front of the member."""
+    targets: Any = [member]
+    with proxies(targets) as (proxy,):
+        yield proxy
+
+
+def through(proxy: Any, timeout: float = TIMEOUT) -> Etcd:
+    """Connect by the proxy."""
+    url = proxy.url.replace("redis://", "etcd://").removesuffix("/0")
+    return Etcd(url, timeout)
+
+
+@pytest.mark.parametrize("is_granted_again", [True, False])
+def test_acquire_whose_reply_is_lost_is_done_once(
+    member: StoreNode, proxy: Any, key: str, *, is_granted_again: bool
+) -> None:
+    """The same token is granted again, unless the lock has another holder by now."""
+    lock = key.encode()
+    with closing(through(proxy)) as store, closing(Etcd(member.url, TIMEOUT)) as others:
+        meta = ready(store, lock)
+        replies: list[Any] = []
+        ours = acquire_now(lock, meta, b"ours", b"3")
+        asking = threading.Thread(target=lambda: replies.extend(store.run([ours])))
+        proxy.hold_replies()
+        asking.start()
+        until(lambda: others.run([[b"EXISTS", lock]]) == [1])
+        if not is_granted_again:
+            theirs = acquire_now(lock, meta, b"theirs", b"4")
+            assert others.run([release(lock, b"ours"), theirs])[1][0] == GRANTED
+        (value,) = others.run([[b"GET", lock]])
+        proxy.drop()
+        proxy.resume()
+        asking.join()
+        assert others.run([[b"GET", lock]]) == [value]
+    ((status, told, *_),) = replies
+    if is_granted_again:
+        assert (status, b"%d" % told) == (GRANTED, value.split(b"\n")[1])
+    else:
+        assert (status, told) == (TAKEN, value)
+
+
+def test_release_whose_reply_is_lost_spares_the_next_holder(
+    member: StoreNode, proxy: Any, key: str
+) -> None:
+    """It is not known to be done, so it is tried again, and finds nothing of ours."""
+    lock = key.encode()
+    with closing(through(proxy)) as store, closing(Etcd(member.url, TIMEOUT)) as others:
+        meta = ready(store, lock)
+        store.run([acquire_now(lock, meta, b"ours", b"3")])
+        replies: list[Any] = []
+        act = lambda: replies.extend(store.run([release(lock, b"ours")]))  # noqa: E731
+        asking = threading.Thread(target=act)
+        proxy.hold_replies()
+        asking.start()
+        until(lambda: others.run([[b"EXISTS", lock]]) == [0])
+        others.run([acquire_now(lock, meta, b"theirs", b"4")])
+        (value,) = others.run([[b"GET", lock]])
+        proxy.drop()
+        proxy.resume()
+        asking.join()
+        assert replies == [0]
+        assert others.run([[b"GET", lock]]) == [value]
+
+
+def test_nothing_is_remembered_across_connections(
+    proxy: Any, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster may have been restored from a backup meanwhile."""
+    lock = key.encode()
+    with closing(through(proxy)) as store:
+        meta = ready(store, lock)
+        store.run([acquire_now(lock, meta, b"ours", b"3")])
+        proxy.drop()
+        replies: list[Any] = []
+
+        def act() -> None:
+            for command in ([b"GET", b"another"], release(lock, b"ours")):
+                replies.extend(store.run([command]))
+
+        assert requests_of(monkeypatch, store, act) == ["read", "read", "done"]
+        assert replies == [None, 1]
+
+
+def test_grant_of_a_cluster_that_was_made_anew_does_not_count(
+    member: StoreNode, proxy: Any, key: str
+) -> None:
+    """It has the same keys, of the same revisions, and another id."""
+    lock = key.encode()
+    with store_servers("etcd", members=1) as another, closing(through(proxy)) as store:
+        meta = ready(store, lock)
+        (fields,) = store.run([[b"HGETALL", meta]])
+        with closing(Etcd(another.urls[0], TIMEOUT)) as restored:
+            restored.run([[b"HSET", meta, *fields]])
+        proxy.target = another.nodes[0]
+        proxy.drop()
+        assert store.run([acquire_now(lock, meta, b"ours", b"3")]) == [[UNSYNCED, b""]]
+        proxy.target = member
+        proxy.drop()
+        assert store.run([acquire_now(lock, meta, b"ours", b"3")])[0][0] == GRANTED
+
+
+def test_reply_of_another_cluster_is_no_grant(
+    member: StoreNode, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy may send two requests on one connection to two clusters."""
+    lock = key.encode()
+    with closing(Etcd(member.url, TIMEOUT)) as store:
+        meta = ready(store, lock)
+        before = lambda: setattr(store, "_run_id", b"1")  # noqa: E731
+        once_before(monkeypatch, store, "_commit", before)
+        with pytest.raises(StoreError, match="was replaced by another cluster"):
+            store.run([acquire_now(lock, meta, b"ours", b"3")])
+
+
+def test_interrupt_ends_a_request_that_gets_no_reply(proxy: Any, key: str) -> None:
+    """Another thread ends it, long before its timeout, and it is not sent again."""
+    lock = key.encode()
+    with closing(through(proxy, timeout=600.0)) as store:
+        meta = ready(store, lock)
+        errors: list[StoreError] = []
+
+        def ask() -> None:
+            try:
+                store.run([acquire_now(lock, meta, b"ours", b"3")])
+            except StoreError as error:
+                errors.append(error)
+
+        asking = threading.Thread(target=ask)
+        proxy.hold()
+        asking.start()
+        store.interrupt()
+        store.interrupt()
+        until(lambda: not asking.is_alive())
+        assert "the connection is closed" in str(errors[0])
+
+
+def test_interrupt_ends_a_listener(member: StoreNode, key: str) -> None:
+    """Its connection is another one than that of the requests."""
+    ours, theirs = socket.socketpair()
+    with closing(Etcd(member.url, TIMEOUT)) as store, ours, theirs:
+        messages = store.listen(key.encode(), ours)
+        assert next(messages) == b""
+        store.interrupt()
+        with pytest.raises(StoreError, match="lost its connection"):
+            next(messages)
+
+
+def test_listener_gets_all_messages_and_lives_while_they_come(
+    member: StoreNode, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease is renewed also if there is never a pause between two messages."""
+    monkeypatch.setattr(etcd, "_LISTENER_TTL", 0)  # which etcd makes two seconds
+    channel = key.encode()
+    ours, theirs = socket.socketpair()
     with (
-        closing(Etcd(etcd_store, TIMEOUT)) as late,
-        closing(Etcd(etcd_store, TIMEOUT)) as others,
+        closing(Etcd(member.url, TIMEOUT)) as store,
+        closing(Etcd(member.url, TIMEOUT)) as others,
+        ours,
+        theirs,
     ):
-        meta, lock = b"scanned:meta", b"scanned"
-        vote(others, meta)
-        act = lambda: others.run([acquire(lock, meta, b"theirs", b"4")])  # noqa: E731
-        once_before(monkeypatch, late, "scan", act)
-        granting = acquire(lock, meta, b"ours", b"3")
-        reply, _ = late.run([granting, [b"SCAN", b"0", b"MATCH", b"scanned:*"]])
-        assert reply[0] == TAKEN
-        assert others.run([acquire(lock, meta, b"theirs", b"4")])[0][0] == GRANTED
+        messages = store.listen(channel, ours)
+        assert next(messages) == b""
+        asked: list[str] = []
+        ask = store._ask  # noqa: SLF001  (what it asks for is the point)
+
+        def noted(path: str, *args: Any, **options: Any) -> Any:
+            asked.append(path)
+            return ask(path, *args, **options)
+
+        monkeypatch.setattr(store, "_ask", noted)
+        texts = [b"%d" % number for number in range(3)] + [b"x" * 100_000]
+        for text in texts:
+            assert others.run([[b"PUBLISH", channel, text]]) == [1]
+        assert [next(messages) for _ in texts] == texts
+        assert "/lease/keepalive" in asked
+        theirs.close()
+        assert list(messages) == []
+        assert others.run([[b"PUBLISH", channel, b"late"]]) == [0]
+
+
+def test_what_speaks_no_http_is_told() -> None:
+    """It is up, and the remedy is another port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.sendall(b"-ERR unknown command\r\n")
+                sock.recv(1 << 16)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(StoreError, match="speaks no HTTP; is this the port"):
+            Etcd(f"etcd://127.0.0.1:{listener.getsockname()[1]}", TIMEOUT)
+        answering.join()

@@ -155,7 +155,6 @@ def test_password_that_is_quoted_is_in_no_name(url: str, name: str) -> None:
     [
         ("postgresql://db/app", "psycopg", "postgresql"),
         ("host=db", "psycopg", "postgresql"),
-        ("etcd://a", "etcd3gw.client", "etcd"),
         ("zookeeper://a", "kazoo.client", "zookeeper"),
     ],
 )
@@ -173,7 +172,7 @@ def test_missing_driver_names_the_extra(
 def test_demo_without_a_driver_names_the_extra() -> None:
     """The square brackets of the command survive the colors of the demo."""
     program = (
-        "import sys; sys.modules['etcd3gw.client'] = None\n"
+        "import sys; sys.modules['lupa'] = None\n"
         "sys.argv[1:] = ['--store', 'etcd']\n"
         "from demo.__main__ import main; sys.exit(main())"
     )
