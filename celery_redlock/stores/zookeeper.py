@@ -24,6 +24,9 @@ its birth, and the transaction checks that this birth is still there.
 An acquire reads three znodes, and commits. A session remembers how it left the locks
 that it took, so to extend or release one is a commit alone: see ``compare_and_swap``.
 That a release finds no wait queue is an assumption as well, and checked as the others.
+So is an acquire where the session was the last one to raise the fence counter, twice in
+a row: it takes the lock for free. A check that fails is a write that waits for the
+disks, so it does not assume that of keys that others use.
 A session forgets everything when its connection breaks: the ensemble may be another
 one, from a backup, in which the same version may belong to other data.
 
@@ -96,7 +99,7 @@ from celery_redlock.stores.keyspace import (
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from celery_redlock.stores.commands import Command
     from celery_redlock.stores.keyspace import Changes
@@ -143,7 +146,9 @@ class ZooKeeper(CompareAndSwapStore):
         self._clock = ServerClock()
         self._memory: dict[bytes, tuple[int, _Head]] = {}  # with the version
         self._remembered_until = self._identified_until = 0  # in breaks
-        self._seen: set[bytes] = set()  # rare keys that were there when last read
+        self._counters: dict[tuple[bytes, bytes], _Counter] = {}
+        # Rare keys, and locks of others, that were there when last read.
+        self._seen: set[bytes] = set()
         try:
             self._run_id = self._identity()
             denied = self._denied()
@@ -274,8 +279,13 @@ class ZooKeeper(CompareAndSwapStore):
         keys.enter([*needs.names, *parts], cells)
         if len(self._seen) > _REMEMBERED:
             self._seen.clear()
-        self._seen -= needs.rare
-        self._seen |= needs.rare & self._heads.keys()
+        self._seen -= needs.rare | needs.own
+        found = (needs.rare | needs.own) & self._heads.keys()
+        self._seen |= found - self._memory.keys()
+        for place in self._counters.keys() & self._versions.keys():
+            left = self._counters[place]
+            is_steady = left.version == self._versions[place]
+            self._counters[place] = left._replace(is_steady=is_steady)
         for name in parts.keys() & self._heads.keys():
             self._memory[name] = self._versions[name, HEAD], self._heads[name]
         return keys
@@ -313,14 +323,24 @@ class ZooKeeper(CompareAndSwapStore):
         if self._remembered_until != self._breaks:
             self._remembered_until = self._breaks
             self._memory.clear()
+            self._counters.clear()
         names = needs.names - needs.rare
+        counters = [
+            (name, b"." + one)
+            for name, fields in needs.fields.items()
+            for one in fields
+            if one.isdigit()
+        ]
+        left = [self._counters.get(place) for place in counters]
+        # Only what raises a counter can take a lock.
+        taken = names - self._memory.keys() if counters else set()
         known = {name: self._memory.get(name) for name in names | needs.fields.keys()}
         if (
             not names
             or not names <= needs.own
-            or None in known.values()
-            or needs.rare & self._seen
-            or any(one.isdigit() for fields in needs.fields.values() for one in fields)
+            or any(one is None and name not in taken for name, one in known.items())
+            or not all(one and one.is_steady for one in left)
+            or (needs.rare | taken) & self._seen
         ):
             return None
         self._begin()
@@ -329,7 +349,11 @@ class ZooKeeper(CompareAndSwapStore):
             if found:
                 self._versions[name, HEAD], self._heads[name] = found
                 cells += self._heads[name].cells()
-        self._versions |= {(name, HEAD): _MISSING for name in needs.rare}
+        self._versions |= {(name, HEAD): _MISSING for name in needs.rare | taken}
+        for place, one in zip(counters, left, strict=True):
+            if one:
+                self._versions[place] = one.version
+                cells.append(one.cell)
         time = self._time()
         if has_ended(cells, time):
             return None
@@ -338,17 +362,30 @@ class ZooKeeper(CompareAndSwapStore):
         return keys
 
     def _remember(
-        self, heads: dict[bytes, _Head], gone: set[bytes], needs: Needs
+        self,
+        heads: dict[bytes, _Head],
+        gone: set[bytes],
+        written: Mapping[tuple[bytes, bytes], Cell],
+        needs: Needs,
     ) -> None:
-        """Update the remembered locks by the changes of a commit."""
+        """Update the remembered locks and counters by the changes of a commit."""
+        self._seen -= gone & needs.own
+        for place, cell in written.items():
+            if cell.kind == HASH and cell.field[1:].isdigit():
+                version = self._versions.get(place, _MISSING)
+                left = self._counters.pop(place, None)
+                is_steady = bool(left and left.is_steady and left.version == version)
+                self._counters[place] = _Counter(version + 1, cell, is_steady)
         for name in heads.keys() | gone:
             self._memory.pop(name, None)
         for name, head in heads.items():
             if name in needs.own and head.cell.kind == STRING:
                 version = self._versions.get((name, HEAD), _MISSING) + 1
                 self._memory[name] = version, head
-        while len(self._memory) > _REMEMBERED:
-            del self._memory[next(iter(self._memory))]
+        memories: list[dict[Any, Any]] = [self._memory, self._counters]
+        for memory in memories:
+            while len(memory) > _REMEMBERED:
+                del memory[next(iter(memory))]
 
     def _note_state(self, state: str) -> None:
         """Count breaks; called by kazoo's thread, before it connects again."""
@@ -429,10 +466,11 @@ class ZooKeeper(CompareAndSwapStore):
         is_done, is_time_right = self._committed(transaction)
         if is_done:
             ended = {name for name, field in gone if field == HEAD}
-            self._remember(heads, ended, needs)
+            self._remember(heads, ended, changes.written, needs)
         else:
-            for name, _ in before:
-                self._memory.pop(name, None)
+            for place in before:
+                self._memory.pop(place[0], None)
+                self._counters.pop(place, None)
         # An error of the sweep must not hide what the commit has done.
         with suppress(KazooException, KazooTimeoutError):
             self._sweep()
@@ -820,6 +858,20 @@ class _Head(NamedTuple):
         name = self.cell.name
         fields = self.fields.items()
         return [self.cell, *(Cell(name, f, HASH, v, None, None) for f, v in fields)]
+
+
+class _Counter(NamedTuple):
+    """A fence counter as the session left it.
+
+    Attributes:
+        version: Of its znode.
+        cell: What was written.
+        is_steady: Whether no other session had changed it when it was read again.
+    """
+
+    version: int
+    cell: Cell
+    is_steady: bool
 
 
 def _ends_at_ms(name: bytes, data: bytes) -> float:

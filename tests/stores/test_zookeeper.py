@@ -324,6 +324,72 @@ def test_holder_extends_and_releases_in_one_request(
     assert store.run([[b"EXISTS", lock]]) == [0]
 
 
+def test_lock_that_one_session_takes_again_is_one_request(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that was twice the last one to raise a counter does not read it."""
+    store, others = connect(), connect()
+    meta, lock = b"again:meta", b"again"
+    vote(others, meta)
+    store.run([[b"SET", b"again:other", b"x"]])  # which tells the time
+    replies: list[Any] = []
+
+    def act() -> None:
+        replies.extend(store.run([acquire(lock, meta, b"ours", b"3")]))
+        replies.extend(store.run([release(lock, b"ours")]))
+
+    read = ["Sync", *["GetData"] * 3]
+    for reads in (read, read, [], []):
+        sent = requests_of(monkeypatch, store, act)
+        assert sent == [*reads, "Transaction", "Transaction"]
+    assert replies == [n for f in range(8, 12) for n in ([GRANTED, f], 1)]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_lock_that_others_take_meanwhile_is_read(
+    connect: Callable[[], ZooKeeper], monkeypatch: pytest.MonkeyPatch, *, taken: bool
+) -> None:
+    """A session does not try again without a read what has failed once."""
+    store, others = connect(), connect()
+    name = b"meanwhile:%d" % taken
+    meta, theirs = name + b":meta", name if taken else name + b":theirs"
+    vote(store, meta)
+    for _ in range(3):
+        store.run([acquire(name, meta, b"ours", b"3")])
+        store.run([release(name, b"ours")])
+    others.run([acquire(theirs, meta, b"theirs", b"3")])
+    replies: list[Any] = []
+    act = lambda: replies.extend(store.run([acquire(name, meta, b"ours", b"3")]))  # noqa: E731
+    read = ["Sync", *["GetData"] * 3]
+    assert requests_of(monkeypatch, store, act)[:5] == ["Transaction", *read]
+    if not taken:
+        assert replies == [[GRANTED, 12]]
+        return
+    assert requests_of(monkeypatch, store, act) == read
+    assert [one[:2] for one in replies] == [[TAKEN, b"theirs\n11\nme"]] * 2
+    others.run([release(name, b"theirs")])
+    assert requests_of(monkeypatch, store, act) == [*read, "Transaction"]
+    assert replies[2] == [GRANTED, 12]
+
+
+@pytest.mark.parametrize("field", CHANGED)
+def test_grant_without_a_read_counts_on_each_field_of_the_state(
+    connect: Callable[[], ZooKeeper], field: str
+) -> None:
+    """A field that decides whether the node votes has changed since it was read."""
+    late, others = connect(), connect()
+    name = b"unread:%b" % field.encode()
+    meta = name + b":meta"
+    vote(others, meta)
+    for _ in range(3):
+        late.run([acquire(name, meta, b"ours", b"3")])
+        late.run([release(name, b"ours")])
+    (verb, _, *words), reply = CHANGED[field]
+    others.run([[verb, meta, *words]])
+    assert late.run([acquire(name, meta, b"ours", b"3")]) == [reply]
+    assert others.run([[b"EXISTS", name]]) == [reply[0] == GRANTED]
+
+
 THEIRS = [TAKEN, b"theirs\n1\nx", 60000]
 MEANWHILE: dict[str, tuple[list[bytes], list[Any], int]] = {
     "closed": (
