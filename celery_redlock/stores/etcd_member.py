@@ -10,6 +10,7 @@ makes another one.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 from contextlib import suppress
@@ -88,7 +89,7 @@ class EtcdMember:
         self._timeout, self._tls = timeout, tls
         self._sock: socket.socket | None = None
         self._watch: Watch | None = None
-        self._is_interrupted = False
+        self._is_interrupted, self._pid = False, os.getpid()
         self.clock = ServerClock()
         self.is_time_right = True
         self.connects = 0
@@ -243,7 +244,12 @@ class EtcdMember:
         return self._watch
 
     def interrupt(self) -> None:
-        """End what another thread waits for, which then closes the connections."""
+        """End what another thread waits for, which then closes the connections.
+
+        In a forked child it does nothing: the connections are also the parent's.
+        """
+        if self._pid != os.getpid():
+            return
         self._is_interrupted = True
         watched = self._watch.socket if self._watch else None
         for sock in (self._sock, watched):

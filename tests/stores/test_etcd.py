@@ -24,6 +24,7 @@ from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from tests.harness.store_nodes import store_servers
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
+from tests.nodes.support import run_python
 from tests.stores.commands import acquire, extend, once_before, release, script, vote
 
 if TYPE_CHECKING:
@@ -580,6 +581,28 @@ def test_interrupt_ends_a_request_that_gets_no_reply(proxy: Any, key: str) -> No
         store.interrupt()
         until(lambda: not asking.is_alive())
         assert "the connection is closed" in str(errors[0])
+
+
+def test_child_that_interrupts_its_copy_leaves_the_parent_alone(
+    etcd_store: str,
+) -> None:
+    """A fork that runs no hook has copies of all connections."""
+    program = """
+import os, sys
+from celery_redlock.stores.etcd import Etcd
+store = Etcd(sys.argv[1], 8.0)
+connects = sum(member.connects for member in store._members)
+pid = os.fork()
+if not pid:
+    store.interrupt()
+    store.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+assert store.run([[b"GET", b"forked"]]) == [None]
+print(sum(member.connects for member in store._members) - connects)
+store.close()
+"""
+    assert run_python(program, etcd_store) == ["0"]
 
 
 def test_interrupt_ends_a_listener(member: StoreNode, key: str) -> None:
