@@ -11,13 +11,14 @@ transaction compares is only what decides:
   its fence counters. So two locks with counters in different stripes do not conflict;
 * of a counter that was not read: that it is less than what is written.
 
-An acquire is one transaction where nobody competes, and so are an extension and a
-release. A connection remembers what it wrote and what it read of ``meta``, and takes
-keys that it has not seen for free: see ``compare_and_swap``. If that was wrong, the
-reply of the transaction has the keys as they are, so the second try is right. All is
-forgotten when a connection is made: the cluster may be another one, from a backup, in
-which the same revision may belong to other data. So a transaction that changes
-something is sent on the connection that its snapshot came from, or not at all.
+An acquire is one transaction where no other client wants the lock, and so are an
+extension and a release. A connection remembers what it wrote and what it read of
+``meta``, and takes keys that it has not seen for free: see ``compare_and_swap``. If
+that was wrong, the reply of the transaction has the keys as they are, so the second try
+is right. All is forgotten when a connection is made: the cluster may be another one,
+from a backup, in which the same revision may belong to other data. So a transaction
+that changes something is sent on the connection that its snapshot came from, or not at
+all.
 
 etcd takes 128 comparisons at most. Where those would be too many, one comparison is for
 all that lies between several keys, in the order of their names: it may find a change
@@ -666,7 +667,7 @@ class Etcd(CompareAndSwapStore):
 
 
 class _State(NamedTuple):
-    """What was read of a hash that is read in part: all but its counters.
+    """A hash that is read in part, as it was read: all but its counters.
 
     Attributes:
         revision: When it was so.

@@ -1,4 +1,4 @@
-"""etcd: one transaction where nobody competes; what comes before a commit; its HTTP."""
+"""etcd: one transaction without competition; what comes before a commit; its HTTP."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def ready(store: Etcd, name: bytes) -> bytes:
 # -- one transaction -------------------------------------------------------------------
 
 
-def test_lock_that_nobody_wants_takes_one_transaction_each_way(
+def test_lock_that_no_other_client_wants_takes_one_transaction_each_way(
     connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that has read the state of the node once reads nothing more of it."""
@@ -192,7 +192,7 @@ def test_lock_that_is_held_is_told_by_the_refused_transaction(
 def test_release_that_finds_a_waiter_is_right_at_the_second_try(
     connect: Callable[[], Etcd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That nobody waits is an assumption, and not made twice in a row."""
+    """The release assumes that no client waits, but not twice in a row."""
     holder, others = connect(), connect()
     meta, lock = ready(holder, b"waited"), b"waited"
     wait = [b"ZADD", lock + b":queue", b"1", b"gone/1"]
@@ -291,7 +291,7 @@ def test_grants_of_two_stripes_do_not_conflict(
 def test_batch_does_not_take_for_free_what_it_only_reads(
     connect: Callable[[], Etcd],
 ) -> None:
-    """What only a read asks for is not compared, and so it is read."""
+    """A key that is only read is not compared, and so it is read."""
     store, others = connect(), connect()
     meta = ready(store, b"beside")
     others.run([[b"SET", b"beside:read", b"there"]])
