@@ -71,7 +71,9 @@ class Connection:
         facts: The server's description of itself.
         has_scripts: Whether the server has our scripts, as far as is known. They can
             be removed from it (SCRIPT FLUSH).
+        events: The events of the socket to wait for.
         unsent: The bytes that the socket did not take.
+        is_tls: Whether it may hold more bytes than its socket shows.
     """
 
     is_working = False  # what was sent is carried out by the server
@@ -80,8 +82,10 @@ class Connection:
         "__weakref__",
         "_finalizer",
         "connection",
+        "events",
         "facts",
         "has_scripts",
+        "is_tls",
         "reader",
         "sock",
         "unsent",
@@ -95,18 +99,15 @@ class Connection:
         self.sock = sock
         self.sock.settimeout(0)
         self.reader: ReplyReader = new_reader()
+        self.events = EVENT_READ
         self.unsent = bytearray()
+        self.is_tls = hasattr(sock, "pending")
         self.facts = facts
         self.has_scripts = has_scripts
         # For a service that is dropped without ``close``. The collector calls it before
         # any ``__del__``, so before Python warns that the socket was left open.
         self._finalizer = weakref.finalize(self, connection.disconnect)
         self._finalizer.atexit = False
-
-    @property
-    def events(self) -> int:
-        """The events of the socket to wait for."""
-        return _READ_AND_WRITE if self.unsent else EVENT_READ
 
     def send(
         self, requests: Sequence[ScriptRequest | ScriptLoad], packed: bytes
@@ -117,10 +118,18 @@ class Connection:
             ConnectionLost: The connection is lost.
         """
         del requests
-        if self.unsent:
-            self.unsent += packed
-        elif (count := self._taken(packed)) < len(packed):
-            self.unsent += packed[count:]
+        if not self.unsent:
+            try:
+                count = self.sock.send(packed)
+            except OSError as error:
+                if not _would_block(error):
+                    raise ConnectionLost(f"lost its connection: {error}") from None
+                count = 0
+            if count == len(packed):
+                return
+            packed = packed[count:]
+        self.unsent += packed
+        self.events = _READ_AND_WRITE
         if len(self.unsent) > _MOST_UNSENT:
             raise ConnectionLost("accepts no more data")
 
@@ -130,17 +139,8 @@ class Connection:
         Raises:
             ConnectionLost: The connection is lost.
         """
-        del self.unsent[: self._taken(self.unsent)]
-
-    def _taken(self, data: bytes | bytearray) -> int:
-        """Return how many of these bytes the socket has taken."""
-        try:
-            count: int = self.sock.send(data)
-        except OSError as error:
-            if _would_block(error):
-                return 0
-            raise ConnectionLost(f"lost its connection: {error}") from None
-        return count
+        unsent, self.unsent, self.events = bytes(self.unsent), bytearray(), EVENT_READ
+        self.send((), unsent)
 
     def replies(self) -> Iterator[Any]:
         """Read what has come, and yield the replies. An error is a reply, too.
@@ -149,12 +149,11 @@ class Connection:
             ConnectionLost: The connection is lost, or what has come is no reply.
         """
         sock, reader = self.sock, self.reader
-        is_tls = hasattr(sock, "pending")  # it may hold more than its socket shows
         try:
             data = sock.recv(_READ_SIZE)
             while data:
                 reader.feed(data)
-                if len(data) < _READ_SIZE and not is_tls:
+                if len(data) < _READ_SIZE and not self.is_tls:
                     break
                 data = sock.recv(_READ_SIZE)
         except OSError as error:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_redlock.basics.resp import ErrorReply
 from celery_redlock.wire.connection import ConnectionLost
@@ -154,8 +154,7 @@ class Node:
                 packed = b"".join([_packed_anyhow(request) for request in requests])
             elif not packed:
                 packed = b"".join([request.packed() for request in requests])
-            sent = [(request, index) for request in requests]
-            self._write(conversation, sent, packed)
+            self._write(conversation, requests, index, packed)
             return
         for request in requests:
             if self.unfit_because:
@@ -239,18 +238,15 @@ class Node:
         if conversation is None:
             return
         try:
-            for reply in conversation.connection.replies():
-                self._enter(conversation, reply)
+            self._enter_replies(conversation)
         except ConnectionLost as error:
             self._drop(str(error))
             return
         except UnreadableReply as error:
             self._drop(f"does not speak the protocol of Redis: {error}")
             return
-        self._wait_for(conversation)
-        if self.suspect and not conversation.pending:
-            self.suspect, self._connector.failures = False, 0
-            self._log.in_time()
+        if conversation.connection.events != conversation.events:
+            self._wait_for(conversation)
 
     def flush(self) -> None:
         """Send what the socket did not take before."""
@@ -262,7 +258,8 @@ class Node:
         except ConnectionLost as error:
             self._drop(str(error))
             return
-        self._wait_for(conversation)
+        if conversation.connection.events != conversation.events:
+            self._wait_for(conversation)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have this selector wait for the connection, if there is one."""
@@ -332,41 +329,48 @@ class Node:
     def _write(
         self,
         conversation: _Conversation,
-        sent: Sequence[tuple[ScriptRequest | ScriptLoad, int]],
+        requests: Sequence[ScriptRequest | ScriptLoad],
+        index: int,
         packed: bytes,
     ) -> None:
-        conversation.pending.extend(sent)
+        conversation.pending.extend([(request, index) for request in requests])
+        connection = conversation.connection
         try:
-            conversation.connection.send([request for request, _ in sent], packed)
+            connection.send(requests, packed)
         except ConnectionLost as error:
             self._drop(str(error))
             return
-        self._wait_for(conversation)
+        if connection.events != conversation.events:
+            self._wait_for(conversation)
 
     def _wait_for(self, conversation: _Conversation) -> None:
-        """Have the selector wait for what the connection can do next."""
+        """Have the selector wait for other events of the connection."""
         connection = conversation.connection
-        if connection.events != conversation.events and self._selector:
-            conversation.events = connection.events
+        conversation.events = connection.events
+        if self._selector:
             with contextlib.suppress(KeyError, ValueError):  # it has ended
                 self._selector.modify(connection.sock, connection.events, self)
 
-    def _enter(self, conversation: _Conversation, reply: Any) -> None:
-        """Enter a reply in the request that it answers."""
-        try:
-            request, index = conversation.pending.popleft()
-        except IndexError:
-            raise ConnectionLost("sent a reply to no request") from None
-        try:
-            if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
-                self._refused(conversation, request, index, reply)
-            else:
-                request.answer(index, reply)
-        except UnreadableReply:  # to fail with the others
-            conversation.pending.appendleft((request, index))
-            raise
-        if self.suspect:
-            self.silent_since = self._clock.monotonic()
+    def _enter_replies(self, conversation: _Conversation) -> None:
+        pending = conversation.pending
+        for reply in conversation.connection.replies():
+            try:
+                request, index = pending.popleft()
+            except IndexError:
+                raise ConnectionLost("sent a reply to no request") from None
+            try:
+                if isinstance(reply, ErrorReply) and isinstance(request, ScriptRequest):
+                    self._refused(conversation, request, index, reply)
+                else:
+                    request.answer(index, reply)
+            except UnreadableReply:
+                pending.appendleft((request, index))  # to fail with the others
+                raise
+            if self.suspect:
+                self.silent_since = self._clock.monotonic()
+        if not pending and self.suspect:
+            self.suspect, self._connector.failures = False, 0
+            self._log.in_time()
 
     def _refused(
         self,
@@ -395,10 +399,10 @@ class Node:
             for later, _ in conversation.pending
         ):
             load = ScriptLoad(request.script)
-            self._write(conversation, [(load, index)], load.packed())
+            self._write(conversation, (load,), index, load.packed())
             self._fail(request, index, "had lost its scripts")
         else:
-            self._write(conversation, [(request, index)], request.packed_source())
+            self._write(conversation, (request,), index, request.packed_source())
 
     def _fail(self, request: ScriptRequest, index: int, reason: str) -> None:
         if self._conversation or self._last_seen_at >= request.resend_since:

@@ -253,6 +253,7 @@ class SimConnection(transport.Connection):
         self.sock = connection
         self.reader = new_reader()
         self.unsent = bytearray()
+        self.events, self.is_tls = _READ, False
         self.facts = transport.NodeFacts(connection.server.node.run_id, "7.0.15", "")
         self.has_scripts = True  # which is wrong at first, and after SCRIPT FLUSH
         options: Any = _Options()
