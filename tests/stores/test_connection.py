@@ -187,29 +187,34 @@ def test_signal_handler_locks_while_a_script_runs(
     """It gets a connection of its own; what it has interrupted is told as lost."""
     redlock.release(redlock.acquire(key, LONG))
     found: list[str] = []
-    begin = PostgreSQL._begin  # noqa: SLF001  (the middle of a transaction)
+    carry_out = Statements.carry_out
 
     def handle(*_: object) -> None:
         lease = redlock.acquire(f"{key}:handler", LONG, wait=LONG)
         found.append(lease.key)
         redlock.release(lease)
 
-    def interrupted(self: PostgreSQL, *args: Any, **kwargs: Any) -> Any:
+    def interrupted(
+        self: Statements, steps: Sequence[Statement]
+    ) -> Waits[list[PGresult]]:
         if threading.current_thread() is threading.main_thread():
-            monkeypatch.setattr(PostgreSQL, "_begin", begin)
+            monkeypatch.setattr(Statements, "carry_out", carry_out)
             signal.raise_signal(signal.SIGTERM)
-        return begin(self, *args, **kwargs)
+        return carry_out(self, steps)
 
     def is_told() -> bool:
+        monkeypatch.setattr(Statements, "carry_out", interrupted)
         try:
-            redlock.release(redlock.acquire(f"{key}:outer", LONG))
+            lease = redlock.acquire(f"{key}:outer", LONG)
         except QuorumUnreachable as error:
             return "interrupted" in str(error)
+        finally:
+            monkeypatch.setattr(Statements, "carry_out", carry_out)
+        redlock.release(lease)
         return False  # the I/O thread has carried it out
 
     before = signal.signal(signal.SIGTERM, handle)
     try:
-        monkeypatch.setattr(PostgreSQL, "_begin", interrupted)
         until(is_told, what="an interrupted request")
     finally:
         signal.signal(signal.SIGTERM, before)
