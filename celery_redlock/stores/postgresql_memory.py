@@ -31,7 +31,7 @@ as on the general way. The ends of locks are counted by the server.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
+
+    _Said: TypeAlias = tuple[bytes, bytes, str | None, bytes | None]
+    _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
 
 __all__ = ["AssumedKeyspace", "Assumption", "Memory"]
 
@@ -98,7 +101,7 @@ class Assumption(NamedTuple):
     """
 
     keys: AssumedKeyspace
-    cells: list[tuple[bytes, bytes, str | None, bytes | None]]
+    cells: list[_Said]
     below: dict[tuple[bytes, bytes], bytes]
 
     def note_counters(self, stripes: Mapping[bytes, set[bytes]]) -> None:
@@ -132,6 +135,13 @@ class Assumption(NamedTuple):
         return Assumed(place, process, *times, self.cells, self.below)
 
 
+class _State(NamedTuple):
+    """The cells of a part of a hash that are there, and what is assumed of all."""
+
+    cells: list[Cell]
+    assumed: list[_Said]
+
+
 class Memory:
     """The rows that one connection has last read or written.
 
@@ -144,7 +154,8 @@ class Memory:
         self.place = b""
         self.locks: dict[bytes, bytes] = {}
         self._seen: set[bytes] = set()  # rare keys that were there when last read
-        self._states: dict[bytes, dict[bytes, Cell | None]] = {}  # hash -> field
+        self._fields: dict[tuple[bytes, bytes], Cell | None] = {}  # of hashes
+        self._states: dict[_Part, _State] = {}  # made of these
         self._clock = ServerClock()
 
     def assume(self, needs: Needs, run_id: bytes) -> Assumption | None:
@@ -159,25 +170,19 @@ class Memory:
         if needs.names - needs.own - needs.rare:
             return None
         cells: list[Cell] = []
-        assumed: list[tuple[bytes, bytes, str | None, bytes | None]] = []
+        assumed: list[_Said] = []
         for name in needs.names:
             if value := self.locks.get(name):
                 cells.append(Cell(name, HEAD, STRING, value, None, None))
                 assumed.append((name, HEAD, STRING, value))
             else:
                 assumed.append((name, HEAD, None, None))
-        for name, fields in needs.fields.items():
-            state = self._states.get(name)
-            if state is None or not state.get(HEAD):
+        for part in _states_in(needs):
+            state = self._states.get(part) or self._state(*part)
+            if state is None:
                 return None
-            for field in _places(fields - needs.stripes.get(name, set())):
-                if field not in state:
-                    return None
-                if cell := state[field]:
-                    cells.append(cell)
-                    assumed.append((name, field, cell.kind, cell.value))
-                else:
-                    assumed.append((name, field, None, None))
+            cells += state.cells
+            assumed += state.assumed
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
         is_exact = time.latest_us - time.earliest_us < _MOST_LATE_US
         keys = AssumedKeyspace(
@@ -195,10 +200,22 @@ class Memory:
             cell = found.get((name, HEAD))
             if cell is None or cell.value != self.locks[name]:
                 del self.locks[name]
-        for name, fields in needs.fields.items():
-            state = self._states.setdefault(name, {})
-            for field in _places(fields - needs.stripes.get(name, set())):
-                state[field] = found.get((name, field))
+        for name, fields in _states_in(needs):
+            for place in _places(name, fields):
+                cell = found.get(place)
+                if place not in self._fields or cell != self._fields[place]:
+                    self._fields[place] = cell
+                    self._states.clear()
+
+    def _state(self, name: bytes, fields: frozenset[bytes]) -> _State | None:
+        """Return what is assumed of these fields of a hash; None if it is unknown."""
+        places = _places(name, fields)
+        if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
+            return None
+        cells = [cell for place in places if (cell := self._fields[place])]
+        said: list[_Said] = [(*cell[:3], cell.value) for cell in cells]
+        said += [(*place, None, None) for place in places if not self._fields[place]]
+        return self._states.setdefault((name, fields), _State(cells, said))
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:
         """Remember what the server has told in reply to what was sent then."""
@@ -224,5 +241,15 @@ class Memory:
         )
 
 
-def _places(fields: Iterable[bytes]) -> list[bytes]:
-    return [HEAD, *(b"." + field for field in fields)]
+def _places(name: bytes, fields: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return name and field of the cells: the head, then these fields."""
+    return [(name, HEAD), *((name, b"." + field) for field in fields)]
+
+
+def _states_in(needs: Needs) -> list[_Part]:
+    """Return the fields that are needed and are no counters."""
+    stripes = needs.stripes
+    return [
+        (name, frozenset(fields.difference(stripes.get(name, ()))))
+        for name, fields in needs.fields.items()
+    ]

@@ -396,11 +396,11 @@ def _from_bytea(text: bytes | None) -> bytes | None:
 
 
 def _bytes_array(datas: Iterable[bytes | None]) -> bytes:
-    texts = (None if one is None else rf'"\\x{one.hex()}"' for one in datas)
-    return _array(texts)
+    texts = ["NULL" if one is None else f'"\\\\x{one.hex()}"' for one in datas]
+    return f"{{{','.join(texts)}}}".encode()
 
 
 def _array(values: Iterable[object]) -> bytes:
     """Return an array of values that need no quotes, or have them."""
-    texts = ("NULL" if one is None else str(one) for one in values)
+    texts = ["NULL" if one is None else str(one) for one in values]
     return f"{{{','.join(texts)}}}".encode()
