@@ -191,7 +191,7 @@ def store_of(url: SecretUrl | str) -> type[Store]:
     except ImportError as error:
         extra = module.rpartition(".")[2]
         raise ConfigurationError(
-            f"A node at {scheme}:// needs a driver that cannot be "
+            f"A node at {scheme}:// needs a package that cannot be "
             f"imported ({error}). Install it: pip install 'celery-redlock[{extra}]'"
         ) from error
     return found
