@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -441,6 +442,14 @@ def test_user_of_etcd_with_the_printed_role_has_all_it_needs(etcd: str) -> None:
     with closing(Redlock([url], **PATIENT)) as redlock:
         assert "privileges" not in {one.code for one in diagnose(redlock, span=0.1)}
         assert redlock.release(redlock.acquire("k")) == 1
+    ours, theirs = socket.socketpair()
+    with closing(Etcd(url, 5.0)) as store, ours, theirs:
+        messages = store.listen(b"allowed", ours)
+        assert next(messages) == b""
+        assert store.run([[b"PUBLISH", b"allowed", b"news"]]) == [1]
+        assert next(messages) == b"news"
+        theirs.close()
+        assert list(messages) == []
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -80,6 +81,27 @@ def test_lock_over_tls(secured: tuple[str, Path]) -> None:
         lease = redlock.acquire("secured")
         assert lease.fence
         assert redlock.release(lease) == 1
+
+
+def test_listener_gets_messages_over_tls(secured: tuple[str, Path]) -> None:
+    """Also one that takes many records of TLS, which a socket does not tell of."""
+    url, folder = secured
+    files = f"?ca={folder}/ca.pem&cert={folder}/client.pem&key={folder}/client.key"
+    texts = [b"1", b"x" * 300_000, b"2"]
+    ours, theirs = socket.socketpair()
+    with (
+        closing(EtcdStore(url + files, 5.0)) as store,
+        closing(EtcdStore(url + files, 5.0)) as others,
+        ours,
+        theirs,
+    ):
+        messages = store.listen(b"secured", ours)
+        assert next(messages) == b""
+        for text in texts:
+            assert others.run([[b"PUBLISH", b"secured", text]]) == [1]
+            assert next(messages) == text
+        theirs.close()
+        assert list(messages) == []
 
 
 @pytest.mark.parametrize("files", ["", "?ca={}/ca.pem"])
