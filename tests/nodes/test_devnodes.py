@@ -23,6 +23,7 @@ from celery_redlock.devnodes import (
     redis_servers,
 )
 from celery_redlock.errors import ConfigurationError, RedlockError
+from tests.conftest import with_long
 from tests.nodes.support import Child, StartNodes, client, plain_client, until
 
 if TYPE_CHECKING:
@@ -518,7 +519,9 @@ def test_servers_end_on_ctrl_c(owner: Callable[..., Owner]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise is Linux's")
 @pytest.mark.parametrize("first", ["", WITHOUT_SETPRIV], ids=["setpriv", "python"])
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name", with_long(["SIGKILL", "SIGTERM", "SIGHUP"], "SIGTERM", "SIGHUP")
+)
 def test_servers_end_when_their_owner_is_killed(
     owner: Callable[..., Owner], name: str, first: str
 ) -> None:
