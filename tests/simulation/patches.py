@@ -10,6 +10,7 @@ import contextlib
 import logging
 import queue
 import threading
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -279,6 +280,8 @@ _PATCHES: tuple[tuple[Any, str, Any], ...] = (
     (deployment, "SYSTEM_CLOCK", _SystemClock),
     (broadcast, "threading", _Threading),
     (broadcast, "Waker", Waker),
+    # A real process that ends waits for the requests of all; see `finish_requests`.
+    (broadcast, "_all", weakref.WeakSet()),
     (schedule, "queue", _Queue),
     # With the real values all leases here, which last a second or two, are urgent.
     (schedule, "_LONGEST_SLEEP", 0.2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
 from random import Random
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pytest
 from celery_redlock.basics.resp import pack
 from celery_redlock.scripts import ACQUIRE, RELEASE
 from celery_redlock.scripts.keys import stripe_of
+from celery_redlock.wire import broadcast
 from tests.conftest import with_long
 from tests.simulation.history import play
 from tests.simulation.minimise import minimised
@@ -53,6 +55,21 @@ def test_simulator_finds(bug: PlantedBug) -> None:
     assert first_found(bug) is not None, (
         f"{bug.within} histories did not show the planted bug {bug.name!r}"
     )
+
+
+def test_real_process_waits_for_no_request_of_a_simulated_one() -> None:
+    """A killed process leaves requests, which its clock would let no test wait for."""
+    gc.collect()
+    before = {*broadcast._all}  # noqa: SLF001
+    gc.disable()  # the objects of a history refer to each other
+    try:
+        with simulated_core():
+            play(plan_of(0))
+        after = {*broadcast._all}  # noqa: SLF001
+    finally:
+        gc.enable()
+
+    assert after == before
 
 
 @pytest.mark.parametrize("bug", PLANTED_BUGS, ids=str)
