@@ -41,8 +41,9 @@ def redlock(shared_nodes: DevNodes) -> Iterator[Redlock]:
 
 @pytest.fixture
 def rival(shared_nodes: DevNodes) -> Iterator[Redlock]:
-    """Give another service on the shared nodes, with its own connections."""
+    """Give another service that is connected to all shared nodes."""
     with client(shared_nodes) as redlock:
+        until_all_vote(redlock)
         yield redlock
 
 
