@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,12 +131,14 @@ def _refused(policy: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda found: found["to_run"][policy]
 
 
-def _store(name: str) -> Callable[[dict[str, Any]], float | None]:
-    """Return a function that reads a cycle beside the lock of the store's driver."""
+def _store(
+    name: str, value_of: Callable[[dict[str, Any]], float]
+) -> Callable[[dict[str, Any]], float | None]:
+    """Return a function that reads a figure of a store."""
 
     def value(found: dict[str, Any]) -> float | None:
         rows = {row["name"]: row for row in found["rows"]}
-        return rows[name]["to_peer"] if name in rows else None
+        return value_of(rows[name]) if name in rows else None
 
     return value
 
@@ -369,13 +372,37 @@ _GOALS = {
         ),
     ],
     "stores": [
-        Goal(f"acquire + release in {name}: time ÷ {peer}", _store(name), most)
-        for name, peer, most in (
-            ("PostgreSQL, fsync on", "an advisory lock", 2.5),
-            ("PostgreSQL, fsync off", "an advisory lock", 2.5),
-            ("etcd", "etcd3gw Lock", 1.5),
-            ("ZooKeeper", "kazoo Lock", 1.5),
-        )
+        *(
+            Goal(
+                f"acquire + release in {name}: time ÷ {other}",
+                _store(name, operator.itemgetter(figure)),
+                most,
+            )
+            for name, other, figure, most in (
+                ("PostgreSQL, fsync on", "two writes", "to_writes", 1.5),
+                ("etcd", "etcd3gw Lock", "to_peer", 0.7),
+                ("ZooKeeper", "kazoo Lock", "to_peer", 1.1),
+            )
+        ),
+        Goal(
+            "one renewal of 1,000 leases in PostgreSQL, fsync on",
+            _store("PostgreSQL, fsync on", lambda row: row["leases"]["wall_s"] * 1000),
+            10,
+            "ms",
+        ),
+        *(
+            Goal(
+                f"no-op tasks on {name}: throughput ÷ plain Celery",
+                _store(name, lambda row: row["tasks"]["to_plain"]),
+                least,
+                at_least=True,
+            )
+            for name, least in (
+                ("PostgreSQL, fsync on", 0.65),
+                ("etcd", 0.4),
+                ("ZooKeeper", 0.4),
+            )
+        ),
     ],
 }
 

@@ -6,8 +6,8 @@ and three members of etcd and of ZooKeeper. All data is on the disk of the machi
 ========== ============================== ============================================
 store      lock of its driver             two writes
 ========== ============================== ============================================
-PostgreSQL ``pg_try_advisory_lock`` and   an INSERT and a DELETE of a row, each in a
-           ``pg_advisory_unlock``         transaction of its own
+PostgreSQL ``pg_try_advisory_lock`` and   two UPDATEs of a row, each in a transaction of
+           ``pg_advisory_unlock``         its own
 etcd       ``Lock`` of etcd3gw            a put and a delete of a key
 ZooKeeper  ``Lock`` of kazoo              a create and a delete of a node
 ========== ============================== ============================================
@@ -199,10 +199,15 @@ def _psycopg(url: str) -> Iterator[_Peer]:
             "CREATE TABLE benchmark (name text PRIMARY KEY, value text, ends bigint)"
         )
 
+        row = (_NAME, "token", 1)
+        connection.execute("INSERT INTO benchmark VALUES (%s, %s, %s)", row)
+
         def write() -> None:
-            row = (_NAME, "token", 1)
-            connection.execute("INSERT INTO benchmark VALUES (%s, %s, %s)", row)
-            connection.execute("DELETE FROM benchmark WHERE name = %s", row[:1])
+            for value in ("another token", "token"):
+                connection.execute(
+                    "UPDATE benchmark SET value = %s, ends = ends + 1 WHERE name = %s",
+                    (value, _NAME),
+                )
 
         yield _Peer(
             "advisory lock, psycopg",
