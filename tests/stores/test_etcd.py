@@ -11,7 +11,6 @@ import pytest
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.scripts import (
-    FREE,
     GRANTED,
     MISCONFIGURED,
     TAKEN,
@@ -25,7 +24,13 @@ from tests.harness.store_nodes import store_servers
 from tests.harness.tcp import proxies
 from tests.harness.waiting import until
 from tests.nodes.support import run_python
-from tests.stores.commands import acquire, extend, once_before, release, script, vote
+from tests.stores.changes import (
+    CHANGED,
+    MEANWHILE,
+    assert_noticed,
+    change_meanwhile,
+)
+from tests.stores.commands import acquire, extend, once_before, release, vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +38,6 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import StoreNode
 
 TIMEOUT = 8.0  # seconds
-FAR = 9 * 10**15  # a fence above all times until 2255
 NOW_US = 1_700_000_000_000_000  # with as many digits as the fences of a real time
 pytestmark = pytest.mark.long
 
@@ -211,16 +215,6 @@ def test_release_that_finds_a_waiter_is_right_at_the_second_try(
 
 # -- what others have changed ----------------------------------------------------------
 
-WITHOUT_VOTE = [UNSYNCED, b"me"]
-CHANGED: dict[str, tuple[list[bytes], list[Any]]] = {
-    "config": ([b"HSET", b"?", b"config", b"another"], [MISCONFIGURED, b"another"]),
-    "run_id": ([b"HSET", b"?", b"run_id", b"another"], [UNSYNCED, b""]),
-    "votes": ([b"HDEL", b"?", b"votes"], WITHOUT_VOTE),
-    "identity": ([b"HDEL", b"?", b"identity"], [UNSYNCED, b""]),
-    "floor": ([b"HSET", b"?", b"floor", b"%d" % (FAR - 1)], [GRANTED, FAR]),
-    "all": ([b"DEL", b"?"], [UNSYNCED, b""]),
-}
-
 
 @pytest.mark.parametrize("before", ["acquire", "commit"])
 @pytest.mark.parametrize("field", CHANGED)
@@ -315,27 +309,6 @@ def test_scan_in_a_batch_leaves_the_checks_of_the_others(
     assert others.run([acquire(lock, meta, b"theirs", b"4")])[0][0] == GRANTED
 
 
-THEIRS = [TAKEN, b"theirs\n1\nx", 60000]
-MEANWHILE: dict[str, tuple[list[bytes], list[Any], int]] = {
-    "closed": (
-        [b"HSET", b"meta", b"config", b"another"],
-        [MISCONFIGURED, b"another"],
-        1,
-    ),
-    "quarantined": ([b"HDEL", b"meta", b"votes"], WITHOUT_VOTE, 1),
-    "reset": ([b"DEL", b"meta"], [UNSYNCED, b""], 1),
-    "released": ([b"DEL", b"lock"], [FREE], 0),
-    "ended": ([b"SET", b"lock", b"ours\n8\nme", b"PX", b"1"], [FREE], 0),
-    "taken": ([b"SET", b"lock", b"theirs\n1\nx", b"PX", b"60000"], THEIRS, 0),
-    "cancelled": (
-        script("request_cancel", [b"lock"], b"ours", b"x"),
-        [GRANTED, 0, b"x"],
-        1,
-    ),
-    "waited": ([b"ZADD", b"queue", b"1", b"gone/1"], [GRANTED, 0], 1),
-}
-
-
 @pytest.mark.parametrize("ours", ["extend", "release"])
 @pytest.mark.parametrize("change", MEANWHILE)
 def test_holder_notices_what_others_changed_since(
@@ -347,25 +320,14 @@ def test_holder_notices_what_others_changed_since(
     """A client does not use its memory after another one has changed the keys."""
     holder, others = connect(), connect()
     lock = b"since:%b:%b" % (change.encode(), ours.encode())
-    names = {b"lock": lock, b"meta": lock + b":meta", b"queue": lock + b":queue"}
-    meta = names[b"meta"]
+    meta = lock + b":meta"
     vote(others, meta)
     assert holder.run([acquire_now(lock, meta, b"ours", b"3")]) == [[GRANTED, NOW_US]]
     assert holder.run([extend(lock, meta, b"ours")]) == [[GRANTED, 0]]
-    command, extended, released = MEANWHILE[change]
-    others.run([[names.get(word, word) for word in command]])
+    change_meanwhile(others, change, lock)
     if change == "ended":
         set_time(NOW_US + 2_000)
-    one, reply = {
-        "extend": (extend(lock, meta, b"ours"), extended),
-        "release": (release(lock, b"ours"), released),
-    }[ours]
-    assert holder.run([one]) == [reply]
-    left = others.run([[b"GET", lock], [b"ZCARD", names[b"queue"]]])
-    if change == "taken":
-        assert left[0] == b"theirs\n1\nx"
-    elif ours == "release":
-        assert left == [None, 0]
+    assert_noticed(holder, others, change, lock, ours)
 
 
 @pytest.mark.parametrize("token", [b"ours", b"theirs"])

@@ -25,6 +25,13 @@ from celery_redlock.stores.server_clock import ServerClock, ServerTime
 from celery_redlock.stores.zookeeper import ZooKeeper
 from tests.harness.waiting import until
 from tests.nodes.support import run_python
+from tests.stores.changes import (
+    CHANGED,
+    MEANWHILE,
+    WITHOUT_VOTE,
+    assert_noticed,
+    change_meanwhile,
+)
 from tests.stores.commands import (
     acquire,
     extend,
@@ -200,17 +207,6 @@ def requests_of(
     act()
     monkeypatch.setattr(client, "_call", call)
     return sent
-
-
-WITHOUT_VOTE = [UNSYNCED, b"me"]
-CHANGED: dict[str, tuple[list[bytes], list[Any]]] = {
-    "config": ([b"HSET", b"?", b"config", b"another"], [MISCONFIGURED, b"another"]),
-    "run_id": ([b"HSET", b"?", b"run_id", b"another"], [UNSYNCED, b""]),
-    "votes": ([b"HDEL", b"?", b"votes"], WITHOUT_VOTE),
-    "identity": ([b"HDEL", b"?", b"identity"], [UNSYNCED, b""]),
-    "floor": ([b"HSET", b"?", b"floor", b"500"], [GRANTED, 501]),
-    "all": ([b"DEL", b"?"], [UNSYNCED, b""]),
-}
 
 
 @pytest.mark.parametrize("field", CHANGED)
@@ -390,27 +386,6 @@ def test_grant_without_a_read_counts_on_each_field_of_the_state(
     assert others.run([[b"EXISTS", name]]) == [reply[0] == GRANTED]
 
 
-THEIRS = [TAKEN, b"theirs\n1\nx", 60000]
-MEANWHILE: dict[str, tuple[list[bytes], list[Any], int]] = {
-    "closed": (
-        [b"HSET", b"meta", b"config", b"another"],
-        [MISCONFIGURED, b"another"],
-        1,
-    ),
-    "quarantined": ([b"HDEL", b"meta", b"votes"], WITHOUT_VOTE, 1),
-    "reset": ([b"DEL", b"meta"], [UNSYNCED, b""], 1),
-    "released": ([b"DEL", b"lock"], [FREE], 0),
-    "ended": ([b"SET", b"lock", b"ours\n8\nme", b"PX", b"1"], [FREE], 0),
-    "taken": ([b"SET", b"lock", b"theirs\n1\nx", b"PX", b"60000"], THEIRS, 0),
-    "cancelled": (
-        script("request_cancel", [b"lock"], b"ours", b"x"),
-        [GRANTED, 0, b"x"],
-        1,
-    ),
-    "waited": ([b"ZADD", b"queue", b"1", b"gone/1"], [GRANTED, 0], 1),
-}
-
-
 @pytest.mark.parametrize("ours", ["extend", "release"])
 @pytest.mark.parametrize("change", MEANWHILE)
 def test_holder_notices_what_others_changed_since(
@@ -422,27 +397,16 @@ def test_holder_notices_what_others_changed_since(
     """A session does not use its memory after another client has changed the znodes."""
     holder, others = connect(), connect()
     lock = b"since:%b:%b" % (change.encode(), ours.encode())
-    names = {b"lock": lock, b"meta": lock + b":meta", b"queue": lock + b":queue"}
-    meta = names[b"meta"]
+    meta = lock + b":meta"
     vote(others, meta)
     now_us = 1_000_000_000
     monkeypatch.setattr(ServerClock, "read", lambda *_: ServerTime(now_us, now_us))
     assert holder.run([acquire(lock, meta, b"ours", b"3")]) == [[GRANTED, 8]]
     assert holder.run([extend(lock, meta, b"ours")]) == [[GRANTED, 0]]
-    command, extended, released = MEANWHILE[change]
-    others.run([[names.get(word, word) for word in command]])
+    change_meanwhile(others, change, lock)
     if change == "ended":
         now_us += 2_000
-    one, reply = {
-        "extend": (extend(lock, meta, b"ours"), extended),
-        "release": (release(lock, b"ours"), released),
-    }[ours]
-    assert holder.run([one]) == [reply]
-    left = others.run([[b"GET", lock], [b"ZCARD", names[b"queue"]]])
-    if change == "taken":
-        assert left[0] == b"theirs\n1\nx"
-    elif ours == "release":
-        assert left == [None, 0]
+    assert_noticed(holder, others, change, lock, ours)
 
 
 @pytest.mark.parametrize("token", [b"ours", b"theirs"])
