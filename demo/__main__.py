@@ -19,9 +19,9 @@ except ImportError:
     sys.exit("The demo needs the package rich: pip install 'celery-redlock[dev]'.")
 
 from celery_redlock import RedlockError
-from celery_redlock.cli.output.format import plural
 from celery_redlock.devnodes import STORES, DevStore
 from celery_redlock.locks.redlock import Redlock
+from celery_redlock.operations.words import plural
 from demo.journal import overlaps, record, runs
 from demo.processes import Processes, start_processes
 from demo.screen import Screen

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from celery_redlock.cli.output.format import plural
+from celery_redlock.operations.words import plural
 from celery_redlock.wire.quorum import VoteKind
 from demo.journal import runs
 

@@ -14,8 +14,6 @@ from celery.app.autoretry import add_autoretry_behaviour
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["retry_as_configured"]
-
 
 def retry_as_configured(task: Any, error: Exception) -> None:
     """Do what Celery does after this error in the body of a task.

@@ -40,8 +40,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MessageRefusedError", "confirmed"]
-
 _LONGEST = 10.0  # seconds until a message is confirmed
 _UNROUTABLE = (312, 313)  # reply codes: no queue is bound, or none has a consumer
 _CONNECTING = ("max_retries", "interval_start", "interval_step", "interval_max")

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.limits import Waits, Wanted
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["EarlyStartStep", "EarlyStarts", "WaitingCall", "consumer_with_lines"]
-
 log = logging.getLogger(__name__)
 
 _MOST_KEYS = 2000  # calls of more keys wait for their countdown

@@ -18,8 +18,6 @@ from celery_redlock.basics.secret import hidden, mask_url
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MaskedNodes", "mask"]
-
 _SETTING = "redlock_nodes"  # in upper or lower case, after any namespace
 
 

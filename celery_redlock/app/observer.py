@@ -13,8 +13,6 @@ from celery_redlock.app.runtime import app_itself
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Observer", "install_once", "installed"]
-
 _T = TypeVar("_T", bound="Observer")
 
 

@@ -19,8 +19,6 @@ from celery_redlock.basics.process import OfOneProcess
 if TYPE_CHECKING:
     from celery_redlock.errors import LockUnavailable
 
-__all__ = ["OutageLog"]
-
 log = logging.getLogger(__name__)
 
 _MOST_CALLS = 10_000  # whose ids are remembered, to count them

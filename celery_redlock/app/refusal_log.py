@@ -35,8 +35,6 @@ from celery_redlock.scripts.keys import shown
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["LONG", "RefusalLog", "RefusalRecord", "RefusalWatch"]
-
 log = logging.getLogger(__name__)
 
 LONG = 5.0  # seconds

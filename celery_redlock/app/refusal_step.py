@@ -12,8 +12,6 @@ from celery.worker import state
 from celery_redlock.app.refusal_log import LONG, RefusalWatch
 from celery_redlock.app.runtime import runtime_of
 
-__all__ = ["RefusalStep"]
-
 
 class RefusalStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Calls `RefusalWatch.check` while there is a connection to the broker."""

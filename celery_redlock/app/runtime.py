@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.watchdog import Watchdog
     from celery_redlock.options.lock_options import LockOptions, ResolvedOptions
 
-__all__ = [
-    "Runtime",
-    "SignalDispatcher",
-    "app_itself",
-    "forget_runtimes",
-    "instead",
-    "redlock_from",
-    "runtime_of",
-]
-
 log = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_redlock_runtime"  # of the app

@@ -25,8 +25,6 @@ from celery_redlock.options.lock_options import LockOptions
 if TYPE_CHECKING:
     from celery_redlock.members.deployment import NodesReport
 
-__all__ = ["connect"]
-
 log = logging.getLogger(__name__)
 
 

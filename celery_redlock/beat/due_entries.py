@@ -29,16 +29,6 @@ from celery.utils.time import maybe_make_aware
 if TYPE_CHECKING:
     from celery.schedules import BaseSchedule
 
-__all__ = [
-    "as_datetime",
-    "as_us",
-    "copy_of",
-    "cut_to_window",
-    "never_ran",
-    "next_due",
-    "slots_due",
-]
-
 _US = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # A scheduler marks an entry that never ran by a last run that is decades ago.

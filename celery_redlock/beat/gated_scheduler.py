@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-__all__ = ["GatedScheduler", "gated_class"]
-
 log = logging.getLogger(__name__)
 
 _LATE_US = 5_000_000  # a slot that is sent later than this is logged

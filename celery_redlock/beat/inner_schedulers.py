@@ -30,16 +30,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-
-__all__ = [
-    "cancel_save_at_exit",
-    "disable_own_lock",
-    "discard",
-    "entries_of",
-    "scheduler_class",
-    "set_last_run",
-]
-
 log = logging.getLogger(__name__)
 
 _ENTRY_POINTS = "celery.beat_schedulers"

@@ -39,9 +39,6 @@ from celery_redlock.signals import leader_elected, leader_resigned
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
-__all__ = ["RedlockScheduler", "election_key"]
-
 log = logging.getLogger(__name__)
 
 _NAME = "celery beat"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from celery_redlock.election import Term
     from celery_redlock.records.beat_slots import SlotRecord
 
-__all__ = ["BeatTerm", "DeadlineProducer", "TermEnding"]
-
 _MARGIN = 0.1  # of the ttl: the time to send a slot and to record it
 _US = 1_000_000
 

@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.cli.output.format import (
-    Column,
-    MoodText,
-    Row,
-    plural,
-    table,
-    unseen_lines,
-)
+from celery_redlock.cli.output.format import Column, MoodText, Row, table, unseen_lines
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.locks.lease import new_base, new_token
+from celery_redlock.operations.words import plural
 from celery_redlock.wire.client import NodeUnreachable, each_node
 from celery_redlock.wire.quorum import Vote, VoteKind
 from celery_redlock.wire.requests import ScriptRequest, vote_of

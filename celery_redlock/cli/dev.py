@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.cli.output.format import painted, plural
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.devnodes import STORES, DevNodes, DevStore
+from celery_redlock.operations.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,14 +12,8 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
-from celery_redlock.cli.output.format import (
-    Column,
-    Row,
-    fit,
-    painted,
-    state_cell,
-    table,
-)
+from celery_redlock.cli.output.format import Column, Row, fit, state_cell, table
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import (
     DONE,
     ERROR,

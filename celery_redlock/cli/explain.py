@@ -12,10 +12,10 @@ from celery_redlock.cli.output.format import (
     holder_document,
     keys_text,
     limit_lines,
-    painted,
     permits_document,
     permits_table,
 )
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import (
     DONE,
     ERROR,

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import click
 
-from celery_redlock.cli.output.format import (
-    Column,
-    Row,
-    duration,
-    state_cell,
-    table,
-)
+from celery_redlock.cli.output.format import Column, Row, state_cell, table
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.operations.inspect import NodeState, node_status
+from celery_redlock.operations.words import duration
 
 
 @click.command(cls=Command, short_help="Start a brand-new deployment.")

@@ -6,15 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery_redlock.cli.output.format import (
-    Column,
-    painted,
-    plural,
-    table,
-    unseen_lines,
-)
+from celery_redlock.cli.output.format import Column, table, unseen_lines
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.operations.scan import keys_without_ttl
+from celery_redlock.operations.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

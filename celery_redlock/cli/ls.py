@@ -14,15 +14,14 @@ from celery_redlock.cli.output.format import (
     limit_lines,
     limits_document,
     lock_row,
-    painted,
-    plural,
     seen_document,
     table,
 )
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import DONE, ERROR, Command, Interval, Session
 from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
-from celery_redlock.operations.words import unknown_text
+from celery_redlock.operations.words import plural, unknown_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

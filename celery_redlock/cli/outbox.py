@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from celery_redlock.cli.output.format import duration, plural
 from celery_redlock.cli.output.session import DONE, WARNING, Command, Session
 from celery_redlock.effects.outbox import Outbox, outboxes_of
+from celery_redlock.operations.words import duration, plural
 
 
 @click.command(cls=Command, short_help="Show and publish messages in outboxes.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from celery_redlock.cli.output.format import plural
 from celery_redlock.cli.output.session import Command, Session
 from celery_redlock.effects.call_records import delete_old_records
+from celery_redlock.operations.words import plural
 
 
 @click.command(cls=Command, short_help="Delete old records of calls.")

@@ -11,19 +11,13 @@ import click
 
 from celery_redlock.app.runtime import redlock_from
 from celery_redlock.basics.secret import SecretUrl, hidden
-from celery_redlock.cli.output.format import (
-    Column,
-    MoodText,
-    Row,
-    duration,
-    painted,
-    plural,
-    table,
-)
+from celery_redlock.cli.output.format import Column, MoodText, Row, table
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import ERROR, Command, Failure, Session
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.operations import reconfigure as operation
 from celery_redlock.operations.doctor import workers_by_nodes
+from celery_redlock.operations.words import duration, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

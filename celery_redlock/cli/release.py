@@ -13,15 +13,13 @@ from celery_redlock.cli.output.format import (
     Column,
     Row,
     doubt_lines,
-    duration,
     finite,
     holder_document,
     keys_text,
-    painted,
-    plural,
     table,
     unseen_lines,
 )
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import (
     DONE,
     ERROR,
@@ -38,6 +36,7 @@ from celery_redlock.operations.kill_holder import HolderLives, kill_holder
 from celery_redlock.operations.release import Question, Released, ask
 from celery_redlock.operations.release import release as release_confirmed
 from celery_redlock.operations.scan import Kind, Scan, scan
+from celery_redlock.operations.words import duration, plural
 
 if TYPE_CHECKING:
     from celery_redlock.operations.inspect import LockStatus

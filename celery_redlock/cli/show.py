@@ -13,18 +13,16 @@ from celery_redlock.cli.output.format import (
     Column,
     MoodText,
     Row,
-    duration,
     finite,
     holder_document,
     keys_text,
     limit_lines,
-    painted,
-    permit_text,
     permits_document,
     permits_table,
     since,
     table,
 )
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import DONE, ERROR, WARNING, Command, Session
 from celery_redlock.locks.lease import Holder
 from celery_redlock.operations.inspect import (
@@ -35,7 +33,7 @@ from celery_redlock.operations.inspect import (
     other_settings,
 )
 from celery_redlock.operations.scan import lock_holder, permits_of
-from celery_redlock.operations.words import UNREADABLE
+from celery_redlock.operations.words import UNREADABLE, duration, permit_text
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.wire.quorum import Vote, VoteKind
 

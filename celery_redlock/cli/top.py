@@ -14,19 +14,17 @@ from celery_redlock.cli.output.format import (
     LOCK_COLUMNS,
     Column,
     Row,
-    age_of,
     limit_lines,
     limits_document,
     lock_row,
-    painted,
-    plural,
     state_cell,
     table,
 )
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import Command, Interval, Session
 from celery_redlock.operations.inspect import NodeState, other_settings, votes_of
 from celery_redlock.operations.scan import Scan, scan
-from celery_redlock.operations.words import votes_text
+from celery_redlock.operations.words import age_of, plural, votes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from celery_redlock.basics.text import printable
-from celery_redlock.cli.output.format import painted, plural
+from celery_redlock.cli.output.ink import painted
 from celery_redlock.cli.output.session import USAGE, Command, Failure, Session
+from celery_redlock.operations.words import plural
 from celery_redlock.web import page
 from celery_redlock.web.server import LockServer, is_loopback
 

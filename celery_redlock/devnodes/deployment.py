@@ -10,8 +10,6 @@ from celery_redlock.locks.redlock import Redlock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["initialize"]
-
 _PATIENCE = 20.0  # seconds: a server that has just started on a busy machine is slow
 
 

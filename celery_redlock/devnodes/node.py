@@ -23,8 +23,6 @@ from celery_redlock.errors import ConfigurationError, RedlockError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DevNode", "ServerOptions", "find_redis_server", "redis_servers"]
-
 _COMMAND_TIMEOUT = 5.0
 _POLL_EVERY = 0.005
 _PORT_TRIES = 20

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Beat", "Process", "Worker", "free_port", "stop", "with_its_parent"]
-
 # Below the range of outgoing connections: a client that reconnects again and again to
 # a dead server in that range can be connected to itself.
 _PORTS = range(10_000, 32_000)

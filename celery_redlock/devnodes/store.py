@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes.stores.server import StoreServer, StoreServers
 
-__all__ = ["STORES", "DevStore", "StoreNode"]
-
 _SERVERS: dict[str, tuple[str, Callable[..., StoreServers]]] = {
     "postgresql": ("PostgreSQL", installed_postgresql),
     "etcd": ("etcd", Etcd),

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.options.exactly_once import ExactlyOnce
 
-__all__ = [
-    "CallRecord",
-    "PruneTask",
-    "RecordStore",
-    "RecordTaken",
-    "delete_old_records",
-    "has_succeeded",
-    "now",
-    "record_id",
-    "register",
-]
-
 log = logging.getLogger(__name__)
 
 AT_ONCE = 1000  # records that one transaction deletes

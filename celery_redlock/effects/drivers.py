@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["is_in_transaction"]
-
 _IDLE = 0  # libpq's word for a connection that is in no transaction
 
 

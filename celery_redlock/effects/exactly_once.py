@@ -68,8 +68,6 @@ if TYPE_CHECKING:
     from celery_redlock.effects.call_records import RecordStore
     from celery_redlock.options.exactly_once import ExactlyOnce
 
-__all__ = ["run_once"]
-
 log = logging.getLogger(__name__)
 
 _NOT_DONE = (Ignore, Reject, Retry, LeaseError, ConfigurationError, StaleFence)

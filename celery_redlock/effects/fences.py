@@ -6,8 +6,6 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError, StaleFence
 
-__all__ = ["fence_number", "stale"]
-
 
 def fence_number(fence: Any) -> int:
     """Return the number of a fence: a lease, or a number already.

@@ -54,16 +54,6 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.result import AsyncResult
 
-__all__ = [
-    "MessageStore",
-    "Outbox",
-    "OutboxMessage",
-    "PublishOutboxTask",
-    "Waiting",
-    "outboxes_of",
-    "publish_outboxes",
-]
-
 log = logging.getLogger(__name__)
 
 _STORES = {

@@ -14,8 +14,6 @@ from kombu.serialization import dumps, loads
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["StoredValue"]
-
 _BINARY = ("binary", "ascii-8bit")
 
 

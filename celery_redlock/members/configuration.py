@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["FORMAT", "SETTINGS", "Configuration", "in_full"]
-
 FORMAT = 4  # of what we keep on the nodes
 SETTINGS = (
     rf"format {FORMAT}, max_ttl (?P<max_ttl>\d+(?:\.\d+)?(?:e[-+]\d+)?) s, "

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.quorum import Ballot
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["NodesReport", "initialize"]
-
 _PAUSE = 0.05  # seconds between two tries
 _MS = 1000
 _OLDER = ("protocol 1,", "format 2,", "format 3,")  # what older versions stored

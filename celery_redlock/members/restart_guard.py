@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from celery_redlock.scripts.keys import Keys
     from celery_redlock.wire.requests import Nodes, ScriptRequest
 
-__all__ = ["NodeMembership", "RestartGuard", "counters_in", "greatest"]
-
 log = logging.getLogger(__name__)
 
 _MS = 1000

@@ -33,8 +33,6 @@ from celery_redlock.members.configuration import (
     in_full,
 )
 
-__all__ = ["CLOSED", "JOINED", "UNKNOWN", "Member", "View", "refusal"]
-
 JOINED = f"format {FORMAT}, in no deployment"  # of a node that has only an identity
 CLOSED = f"format {FORMAT}, closed: moving to "  # a planned view follows
 UNKNOWN = "unknown"  # the identity at a place whose server was never seen

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.options.call_key import LimitedKey
 
-__all__ = ["StateCollector"]
-
 log = logging.getLogger(__name__)
 
 _GAUGES = {  # name: (help text, labels)

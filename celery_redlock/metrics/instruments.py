@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from celery_redlock.policies import Conflict, ConflictDecision, Decision
     from celery_redlock.wire.quorum import Vote
 
-__all__ = ["Instruments", "instruments_in"]
-
 _LATE_AT = 1 / 2  # of the ttl
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BACKLOGS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400, 86_400)

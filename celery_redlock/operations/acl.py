@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.wire.client import NodeClient
 
-__all__ = ["COMMANDS", "OUR_KEYS", "acl_rules", "denied_command", "try_commands"]
-
 _CALLED_BY_SCRIPTS = {
     verb.lower()
     for script in ALL_SCRIPTS

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.client import NodeClient, PerNode
     from celery_redlock.wire.quorum import Ballot
 
-__all__ = ["Operator", "is_ours", "release_found", "release_lock", "values_on"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operator:

@@ -34,22 +34,6 @@ if TYPE_CHECKING:
     from celery_redlock.members.restart_guard import RestartGuard
     from celery_redlock.wire.client import NodeClient
 
-__all__ = [
-    "ClockSample",
-    "LockStatus",
-    "NodeReport",
-    "NodeState",
-    "NodeStatus",
-    "each_answering",
-    "inspect_nodes",
-    "is_held",
-    "lock_status",
-    "node_status",
-    "other_settings",
-    "present_view",
-    "votes_of",
-]
-
 _SAMPLE = 500  # keys
 T = TypeVar("T")
 _CLOCK_READINGS = 12

@@ -20,8 +20,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
 
-__all__ = ["HolderLives", "kill_holder"]
-
 _PATIENCE = 2.0  # seconds that workers have to answer
 _ENDS_WITHIN = 5.0  # seconds, after each signal
 _LOOK_EVERY = 0.2  # seconds

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from celery_redlock.scripts import Script
     from celery_redlock.wire.quorum import Ballot
 
-__all__ = ["reconfigure"]
-
 log = logging.getLogger(__name__)
 
 _PAUSE = 0.5  # seconds between two tries of a step

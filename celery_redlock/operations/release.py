@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from celery_redlock.operations.inspect import LockStatus
     from celery_redlock.wire.client import PerNode
 
-__all__ = ["Question", "Released", "ask", "digest", "holders_text", "release"]
-
 _LIVE_HOLDER = (
     "The holder learns of the release at its next renewal, within a third of its ttl. "
     "Then it has lost its lock, and its on_lock_lost decides whether it stops. Its log "

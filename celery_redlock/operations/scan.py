@@ -44,22 +44,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.client import NodeClient, PerNode
 
-__all__ = [
-    "Kind",
-    "LimitInUse",
-    "Scan",
-    "SeenHolder",
-    "inspect_limits",
-    "keys_without_ttl",
-    "limits_in_use",
-    "lock_holder",
-    "locks_of",
-    "number_of_locks",
-    "other_permits",
-    "permits_of",
-    "scan",
-]
-
 _START = re.compile(re.escape(START.encode()) + rb"\d+$")  # a permit for a start
 
 Kind = Literal["lock", "claim", "cooldown"]

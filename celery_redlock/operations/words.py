@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.limits import Limit
     from celery_redlock.operations.scan import Scan
 
-__all__ = [
-    "UNREADABLE",
-    "age_of",
-    "duration",
-    "instant",
-    "permit_text",
-    "plural",
-    "state_words",
-    "unknown_text",
-    "votes_text",
-    "with_app",
-]
-
 UNREADABLE = "unreadable: of another program"
 """The task of a lock whose value this package has not written."""
 

@@ -20,15 +20,6 @@ from celery_redlock.policies import (
     PublishDecision,
 )
 
-__all__ = [
-    "ConflictWord",
-    "LockArguments",
-    "LossWord",
-    "OutageWord",
-    "PublishWord",
-    "TaskArguments",
-]
-
 Seconds = float | timedelta
 
 ConflictWord = Literal[

@@ -24,18 +24,6 @@ from kombu.exceptions import OperationalError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "accepted_countdown",
-    "broadcast_of",
-    "broker_errors",
-    "is_broadcast",
-    "is_in_memory",
-    "loses_publications",
-    "marks_redeliveries",
-    "visibility_timeout",
-    "way_back",
-]
-
 _KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
 

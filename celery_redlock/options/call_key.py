@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.limits import Limits
 
-__all__ = ["KeyRule", "KeyTemplate", "LimitedKey", "PlainSignature"]
-
 _LONGEST_KEY = 512  # characters
 _HASH_BYTES = 16
 _SHORT = 64  # bits

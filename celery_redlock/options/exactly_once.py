@@ -21,8 +21,6 @@ from celery_redlock.options.values import Readers, flag, seconds_if_given
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ExactlyOnce", "RecordOptions"]
-
 _PER = ("task_id", "key")
 _KEEP = timedelta(days=30).total_seconds()
 _DJANGO = "celery_redlock.contrib.django.records:DjangoRecords"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["FOREIGN", "ForeignOption"]
-
 
 class ForeignOption(NamedTuple):
     """An option of another library: the first columns of its line in the table."""

@@ -13,8 +13,6 @@ from celery_redlock.options.call_key import KeyTemplate
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["KeyOptions", "LimitOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-__all__ = ["LockOptions", "ResolvedOptions"]
-
 _NAMES = tuple(LockArguments.__annotations__)
 _NEARLY = 0.8  # similar enough for a typing error, by difflib's measure
 

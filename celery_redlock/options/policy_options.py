@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from celery_redlock.basics.timing import Timing
     from celery_redlock.options.key_options import LimitOptions
 
-__all__ = ["PolicyOptions", "default_policy", "options_of_policies"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions(UniqueOptions):

@@ -22,8 +22,6 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.options.key_options import LimitOptions
 from celery_redlock.options.values import Readers, seconds_if_given, seconds_or_zero
 
-__all__ = ["UniqueOptions"]
-
 _CLAIM_TTL = 3600.0  # seconds
 _UNIQUE_WHILE = ("running", "queued", "queued_or_running")
 

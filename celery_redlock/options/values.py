@@ -13,8 +13,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Readers", "flag", "naming", "seconds_if_given", "seconds_or_zero"]
-
 Readers = Mapping[str, Callable[[str, Any], Any]]
 """Names of options, each with the function that returns the value to use."""
 

@@ -22,8 +22,6 @@ from celery_redlock.policies.base import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Run"]
-
 
 @policy
 @dataclass(frozen=True, slots=True)

@@ -43,26 +43,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.limits import Limit
 
-__all__ = [
-    "POLICIES",
-    "Conflict",
-    "ConflictDecision",
-    "DecidedCall",
-    "Decision",
-    "Duration",
-    "Loss",
-    "LossDecision",
-    "OptionChecks",
-    "Outage",
-    "OutageDecision",
-    "PublishDecision",
-    "RefusedCall",
-    "Situation",
-    "TaskOptions",
-    "in_seconds",
-    "policy",
-]
-
 _DecisionT = TypeVar("_DecisionT", bound="type[Decision]")
 
 Duration = float | timedelta | None  # seconds; a decision turns it into float

@@ -20,8 +20,6 @@ from celery_redlock.policies.base import (
 )
 from celery_redlock.policies.retry import Retry
 
-__all__ = ["BufferOne"]
-
 _KEEPS = ("latest", "first")
 
 

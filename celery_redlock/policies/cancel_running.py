@@ -24,8 +24,6 @@ from celery_redlock.policies.base import (
     policy,
 )
 
-__all__ = ["CancelRunning"]
-
 
 @policy
 @dataclass(frozen=True, slots=True)

@@ -30,18 +30,6 @@ from celery_redlock.policies.base import (
 )
 from celery_redlock.policies.skip import Skip
 
-__all__ = [
-    "ON_BACKEND_ERROR",
-    "ON_CONFLICT",
-    "ON_LOCK_LOST",
-    "ON_PUBLISH",
-    "Policy",
-    "PolicyOption",
-    "given_at",
-    "label_of",
-    "publish_policy",
-]
-
 _SituationT = TypeVar("_SituationT", bound=Situation)
 _DecisionT = TypeVar("_DecisionT", bound=Decision)
 

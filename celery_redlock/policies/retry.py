@@ -27,8 +27,6 @@ from celery_redlock.policies.base import (
 if TYPE_CHECKING:
     from celery_redlock.line.backlog import Place
 
-__all__ = ["Retry"]
-
 _FIRST, _LONGEST = 1.0, 30.0  # seconds until the next try in an outage
 _MOMENT = 0.5  # seconds
 _LEAST = 0.05  # seconds; each way through the broker costs something

@@ -13,8 +13,6 @@ from celery_redlock.policies.base import (
     policy,
 )
 
-__all__ = ["Skip"]
-
 
 @policy
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from celery_redlock.policies.base import (
 )
 from celery_redlock.policies.raise_ import Raise
 
-__all__ = ["Wait"]
-
 _TIMEOUT = 10.0  # seconds
 
 

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 from celery_redlock.policies.base import DecidedCall, LossDecision, policy
 
-__all__ = ["Warn"]
-
 
 @policy
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,6 @@ from celery_redlock.task.publishing import seconds_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["is_delayed", "send_announced"]
-
 log = logging.getLogger(__name__)
 
 # Nodes remember for a minute that a call has ended. A publisher that was suspended

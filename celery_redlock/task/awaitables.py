@@ -22,8 +22,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PLAIN", "is_lazy", "refuse_async", "refuse_awaitable", "refuse_batches"]
-
 _REMEDY = (
     "Make it a plain function that calls asyncio.run(...), or returns a list, or give "
     "singleton_task(base=...) a task class whose __call__ runs the coroutine or the "

@@ -13,8 +13,6 @@ from typing import Any
 
 from celery import signals
 
-__all__ = ["is_beat"]
-
 _thread = threading.local()
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
 
-__all__ = ["Call"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

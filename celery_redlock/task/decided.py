@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from celery_redlock.task.call import Call
     from celery_redlock.task.line_entry import LineEntry
 
-__all__ = ["DecidedConflict", "DecidedLoss", "DecidedOutage", "send_event"]
-
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

@@ -51,9 +51,6 @@ if TYPE_CHECKING:
         ) -> SingletonTask[P, R]: ...
 
 
-__all__ = ["singleton_task"]
-
-
 @overload
 def singleton_task(
     function: Callable[P, R],

@@ -36,18 +36,6 @@ if TYPE_CHECKING:
     from celery_redlock.task.call import Call
     from celery_redlock.task.header import TaskHeader
 
-__all__ = [
-    "Pauses",
-    "Republished",
-    "comes_back",
-    "drop_if_finished",
-    "drop_if_outdated",
-    "drop_if_sent_twice",
-    "end_as_revoked",
-    "republish",
-    "wait_for_result",
-]
-
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds

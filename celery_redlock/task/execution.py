@@ -123,8 +123,6 @@ if TYPE_CHECKING:
     from celery_redlock.options.lock_options import ResolvedOptions
     from celery_redlock.task.call import Call
 
-__all__ = ["Execution", "State", "TaskLock", "running"]
-
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

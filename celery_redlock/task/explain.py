@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.options.lock_options import ResolvedOptions
 
-__all__ = ["Explanation", "Step", "explain"]
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -66,21 +66,6 @@ from celery_redlock.scripts.keys import MOST, MOST_BYTES, is_permit, keys_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping
 
-__all__ = [
-    "HEADER",
-    "TaskHeader",
-    "attach",
-    "claim_in",
-    "clean",
-    "extract",
-    "fault_of",
-    "mint",
-    "place_in",
-    "waits_in",
-    "waits_of",
-    "with_fields",
-]
-
 HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
 _BASE = re.compile("[0-9a-f]{32}")

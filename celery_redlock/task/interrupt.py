@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.errors import LockLost
 
-__all__ = ["Interrupter", "interrupter"]
-
 _T = TypeVar("_T")
 _SIGNAL = getattr(signal, "SIGUSR1", None)  # the one that billiard's limits use
 

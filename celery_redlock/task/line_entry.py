@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from celery_redlock.task.call import Call
     from celery_redlock.task.interrupt import Interrupter
 
-__all__ = ["LineEntry"]
-
 log = logging.getLogger(__name__)
 
 _MOST_BEFORE = 20  # calls before it that have ended, and kept their places

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.limits import Limits
 
-__all__ = [
-    "SentMessage",
-    "as_received",
-    "key_to_publish",
-    "wanted_by_message",
-    "watched",
-]
-
-
 _REGISTRY: Any = registry  # has no types
 
 

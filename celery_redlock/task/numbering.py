@@ -31,8 +31,6 @@ from celery_redlock.task.publishing import seconds_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["send_in_order"]
-
 log = logging.getLogger(__name__)
 
 _TOO_FEW = (

@@ -65,17 +65,6 @@ if TYPE_CHECKING:
     from celery_redlock.app.runtime import Runtime
     from celery_redlock.options.lock_options import ResolvedOptions
 
-__all__ = [
-    "Claim",
-    "called_with",
-    "conflict_with",
-    "publish",
-    "release_claim",
-    "seconds_until",
-    "send_again",
-    "with_conflict",
-]
-
 log = logging.getLogger(__name__)
 
 _OF_A_CANVAS = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-__all__ = ["end_refused", "was_refused"]
-
 _refusal: ContextVar[BaseException | None] = ContextVar(
     "celery_redlock_refusal", default=None
 )

@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from celery_redlock.app.early_start import WaitingCall
     from celery_redlock.locks.limits import Limits
 
-__all__ = ["EndedAsRevoked", "RedlockRequest"]
-
 log = logging.getLogger(__name__)
 
 _DIED = (WorkerLostError, Terminated, SystemExit)

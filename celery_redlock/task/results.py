@@ -11,8 +11,6 @@ from celery.backends.base import DisabledBackend
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["can_be_read", "has_ended", "stored_result"]
-
 log = logging.getLogger(__name__)
 
 

@@ -104,14 +104,6 @@ else:
             return Task
 
 
-__all__ = [
-    "NextToCelery",
-    "PublishedOnCommit",
-    "SingletonTask",
-    "signature_of_body",
-    "without_lost",
-]
-
 _REQUEST = "celery_redlock.task.request:RedlockRequest"
 _MORE = ("task_id", "producer", "link", "link_error", "shadow")  # of apply_async
 _AFTER_COMMIT = "redlock_after_commit"

@@ -13,8 +13,6 @@ from celery_redlock.task.refusal import was_refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RefusalInfo", "TraceInfo"]
-
 
 def _lend_a_frame() -> Iterator[None]:
     """Lend its frame, which has no callers, to a traceback."""

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RefusalTracer"]
-
 
 class RefusalTracer:
     """The attribute ``__trace__`` of a task, which Celery sets."""
@@ -42,7 +40,9 @@ class RefusalTracer:
 def _set_info(tracer: Callable[..., Any]) -> None:
     """Let a tracer that Celery has built use `RefusalInfo`, also if it is wrapped."""
     # Only workers have a tracer: publishers are spared this import.
-    from celery_redlock.task.trace_info import RefusalInfo, TraceInfo  # noqa: PLC0415
+    from celery.app.trace import TraceInfo  # noqa: PLC0415
+
+    from celery_redlock.task.trace_info import RefusalInfo  # noqa: PLC0415
 
     built = inspect.unwrap(tracer)
     code, closure = getattr(built, "__code__", None), getattr(built, "__closure__", ())

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Lease
     from celery_redlock.locks.limits import Limits
 
-__all__ = ["force_release", "freeze", "held_elsewhere", "lose_lock", "partition"]
-
 _SOON = 10.0  # seconds within which a loss is signalled
 _PAUSE = 0.005
 

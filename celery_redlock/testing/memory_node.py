@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.scripts import Script
 
-__all__ = ["MemoryKeyspace", "MemoryNode", "NodeClock"]
-
 
 class NodeClock(Protocol):
     """The two clocks of a node. A real server counts ttls by its wall clock."""

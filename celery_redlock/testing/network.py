@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from celery_redlock.basics.clock import Clock
     from celery_redlock.wire.requests import Event, ScriptRequest
 
-__all__ = ["FakeNode", "FakeNodes"]
-
 _KEPT_REQUESTS = 10_000
 
 

@@ -19,8 +19,6 @@ from celery_redlock.errors import LockUnavailable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SignalRecorder", "Signalled", "assert_skipped"]
-
 
 @dataclass(frozen=True, slots=True)
 class Signalled:

@@ -18,8 +18,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from celery_redlock.basics.clock import Clock
 
-__all__ = ["AT_ONCE", "EVERY", "Guesses"]
-
 AT_ONCE = 5
 EVERY = 10.0  # seconds
 _ALL = ""  # the name of all clients together

@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 from typing import Any
 
-__all__ = ["Html", "document", "join", "tag"]
-
 _VOID = {"br", "input", "link", "meta"}
 
 

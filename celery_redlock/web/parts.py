@@ -35,22 +35,6 @@ if TYPE_CHECKING:
     from celery_redlock.operations.release import Question
     from celery_redlock.operations.scan import Scan, SeenHolder
 
-__all__ = [
-    "MOST_SEARCHED",
-    "PageStyle",
-    "doubts",
-    "limit_list",
-    "lock_table",
-    "node_table",
-    "pager",
-    "question",
-    "release_table",
-    "search_refusal",
-    "shown_locks",
-    "summary",
-    "unknown",
-]
-
 MOST_SEARCHED = 200
 """The characters of a search for keys."""
 

@@ -38,8 +38,6 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.text import printable
 
-__all__ = ["LockServer", "is_loopback"]
-
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 32  # requests that are answered

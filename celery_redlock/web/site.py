@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.forced_release import ForcedRelease
 
-__all__ = ["LEAST_TOKEN", "LockPage"]
-
 log = logging.getLogger(__name__)
 
 LEAST_TOKEN = 16  # characters

@@ -32,33 +32,6 @@ if TYPE_CHECKING:
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.operations.scan import LimitInUse, SeenHolder
 
-__all__ = [
-    "LOCK_COLUMNS",
-    "Column",
-    "MoodText",
-    "Row",
-    "age_of",
-    "doubt_lines",
-    "duration",
-    "finite",
-    "fit",
-    "holder_document",
-    "keys_text",
-    "limit_lines",
-    "limits_document",
-    "lock_row",
-    "painted",
-    "permit_text",
-    "permits_document",
-    "permits_table",
-    "plural",
-    "seen_document",
-    "since",
-    "state_cell",
-    "table",
-    "unseen_lines",
-]
-
 _GAP = "  "
 _ELLIPSIS = "…"
 _READABLE, _LEAST = 16, 8  # characters that are left of a text that is cut

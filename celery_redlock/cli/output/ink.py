@@ -14,8 +14,6 @@ import secrets
 
 from celery_redlock.basics.text import printable
 
-__all__ = ["inked", "painted"]
-
 _CODES = {"good": 32, "warning": 33, "bad": 31, "faint": 2}
 _END = 0
 _MARK = f"\x1b{secrets.token_hex(8)}."

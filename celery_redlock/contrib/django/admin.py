@@ -43,8 +43,6 @@ from celery_redlock.web.parts import PageStyle
 if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
-__all__ = ["CallRecordAdmin", "HeldLockAdmin", "OutboxMessageAdmin"]
-
 log = logging.getLogger(__name__)
 
 _LIST = "admin:celery_redlock_heldlock_changelist"

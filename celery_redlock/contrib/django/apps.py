@@ -20,8 +20,6 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.checks import register
 
-__all__ = ["RedlockConfig"]
-
 
 class RedlockConfig(AppConfig):
     """The Django app, with the label ``celery_redlock``."""

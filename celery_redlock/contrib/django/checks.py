@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.doctor import Finding
 
-__all__ = ["TAG", "check_nodes", "check_project"]
-
 TAG = "celery_redlock"
 _NO_APP = "default"  # the name of the app that Celery makes where there is none
 

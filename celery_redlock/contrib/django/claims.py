@@ -28,8 +28,6 @@ from django.db import connections
 if TYPE_CHECKING:
     from celery_redlock.task.publishing import Claim
 
-__all__ = ["release_on_rollback"]
-
 
 class _OnCommit:
     """A callback for the commit. The claim is released if Django drops it uncalled.

@@ -70,8 +70,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.lease import Lease
 
-__all__ = ["FencedModel", "FencedQuerySet", "FencedRows"]
-
 _SAVE_ARGS = ("force_insert", "force_update", "using", "update_fields")
 
 

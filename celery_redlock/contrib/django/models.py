@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from django.db import models
 
-__all__ = ["CallRecord", "HeldLock", "OutboxMessage"]
-
 
 class _NoRows(models.Manager):
     """Finds no rows, so that ``dumpdata`` does not look for the table."""

@@ -23,8 +23,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-__all__ = ["DjangoMessages"]
-
 
 class DjangoMessages:
     """The messages in one database of Django: an `effects.outbox.MessageStore`.

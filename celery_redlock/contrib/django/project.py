@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["celery_app"]
-
 
 def celery_app() -> Any:
     """Return the project's Celery app.

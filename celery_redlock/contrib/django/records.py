@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
-__all__ = ["DjangoRecords", "as_moment"]
-
 _APP = "celery_redlock.contrib.django"
 _CONTROLLED = "The package commits the effects of a call and its record together."
 _ENDS = re.compile(

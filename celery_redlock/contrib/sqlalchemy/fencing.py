@@ -69,8 +69,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.lease import Lease
 
-__all__ = ["Fenced", "fenced", "update_fenced"]
-
 
 class Fenced:
     """A declarative mixin: rows of this class refuse a late writer.

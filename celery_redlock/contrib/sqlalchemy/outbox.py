@@ -45,8 +45,6 @@ from celery_redlock.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-__all__ = ["SqlAlchemyMessages", "outbox_table"]
-
 _NAME = "celery_redlock_message"
 # In the ``info`` of a session: what to call, with the ids of messages.
 _WRITTEN = "celery_redlock_written"  # after the commit

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
     from sqlalchemy import CursorResult
 
-__all__ = ["SqlAlchemyRecords", "current_session", "open_session", "record_table"]
-
 log = logging.getLogger(__name__)
 
 _NAME = "celery_redlock_call"

@@ -15,8 +15,6 @@ from celery_redlock.errors import RedlockError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cluster", "ClusterServer"]
-
 _PORT_TRIES = 5
 _PORT_TAKEN = "address already in use"
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Etcd", "find_etcd"]
-
 _NO_FSYNC = "--unsafe-no-fsync"  # since etcd 3.5
 
 

@@ -18,8 +18,6 @@ from celery_redlock.devnodes.processes import free_port
 from celery_redlock.devnodes.stores.server import StoreServer
 from celery_redlock.errors import RedlockError
 
-__all__ = ["PostgreSQL", "find_postgresql", "installed_postgresql", "unprivileged"]
-
 _STARTS, _PAUSE = 50, 0.2  # tries after a kill, and seconds between them
 _PORT_TRIES = 5
 _USER = "redlock"

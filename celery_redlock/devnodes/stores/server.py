@@ -9,8 +9,6 @@ from celery_redlock.devnodes.processes import Process
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["StoreServer", "StoreServers"]
-
 
 class StoreServer(Process):
     """One server of a store. It keeps its data on disk.

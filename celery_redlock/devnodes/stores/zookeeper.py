@@ -12,8 +12,6 @@ from celery_redlock.errors import RedlockError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ZooKeeper", "find_zookeeper"]
-
 _JARS = Path("/usr/share/java")
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 # Three of them start in seconds and take little memory. By default each reserves 64 MB

@@ -19,8 +19,6 @@ from celery_redlock.options.lock_options import LockOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["called_by_others", "tasks_above"]
-
 _CALLERS = ("celery.map", "celery.starmap")  # .chunks are calls of the latter
 _TOLD = ("active", "reserved")
 

@@ -27,15 +27,6 @@ from celery_redlock.policies import Retry, given_at
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-__all__ = [
-    "countdowns",
-    "kills",
-    "nodes",
-    "told_by_workers",
-    "versions",
-    "workers_by_nodes",
-]
-
 _SOON = 300.0  # seconds after which a call comes back without a remark
 _REPLY_WITHIN = 1.0  # seconds
 _COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}

@@ -20,8 +20,6 @@ from celery_redlock.operations.doctor.rule import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["processes", "rates"]
-
 
 # A worker that starts leaves this out: in a deploy each would ask all the others.
 @rule(skipped_at_start=True)

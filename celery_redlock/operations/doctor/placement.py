@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = ["celery_servers", "foreign_keys", "hosts", "number", "password", "tls"]
-
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _FEW = 3

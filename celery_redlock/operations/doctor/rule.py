@@ -27,24 +27,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = [
-    "ERROR",
-    "NOTE",
-    "WARNING",
-    "Case",
-    "Finding",
-    "LockTask",
-    "Problem",
-    "Rule",
-    "Severity",
-    "address_of",
-    "as_sentence",
-    "node_rule",
-    "rule",
-    "task_rule",
-    "worst_of",
-]
-
 
 class Severity(enum.IntEnum):
     """The weight of a finding; the greater, the worse."""

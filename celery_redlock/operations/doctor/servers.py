@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = [
-    "client_clock",
-    "clock_drift",
-    "commands",
-    "latency",
-    "memory",
-    "node_clock",
-    "permissions",
-    "persistence",
-    "replication",
-    "stopped_client_clock",
-    "stopped_clock",
-]
-
 _MS = 1000
 _DRIFT_ALLOWED, _DRIFT_ODD = 0.01, 0.005
 _CLOCKS_APART = 1.0  # seconds

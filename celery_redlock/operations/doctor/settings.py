@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
     from celery_redlock.options.lock_options import LockOptions
 
-__all__ = [
-    "acks_late",
-    "confirms",
-    "durations",
-    "guard",
-    "other_apps",
-    "result_backend",
-    "runtimes",
-    "time_limits",
-    "timing",
-    "visibility",
-]
-
 _TRIES_PER_TTL = 12  # a failed renewal is repeated after a 12th of the ttl
 _SHOWN = 3  # names
 _RAISE_VISIBILITY = (

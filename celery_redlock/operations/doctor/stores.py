@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport
 
-__all__ = [
-    "asynchronous_standbys",
-    "old_snapshot",
-    "pooler",
-    "privileges",
-    "read_only",
-    "size",
-    "writes",
-]
-
 _OLD = 50_000  # transactions: one key that changes all the time is 13 times slower
 _QUOTA = 2_147_483_648  # bytes of etcd without --quota-backend-bytes
 

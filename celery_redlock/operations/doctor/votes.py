@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.operations.inspect import NodeReport, NodeStatus
 
-__all__ = ["kind", "quorum", "same_server", "state", "unreachable"]
-
 
 @rule(skipped_at_start=True)
 def quorum(case: Case) -> Iterator[Finding]:

@@ -15,8 +15,6 @@ from celery_redlock.policies import (
     policy,
 )
 
-__all__ = ["Shout"]
-
 
 @policy
 @dataclass(frozen=True, slots=True)
