@@ -30,10 +30,16 @@ from celery_redlock.cli.output.session import (
     Session,
 )
 from celery_redlock.locks.lease import Holder
-from celery_redlock.operations.force_release import Operator, release_found
 from celery_redlock.operations.inspect import NodeState, other_settings
 from celery_redlock.operations.kill_holder import HolderLives, kill_holder
-from celery_redlock.operations.release import Question, Released, ask
+from celery_redlock.operations.release import (
+    Operator,
+    Question,
+    Released,
+    ask,
+    holder_in,
+    release_found,
+)
 from celery_redlock.operations.release import release as release_confirmed
 from celery_redlock.operations.scan import Kind, Scan, scan
 from celery_redlock.operations.words import duration, plural
@@ -215,7 +221,7 @@ def _explanation(asked: Question, *, kill: bool) -> list[str]:
 
 def _holder_lines(asked: Question, value: str, where: str) -> list[str]:
     """Return the holder, its permit, and the keys that are released together."""
-    holder = asked.holder(value)
+    holder = holder_in(value)
     if holder is None:
         return [f"{asked.key} has a value of another program, {where}."]
     how = "kept for" if holder.is_kept else "held by"

@@ -1,36 +1,53 @@
-"""The release of a lock by an operator: the command, the page and the Django admin.
+"""The release by an operator of a lock, of claims or of cool-downs.
 
 ::
 
     ask ──► Question: holders, risk ──► the operator confirms ──► release ──► Released
 
-Only the holders that were shown are released: a client that has acquired the lock
-meanwhile keeps it. A page does not remember what it has shown. So the operator's answer
-names the holders by a digest of their tokens, and the page shows no token. A token is
-random, so nothing can be learned from its digest; and no secret of the page is in it,
-which readers could then try to guess.
+The command, the page and the Django admin go this way. Only what the operator was
+shown is released: each node compares the value before it deletes the key, so a client
+that has acquired the lock meanwhile keeps it. A page does not remember what it has
+shown. So the operator's answer names the holders by a digest of their tokens, and the
+page shows no token. A token is random, so nothing can be learned from its digest; and
+no secret of the page is in it, which readers could then try to guess.
+
+The release does not stop a live holder at once. The holder learns of it at its next
+renewal, and has lost its lock then. Until that moment, two can run. The release is
+recorded on all nodes that it reaches: ``records.forced_releases``.
+
+A claim ends when its job begins, is revoked, or expires. A job that was deleted from
+its queue does none of these, so its claim lasts for ``claim_ttl`` unless it is released
+here.
 """
 
 from __future__ import annotations
 
+import getpass
 import hashlib
-from dataclasses import dataclass
+import os
+import socket
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from celery_redlock.basics.text import on_nodes
+from celery_redlock.basics.text import on_nodes, printable_line
+from celery_redlock.locks.forced_release import MOST_FIELD, ForcedRelease
 from celery_redlock.locks.lease import Holder
-from celery_redlock.operations.force_release import is_ours, release_lock, values_on
 from celery_redlock.operations.inspect import lock_status
 from celery_redlock.operations.scan import other_permits
+from celery_redlock.records.forced_releases import force_release_words
+from celery_redlock.scripts import FORCE_RELEASE, GRANTED, RELEASE_CLAIM
 from celery_redlock.scripts.keys import keys_of
+from celery_redlock.wire.client import BATCH, each_node
+from celery_redlock.wire.quorum import VoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from celery_redlock.locks.redlock import Redlock
-    from celery_redlock.operations.force_release import Operator
     from celery_redlock.operations.inspect import LockStatus
-    from celery_redlock.wire.client import PerNode
+    from celery_redlock.operations.scan import Scan
+    from celery_redlock.wire.client import NodeClient, PerNode
+    from celery_redlock.wire.quorum import Ballot
 
 _LIVE_HOLDER = (
     "The holder learns of the release at its next renewal, within a third of its ttl. "
@@ -41,6 +58,46 @@ _START = (
     "Then the period has one more start than the limit. A run that is under way goes "
     "on, and keeps its lock."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The operator of a release, for its record.
+
+    Attributes:
+        who: The name of a user.
+        tool: The program: a command, or the Django admin.
+        reason: Why the lock is released; ``""`` if the operator does not say.
+        host: The machine on which the operator works.
+        killed: Whether the holder was killed before.
+    """
+
+    who: str
+    tool: str
+    reason: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    killed: bool = False
+
+    def __post_init__(self) -> None:
+        # A user types them; they are logged, and kept on the nodes for a month.
+        for name in ("who", "tool", "reason", "host"):
+            text = printable_line(getattr(self, name), MOST_FIELD)
+            object.__setattr__(self, name, text)
+
+    @classmethod
+    def here(cls, tool: str, reason: str = "", *, killed: bool = False) -> Operator:
+        """Return the user of the system who runs this process."""
+        try:
+            who = getpass.getuser()
+        except (KeyError, OSError, ImportError):  # no entry in /etc/passwd, or Windows
+            who = f"uid {os.getuid()}" if hasattr(os, "getuid") else ""
+        sudo = os.environ.get("SUDO_USER", "")
+        who = f"{sudo} (sudo)" if sudo and sudo != who else who
+        return cls(who, tool, reason, killed=killed)
+
+    def record(self, key: str, holder: str, at: float) -> ForcedRelease:
+        """Return the record of a release of this key, held by this holder."""
+        return ForcedRelease(key, holder, at=at, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +147,7 @@ class Question:
 
     def facts(self, value: str) -> list[str]:
         """Return sentences: the permit of a holder, and the keys of its lock."""
-        holder, facts = self.holder(value), []
+        holder, facts = holder_in(value), []
         if holder is None:
             return []
         if permit := holder.permit(self.key):
@@ -105,33 +162,57 @@ class Question:
             facts.append(f"It was taken together with {together}: all are released.")
         return facts
 
-    def holder(self, value: str) -> Holder | None:
-        """Return the holder in this value; None if it is of another program."""
-        return Holder.parse(value) if is_ours(value) else None
-
     def digests(self) -> list[str]:
         """Return what a form contains instead of the values."""
-        return list(map(digest, self.values))
+        return list(map(_digest, self.values))
 
     def confirmed(self, shown: Iterable[str]) -> list[str]:
         """Return the values whose digests an operator was shown."""
         known = {*shown}
-        return [value for value in self.values if digest(value) in known]
+        return [value for value in self.values if _digest(value) in known]
 
     @property
     def holders(self) -> list[Holder]:
         """The holders that celery-redlock wrote."""
-        return [holder for value in self.values if (holder := self.holder(value))]
+        return [holder for value in self.values if (holder := holder_in(value))]
+
+
+def _values_on(ballot: Ballot) -> dict[str, list[str]]:
+    """Return each value of a lock with the nodes that have it, most nodes first.
+
+    Values of one holder differ in the fence alone. They count as one value: the one
+    with the greatest fence.
+    """
+    found: dict[str, tuple[str, list[str]]] = {}
+    for index in ballot.indexes(VoteKind.TAKEN):
+        vote = ballot.votes[index]
+        value = vote.value if vote else ""
+        holder = value.partition("\n")[0] if holder_in(value) else value
+        known, nodes = found.get(holder, (value, []))
+        greatest = max(known, value, key=lambda one: Holder.parse(one).fence)
+        found[holder] = greatest, [*nodes, ballot.labels[index]]
+    return dict(sorted(found.values(), key=lambda item: -len(item[1])))
+
+
+def holder_in(value: str) -> Holder | None:
+    """Return the holder in the value of a lock; None if it is of another program."""
+    holder = Holder.parse(value)
+    return holder if holder.is_readable else None
+
+
+def holders_text(values: Iterable[str]) -> str:
+    """Return the holders in these values, for display."""
+    return ", ".join(str(holder_in(value) or "?") for value in values)
 
 
 def ask(redlock: Redlock, key: str) -> Question:
     """Ask the nodes who holds this lock."""
     found = lock_status(redlock, key)
-    values = values_on(found.seen.ballot)
+    values = _values_on(found.seen.ballot)
     return Question(key, found, values, other_permits(redlock, key))
 
 
-def digest(value: str) -> str:
+def _digest(value: str) -> str:
     """Identify a value without its token, which proves ownership."""
     token = value.partition("\n")[0]
     return hashlib.sha256(f"celery_redlock.release {token}".encode()).hexdigest()
@@ -202,16 +283,80 @@ class Released:
         return f"{'' if is_one else f' {self.where}'}, held by {self.holders}"
 
 
-def holders_text(values: Iterable[str]) -> str:
-    """Return the holders in these values, for display."""
-    return ", ".join(str(Holder.parse(v)) if is_ours(v) else "?" for v in values)
-
-
 def release(
     redlock: Redlock, key: str, values: Iterable[str], operator: Operator
 ) -> Released:
-    """Release a lock of which an operator has confirmed these values."""
+    """Delete a lock on each node that has one of these values; write a record.
+
+    All keys that were taken together with this one are released, but no permit for a
+    start: that ends by itself, or is released by its own name. A node that does not
+    answer within ``connect_timeout`` keeps the lock until its ttl has ended.
+
+    Args:
+        redlock: The lock service.
+        key: The name of the lock.
+        values: Those that the operator has confirmed; see `Question.values`.
+        operator: The operator.
+    """
     values = [*values]
-    nodes = release_lock(redlock, key, values, operator)
-    holders = holders_text(values)
-    return Released(key, holders, nodes, redlock.quorum, operator.reason)
+    calls = []
+    for value in values:
+        # A value of another program has no holder that could look for the record.
+        holder = holder_in(value)
+        whole = holder.whole_key(key) if holder else key
+        proof = holder.token if holder else value
+        shown = str(holder or "another program")
+        record = operator.record(whole, shown, redlock.clock.wall())
+        names, args = force_release_words(redlock.keys, whole, holder, proof, record)
+        calls.append((value, names, args))
+
+    def visit(client: NodeClient) -> bool:
+        commands = [
+            (
+                *("EVAL", FORCE_RELEASE.source, len(names), *names),
+                _proof(client, names[0], value) or args[0],
+                *args[1:],
+            )
+            for value, names, args in calls
+        ]
+        return [GRANTED, 0] in client.ask(*commands)
+
+    timeout = redlock.timing.connect_timeout
+    nodes = each_node(redlock.addresses, visit, timeout=timeout)
+    return Released(key, holders_text(values), nodes, redlock.quorum, operator.reason)
+
+
+def _proof(client: NodeClient, name: str, value: str) -> bytes:
+    """Return the bytes of a value that is no text, and was shown as this one."""
+    if "\ufffd" not in value:
+        return b""
+    (found,) = client.ask(("GET", name))
+    is_shown = isinstance(found, bytes) and found.decode(errors="replace") == value
+    return found if is_shown else b""
+
+
+def release_found(redlock: Redlock, found: Scan) -> tuple[int, dict[str, str]]:
+    """Delete the claims or cool-downs of a scan on every node that still has them.
+
+    Returns:
+        How many of them were still on a node; and why nodes could not be asked, by
+        name. On these nodes they stay until their ttl ends.
+    """
+    name = getattr(redlock.keys, found.kind)
+    calls = [
+        ("EVAL", RELEASE_CLAIM.source, 1, name(seen.key), seen.holder.token)
+        for seen in found.found
+    ]
+
+    def visit(client: NodeClient) -> set[int]:
+        released = set()
+        for start in range(0, len(calls), BATCH):
+            replies = client.ask(*calls[start : start + BATCH])
+            released |= {
+                start + i for i, reply in enumerate(replies) if reply == [GRANTED, 0]
+            }
+        return released
+
+    timeout = redlock.timing.connect_timeout
+    nodes = each_node(redlock.addresses, visit, timeout=timeout)
+    return len(set().union(*nodes.results.values())), nodes.unseen

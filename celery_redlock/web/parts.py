@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.text import on_nodes
 from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.release import Question, holder_in
 from celery_redlock.operations.words import (
     UNREADABLE,
     age_of,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.forced_release import ForcedRelease
     from celery_redlock.locks.lease import Holder
     from celery_redlock.operations.inspect import NodeStatus
-    from celery_redlock.operations.release import Question
     from celery_redlock.operations.scan import Scan, SeenHolder
 
 MOST_SEARCHED = 200
@@ -363,7 +363,7 @@ def _waiting(asked: Question, left: float) -> str:
 
 
 def _holder_item(asked: Question, value: str, style: PageStyle) -> Html:
-    holder, age = asked.holder(value), None
+    holder, age = holder_in(value), None
     if holder is None:
         who = [tag("strong", "another program")]
     else:

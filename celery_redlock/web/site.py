@@ -28,13 +28,12 @@ from celery_redlock.basics.text import printable, printable_line
 from celery_redlock.errors import ConfigurationError, RedlockError
 from celery_redlock.locks.forced_release import MOST_FIELD
 from celery_redlock.locks.redlock import Redlock
-from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import (
     node_status,
     other_settings,
     votes_of,
 )
-from celery_redlock.operations.release import Question, ask, release
+from celery_redlock.operations.release import Operator, Question, ask, release
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import instant, plural, votes_text
 from celery_redlock.records.forced_releases import forced_releases

@@ -16,11 +16,7 @@ from hypothesis import given, settings
 from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import Limit
-from celery_redlock.operations.force_release import (
-    Operator,
-    release_lock,
-    values_on,
-)
+from celery_redlock.operations.release import Operator, ask, release
 from celery_redlock.records.forced_releases import forced_releases
 from tests.contrib.office import log_in
 from tests.contrib.storages import default_database, make_tables, use_django
@@ -486,9 +482,9 @@ def test_release_is_listed_with_its_reason(site: Site) -> None:
     browser = site.log_in(MAY)
     browser.post(RELEASE, {**confirmed(browser), "reason": "stuck <b>"}, follow=True)
     site.hold("elsewhere")
-    values = values_on(site.service.inspect("elsewhere").ballot)
+    values = ask(site.service, "elsewhere").values
     by = Operator("alice", "celery redlock release", "leaks", host="web-9")
-    release_lock(site.service, "elsewhere", values, by)
+    release(site.service, "elsewhere", values, by)
     site.hold()
 
     everything, one = browser.get(LIST), browser.get(RELEASE, {"key": "k"})

@@ -11,7 +11,7 @@ from celery_redlock.election import Elector
 from celery_redlock.line.claims import Claims
 from celery_redlock.locks.lease import Holder
 from celery_redlock.locks.limits import wanted
-from celery_redlock.operations.force_release import Operator, release_lock
+from celery_redlock.operations.release import Operator, release
 from tests.cli.project import Project
 from tests.docs.shown import Shown, assert_shown, commands_shown
 
@@ -71,7 +71,7 @@ def release_one(project: Project) -> None:
         for node in project.nodes
         if (value := node.command("GET", f"redlock:lock:{lease.key}"))
     ]
-    release_lock(project.service, "invoice:42", set(values), alice)
+    release(project.service, "invoice:42", set(values), alice)
 
 
 def claim_two(project: Project) -> None:

@@ -32,9 +32,8 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.contrib.django.models import CallRecord, HeldLock, OutboxMessage
 from celery_redlock.contrib.django.project import celery_app
 from celery_redlock.errors import RedlockError
-from celery_redlock.operations.force_release import Operator
 from celery_redlock.operations.inspect import other_settings
-from celery_redlock.operations.release import ask, holders_text, release
+from celery_redlock.operations.release import Operator, ask, holders_text, release
 from celery_redlock.operations.scan import scan
 from celery_redlock.records.forced_releases import forced_releases
 from celery_redlock.web import parts
