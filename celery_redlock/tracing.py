@@ -55,6 +55,7 @@ from celery_redlock.app.runtime import runtime_of
 from celery_redlock.locks.lease import Lease, LeaseState
 
 if TYPE_CHECKING:
+    from celery import Task
     from opentelemetry.context import Context
 
     from celery_redlock.policies import Decision
@@ -91,7 +92,7 @@ class Tracing(Observer):
     # -- receivers -----------------------------------------------------------
 
     def _on_acquired(
-        self, sender: Any, lease: Lease, task_id: str, waited: float, **_: Any
+        self, sender: Any, lease: Lease, task_id: str, waited: float, **_: object
     ) -> None:
         attributes = {
             **_attributes(sender, lease.wanted, task_id),
@@ -106,7 +107,7 @@ class Tracing(Observer):
         attached = context.attach(trace.set_span_in_context(span, parent))
         self._holds[lease.token] = span, attached
 
-    def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
+    def _on_released(self, sender: Any, lease: Lease, **_: object) -> None:
         if lease.token not in self._holds:
             return
         span, attached = self._holds.pop(lease.token)
@@ -120,7 +121,7 @@ class Tracing(Observer):
         span.end()
 
     def _on_conflict(
-        self, sender: Any, conflict: Any, decision: Any, waited: float, **_: Any
+        self, sender: Any, conflict: Any, decision: Any, waited: float, **_: object
     ) -> None:
         if decision.keeps_trying(conflict):
             return  # the wait goes on
@@ -132,7 +133,7 @@ class Tracing(Observer):
         self._wait(sender, waited, {**attributes, "redlock.outcome": decision.name})
 
     def _on_outage(
-        self, sender: Any, outage: Any, decision: Decision, waited: float, **_: Any
+        self, sender: Any, outage: Any, decision: Decision, waited: float, **_: object
     ) -> None:
         attributes = {
             **_attributes(sender, outage.key, outage.task_id),
@@ -142,7 +143,7 @@ class Tracing(Observer):
         self._wait(sender, waited, attributes, error="too few nodes answered")
 
     def _wait(
-        self, task: Any, waited: float, attributes: dict[str, Any], *, error: str = ""
+        self, task: Task, waited: float, attributes: dict[str, Any], *, error: str = ""
     ) -> None:
         """Make the span of a wait that is over."""
         now = time.time_ns()
@@ -157,7 +158,7 @@ class Tracing(Observer):
         span.end(now)
 
 
-def _attributes(task: Any, key: str, task_id: str) -> dict[str, Any]:
+def _attributes(task: Task, key: str, task_id: str) -> dict[str, Any]:
     attributes = {"redlock.key": key, "celery.task_name": task.name}
     return {**attributes, "messaging.message.id": task_id} if task_id else attributes
 
@@ -182,7 +183,7 @@ class _OfRequest(Getter[Any]):
 _OF_REQUEST = _OfRequest()
 
 
-def _parent(task: Any) -> Context:
+def _parent(task: Task) -> Context:
     """Return the context of the task's span, or else the context in its message."""
     here = context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:

@@ -14,8 +14,10 @@ from celery.app.autoretry import add_autoretry_behaviour
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery import Task
 
-def retry_as_configured(task: Any, error: Exception) -> None:
+
+def retry_as_configured(task: Task, error: Exception) -> None:
     """Do what Celery does after this error in the body of a task.
 
     Returns:
@@ -34,7 +36,7 @@ def retry_as_configured(task: Any, error: Exception) -> None:
 class _Failing:
     """The task, with a body that raises an error: what Celery wraps."""
 
-    def __init__(self, task: Any, error: Exception) -> None:
+    def __init__(self, task: Task, error: Exception) -> None:
         def run() -> NoReturn:
             raise error
 

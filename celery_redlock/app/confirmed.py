@@ -40,6 +40,8 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery import Celery
+
 _LONGEST = 10.0  # seconds until a message is confirmed
 _UNROUTABLE = (312, 313)  # reply codes: no queue is bound, or none has a consumer
 _CONNECTING = ("max_retries", "interval_start", "interval_step", "interval_max")
@@ -50,7 +52,7 @@ class MessageRefusedError(OperationalError):
 
 
 @contextmanager
-def confirmed(app: Any) -> Iterator[dict[str, Any]]:
+def confirmed(app: Celery) -> Iterator[dict[str, Any]]:
     """Give options with which ``apply_async`` returns when the broker has the message.
 
     It takes 10 seconds at most, and as long again as it takes to connect.

@@ -54,6 +54,8 @@ from celery_redlock.options.broker import visibility_timeout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery.worker.request import Request
+
     from celery_redlock.locks.limits import Waits, Wanted
     from celery_redlock.locks.redlock import Redlock
 
@@ -86,7 +88,7 @@ class WaitingCall:
     """
 
     starts: EarlyStarts
-    request: Any
+    request: Request
     waits: Waits
     start: Callable[[], Any]
     priority: int
@@ -196,7 +198,7 @@ class EarlyStarts:
             with contextlib.suppress(BlockingIOError):  # it is full, so it will be read
                 self._writer.send(b"!")
 
-    def _read(self, *_: Any) -> None:
+    def _read(self, *_: object) -> None:
         if self._is_stopped:
             return
         try:
@@ -232,7 +234,7 @@ class EarlyStarts:
 
     def add(
         self,
-        request: Any,
+        request: Request,
         waits: Waits,
         *,
         at: float,
@@ -283,7 +285,7 @@ class EarlyStarts:
         )
         self._calls.add(call)
 
-    def _when_due(self, request: Any, call: WaitingCall) -> None:
+    def _when_due(self, request: Request, call: WaitingCall) -> None:
         """Start a call whose countdown is over, unless its lock is held.
 
         The room that the last look saw may be for those that were started since: all
@@ -381,7 +383,7 @@ class EarlyStarts:
             self._lines.pop(wanted, None)
 
 
-def _is_over(request: Any) -> bool:
+def _is_over(request: Request) -> bool:
     """Tell whether a call was revoked or has expired: then Celery ends it."""
     if request.id in state.revoked or (
         request.stamped_headers and state.revoked_stamps

@@ -18,6 +18,8 @@ from celery_redlock.basics.secret import hidden, mask_url
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from celery import Celery
+
 _SETTING = "redlock_nodes"  # in upper or lower case, after any namespace
 
 
@@ -44,7 +46,7 @@ class MaskedNodes:
         return repr(hidden(self.nodes))
 
 
-def mask(app: Any) -> None:
+def mask(app: Celery) -> None:
     """Mask the nodes of an app: now, or when it reads its configuration."""
     if app.configured:
         if not isinstance(app.conf.get(_SETTING), MaskedNodes):
@@ -53,7 +55,7 @@ def mask(app: Any) -> None:
         app.on_after_configure.connect(_mask_conf, weak=False)
 
 
-def _mask_conf(source: Any, **_: Any) -> None:
+def _mask_conf(source: Any, **_: object) -> None:
     # The user may have named it CELERY_REDLOCK_NODES.
     names = [name for name in source if str(name).lower().endswith(_SETTING)]
     for name in names:
@@ -64,7 +66,7 @@ def _mask_conf(source: Any, **_: Any) -> None:
             source[name] = mask_url(nodes)
 
 
-def _when_modules_are_imported(sender: Any, **_: Any) -> None:
+def _when_modules_are_imported(sender: Any, **_: object) -> None:
     mask(sender)
 
 

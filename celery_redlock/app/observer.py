@@ -13,13 +13,15 @@ from celery_redlock.app.runtime import app_itself
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery import Celery
+
 _T = TypeVar("_T", bound="Observer")
 
 
 class Observer:
     """A set of signal receivers for one app."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Celery) -> None:
         self.app = app_itself(app)
         self._receivers: list[tuple[Any, Callable[..., None]]] = []
 
@@ -45,7 +47,7 @@ class Observer:
         vars(self.app).pop(_attribute(type(self)), None)
 
 
-def install_once(app: Any, kind: type[_T], **options: Any) -> _T:
+def install_once(app: Celery, kind: type[_T], **options: Any) -> _T:
     """Return the app's observer of this kind. The first call makes it."""
     observer = installed(app, kind)
     if observer is None:
@@ -55,7 +57,7 @@ def install_once(app: Any, kind: type[_T], **options: Any) -> _T:
     return observer
 
 
-def installed(app: Any, kind: type[_T]) -> _T | None:
+def installed(app: Celery, kind: type[_T]) -> _T | None:
     """Return the app's observer of this kind, if there is one."""
     observer: _T | None = vars(app_itself(app)).get(_attribute(kind))
     return observer

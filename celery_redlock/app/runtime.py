@@ -29,6 +29,7 @@ from celery_redlock.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from celery import Celery
     from celery.utils.dispatch import Signal
 
     from celery_redlock.locks.redlock import Redlock
@@ -66,7 +67,7 @@ class Runtime:
         ConfigurationError: A setting is wrong.
     """
 
-    def __init__(self, app: Any, **defaults: Any) -> None:
+    def __init__(self, app: Celery, **defaults: Any) -> None:
         mask(app)
         self._app = weakref.ref(app)
         self.settings = Settings.of(app.conf, **defaults)
@@ -90,7 +91,7 @@ class Runtime:
             service = self._service.setdefault(_MADE, redlock_from(self.settings))
         return service
 
-    def refuse_changes(self, app: Any) -> None:
+    def refuse_changes(self, app: Celery) -> None:
         """Refuse settings that were changed after they were read.
 
         Raises:
@@ -103,7 +104,7 @@ class Runtime:
                 "ones. Nothing was locked. Set it before: settings are read once."
             )
 
-    def _changed(self, app: Any) -> str:
+    def _changed(self, app: Celery) -> str:
         """Return the name of a setting that was changed, or ``""``.
 
         It raises nothing: its variables hold the nodes as they were written.
@@ -232,7 +233,7 @@ def redlock_from(settings: Settings, **changes: Any) -> Redlock:
     return Redlock(**{**named, **changes})
 
 
-def runtime_of(app: Any) -> Runtime:
+def runtime_of(app: Celery) -> Runtime:
     """Return the runtime of an app, made on first use.
 
     Raises:
@@ -262,7 +263,7 @@ def forget_runtimes() -> None:
                 redlock.close()
 
 
-def app_itself(app: Any) -> Any:
+def app_itself(app: Celery) -> Any:
     """Return the app, where a proxy such as ``current_app`` is given, too."""
     return getattr(app, "_get_current_object", lambda: app)()
 
@@ -277,7 +278,7 @@ def instead(make: Callable[[Settings], Redlock], **defaults: Any) -> Iterator[No
     made: weakref.WeakKeyDictionary[Any, Runtime] = weakref.WeakKeyDictionary()
     making = threading.Lock()
 
-    def find(app: Any) -> Runtime:
+    def find(app: Celery) -> Runtime:
         with making:
             if app not in made:
                 made[app] = Runtime(app, **defaults)
@@ -293,7 +294,7 @@ def instead(make: Callable[[Settings], Redlock], **defaults: Any) -> Iterator[No
             runtime.stop()
 
 
-def _stop_all(**_: Any) -> None:
+def _stop_all(**_: object) -> None:
     for runtime in list(_runtimes):
         runtime.stop()
 

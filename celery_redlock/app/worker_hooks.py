@@ -23,6 +23,8 @@ from celery_redlock.options.broker import broadcast_of
 from celery_redlock.options.lock_options import LockOptions
 
 if TYPE_CHECKING:
+    from celery import Celery, Task
+
     from celery_redlock.members.deployment import NodesReport
 
 log = logging.getLogger(__name__)
@@ -34,12 +36,12 @@ def connect() -> None:
     signals.worker_ready.connect(_check_nodes, weak=False)
 
 
-def _locking_tasks(app: Any) -> list[Any]:
+def _locking_tasks(app: Celery) -> list[Any]:
     named = ((task, getattr(task, "lock_options", None)) for task in app.tasks.values())
     return [task for task, options in named if isinstance(options, LockOptions)]
 
 
-def _check_configuration(sender: Any, **_: Any) -> None:
+def _check_configuration(sender: Any, **_: object) -> None:
     """End a worker that could run none of its tasks, with the reason."""
     tasks = _locking_tasks(sender.app)
     try:
@@ -62,7 +64,7 @@ def _check_configuration(sender: Any, **_: Any) -> None:
         sender.app.steps["consumer"] |= {RefusalStep, EarlyStartStep}
 
 
-def _refuse_task_above(task: Any) -> None:
+def _refuse_task_above(task: Task) -> None:
     inner: Any = getattr(task, "run", None)
     if isinstance(getattr(inner, "lock_options", None), LockOptions):
         raise ConfigurationError(
@@ -72,7 +74,7 @@ def _refuse_task_above(task: Any) -> None:
         )
 
 
-def _refuse_broadcast(app: Any, task: str) -> None:
+def _refuse_broadcast(app: Celery, task: str) -> None:
     if exchange := broadcast_of(app, task):
         raise ConfigurationError(
             f"The task {task} is routed to the Broadcast (fanout) exchange "
@@ -82,7 +84,7 @@ def _refuse_broadcast(app: Any, task: str) -> None:
         )
 
 
-def _check_nodes(sender: Any, **_: Any) -> None:
+def _check_nodes(sender: Any, **_: object) -> None:
     """Let restarted nodes begin their quarantine now, and log the problems once."""
     tasks = _locking_tasks(sender.app)
     if not tasks:

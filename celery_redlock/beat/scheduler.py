@@ -39,13 +39,15 @@ from celery_redlock.signals import leader_elected, leader_resigned
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from celery import Celery
+
 log = logging.getLogger(__name__)
 
 _NAME = "celery beat"
 _RETRY = 1.0  # seconds
 
 
-def election_key(app: Any) -> str:
+def election_key(app: Celery) -> str:
     """Return the key of the election between the beats of an app, by the app's name."""
     return f"beat:{app.main or 'celery'}"
 
@@ -68,7 +70,7 @@ class RedlockScheduler(Scheduler):
 
     def __init__(
         self,
-        app: Any,
+        app: Celery,
         *,
         lazy: bool = False,  # noqa: ARG002  (it is lazy in any case)
         max_interval: float | None = None,

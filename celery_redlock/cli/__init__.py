@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
-from typing import Any
 
 import click
 from celery.bin.base import handle_preload_options
@@ -55,7 +54,7 @@ class _Commands(DYMGroup):
 @click.group(cls=_Commands)
 @click.pass_context
 @handle_preload_options
-def redlock(ctx: click.Context, **_: Any) -> None:
+def redlock(ctx: click.Context, **_: object) -> None:
     """Inspect and repair the lock nodes of celery-redlock.
 
     Exit codes: 0 all is well, 1 something was found or not done, 2 wrong usage or

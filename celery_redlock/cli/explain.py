@@ -28,6 +28,8 @@ from celery_redlock.cli.output.session import (
 from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from celery_redlock.line.claims import ExistingJob
     from celery_redlock.task.explain import Explanation, Step
 
@@ -67,7 +69,7 @@ def explain(session: Session, *, name: str, args: str, kwargs: str) -> int:
     return DONE if found.would_run else WARNING
 
 
-def _task(app: Any, name: str) -> SingletonTask:
+def _task(app: Celery, name: str) -> SingletonTask:
     ours = {n: t for n, t in app.tasks.items() if isinstance(t, SingletonTask)}
     if name in ours:
         return ours[name]

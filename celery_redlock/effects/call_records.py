@@ -26,6 +26,8 @@ from celery_redlock.options.lock_options import LockOptions
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from celery import Celery
+
     from celery_redlock.options.exactly_once import ExactlyOnce
 
 log = logging.getLogger(__name__)
@@ -140,7 +142,7 @@ def has_succeeded(call: Any, once: ExactlyOnce) -> bool:
     return found is not None and bool(found.state == states.SUCCESS)
 
 
-def delete_old_records(app: Any) -> int:
+def delete_old_records(app: Celery) -> int:
     """Delete the records of an app's tasks whose time is over, in small transactions.
 
     Returns:
@@ -171,7 +173,7 @@ class PruneTask(Task):
         return delete_old_records(self.app)
 
 
-def register(app: Any, kind: type[Task]) -> None:
+def register(app: Celery, kind: type[Task]) -> None:
     """Register a task of this package in an app, unless it is there."""
     # Not `app.tasks`: the app may be collecting its tasks at this moment.
     if kind.name not in app._tasks:  # noqa: SLF001

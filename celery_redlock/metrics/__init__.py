@@ -47,6 +47,8 @@ from celery_redlock.wire.broadcast import Broadcast
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from celery import Celery
+
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.wire.quorum import Vote
     from celery_redlock.wire.requests import ScriptRequest
@@ -59,7 +61,7 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104  (as prometheus_client does it)
 
 
 def install(
-    app: Any,
+    app: Celery,
     *,
     port: int | None = None,
     host: str = _EVERYWHERE,
@@ -90,7 +92,7 @@ class Metrics(Observer):
     """
 
     def __init__(
-        self, app: Any, *, port: int | None, host: str, source: CollectorRegistry
+        self, app: Celery, *, port: int | None, host: str, source: CollectorRegistry
     ) -> None:
         super().__init__(app)
         self.server: Any = None
@@ -154,7 +156,7 @@ class Metrics(Observer):
 
     # -- nodes -----------------------------------------------------------------
 
-    def _observe_nodes(self, **_: Any) -> None:
+    def _observe_nodes(self, **_: object) -> None:
         """Observe the answers of the nodes, once the settings are known."""
         if self._broadcast is not None:
             return
@@ -182,7 +184,7 @@ class Metrics(Observer):
 
     # -- serving ---------------------------------------------------------------
 
-    def _warn_of_children(self, sender: Any, **_: Any) -> None:
+    def _warn_of_children(self, sender: Any, **_: object) -> None:
         prefork = get_implementation("prefork")
         if isinstance(sender.pool, prefork) and not _is_shared():
             log.warning(
@@ -191,7 +193,7 @@ class Metrics(Observer):
                 "Set it to an empty folder before the worker starts."
             )
 
-    def _serve(self, **_: Any) -> None:
+    def _serve(self, **_: object) -> None:
         if self._port is None or self.server is not None:
             return
         where = f"{self._host}:{self._port}"
@@ -202,13 +204,13 @@ class Metrics(Observer):
         else:
             log.info("The metrics are served at http://%s/metrics.", where)
 
-    def _leave_to_parent(self, **_: Any) -> None:
+    def _leave_to_parent(self, **_: object) -> None:
         """Close the inherited socket in a child, which may outlive its parent."""
         if self.server is not None:
             self.server.socket.close()
             self.server = None
 
-    def _stop(self, **_: Any) -> None:
+    def _stop(self, **_: object) -> None:
         server, self.server = self.server, None
         if server is not None:
             server.shutdown()
@@ -227,7 +229,7 @@ class Scrape:
         service: The lock service; None for that of the app.
     """
 
-    def __init__(self, app: Any, service: Redlock | None = None) -> None:
+    def __init__(self, app: Celery | None, service: Redlock | None = None) -> None:
         self._app = app
         self._collector = StateCollector(app, service, counts_locks=True)
 

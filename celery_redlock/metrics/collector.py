@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from platform import python_version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily
 
@@ -27,6 +27,8 @@ from celery_redlock.task.singleton_task import SingletonTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery import Celery
 
     from celery_redlock.operations.inspect import NodeStatus
     from celery_redlock.options.call_key import LimitedKey
@@ -86,7 +88,11 @@ class StateCollector:
     """
 
     def __init__(
-        self, app: Any, service: Redlock | None = None, *, counts_locks: bool = False
+        self,
+        app: Celery | None,
+        service: Redlock | None = None,
+        *,
+        counts_locks: bool = False,
     ) -> None:
         self._app = app
         self._service = service
@@ -173,7 +179,7 @@ class StateCollector:
             yield _gauge("standbys", {found.key: len(found.standbys)})
 
 
-def _limited_keys(app: Any) -> list[LimitedKey]:
+def _limited_keys(app: Celery) -> list[LimitedKey]:
     """Return the templates of the tasks of this app that have limits."""
     tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
     found = {key.label: key for task in tasks for key in task.key_rule.limited_keys()}

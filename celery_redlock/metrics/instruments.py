@@ -145,7 +145,7 @@ class Instruments:
     # -- receivers -----------------------------------------------------------
 
     def on_acquired(
-        self, sender: Any, waited: float, in_backlog: float | None = None, **_: Any
+        self, sender: Any, waited: float, in_backlog: float | None = None, **_: object
     ) -> None:
         """Observe the wait of a call that got its lock, and its time in a backlog."""
         with counting:
@@ -153,7 +153,7 @@ class Instruments:
             if in_backlog is not None:
                 self._backlog.labels(sender.name).observe(in_backlog)
 
-    def on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
+    def on_released(self, sender: Any, lease: Lease, **_: object) -> None:
         """Observe the time for which a lock was held."""
         with counting:
             self._hold.labels(sender.name).observe(lease.age())
@@ -164,7 +164,7 @@ class Instruments:
         conflict: Conflict,
         decision: ConflictDecision,
         waited: float,
-        **_: Any,
+        **_: object,
     ) -> None:
         """Count a conflict, and observe the wait if it is over."""
         policy = label_of(sender.lock_options.on_conflict, "execute")
@@ -173,32 +173,34 @@ class Instruments:
             if not decision.keeps_trying(conflict):
                 self._wait.labels(sender.name, "refused").observe(waited)
 
-    def on_deduplicated(self, sender: Any, decision: Decision, **_: Any) -> None:
+    def on_deduplicated(self, sender: Any, decision: Decision, **_: object) -> None:
         """Count a call that met an existing job when it was published."""
         policy = label_of(sender.lock_options.on_conflict, "publish")
         with counting:
             self._publish_conflicts.labels(sender.name, policy, decision.name).inc()
 
-    def on_cancelled(self, sender: Any, **_: Any) -> None:
+    def on_cancelled(self, sender: Any, **_: object) -> None:
         """Count a running call that a newer call asked to end."""
         with counting:
             self._cancellations.labels(sender.name).inc()
 
     def on_outage(
-        self, sender: Any, decision: Decision, waited: float, **_: Any
+        self, sender: Any, decision: Decision, waited: float, **_: object
     ) -> None:
         """Count an outage, and observe the wait."""
         with counting:
             self._outages.labels(sender.name, decision.name).inc()
             self._wait.labels(sender.name, "unreachable").observe(waited)
 
-    def on_lost(self, sender: Any, decision: Decision | None, **_: Any) -> None:
+    def on_lost(self, sender: Any, decision: Decision | None, **_: object) -> None:
         """Count a lost lock. For ``task.lock()`` there is no decision."""
         name = decision.name if decision else "none"
         with counting:
             self._losses.labels(sender.name, name).inc()
 
-    def on_renewed(self, sender: Any, lease: Lease, lateness: float, **_: Any) -> None:
+    def on_renewed(
+        self, sender: Any, lease: Lease, lateness: float, **_: object
+    ) -> None:
         """Observe how late a renewal was, and count it if it was very late."""
         with counting:
             self._lateness.labels(sender.name).observe(lateness)
@@ -206,13 +208,13 @@ class Instruments:
             late = lateness > lease.ttl * (_LATE_AT - RENEW_AT)
             self._late.labels(sender.name).inc(late)
 
-    def on_elected(self, term: Term, **_: Any) -> None:
+    def on_elected(self, term: Term, **_: object) -> None:
         """Count a term that begins."""
         with counting:
             self._elections.labels(term.lease.key).inc()
             self._terms_lost.labels(term.lease.key).inc(0)
 
-    def on_resigned(self, term: Term, *, lost: bool, **_: Any) -> None:
+    def on_resigned(self, term: Term, *, lost: bool, **_: object) -> None:
         """Count a term that ended by itself."""
         with counting:
             self._terms_lost.labels(term.lease.key).inc(lost)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from celery_redlock.locks.lease import Holder
 
 _PATIENCE = 2.0  # seconds that workers have to answer
@@ -30,7 +32,7 @@ class HolderLives(Exception):  # noqa: N818  (a result, shown to operators)
     """The holder was not killed, or may still run. The text says why."""
 
 
-def kill_holder(app: Any, holder: Holder) -> str:
+def kill_holder(app: Celery, holder: Holder) -> str:
     """Kill the process of this holder, and wait until its task has ended.
 
     The task is revoked, so that a redelivered copy does not run.
@@ -63,7 +65,7 @@ def kill_holder(app: Any, holder: Holder) -> str:
     raise HolderLives(f"{holder} still runs in worker {worker} after {_SIGNALS[-1]}.")
 
 
-def _worker_of(app: Any, holder: Holder) -> str:
+def _worker_of(app: Celery, holder: Holder) -> str:
     """Return the name of the worker that runs the task."""
     inspect = app.control.inspect(timeout=_PATIENCE)
     try:
@@ -89,7 +91,7 @@ def _is_active(tasks: Any, holder: Holder) -> bool:
     return bool(state[0] == "active")
 
 
-def _pool_of(app: Any, worker: str) -> str:
+def _pool_of(app: Celery, worker: str) -> str:
     """Return the name of the worker's pool, such as prefork or threads."""
     stats = app.control.inspect([worker], timeout=_PATIENCE).stats() or {}
     pool = (stats.get(worker) or {}).get("pool", {}).get("implementation", "")
@@ -100,7 +102,7 @@ def _pool_of(app: Any, worker: str) -> str:
     return str(pool.partition("concurrency.")[2].partition(":")[0])
 
 
-def _has_ended(app: Any, worker: str, holder: Holder) -> bool:
+def _has_ended(app: Celery, worker: str, holder: Holder) -> bool:
     """Wait until the worker says that it does not run the task any more."""
     give_up_at = SYSTEM_CLOCK.monotonic() + _ENDS_WITHIN
     inspect = app.control.inspect([worker], timeout=_PATIENCE)

@@ -24,11 +24,13 @@ from kombu.exceptions import OperationalError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from celery import Celery
+
 _KOMBU: Any = kombu  # has no types
 _DELAY = re.compile(r"^(?:[01]\.){28}")  # in front of the routing key
 
 
-def visibility_timeout(app: Any) -> float:
+def visibility_timeout(app: Celery) -> float:
     """Return the seconds after which an unacknowledged message is redelivered.
 
     kombu's transport says it, however the broker's URL is written: several URLs,
@@ -49,21 +51,21 @@ def visibility_timeout(app: Any) -> float:
     return float(usual if given is None else given)
 
 
-def loses_publications(app: Any) -> bool:
+def loses_publications(app: Celery) -> bool:
     """Tell whether publishing returns before the broker has the message."""
     connection = _connection(app)
     is_rabbitmq = connection.transport.driver_name == "py-amqp"
     return is_rabbitmq and not connection.transport_options.get("confirm_publish")
 
 
-def is_in_memory(app: Any) -> bool:
+def is_in_memory(app: Celery) -> bool:
     """Tell whether there are no workers in other processes."""
     if not any((app.conf.broker_url, app.conf.broker_write_url)):
         return True
     return bool(_connection(app).transport.driver_type == "memory")
 
 
-def accepted_countdown(app: Any, countdown: float) -> float:
+def accepted_countdown(app: Celery, countdown: float) -> float:
     """Return the countdown with which a call can be published again.
 
     In whole seconds where the broker delays calls, and at most half of the visibility
@@ -74,7 +76,7 @@ def accepted_countdown(app: Any, countdown: float) -> float:
     return min(countdown, visibility_timeout(app) / 2)
 
 
-def way_back(app: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
+def way_back(app: Celery, delivery: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that publish a call to its own queue again.
 
     Celery publishes a call to the exchange and with the routing key of its delivery. So
@@ -104,7 +106,7 @@ def way_back(app: Any, delivery: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def is_broadcast(app: Any, exchange: str) -> bool:
+def is_broadcast(app: Celery, exchange: str) -> bool:
     """Tell whether each queue that is bound to this exchange gets a copy of a call."""
     return bool(exchange) and any(
         queue.exchange.type == "fanout" and queue.exchange.name == exchange
@@ -112,14 +114,14 @@ def is_broadcast(app: Any, exchange: str) -> bool:
     )
 
 
-def broadcast_of(app: Any, task: str) -> str:
+def broadcast_of(app: Celery, task: str) -> str:
     """Return the name of the fanout exchange to which a task is routed, or ``""``."""
     queue = app.amqp.router.route({}, task).get("queue")
     exchange = getattr(queue, "exchange", None)
     return exchange.name if exchange is not None and exchange.type == "fanout" else ""
 
 
-def _queues(app: Any) -> list[Any]:
+def _queues(app: Celery) -> list[Any]:
     """Return the known queues; the consumed ones come first."""
     return [*{**app.amqp.queues.consume_from, **app.amqp.queues}.values()]
 
@@ -144,7 +146,7 @@ def _is_routed(kind: str, pattern: str, key: str) -> bool:
     return kind not in ("", "direct") or pattern == key
 
 
-def broker_errors(app: Any) -> tuple[type[BaseException], ...]:
+def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:
     """Return the errors by which the broker does not accept a message."""
     broker = _connection(app)
     return (
@@ -156,7 +158,7 @@ def broker_errors(app: Any) -> tuple[type[BaseException], ...]:
     )
 
 
-def marks_redeliveries(app: Any) -> bool:
+def marks_redeliveries(app: Celery) -> bool:
     """Tell whether a message that comes again says so, in its ``delivery_info``.
 
     kombu's other transports, SQS for one, deliver it as it was.
@@ -164,11 +166,11 @@ def marks_redeliveries(app: Any) -> bool:
     return _connection(app).transport.driver_type in ("redis", "amqp")
 
 
-def _delays_calls(app: Any) -> bool:
+def _delays_calls(app: Celery) -> bool:
     """Tell whether the broker delays calls that have a countdown."""
     return bool(detect_quorum_queues(app, _connection(app).transport.driver_type)[0])
 
 
-def _connection(app: Any) -> Any:
+def _connection(app: Celery) -> Any:
     """Return the connection that the app's producers are made of; it is not opened."""
     return app.producer_pool.connections.connection

@@ -35,6 +35,8 @@ from celery_redlock.task.publishing import seconds_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from celery import Task
+
 log = logging.getLogger(__name__)
 
 # Nodes remember for a minute that a call has ended. A publisher that was suspended
@@ -44,7 +46,7 @@ _DELAYED = ("countdown", "eta", "retries")
 
 
 def send_announced(
-    task: Any,
+    task: Task,
     key: str,
     arguments: tuple[Any, Any],
     send: Callable[..., Any],
@@ -69,7 +71,7 @@ def is_delayed(options: Mapping[str, Any]) -> bool:
     return "deferred" in ours or any(options.get(name) for name in _DELAYED)
 
 
-def _announce(task: Any, key: str, task_id: str, options: Mapping[str, Any]) -> None:
+def _announce(task: Task, key: str, task_id: str, options: Mapping[str, Any]) -> None:
     # Only publishers of such tasks pay for this import.
     from celery_redlock.line.successors import note_published  # noqa: PLC0415
 

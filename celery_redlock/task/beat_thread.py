@@ -9,7 +9,6 @@ gets ``DuplicateTask``.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from celery import signals
 
@@ -21,7 +20,7 @@ def is_beat() -> bool:
     return bool(getattr(_thread, "is_beat", False))
 
 
-def _when_beat_begins(**_: Any) -> None:
+def _when_beat_begins(**_: object) -> None:
     _thread.is_beat = True
 
 

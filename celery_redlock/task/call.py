@@ -26,6 +26,9 @@ from celery_redlock.task.publishing import release_claim
 from celery_redlock.task.results import has_ended
 
 if TYPE_CHECKING:
+    from celery import Task
+    from celery.app.task import Context
+
     from celery_redlock.locks.limits import Limits
     from celery_redlock.options.lock_options import ResolvedOptions
 
@@ -45,8 +48,8 @@ class Call:
         began_at: Instant at which it began to want its lock.
     """
 
-    task: Any
-    request: Any
+    task: Task
+    request: Context
     id: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -61,7 +64,7 @@ class Call:
 
     @classmethod
     def of(
-        cls, task: Any, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cls, task: Task, request: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call:
         """Return the call that the task executes now.
 
@@ -188,13 +191,13 @@ class Call:
         return f"{self.task.name}[{self.id}]"
 
 
-def _arguments_in(request: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _arguments_in(request: Context, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Return the arguments in the message of a request; without one, those given."""
     sent_args = args if request.args is None else request.args
     return sent_args, kwargs if request.kwargs is None else request.kwargs
 
 
-def _refuse_broadcast(task: Any, exchange: str) -> None:
+def _refuse_broadcast(task: Task, exchange: str) -> None:
     """Refuse a call of which each worker gets a copy.
 
     Raises:

@@ -115,6 +115,8 @@ from celery_redlock.task.line_entry import LineEntry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery import Task
+    from celery.app.task import Context
     from celery.utils.dispatch import Signal
 
     from celery_redlock.app.runtime import Runtime
@@ -160,7 +162,7 @@ class TaskLock(Hold):
 
     def __init__(  # noqa: PLR0913  (keyword-only, one line each in the docstring)
         self,
-        task: Any,
+        task: Task,
         key: str,
         *,
         task_id: str,
@@ -297,7 +299,7 @@ class Execution(TaskLock):
         """Seconds since the call joined the backlog of its key; None: it did not."""
         return self._line.in_backlog
 
-    def is_of(self, task: Any, request: Any) -> bool:
+    def is_of(self, task: Task, request: Context) -> bool:
         """Tell whether this is the execution of that request."""
         return self.call.task is task and bool(self.call.id == request.id)
 
@@ -713,14 +715,14 @@ def _is_cancellation(error: LockLost, lease: Lease) -> bool:
     return isinstance(error, LockCancelled) and bool(lease.cancelled_by) and ours
 
 
-def _renew_now(**_: Any) -> None:
+def _renew_now(**_: object) -> None:
     """Renew the lock of the execution that sends ``lock_heartbeat``."""
     execution = running()
     if execution and execution.lease:
         execution.call.runtime.watchdog.renew_now(execution.lease)
 
 
-def _when_task_has_ended(task_id: str = "", **_: Any) -> None:
+def _when_task_has_ended(task_id: str = "", **_: object) -> None:
     """Release the lock that was kept for a retry, and one that was left held."""
     retried = _retried.get()
     if retried and retried.call.id == task_id:

@@ -23,6 +23,8 @@ from celery_redlock.scripts.keys import shown
 from celery_redlock.task.publishing import conflict_with
 
 if TYPE_CHECKING:
+    from celery import Task
+
     from celery_redlock.errors import QuorumUnreachable
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.redlock import Redlock
@@ -98,7 +100,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
     """Return the fate of this call of a task; see ``SingletonTask.explain``."""
     runtime = runtime_of(task.app)
     redlock, options = runtime.redlock, runtime.options(task.name, task.lock_options)

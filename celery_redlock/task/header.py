@@ -66,6 +66,8 @@ from celery_redlock.scripts.keys import MOST, MOST_BYTES, is_permit, keys_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping
 
+    from celery.app.task import Context
+
 HEADER = "redlock"
 _BOOT = secrets.token_hex(16)
 _BASE = re.compile("[0-9a-f]{32}")
@@ -300,7 +302,7 @@ def place_in(headers: Mapping[str, Any] | None) -> str:
     return str(header.line[0]) if header.line else ""
 
 
-def extract(request: Any) -> TaskHeader:
+def extract(request: Context) -> TaskHeader:
     """Remove the header from a ``task.request`` and return it."""
     fields = vars(request).pop(HEADER, None)
     headers = request.headers

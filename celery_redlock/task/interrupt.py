@@ -161,7 +161,7 @@ class _SignalHandler:
             self.has_pending = False
             self._handle(_SIGNAL or 0, None)
 
-    def begin(self, task: Any = None, **_: Any) -> None:
+    def begin(self, task: Any = None, **_: object) -> None:
         """Let the signals of the next task through, and none of the one before."""
         if task is None or not task.request.is_eager:
             self.is_over = self.has_pending = False

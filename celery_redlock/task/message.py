@@ -21,6 +21,8 @@ from celery_redlock.errors import FingerprintError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from celery import Task
+
     from celery_redlock.locks.limits import Limits
 
 _REGISTRY: Any = registry  # has no types
@@ -35,7 +37,7 @@ class SentMessage:
 
     def __init__(
         self,
-        task: Any,
+        task: Task,
         key: str,
         arguments: tuple[Any, Any],
         serializer: str | None = None,
@@ -97,7 +99,9 @@ def watched(message: SentMessage) -> Iterator[None]:
         _watched.reset(before)
 
 
-def _note(sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
+def _note(
+    sender: Any = None, headers: Any = None, body: Any = None, **_: object
+) -> None:
     for message in _watched.get():
         if not message.was_sent and sender == message.task.name:
             message.note(headers, body)
@@ -119,7 +123,7 @@ def _is(one: Any, other: Any) -> bool:
 
 
 def as_received(
-    task: Any, args: Any, kwargs: Any, serializer: str | None = None
+    task: Task, args: Any, kwargs: Any, serializer: str | None = None
 ) -> tuple[Any, Any]:
     """Return the arguments of a call as a worker gets them.
 
@@ -157,7 +161,7 @@ def _is_kombus_json(serializer: str) -> bool:
 
 
 def key_to_publish(
-    task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
+    task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> str:
     """Return the key of a call that is published with these options.
 
@@ -174,7 +178,7 @@ def key_to_publish(
 
 
 def wanted_by_message(
-    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
+    task: Task, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
 ) -> tuple[str, Limits]:
     """Return the key and the limits of a call from its message.
 

@@ -31,6 +31,8 @@ from celery_redlock.task.publishing import seconds_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery import Task
+
 log = logging.getLogger(__name__)
 
 _TOO_FEW = (
@@ -41,7 +43,7 @@ _limit = LogLimit()
 
 
 def send_in_order(
-    task: Any,
+    task: Task,
     key: str,
     arguments: tuple[Any, Any],
     send: Callable[..., Any],
@@ -71,7 +73,7 @@ def send_in_order(
     return result
 
 
-def _number(task: Any, message: SentMessage) -> None:
+def _number(task: Task, message: SentMessage) -> None:
     """Let a call join the line, and write its number into the header of its message."""
     key, task_id = message.key, message.id
     try:
@@ -97,6 +99,6 @@ def _number(task: Any, message: SentMessage) -> None:
     message.headers.update(with_fields(message.headers, **place))
 
 
-def _leave(task: Any, place: list[str]) -> None:
+def _leave(task: Task, place: list[str]) -> None:
     if place and all(place):
         leave_backlog(runtime_of(task.app).redlock, *place, in_order=True)

@@ -90,7 +90,7 @@ class Claim:
         """Let the claim last for so many seconds from now, unless it was released."""
         self._claims.keep(self.key, self.task_id, seconds)
 
-    def belongs_to(self, key: str, task_id: str, task: Any, seconds: float) -> None:
+    def belongs_to(self, key: str, task_id: str, task: Task, seconds: float) -> None:
         """Move the claim to this key and job, if it was taken for another.
 
         A job without a key has no claim. If another job has claimed its key, that job
@@ -113,7 +113,7 @@ class Claim:
 
 
 def publish(  # noqa: PLR0913  (called in one place)
-    task: Any,
+    task: Task,
     key: str,
     arguments: tuple[Any, Any],
     options: Mapping[str, Any],
@@ -174,7 +174,7 @@ def publish(  # noqa: PLR0913  (called in one place)
     return decision.perform(duplicate)
 
 
-def send_again(task: Any, args: Any, kwargs: Any, key: str, **options: Any) -> None:
+def send_again(task: Task, args: Any, kwargs: Any, key: str, **options: Any) -> None:
     """Send the next copy of a call, as its message was.
 
     Base classes of the project have seen the call when it was published first. They
@@ -189,7 +189,7 @@ def send_again(task: Any, args: Any, kwargs: Any, key: str, **options: Any) -> N
 
 
 def _send_job(  # noqa: PLR0913  (called in one place)
-    task: Any,
+    task: Task,
     send: Callable[..., Any],
     conflict: Conflict | None = None,
     *,
@@ -233,7 +233,7 @@ def with_conflict(result: Any, conflict: Conflict | None = None) -> Any:
 
 
 @contextmanager
-def called_with(task: Any, options: Mapping[str, Any]) -> Iterator[None]:
+def called_with(task: Task, options: Mapping[str, Any]) -> Iterator[None]:
     """Remember in this block with which options a caller publishes a call.
 
     Base classes of the project can add others.
@@ -245,14 +245,14 @@ def called_with(task: Any, options: Mapping[str, Any]) -> Iterator[None]:
         _called.reset(before)
 
 
-def _has_new_id(task: Any) -> bool:
+def _has_new_id(task: Task) -> bool:
     """Tell whether the caller who publishes a call of the task has given no id."""
     called, has_new_id = _called.get()
     return called is task and has_new_id
 
 
 def _with_claim_retaken(
-    task: Any, key: str, options: Mapping[str, Any], claims: Claims, seconds: float
+    task: Task, key: str, options: Mapping[str, Any], claims: Claims, seconds: float
 ) -> Mapping[str, Any]:
     """Return the options of a message; take its claim again if its call runs here.
 
@@ -273,7 +273,7 @@ def _with_claim_retaken(
 
 
 def _look_or_take(
-    claims: Claims, key: str, job: Holder, options: ResolvedOptions, task: Any
+    claims: Claims, key: str, job: Holder, options: ResolvedOptions, task: Task
 ) -> tuple[ExistingJob | None, bool]:
     """Return the existing job, if any, and whether the call was claimed."""
     if not options.task.is_claimed:
@@ -302,7 +302,7 @@ def _look_or_take(
     return here, here is None
 
 
-def _has_left(task: Any, here: ExistingJob) -> bool:
+def _has_left(task: Task, here: ExistingJob) -> bool:
     """Tell whether a job that has the claim does not wait any more.
 
     Its result says so: Celery stores REVOKED at once, and discards the job when it is
@@ -317,7 +317,7 @@ def _has_left(task: Any, here: ExistingJob) -> bool:
     return True
 
 
-def _job(task: Any, task_id: str) -> Holder:
+def _job(task: Task, task_id: str) -> Holder:
     now = SYSTEM_CLOCK.wall()
     return Holder.here(task=task.name, task_id=task_id, started=now)
 
@@ -342,7 +342,7 @@ def conflict_with(here: ExistingJob, **call: Any) -> Conflict:
 class _DuplicateCall:
     """A call that meets another job when it is published: a `policies.DecidedCall`."""
 
-    task: Any
+    task: Task
     conflict: Conflict
     here: ExistingJob
     decision: PublishDecision
@@ -387,7 +387,7 @@ class _DuplicateCall:
 # -- how long a claim lasts ---------------------------------------------------------
 
 
-def _seconds_to_wait(task: Any, options: Mapping[str, Any], claim_ttl: float) -> float:
+def _seconds_to_wait(task: Task, options: Mapping[str, Any], claim_ttl: float) -> float:
     """Return the seconds of a claim, which ends when its job expires at the latest."""
     delay = seconds_until(task, options.get("countdown") or options.get("eta")) or 0.0
     expires = seconds_until(task, options.get("expires", task.expires))
@@ -395,7 +395,7 @@ def _seconds_to_wait(task: Any, options: Mapping[str, Any], claim_ttl: float) ->
     return seconds if expires is None else max(_LEAST, min(seconds, expires))
 
 
-def seconds_until(task: Any, when: Any) -> float | None:
+def seconds_until(task: Task, when: Any) -> float | None:
     """Return the seconds until an instant as Celery takes it: a number is seconds."""
     if when is None or isinstance(when, (int, float)):
         return when
@@ -414,7 +414,7 @@ def release_claim(runtime: Runtime, key: str, task_id: str, task: str) -> None:
         runtime.watchdog.resend_releases()
 
 
-def _release_claim_of_message(sender: Any, message: Any, **_: Any) -> None:
+def _release_claim_of_message(sender: Any, message: Any, **_: object) -> None:
     """Release the claim of a message that no task takes: its call will never begin."""
     headers = message.headers or {}
     key, task_id = claim_in(headers), headers.get("id")

@@ -66,6 +66,8 @@ from celery_redlock.task.publishing import release_claim
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery import Celery
+
     from celery_redlock.app.early_start import WaitingCall
     from celery_redlock.locks.limits import Limits
 
@@ -192,7 +194,7 @@ class RedlockRequest(Request):
         return super().on_failure(exc_info, *args, **kwargs)
 
     def _has_lost_result(
-        self, exc_info: Any, error: Any, *, return_ok: bool = False, **_: Any
+        self, exc_info: Any, error: Any, *, return_ok: bool = False, **_: object
     ) -> bool:
         """Tell whether Celery failed after the body of a call that may be recorded.
 
@@ -396,14 +398,14 @@ class RedlockRequest(Request):
             )
 
 
-def _leave_place(app: Any, headers: Any, task_id: str) -> None:
+def _leave_place(app: Celery, headers: Any, task_id: str) -> None:
     """Leave the backlog for a call that has ended in a main process."""
     runtime, in_order = runtime_of(app), bool(TaskHeader.read(headers).line)
     leave_backlog(runtime.redlock, place_in(headers), task_id, in_order=in_order)
     runtime.watchdog.resend_releases()  # the first request waits for its connections
 
 
-def _when_refused(sender: Any, message: Any, **_: Any) -> None:
+def _when_refused(sender: Any, message: Any, **_: object) -> None:
     """Leave the backlog for a message that no task of this worker takes."""
     headers = message.headers or {}
     task_id = headers.get("id")

@@ -11,10 +11,12 @@ from celery.backends.base import DisabledBackend
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from celery import Task
+
 log = logging.getLogger(__name__)
 
 
-def has_ended(task: Any, task_id: str) -> bool:
+def has_ended(task: Task, task_id: str) -> bool:
     """Tell whether a stored result says that a call of the task has ended.
 
     Where no result is kept, or it cannot be read, the answer is no.
@@ -22,13 +24,13 @@ def has_ended(task: Any, task_id: str) -> bool:
     return stored_result(task, task_id).get("status") in states.READY_STATES
 
 
-def can_be_read(task: Any) -> bool:
+def can_be_read(task: Task) -> bool:
     """Tell whether the task has a result backend from which any process may read."""
     backend = task.backend
     return not isinstance(backend, DisabledBackend) and bool(backend.persistent)
 
 
-def stored_result(task: Any, task_id: str) -> Mapping[str, Any]:
+def stored_result(task: Task, task_id: str) -> Mapping[str, Any]:
     """Return the stored result of a call; an empty mapping where it is not known."""
     if not can_be_read(task):
         return {}

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    from celery import Celery
+    from celery.app.task import Context
     from celery.canvas import Signature
     from celery.result import AsyncResult
     from typing_extensions import ParamSpec, TypeVar
@@ -179,7 +181,7 @@ class SingletonTask(_Base[P, R]):
         return vars(base).get("_redlock_options") or vars(base).get("redlock") or {}
 
     @classmethod
-    def on_bound(cls, app: Any) -> None:
+    def on_bound(cls, app: Celery) -> None:
         """Check the task against its options, now that its name and body are known."""
         super().on_bound(app)
         mask(app)
@@ -239,7 +241,7 @@ class SingletonTask(_Base[P, R]):
         ours = tuple(one for one in named if issubclass(one, RedlockError))
         return isinstance(refusal, ours)
 
-    def _takes_lock(self, request: Any) -> bool:
+    def _takes_lock(self, request: Context) -> bool:
         if request.called_directly or self.lock_options is None:
             return False
         if request.is_eager and not self.app.conf.get("redlock_eager"):
@@ -388,7 +390,7 @@ class SingletonTask(_Base[P, R]):
 
         return explain(self, args, kwargs)
 
-    def start_strategy(self, app: Any, consumer: Any, **named: Any) -> Any:
+    def start_strategy(self, app: Celery, consumer: Any, **named: Any) -> Any:
         """Return Celery's strategy, by which a worker starts refused calls early."""
         from celery_redlock.app.early_start import (  # noqa: PLC0415  (a worker's)
             consumer_with_lines,
@@ -487,7 +489,7 @@ class SingletonTask(_Base[P, R]):
 
 
 def _publish(
-    task: Any,
+    task: Task,
     send: Callable[..., Any],
     args: Any,
     kwargs: Any,

@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery import Task
+
 
 class RefusalTracer:
     """The attribute ``__trace__`` of a task, which Celery sets."""
 
     def __get__(
-        self, task: Any, owner: type | None = None
+        self, task: Task, owner: type | None = None
     ) -> Callable[..., Any] | None:
         return vars(task).get("_redlock_trace") if task is not None else None
 
-    def __set__(self, task: Any, tracer: Callable[..., Any] | None) -> None:
+    def __set__(self, task: Task, tracer: Callable[..., Any] | None) -> None:
         if tracer is not None:
             _set_info(tracer)
         vars(task)["_redlock_trace"] = tracer

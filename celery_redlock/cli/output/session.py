@@ -24,6 +24,8 @@ from celery_redlock.operations.words import with_app
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from celery import Celery
+
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.settings import Settings
 
@@ -44,7 +46,7 @@ class Failure(click.ClickException):
 class Session:
     """One run of one command: prints lines, in colors or not, or a JSON document."""
 
-    app: Any
+    app: Celery
     as_json: bool
     colors: bool
 

@@ -17,7 +17,7 @@ are named) and ``tasks`` (the modules with tasks cannot be imported).
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.core.checks import CheckMessage, Error, Info, Warning  # noqa: A004  (Django's name)
 
@@ -26,6 +26,8 @@ from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from celery import Celery
 
     from celery_redlock.operations.doctor import Finding
 
@@ -36,7 +38,7 @@ _NO_APP = "default"  # the name of the app that Celery makes where there is none
 _busy = threading.local()
 
 
-def check_project(**_: Any) -> list[CheckMessage]:
+def check_project(**_: object) -> list[CheckMessage]:
     """Check the settings and the tasks, without network."""
     if getattr(_busy, "checking", False):
         return []
@@ -47,7 +49,7 @@ def check_project(**_: Any) -> list[CheckMessage]:
         _busy.checking = False
 
 
-def check_nodes(**_: Any) -> list[CheckMessage]:
+def check_nodes(**_: object) -> list[CheckMessage]:
     """Check the nodes. Takes about a second, because their clocks are watched."""
     from celery_redlock.app.runtime import runtime_of
     from celery_redlock.operations.doctor import diagnose
@@ -107,7 +109,7 @@ def _project_messages() -> Iterator[CheckMessage]:
     yield from map(_message, _local_findings(app))
 
 
-def _local_findings(app: Any) -> list[Finding]:
+def _local_findings(app: Celery) -> list[Finding]:
     """Return the findings that need no network."""
     from celery_redlock.app.runtime import runtime_of
     from celery_redlock.operations.doctor import OFFLINE, Case, findings_of

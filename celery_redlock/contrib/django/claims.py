@@ -21,7 +21,7 @@ The app ``"celery_redlock.contrib.django"`` in ``INSTALLED_APPS`` connects this.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import connections
 
@@ -44,7 +44,7 @@ class _OnCommit:
         self._release.detach()
 
 
-def release_on_rollback(claim: Claim, **_: Any) -> None:
+def release_on_rollback(claim: Claim, **_: object) -> None:
     """Release a claim if a transaction of this thread is rolled back."""
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:

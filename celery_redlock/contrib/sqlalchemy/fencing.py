@@ -117,7 +117,7 @@ def fenced(session: Session, fence: Lease | int) -> Iterator[None]:
     """
     number = fence_number(fence)
 
-    def stamp(session: Session, *_: Any) -> None:
+    def stamp(session: Session, *_: object) -> None:
         for target in (*session.new, *session.dirty, *session.deleted):
             if isinstance(target, Fenced) and _is_written(session, target):
                 target.fence = number

@@ -21,7 +21,7 @@ import pkgutil
 import threading
 from collections import Counter
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.operations.doctor.deploys import workers_by_nodes
@@ -38,6 +38,8 @@ from celery_redlock.operations.words import with_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from celery import Celery
 
     from celery_redlock.locks.redlock import Redlock
 
@@ -79,7 +81,7 @@ _LEVELS = {
 
 def diagnose(
     redlock: Redlock,
-    app: Any = None,
+    app: Celery | None = None,
     *,
     span: float = 1.0,
     rules: Iterable[Rule] = RULES,
@@ -140,7 +142,7 @@ def counted(findings: Iterable[Finding]) -> str:
     )
 
 
-def log_diagnosis(redlock: Redlock, app: Any = None) -> threading.Thread:
+def log_diagnosis(redlock: Redlock, app: Celery | None = None) -> threading.Thread:
     """Diagnose in the background of a worker that starts, and log the findings.
 
     Leaves out what the worker logs itself when it starts.

@@ -19,6 +19,7 @@ from celery_redlock.options.lock_options import LockOptions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
 _CALLERS = ("celery.map", "celery.starmap")  # .chunks are calls of the latter
 _TOLD = ("active", "reserved")
 

@@ -27,6 +27,8 @@ from celery_redlock.policies import Retry, given_at
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
+    from celery import Celery, Task
+
 _SOON = 300.0  # seconds after which a call comes back without a remark
 _REPLY_WITHIN = 1.0  # seconds
 _COMPARED = {"lock_options": "lock options", "key_rule": "arguments or key"}
@@ -99,7 +101,7 @@ def versions(case: Case) -> Iterator[Finding]:
         ).of("Task", name)
 
 
-def _described(task: Any) -> dict[str, str]:
+def _described(task: Task) -> dict[str, str]:
     """Return what is compared of a task, as workers tell it."""
     return {n: _ADDRESS.sub("", str(getattr(task, n))) for n in _COMPARED}
 
@@ -133,7 +135,7 @@ def nodes(case: Case) -> Iterator[Finding]:
         )
 
 
-def workers_by_nodes(app: Any, labels: Sequence[str]) -> tuple[list[str], list[str]]:
+def workers_by_nodes(app: Celery, labels: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names of the running workers that use these nodes, and of the others.
 
     One without lock tasks, of an earlier version, or that does not answer within a
@@ -148,7 +150,7 @@ def workers_by_nodes(app: Any, labels: Sequence[str]) -> tuple[list[str], list[s
 
 
 def _nodes_of_workers(
-    app: Any, names: Container[str] | None = None
+    app: Celery, names: Container[str] | None = None
 ) -> dict[str, set[frozenset[str]]]:
     """Return the lists of nodes that each running worker has for its lock tasks.
 
@@ -169,7 +171,7 @@ def _nodes_of_workers(
     return told
 
 
-def told_by_workers(app: Any, what: str, *arguments: str) -> dict[str, Any]:
+def told_by_workers(app: Celery, what: str, *arguments: str) -> dict[str, Any]:
     """Return the replies of the running workers to one of Celery's inquiries."""
     if is_in_memory(app):
         return {}

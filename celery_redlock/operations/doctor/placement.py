@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 from celery_redlock.basics.secret import SecretUrl
@@ -25,6 +25,8 @@ from celery_redlock.wire.url import NodeAddress, parse_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from celery import Celery
 
     from celery_redlock.operations.inspect import NodeReport
 
@@ -192,7 +194,7 @@ def _sharing(case: Case) -> Severity:
     return NOTE if len(case.reports) == 1 else WARNING
 
 
-def _urls_of(app: Any, setting: str) -> list[SecretUrl]:
+def _urls_of(app: Celery, setting: str) -> list[SecretUrl]:
     """Return what is in a setting of Celery's: a URL, or several."""
     value = getattr(app.conf, setting, None) or ""
     urls = value if isinstance(value, (list, tuple)) else str(value).split(";")

@@ -24,6 +24,8 @@ from celery_redlock.options.lock_options import LockOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from celery import Celery, Task
+
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.operations.inspect import NodeReport
 
@@ -103,7 +105,7 @@ class LockTask(NamedTuple):
         limit: Seconds after which it is killed, or None.
     """
 
-    task: Any
+    task: Task
     options: LockOptions
     ttl: float
     limit: float | None
@@ -121,7 +123,7 @@ class Case:
 
     redlock: Redlock
     reports: Sequence[NodeReport]
-    app: Any = None
+    app: Celery | None = None
 
     @property
     def ignored(self) -> frozenset[str]:
@@ -140,8 +142,9 @@ class Case:
     def lock_tasks(self) -> list[LockTask]:
         """The app's tasks that take a lock, by name."""
         found = []
-        tasks = self.app.tasks.values() if self.app else ()
-        for task in sorted(tasks, key=lambda task: str(task.name)):
+        if self.app is None:
+            return []
+        for task in sorted(self.app.tasks.values(), key=lambda it: str(it.name)):
             options = getattr(task, "lock_options", None)
             if isinstance(options, LockOptions):
                 ttl: Any = options.ttl  # resolved to seconds

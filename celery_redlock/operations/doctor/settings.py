@@ -25,6 +25,8 @@ from celery_redlock.policies import Skip, given_at
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery import Celery
+
     from celery_redlock.locks.lease import Holder
     from celery_redlock.options.lock_options import LockOptions
 
@@ -196,7 +198,8 @@ def acks_late(it: LockTask, _: Case) -> Iterator[Problem]:
 @task_rule()
 def result_backend(it: LockTask, case: Case) -> Iterator[Problem]:
     """Find tasks whose results are needed and not kept."""
-    absent = str(case.app.conf.result_backend or "disabled").startswith("disabled")
+    app: Celery = case.app
+    absent = str(app.conf.result_backend or "disabled").startswith("disabled")
     if not absent and not it.task.ignore_result:
         return
     why = "there is no result_backend" if absent else "it has ignore_result"
