@@ -568,23 +568,23 @@ class _HoldWithHooks(Hold):
         return self._holder
 
     def on_acquired(self, lease: Lease) -> None:
-        """Call the function for it."""
+        """Call the function that was given as ``on_acquired``."""
         self._on_acquired(lease)
 
     def on_renewed(self, lease: Lease, lateness: float) -> None:
-        """Call the function for it."""
+        """Call the function that was given as ``on_renewed``."""
         self._on_renewed(lease, lateness)
 
     def on_lost(self, lease: Lease) -> None:
-        """Call the function for it."""
+        """Call the function that was given as ``on_lost``."""
         self._on_lost(lease)
 
     def on_cancelled(self, lease: Lease) -> None:
-        """Call the function for it."""
+        """Call the function that was given as ``on_cancelled``."""
         self._on_cancelled(lease)
 
     def on_released(self, lease: Lease) -> None:
-        """Call the function for it."""
+        """Call the function that was given as ``on_released``."""
         self._on_released(lease)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def retry_as_configured(task: Task, error: Exception) -> None:
-    """Do what Celery does after this error in the body of a task.
+    """Retry a call as Celery does after this error in its body.
 
     Returns:
         None, where ``autoretry_for`` does not name the error.

@@ -48,7 +48,7 @@ _CONNECTING = ("max_retries", "interval_start", "interval_step", "interval_max")
 
 
 class MessageRefusedError(OperationalError):
-    """The broker answers, and does not take this message; it may take others."""
+    """The broker refuses this message; it may accept others."""
 
 
 @contextmanager

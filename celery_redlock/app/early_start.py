@@ -214,7 +214,7 @@ class EarlyStarts:
         self._timer.apply_entry(self._timer.Entry(do))
 
     def _when_told(self, wanted: Wanted, room: int, *, is_woken: bool) -> None:
-        """Start calls while there is room, and watch the key for the others."""
+        """Start as many calls as can have the key, and watch it for the rest."""
         line = self._lines.get(wanted)
         if line is None or not line.is_watched:
             return
@@ -422,7 +422,7 @@ class EarlyStartStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def consumer_with_lines(consumer: Any) -> Any:
-    """Return the consumer for a task's strategy, with a timer that knows the lines.
+    """Return the consumer with a timer that knows the lines of waiting calls.
 
     Celery's strategies enter a call with a countdown in ``consumer.timer``.
     """
@@ -457,7 +457,7 @@ class _Timer:
         kwargs: Any = None,
         priority: int = 0,
     ) -> Any:
-        """Enter a call; if it waits for a lock, in the line of the lock, too."""
+        """Enter a call in the timer, and in the line of the lock that it waits for."""
         starts: EarlyStarts | None = getattr(self._consumer, _ATTRIBUTE, None)
         waits = getattr(args[0], "redlock_waits", None) if args else None
         if starts is None or waits is None:

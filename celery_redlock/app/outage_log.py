@@ -43,7 +43,7 @@ class OutageLog(OfOneProcess):
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """Start anew: the outage is one of the parent."""
+        """Forget the outage of the parent process."""
         self.is_on = False
         self._begin()
 

@@ -69,26 +69,26 @@ class RefusalRecord(ctypes.Structure):
 
     @property
     def task(self) -> str:
-        """Name of the task of the last call, of which the end may be missing."""
+        """Name of the last call's task, perhaps cut off."""
         return bytes(self._task).decode(errors="replace")
 
     @property
     def key(self) -> str:
-        """Key of the last call, of which the end may be missing."""
+        """Key of the last call, perhaps cut off."""
         return bytes(self._key).decode(errors="replace")
 
     def note(self, task: str, key: str) -> None:
-        """Write the names of a call."""
+        """Store the task and the key of a call."""
         self._task = task.encode(errors="replace")[:_TEXT]
         self._key = key.encode(errors="replace")[:_TEXT]
 
     def clear(self) -> None:
-        """Note that this process has refused nothing."""
+        """Reset the record: this process has refused nothing."""
         ctypes.memset(ctypes.addressof(self), 0, ctypes.sizeof(self))
         self.pid = os.getpid()
 
     def is_stuck(self, now: float, places: int) -> bool:
-        """Tell whether a process with so many places only refuses calls, or waits."""
+        """Tell whether the process only refuses calls, or waits in all its places."""
         if self.waiting >= places and now - self.waiting_since >= LONG:
             return True
         is_many = self.in_a_row >= _MANY or self.busy >= LONG
@@ -136,7 +136,7 @@ class RefusalLog:
         self._write(self._own_record(), call)
 
     def waits_no_more(self, call: Any) -> None:
-        """Note the end of the wait."""
+        """Note that a call no longer waits for its lock."""
         self._waits.pop(id(call), None)
         self._write(self._own_record(), call)
 
@@ -179,7 +179,7 @@ class RefusalWatch:
     def check(
         self, pids: Collection[int], *, occupied: Collection[int], places: int = 1
     ) -> None:
-        """Warn if all processes are stuck, or as good as that; at most once a minute.
+        """Warn if no process is left for other tasks; at most once a minute.
 
         Args:
             pids: The processes that run calls.

@@ -26,7 +26,7 @@ class RefusalStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._timer = parent.timer.call_repeatedly(LONG / 2, self._look, (parent.pool,))
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002  (Celery's)
-        """Look no more."""
+        """Stop looking at the pool."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

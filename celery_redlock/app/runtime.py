@@ -183,7 +183,7 @@ class SignalDispatcher(OfOneProcess):
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """Start anew: the thread stayed with the parent."""
+        """Forget the thread of the parent process."""
         self._queue: queue.SimpleQueue[tuple[Signal, Any, dict[str, Any]] | None]
         self._queue = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -264,7 +264,7 @@ def forget_runtimes() -> None:
 
 
 def app_itself(app: Celery) -> Any:
-    """Return the app, where a proxy such as ``current_app`` is given, too."""
+    """Return the app behind a proxy such as ``current_app``, or the app as given."""
     return getattr(app, "_get_current_object", lambda: app)()
 
 

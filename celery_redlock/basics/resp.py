@@ -89,7 +89,7 @@ def may_evict(policy: str) -> str:
 
 
 class ReplyReader(Protocol):
-    """Bytes in, replies out, in order."""
+    """A parser of replies: bytes in, replies out, in order."""
 
     def feed(self, data: bytes, /) -> None:
         """Take bytes from the socket."""

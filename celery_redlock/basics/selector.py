@@ -72,7 +72,7 @@ class Waker:
         return self._read_end.fileno()
 
     def wake(self) -> None:
-        """Make it readable."""
+        """Make the watched end readable."""
         with contextlib.suppress(OSError):  # it is full, or closed just now
             self._write_end.send(b".")
 

@@ -98,7 +98,7 @@ def _run(
     gone: Sequence[str],
     abort: bool,
 ) -> list[str]:
-    """Change it, print each step, and return the steps."""
+    """Carry the change out, print each step, and return the steps."""
     steps: list[str] = []
 
     def on_step(sentence: str) -> None:

@@ -84,7 +84,7 @@ class RecordStore(Protocol):
     def transaction(
         self, record_id: str, *, may_be_nested: bool = False
     ) -> AbstractContextManager[CallRecord | None]:
-        """Begin a transaction, and give the record with this id; then commit.
+        """Run the block in a transaction, with the record of this id; then commit.
 
         An error rolls back. A connection that was found dead before the block began
         is replaced.
@@ -102,7 +102,7 @@ class RecordStore(Protocol):
         """Refuse statements by which the block would end the transaction itself."""
 
     def write(self, record: CallRecord, over: CallRecord | None) -> None:
-        """Write a record in the transaction, over one that counts no more.
+        """Write a record in the transaction, in place of an outdated one.
 
         Raises:
             RecordTaken: That record has been replaced since.
@@ -110,7 +110,7 @@ class RecordStore(Protocol):
         """
 
     def delete_older(self, than: datetime, most: int) -> int:
-        """Delete at most so many records that are not kept until then."""
+        """Delete at most ``most`` records whose time ended before ``than``."""
 
 
 def now() -> datetime:

@@ -92,7 +92,7 @@ def run_once(execution: Any, once: ExactlyOnce, body: Callable[[], Any]) -> Any:
 
 
 class _RollBack(Exception):  # noqa: N818  (it leaves this module never)
-    """The transaction was for looking only."""
+    """Rolls back a transaction that was for looking only."""
 
 
 class _OnceRun:
@@ -185,7 +185,7 @@ class _OnceRun:
         return self._end_late(found)
 
     def _after_failed_body(self, error: Exception, before: CallRecord | None) -> Any:
-        """Look whether another run has done it meanwhile; else record the failure."""
+        """Look whether another run has done the call; else record the failure."""
         if isinstance(error, (Ignore, Reject, Retry, ConfigurationError)):
             raise error
         lease = self._execution.lease
@@ -247,7 +247,7 @@ class _OnceRun:
     def _decided(
         self, record: CallRecord, before: CallRecord | None, error: Exception
     ) -> CallRecord | None:
-        """Return the record after an error; for some seconds while there is no answer.
+        """Return the record after an error of a commit; ask for some seconds.
 
         Raises:
             Exception: That error, if the database does not answer.

@@ -47,7 +47,7 @@ class StoredValue:
         return cls(payload, content_type, encoding)
 
     def load(self, accept: Collection[str] | None) -> Any:
-        """Return the value.
+        """Deserialize the value.
 
         Args:
             accept: The serializers that may be used, by name or content type.

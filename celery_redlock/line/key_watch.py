@@ -162,7 +162,7 @@ class KeyWatch:
             self._clock.sleep(_PAUSE_AFTER_ERROR)
 
     def _step(self) -> None:
-        """Do what is due, then wait until there is more."""
+        """Look at the keys that are due, then wait for the next one."""
         self._news.clear()
         while self._orders and not self._is_stopping:
             self._orders.popleft()()

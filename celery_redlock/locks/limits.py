@@ -117,7 +117,7 @@ class Waits(NamedTuple):
 
 
 def with_copies(limits: Limits, task_id: str) -> Limits:
-    """Return the limits of a call, of which one copy is to run at a time.
+    """Return the limits of a call, and one that lets one copy run at a time.
 
     A broker may deliver one message twice. Copies find each other's plain lock, but
     each of them could have a permit of its own. So they share one more lock, which has
@@ -166,7 +166,7 @@ def wanted(
 
 
 def limit_of(name: str, value: Any) -> int:
-    """Return how many permits there are.
+    """Return the number of permits that an option gives, checked.
 
     Args:
         name: The name of the option, for the error.

@@ -235,12 +235,12 @@ class Choice:
 
     @property
     def call(self) -> list[tuple[Limit, str]]:
-        """The same of the lock that copies of a call share, if there is one."""
+        """Limit and name of the lock that copies of a call share, if there is one."""
         return [pair for pair in self._pairs() if pair[0].is_call]
 
     @property
     def starts(self) -> list[tuple[Limit, str]]:
-        """The same of the permits for a start."""
+        """The permits for a start: the limit and the name of each."""
         return [pair for pair in self._pairs() if pair[0].period]
 
     @property

@@ -521,7 +521,7 @@ class Redlock:
         return request.ballot.granted
 
     def _release_starts(self, lease: Lease, choice: Choice) -> None:
-        """Keep the permits for a start until their period has passed since it.
+        """Keep the permits for a start for one period after the start.
 
         Where the work did not begin there was no start. Nothing is waited for: later
         requests on a connection come after it.

@@ -188,7 +188,7 @@ class WaitQueue:
             yield from self._listen(min(until, self._clock.monotonic() + pause))
 
     def _listen(self, until: float) -> Steps[bool]:
-        """Listen until then, or until there is a reason to look.
+        """Listen until this instant, or until there is a reason to look.
 
         Returns:
             Whether a majority woke the waiter, so that no look is needed.

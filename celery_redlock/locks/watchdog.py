@@ -254,7 +254,7 @@ class Watchdog(OfOneProcess):
         return self._clock.monotonic() + _PAUSE_AFTER_ERROR
 
     def step(self) -> float | None:
-        """Do what is due. Return the instant of the next step; None if nothing is.
+        """Renew the leases that are due. Return the instant of the next step, or None.
 
         For tests and simulations, which call it instead of starting the thread.
         """

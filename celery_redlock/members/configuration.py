@@ -21,7 +21,7 @@ _TEXT = re.compile(rf"{SETTINGS}, nodes (?P<nodes>.+)")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One configuration.
+    """The settings that all clients of a deployment share.
 
     Attributes:
         labels: The names of the nodes, sorted.
@@ -45,7 +45,7 @@ class Configuration:
 
     @classmethod
     def parse(cls, text: str) -> Configuration | None:
-        """Read a text of this version; None if it is none."""
+        """Return the configuration in a text; None if it is of another version."""
         found = _TEXT.fullmatch(text)
         if not found:
             return None

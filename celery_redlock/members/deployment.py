@@ -145,7 +145,7 @@ def _refuse_what_is_not_new(
 
 
 def _forget_what_does_not_vote(guard: RestartGuard) -> None:
-    """Take nodes out of views in which none votes: they wait, for nothing.
+    """Let nodes forget a view in which none of them votes.
 
     And let them forget what older versions stored, also beside nodes that vote: an init
     that was interrupted is run again.

@@ -91,7 +91,7 @@ _SOME_ARE_GONE = (
 
 
 class NodeMembership(NamedTuple):
-    """The answer of a node to the question what it knows of itself.
+    """A node's own account of its membership.
 
     Attributes:
         label: The name of the node.

@@ -69,7 +69,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view.
+    """The members of a deployment, in one epoch.
 
     Attributes:
         configuration: The settings of the clients that use it.
@@ -139,7 +139,7 @@ class View:
         return (self.deployment, self.order) == (other.deployment, other.order)
 
     def merged(self, other: View) -> View:
-        """Return the least view that both of this epoch grow into."""
+        """Return the least view that both views of one epoch grow into."""
         return replace(self, members=tuple(map(max, self.members, other.members)))
 
     def member(self, label: str) -> Member:
@@ -185,7 +185,7 @@ class View:
 
 
 def refusal(theirs: str, ours: str) -> tuple[str, str]:
-    """Return how what a node has stored differs from our view, and the remedy.
+    """Return how the view of a node differs from ours, and the remedy.
 
     Args:
         theirs: The text that the node has stored; "" if it has none.

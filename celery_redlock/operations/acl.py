@@ -129,7 +129,7 @@ def try_commands(
 
 
 def _names(error: str, command: str) -> bool:
-    """Tell whether this command is denied, and not one that its script calls."""
+    """Tell whether an error denies this command itself, and not one in its script."""
     return denied_command(error).partition("|")[0] == command.partition("|")[0]
 
 

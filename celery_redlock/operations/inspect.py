@@ -267,7 +267,7 @@ def present_view(statuses: Iterable[NodeStatus]) -> str:
 
 
 def _beside(status: NodeStatus, present: str) -> NodeStatus:
-    """Judge a node that votes beside the others: its view may be another one."""
+    """Return the status of a node, judged by the view of most nodes."""
     if status.state is NodeState.VOTES and status.view != present:
         return replace(status, state=NodeState.OTHER_CONFIG, reason=status.view)
     return status
@@ -357,7 +357,7 @@ def _state(
     meta: Mapping[str, str],
     left: float,
 ) -> tuple[NodeState, str]:
-    """Judge in the same order as the script that votes (``scripts``)."""
+    """Return the state of a node and why, judged in the order of the script."""
     config = meta.get("config", "")
     unfit = client.facts.unfit_because
     is_new = config in ("", JOINED)

@@ -438,7 +438,7 @@ class _Move:
         return [x.label for x in looks if x and self._closed in x.aborted.splitlines()]
 
     def _is_every_new_node_up(self, give_up_at: float) -> bool:
-        """Tell it before the first node opens: until then, all can be taken back."""
+        """Tell whether every new node is up. Until one opens, an abort is possible."""
         looks = self._new.guard.look()
         self._end_if_aborted(self._marked(looks))
         up = {look.label for look in looks if look}
@@ -679,7 +679,7 @@ class _Move:
         is_done: Callable[[Ballot], bool],
         verb: str,
     ) -> None:
-        """Ask until it is done."""
+        """Run a script on all nodes again and again, until its ballot is enough."""
         give_up_at = self._clock.monotonic() + self._patience
         while True:
             ballot = redlock.guard.ask(script, args).ballot

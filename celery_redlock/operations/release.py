@@ -163,7 +163,7 @@ class Question:
         return facts
 
     def digests(self) -> list[str]:
-        """Return what a form contains instead of the values."""
+        """Return the digests of the values, for a form."""
         return list(map(_digest, self.values))
 
     def confirmed(self, shown: Iterable[str]) -> list[str]:

@@ -347,7 +347,7 @@ def inspect_limits(redlock: Redlock, limits: Limits) -> list[LimitInUse] | None:
 
 
 def permits_of(redlock: Redlock, key: str) -> list[LimitInUse]:
-    """Return the limits of one key, with the permits that have a holder.
+    """Return the limits of one key, each with the permits that have a holder.
 
     The limit of holders at once comes before that of starts.
     """
@@ -382,7 +382,7 @@ def keys_without_ttl(redlock: Redlock) -> PerNode[list[str]]:
 
 
 def lock_holder(value: str) -> Holder:
-    """Read the value of a lock. Of a value of another program, nothing is read."""
+    """Return the holder in a value; of another program, one with a token alone."""
     holder = Holder.parse(value)
     return holder if holder.is_readable else Holder(holder.token)
 

@@ -124,7 +124,7 @@ class ExactlyOnce:
 
     @classmethod
     def of(cls, options: RecordOptions) -> ExactlyOnce | None:
-        """Return what the `LockOptions` of a task ask for, or None.
+        """Return the resolved options of a task; None without ``exactly_once_in``.
 
         Raises:
             ConfigurationError: The database is not known, or the package that its

@@ -119,11 +119,11 @@ class Call:
 
     @property
     def waited(self) -> float:
-        """Seconds for which the call has wanted its lock."""
+        """Seconds since the call first asked for its lock."""
         return self.runtime.redlock.clock.monotonic() - self.began_at
 
     def facts(self) -> dict[str, Any]:
-        """Return what each `policies.Situation` of the call has in common."""
+        """Return the facts that each `policies.Situation` of the call has."""
         names = {"key": self.key, "task": self.task.name, "task_id": self.id}
         return {**names, "retries": self.request.retries}
 

@@ -304,7 +304,7 @@ class Execution(TaskLock):
         return self.call.task is task and bool(self.call.id == request.id)
 
     def run(self, body: Callable[[], _T]) -> _T:
-        """Return what the body returns.
+        """Run the body of the call under its lock, and return its result.
 
         Raises:
             celery.exceptions.Ignore, celery.exceptions.Retry: This copy of the call
@@ -394,7 +394,7 @@ class Execution(TaskLock):
         return None
 
     def _try(self, wait: float) -> Lease | LockUnavailable:
-        """Try for the lock; return the refusal, so that none is being handled later."""
+        """Try for the lock: return the lease, or the refusal."""
         try:
             if not wait:
                 return self.acquire(wait)
@@ -469,7 +469,7 @@ class Execution(TaskLock):
     # -- it was refused: a policy decides ----------------------------------------------
 
     def _when_held(self, held: LockHeld, phase: str = "running") -> float | None:
-        """Return the seconds for which to try again; None: run without the lock."""
+        """Ask ``on_conflict``: seconds to try again, or None to run unlocked."""
         call = self.call
         if _is_copy(call, held):
             # Not waited for here: Celery stores the result after the lock is released,
@@ -500,7 +500,7 @@ class Execution(TaskLock):
         return wait
 
     def _when_unreachable(self, unreachable: QuorumUnreachable) -> float | None:
-        """Return the seconds for which to try again; None: run without the lock."""
+        """Ask ``on_backend_error``: seconds to try again, or None to run unlocked."""
         call = self.call
         outage = Outage(
             **call.facts(),
@@ -571,7 +571,7 @@ class Execution(TaskLock):
         return returned
 
     def _work_of(self, body: Callable[[], _T]) -> _T:
-        """Return what the body returns; interrupts reach it.
+        """Run the body, which interrupts reach, and return its result.
 
         Raises:
             ConfigurationError: The body has returned a coroutine or a generator.

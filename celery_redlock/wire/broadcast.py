@@ -172,7 +172,7 @@ class InFlight:
         self.event: Event | None = None
 
     def is_due(self, now: float) -> bool:
-        """Tell whether its time is up, and it is not over yet."""
+        """Tell whether the time of these requests is up, and they are not over."""
         return not self.is_over and self.due_at <= now
 
     def note_vote(self) -> None:
@@ -190,7 +190,7 @@ class Queue(NamedTuple):
 
     @classmethod
     def new(cls) -> Queue:
-        """Return an empty one."""
+        """Return an empty queue."""
         return cls(deque(), deque())
 
 
@@ -343,7 +343,7 @@ class Exchange:
         return any(other.waits and other is not call for other in queued)
 
     def enlist(self, call: InFlight) -> None:
-        """End this call in time."""
+        """Note when this call must end at the latest."""
         self.waiting[call] = None
         heapq.heappush(self._due, (call.due_at, next(self._count), call))
 
@@ -852,7 +852,7 @@ class Broadcast(OfOneProcess):
     # -- who drives ------------------------------------------------------------------
 
     def _drive(self, work: Callable[[Exchange, bool], object]) -> bool:
-        """Do this with the exchange, unless another thread drives it.
+        """Call a function with the exchange, unless another thread drives it.
 
         ``work`` is told whether it interrupts another work of this thread, as a signal
         handler or a finaliser does.
@@ -901,7 +901,7 @@ class Broadcast(OfOneProcess):
         return made
 
     def _try_to(self, work: Callable[[Exchange, bool], object]) -> None:
-        """Do this with the exchange, or wake the driver."""
+        """Call a function with the exchange, or wake the thread that drives it."""
         exchange = self._exchange
         is_nested = exchange.driver == threading.get_ident()
         if (
@@ -912,7 +912,7 @@ class Broadcast(OfOneProcess):
             self._hand_on()
 
     def _hand_on(self) -> None:
-        """Have done what is left when this thread has driven."""
+        """Have the I/O thread finish what waits when this thread has driven."""
         queued = [*self._queue.urgent, *self._queue.others]
         exchange = self._exchange
         works = exchange.waiting or exchange.is_working()

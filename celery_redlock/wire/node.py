@@ -218,7 +218,7 @@ class Node:
     def unsent_of(
         self, requests: Sequence[ScriptRequest], index: int
     ) -> list[ScriptRequest]:
-        """Return those that this node was not sent yet."""
+        """Return the requests that this node was not sent yet."""
         sent = {id(request) for request, _ in [*self.pending, *self._backlog]}
         return [
             request

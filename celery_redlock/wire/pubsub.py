@@ -116,7 +116,7 @@ class Waiter:
             self._event.release()
 
     def request_look(self) -> None:
-        """Have it look at the lock for itself."""
+        """Have the waiter look at the lock for itself."""
         self.must_look = True
         self._tell()
 
@@ -185,7 +185,7 @@ class WakeupListener(OfOneProcess):
         return waiter
 
     def remove_waiter(self, waiter: Waiter) -> None:
-        """Wake it no more."""
+        """Stop waking this waiter."""
         self._waiters.pop(waiter.name.rpartition("/")[2], None)
 
     def close(self) -> None:

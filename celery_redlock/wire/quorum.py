@@ -169,7 +169,7 @@ class Ballot:
 
     @property
     def leaves_work(self) -> bool:
-        """Whether nodes are astray, or too few vote because they are in quarantine."""
+        """Whether nodes need the guard, or too few vote because of a quarantine."""
         is_short = self.answered < self.quorum
         return bool(self.astray or (is_short and self.indexes(VoteKind.QUARANTINED)))
 
@@ -214,11 +214,11 @@ class Ballot:
         return [one for one in named if one.token == top]
 
     def verdict(self) -> Verdict:
-        """Return how it ended, or OPEN while an outstanding vote can change it."""
+        """Return the end of the attempt, or OPEN while a missing vote can change it."""
         return self._verdict(self.pending)
 
     def final_verdict(self) -> Verdict:
-        """Return how it ends if the silent nodes stay silent."""
+        """Return the end of the attempt if the silent nodes stay silent."""
         return self._verdict(0)
 
     def _verdict(self, pending: int) -> Verdict:

@@ -394,7 +394,7 @@ class Event(Protocol):
     """The event that a caller waits for: a lock that was acquired, for example."""
 
     def release(self) -> None:
-        """Tell it, in any thread."""
+        """Release the event, in any thread."""
 
 
 class Transport(Protocol):
@@ -415,7 +415,7 @@ class Transport(Protocol):
     def wait(
         self, *requests: ScriptRequest, until: float, give_up_at: float = math.inf
     ) -> bool:
-        """Return when all of them are done, or at ``until``.
+        """Return when all of these requests are done, or at ``until``.
 
         A reply that is there is read, also after ``until``. Returns False, with nothing
         read, when other threads still used the transport at ``give_up_at``.

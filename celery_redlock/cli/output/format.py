@@ -245,7 +245,7 @@ def limits_document(limits: Iterable[LimitInUse]) -> list[dict[str, Any]]:
 
 
 def permits_document(limits: Iterable[LimitInUse]) -> list[dict[str, Any]]:
-    """Return the same, with the permits that have a holder."""
+    """Return limits for JSON, with the permits that have a holder."""
     return [
         {**limit_document(one.limit), "in_use": one.in_use}
         | {"permits": [seen_document(seen) for seen in one.permits]}

@@ -116,7 +116,7 @@ class Session:
 
 
 class Interval(click.FloatRange):
-    """Seconds of looking at the nodes: an hour at most, and a number."""
+    """A parameter type: seconds, from 0 to an hour."""
 
     name = "seconds"
 

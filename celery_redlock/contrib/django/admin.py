@@ -64,11 +64,11 @@ class HeldLockAdmin(admin.ModelAdmin):
     # -- permissions -----------------------------------------------------------------
 
     def has_view_permission(self, request: HttpRequest, _obj: Any = None) -> bool:
-        """All staff users may look."""
+        """Return whether the user is staff: all staff users may look."""
         return bool(request.user.is_active and request.user.is_staff)
 
     def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """No: tasks take locks, which have nothing to edit."""
+        """Return False: tasks take locks, which have nothing to edit."""
         return False
 
     has_module_permission = has_view_permission
@@ -187,16 +187,16 @@ class HeldLockAdmin(admin.ModelAdmin):
 
 
 class _ReadOnly(admin.ModelAdmin):
-    """Rows that tasks write, and that are changed by no other."""
+    """An admin page of rows that tasks write, without a form to edit them."""
 
     show_full_result_count = False
 
     def has_add_permission(self, _request: HttpRequest) -> bool:
-        """No: tasks write rows."""
+        """Return False: tasks write rows."""
         return False
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """No: a row is what has happened, or what will."""
+        """Return False: only tasks write rows."""
         return False
 
     has_delete_permission = has_change_permission

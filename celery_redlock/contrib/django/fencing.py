@@ -125,7 +125,7 @@ class FencedRows:
         return int(count)
 
     async def aupdate(self, **values: Any) -> int:
-        """Do the same as ``update``."""
+        """Update as ``update`` does, in a coroutine."""
         return await sync_to_async(self.update)(**values)
 
 
@@ -142,7 +142,7 @@ def _refuse_other_tables(model: type[models.Model], values: Iterable[str]) -> No
 
 
 def _in_one_table(rows: models.QuerySet) -> models.QuerySet:
-    """Keep the fence in the outermost WHERE, where it is compared again.
+    """Return the rows so that the UPDATE compares the fence in its outermost WHERE.
 
     After waiting for a row, a database repeats the conditions of the UPDATE, but not
     those of a subquery. Django moves all conditions into a subquery if the rows were
@@ -246,7 +246,7 @@ class FencedModel(models.Model):
     save.alters_data = True  # type: ignore[attr-defined]
 
     async def asave(self, *args: Any, **options: Any) -> None:
-        """Do the same as ``save``."""
+        """Save as ``save`` does, in a coroutine."""
         await sync_to_async(self.save)(*args, **options)
 
     asave.alters_data = True  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ class DjangoMessages:
         transaction.on_commit(_AfterCommit(then, ids), using=self._alias)
 
     def _refuse_other_transaction(self) -> None:
-        """Refuse a message that would be published whether the transaction commits."""
+        """Refuse a message whose open transaction is in another database."""
         if connections[self._alias].in_atomic_block:
             return
         for other in connections.all(initialized_only=True):
@@ -75,7 +75,7 @@ class DjangoMessages:
                 )
 
     def _written_before(self, then: Callable[[list[str]], None]) -> list[str]:
-        """Return the ids of the messages that wait for the commit, to add to them."""
+        """Return the list of the message ids that wait for the commit."""
         for _, function, *_ in connections[self._alias].run_on_commit:
             if isinstance(function, _AfterCommit) and function.then == then:
                 return function.ids

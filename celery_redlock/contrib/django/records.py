@@ -80,7 +80,7 @@ class DjangoRecords:
     def transaction(
         self, record_id: str, *, may_be_nested: bool = False
     ) -> Iterator[CallRecord | None]:
-        """Begin a transaction, and give the record with this id; then commit."""
+        """Run the block in a transaction, with the record of this id; then commit."""
         if not may_be_nested:
             self._refuse_open_transaction()
         atomic, found = self._begin(record_id)
@@ -105,7 +105,7 @@ class DjangoRecords:
             )
 
     def write(self, record: CallRecord, over: CallRecord | None) -> None:
-        """Write a record in the transaction, over one that counts no more."""
+        """Write a record in the transaction, in place of an outdated one."""
         rows, values = self._rows(), _as_stored(asdict(record))
         if over is None:
             rows.create(**values)
@@ -116,7 +116,7 @@ class DjangoRecords:
             raise RecordTaken(over.id)
 
     def delete_older(self, than: datetime, most: int) -> int:
-        """Delete at most so many records that are not kept until then."""
+        """Delete at most ``most`` records whose time ended before ``than``."""
         old = self._rows().filter(keep_until__lt=as_moment(than))
         found = [*old.values_list("pk", flat=True)[:most]]
         return int(old.filter(pk__in=found).delete()[0])

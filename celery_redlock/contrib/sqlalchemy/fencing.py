@@ -88,7 +88,7 @@ class Fenced:
 
     @staticmethod
     def mapper_args(owner: Any) -> dict[str, Any]:
-        """Return the arguments that make UPDATE and DELETE of the ORM compare it."""
+        """Return the arguments that make UPDATE and DELETE compare the fence."""
         inherited = any(
             issubclass(base, Fenced) and hasattr(base, "__mapper__")
             for base in owner.__mro__[1:]

@@ -148,7 +148,7 @@ class SqlAlchemyRecords:
         *,
         may_be_nested: bool = False,  # noqa: ARG002  (a new session is in none)
     ) -> Iterator[CallRecord | None]:
-        """Begin a transaction, and give the record with this id; then commit."""
+        """Run the block in a transaction, with the record of this id; then commit."""
         session, found = self._begin(record_id)
         token = _session.set(session)
         try:
@@ -186,7 +186,7 @@ class SqlAlchemyRecords:
             )
 
     def write(self, record: CallRecord, over: CallRecord | None) -> None:
-        """Write a record in the transaction, over one that counts no more."""
+        """Write a record in the transaction, in place of an outdated one."""
         session, values = current_session(), asdict(record)
         session.flush()
         if over is None:
@@ -198,7 +198,7 @@ class SqlAlchemyRecords:
             raise RecordTaken(over.id)
 
     def delete_older(self, than: datetime, most: int) -> int:
-        """Delete at most so many records that are not kept until then."""
+        """Delete at most ``most`` records whose time ended before ``than``."""
         with contextlib.closing(self.new_session()) as session, session.begin():
             old = _TABLE.c.keep_until < than
             ids = session.scalars(select(_TABLE.c.id).where(old).limit(most)).all()

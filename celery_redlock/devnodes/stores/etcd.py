@@ -63,7 +63,7 @@ def find_etcd() -> str:
 
 @cache
 def _may_skip_fsync(program: str) -> bool:
-    """Tell whether this etcd has the option."""
+    """Tell whether this etcd has the option ``--unsafe-no-fsync``."""
     said = subprocess.run(  # noqa: S603  (the found etcd)
         [program, "--help"], capture_output=True, text=True, check=False
     )

@@ -110,7 +110,7 @@ class PostgreSQL(StoreServer):
                 return
 
     def _start_again(self) -> None:
-        """Start it on its data; children of a killed server may keep its memory."""
+        """Start the server on its data, when children of a killed one have ended."""
         for tries_left in reversed(range(_STARTS)):
             super().start()
             try:
@@ -123,7 +123,7 @@ class PostgreSQL(StoreServer):
                 return
 
     def end(self) -> None:
-        """End it, paused or not, with or without connections. Its data stay."""
+        """End the server, paused or not. Its data stay."""
         if not self.is_running:
             return
         self.resume()
@@ -134,7 +134,7 @@ class PostgreSQL(StoreServer):
             self.kill()
 
     def stop(self) -> None:
-        """End it, and remove its data."""
+        """End the server, and remove its data."""
         self.end()
         shutil.rmtree(self._folder, ignore_errors=True)
         self.port = 0

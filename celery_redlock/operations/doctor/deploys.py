@@ -102,7 +102,7 @@ def versions(case: Case) -> Iterator[Finding]:
 
 
 def _described(task: Task) -> dict[str, str]:
-    """Return what is compared of a task, as workers tell it."""
+    """Return the fields of a task that workers compare, as they tell them."""
     return {n: _ADDRESS.sub("", str(getattr(task, n))) for n in _COMPARED}
 
 

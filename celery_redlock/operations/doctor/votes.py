@@ -83,7 +83,7 @@ def state(report: NodeReport, case: Case) -> Iterator[Problem]:
 
 
 def _is_removed(case: Case, report: NodeReport) -> bool:
-    """Tell whether others have opened for a move in which this closed node leaves."""
+    """Tell whether a finished reconfiguration has removed this closed node."""
     plan = View.parse(report.status.reason.removeprefix(CLOSED))
     if report.status.state is not NodeState.CLOSED or plan is None:
         return False
@@ -95,7 +95,7 @@ def _is_removed(case: Case, report: NodeReport) -> bool:
 
 
 def _if_aborted(case: Case, status: NodeStatus) -> str:
-    """Return more of the remedy, for a node that opened for a reconfiguration."""
+    """Return a remedy for the case that the reconfiguration of a node was aborted."""
     theirs = View.parse(status.reason)
     ours = View.parse(present_view(other.status for other in case.reports))
     if not theirs or not ours or theirs.deployment != ours.deployment:
