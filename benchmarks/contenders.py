@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes import DevNodes
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["RawSockets", "locks", "ours", "redis_py"]
-
 TTL = 30  # seconds
 _MS = 1000
 _numbers = itertools.count()

@@ -18,8 +18,6 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["delayed"]
-
 _READ_SIZE = 1 << 16
 _POLL_EVERY, _SOON = 0.02, 10.0  # seconds
 

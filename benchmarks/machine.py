@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe"]
-
 _PACKAGES = (
     "celery-redlock",
     "celery",

@@ -31,8 +31,6 @@ from celery_redlock.locks.redlock import Redlock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["main"]
-
 _TTL = 30.0  # seconds
 _MOST_CONNECTIONS = 2000  # of redis-py: one for each caller at a time
 Figures = dict[str, float]

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Goal", "Result", "compared", "filled", "results", "table", "write_page"]
-
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
 
 

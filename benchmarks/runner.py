@@ -19,17 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = [
-    "PATIENT",
-    "Contender",
-    "Cost",
-    "interleave",
-    "median_cost",
-    "percentile",
-    "ratio",
-    "slope",
-]
-
 _US = 1_000_000
 # Seconds for a node to answer. Only the group "hung" measures time-outs. No other
 # group may meet one on a busy machine.

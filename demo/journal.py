@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["JOURNAL", "Event", "Journal", "Run", "overlaps", "record", "runs"]
-
 JOURNAL = "DEMO_JOURNAL"  # the variable with the path of the file
 
 Event = dict[str, Any]

@@ -19,8 +19,6 @@ from demo.tasks import SETTINGS, app
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Processes", "start_processes"]
-
 _ROOT = Path(__file__).parents[1]
 _WORKERS, _CONCURRENCY = 2, 4
 _SHOWN = 20  # lines of each log

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.quorum import Ballot
     from demo.journal import Event
 
-__all__ = ["Screen"]
-
 _ROWS = 12
 _MESSAGES = 6
 

@@ -16,8 +16,6 @@ from demo.journal import record
 if TYPE_CHECKING:
     from celery_redlock import Conflict, Lease
 
-__all__ = ["SETTINGS", "app", "import_catalogue", "send_invoice"]
-
 SETTINGS = "DEMO_SETTINGS"
 
 app = Celery("demo", set_as_current=False)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from evidence.ways import Guard, InModel, Planted, Scenario, Way, WithoutRule
 
-__all__ = ["BUGS", "Bug", "Effect", "Finder"]
-
 
 class Effect(enum.Enum):
     """The worst that a bug did. The page has a table for each."""

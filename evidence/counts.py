@@ -34,8 +34,6 @@ from tests.spec.real import record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["COUNTS"]
-
 _TESTS = Path(__file__).parents[1] / "tests"
 _HISTORIES, _TRACES = 1000, 40
 _REAL_SECONDS, _PARTITIONS_SECONDS = 60, 600

@@ -9,8 +9,6 @@ from typing import Any
 
 from evidence.ways import Shown
 
-__all__ = ["FILE", "Figures"]
-
 FILE = Path(__file__).with_name("figures.json")
 
 

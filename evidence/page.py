@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from evidence.rules import Rule
     from evidence.ways import Shown, Way
 
-__all__ = ["PAGE", "all_ways", "is_stale", "text", "write"]
-
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "record.md"
 _COMMITS = "https://github.com/celery-redlock/celery-redlock/commit/"
 

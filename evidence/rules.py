@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from evidence.ways import Guard, InModel, Planted, Scenario, Way, WithoutRule
 
-__all__ = ["RULES", "TOOLS", "Rule"]
-
 # Column of the table -> the attribute of a rule.
 TOOLS = {
     "specification": "specification",

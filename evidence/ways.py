@@ -21,18 +21,6 @@ from tests.simulation.patches import simulated_core
 from tests.simulation.planner import plan_of
 from tests.simulation.planted_bugs import MEMBERSHIP_BUGS, PLANTED_BUGS
 
-__all__ = [
-    "ROOT",
-    "Guard",
-    "InModel",
-    "Planted",
-    "Scenario",
-    "Shown",
-    "Way",
-    "WithoutRule",
-    "shown_by",
-]
-
 ROOT = Path(__file__).parents[1]
 _PASSED = 0  # exit code of pytest
 _SCENARIOS = "tests/simulation/test_scenarios.py"

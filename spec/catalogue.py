@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RULES", "RUNS", "Rule", "Run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
     from spec.catalogue import Rule, Run
 
-__all__ = [
-    "Result",
-    "check_rule",
-    "check_run",
-    "in_parallel",
-    "missing",
-    "result_of",
-    "search",
-]
-
 Item = TypeVar("Item")
 
 FOLDER = Path(__file__).parent

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from spec.catalogue import Rule, Run
     from spec.check import Result
 
-__all__ = ["PAGE", "is_stale", "write"]
-
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "specification.md"
 _END = "<!-- written by spec: end -->"
 _TITLES = {

@@ -20,8 +20,6 @@ from spec.check import FOLDER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MOST_CLIENTS", "MOST_NODES", "Kind", "Step", "Trace", "refusal_of"]
-
 MOST_CLIENTS, MOST_NODES = 16, 5
 _ARRAYS = ("op", "who", "where", "much")
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ["Interrupted", "Interruption", "counts_places", "interruptions"]
-
 # A release test leaves these tests out: the places differ between versions of CPython.
 counts_places = pytest.mark.counts_places
 

@@ -22,8 +22,6 @@ from celery_redlock.devnodes.processes import Worker, stop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["measure"]
-
 PROCESSES, THREADS = 8, 4
 _BRIEF = 0.05  # seconds of a job
 _QUEUE = "celery"

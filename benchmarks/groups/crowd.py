@@ -12,8 +12,6 @@ from celery_redlock import LockHeld
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["measure"]
-
 CROWD, HOLD = 100, 0.02  # seconds of work under the lock
 
 

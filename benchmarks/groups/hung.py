@@ -18,8 +18,6 @@ from celery_redlock.locks.redlock import Redlock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["measure"]
-
 NODE_TIMEOUT = 0.05  # seconds; the default here, and the same for the peers
 _ROUNDS = 12
 

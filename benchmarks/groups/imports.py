@@ -7,8 +7,6 @@ import subprocess
 import sys
 from typing import Any
 
-__all__ = ["measure"]
-
 _PROGRAM = """
 import sys, time
 import celery

@@ -12,8 +12,6 @@ from celery_redlock.locks.redlock import Redlock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["measure"]
-
 _ONE, _TWO = "one key", "two keys"
 
 

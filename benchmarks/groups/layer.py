@@ -24,8 +24,6 @@ from celery_redlock.task.header import mint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["measure"]
-
 _numbers = itertools.count()
 
 

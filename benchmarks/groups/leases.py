@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.lease import Lease
 
-__all__ = ["hold", "measure"]
-
 TTL = 60.0  # seconds: no lease ends during the measurement
 _TICKS = 5
 _THREADS = 64

@@ -9,8 +9,6 @@ from benchmarks.runner import PATIENT, interleave, median_cost, ratio
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["measure"]
-
 US, REFERENCE = "celery-redlock", "redis-py Lock"
 
 

@@ -12,8 +12,6 @@ from benchmarks.delay import delayed
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["measure"]
-
 DELAYS_MS = (0.0, 0.5, 1.0)  # each way
 CALLERS = (
     *[("threads", count) for count in (1, 4, 16, 64)],

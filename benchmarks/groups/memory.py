@@ -11,8 +11,6 @@ from celery_redlock.devnodes import DevNode, DevNodes
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.scripts.keys import STRIPES, stripe_of
 
-__all__ = ["measure"]
-
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Return the bytes of a held lock without its key, and the bytes of all fences."""

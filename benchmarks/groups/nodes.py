@@ -10,8 +10,6 @@ from benchmarks.runner import PATIENT, slope
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["measure"]
-
 SIZES = (1, 3, 5, 7, 9)
 _US = 1_000_000
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from benchmarks.groups import tasks
 
-__all__ = ["measure"]
-
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Return what ``tasks`` returns."""

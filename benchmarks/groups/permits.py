@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.limits import Limits
 
-__all__ = ["measure"]
-
 FEW, MANY = 10, 100
 _HOLD = 60.0  # seconds; longer than all refusals take
 

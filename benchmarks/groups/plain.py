@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["measure"]
-
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Return the ratios to redis-py's Lock, both in pure Python."""

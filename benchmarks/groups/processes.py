@@ -18,8 +18,6 @@ from celery_redlock.devnodes.processes import Worker, stop
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["measure"]
-
 _US = 1_000_000
 _READER = "publisher, reading results"
 _numbers = itertools.count()

@@ -14,8 +14,6 @@ from benchmarks.runner import interleave, median_cost, ratio
 from celery_redlock.devnodes import DevNodes
 from tests.harness.servers import PostgreSQL, find_postgresql
 
-__all__ = ["measure"]
-
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """Return tasks per second of both, and how much longer one with a record takes."""

@@ -28,8 +28,6 @@ from celery_redlock.locks.lease import Holder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["measure"]
-
 PROCESSES = 4
 ROUNDS = 3
 _BRIEF = 0.05  # seconds of a run

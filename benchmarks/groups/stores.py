@@ -38,8 +38,6 @@ from celery_redlock.stores.connection import store_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["measure"]
-
 US, PEER, WRITES = "celery-redlock", "the driver's lock", "two writes"
 TTL = 30  # seconds
 _HOLD = 60.0  # seconds; longer than all refusals of a store take

@@ -8,8 +8,6 @@ from celery import Celery
 
 from celery_redlock import singleton_task
 
-__all__ = ["TASKS", "app"]
-
 BROKER, *NODES = os.environ["BENCHMARK_SERVERS"].split()
 
 app = Celery("stores", broker=BROKER, backend=BROKER)

@@ -17,8 +17,6 @@ from celery_redlock.devnodes.processes import Worker, stop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["contender", "measure", "worker"]
-
 PROCESSES = 2
 _numbers = itertools.count()
 

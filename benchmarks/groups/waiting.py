@@ -11,8 +11,6 @@ from benchmarks.runner import PATIENT
 from celery_redlock.devnodes import DevNodes
 from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["measure"]
-
 WAITERS, HOLD = 20, 0.02
 _CALLS = ("cmdstat_eval", "cmdstat_evalsha")
 

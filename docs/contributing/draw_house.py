@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["imports", "picture", "storeys"]
-
 NAME = "celery_redlock"
 PACKAGE = Path(__file__).resolve().parents[2] / NAME
 Imports = dict[str, set[str]]

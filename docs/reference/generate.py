@@ -34,8 +34,6 @@ from docs.contributing import draw_house
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["BLOCKS", "filled", "out_of_date", "pages"]
-
 DOCS = Path(__file__).resolve().parents[1]
 MARKS = re.compile(
     r"<!-- generated: (?P<name>[\w-]+) -->\n(?P<block>.*?)<!-- end of (?P=name) -->",

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.limits import Limits
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = ["FOREIGN", "Project", "Run", "Running", "Typing", "run_here"]
-
 _SOURCE = """
 from tests.cli.app import app_of_the_environment
 

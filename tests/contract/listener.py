@@ -19,8 +19,6 @@ from tests.contract.subjects import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Listener"]
-
 LAST = b"the last message"  # the end of what a channel can have carried
 
 

@@ -25,8 +25,6 @@ from tests.contrib.storages import Shop, SqlAlchemyStorage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["DjangoLedger", "Ledger", "SqlAlchemyLedger", "open_ledger"]
-
 
 class DjangoLedger:
     """Rows of the shop, written in Django's transaction.

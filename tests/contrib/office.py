@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from django.test import Client
 
-__all__ = ["SETTINGS", "log_in"]
-
 APPS = [
     "django.contrib.admin",
     "django.contrib.auth",

@@ -21,19 +21,6 @@ from tests.contrib import declared, office
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "SOON",
-    "DjangoStorage",
-    "Row",
-    "Shop",
-    "SqlAlchemyStorage",
-    "Storage",
-    "default_database",
-    "make_tables",
-    "open_storage",
-    "use_django",
-]
-
 SOON = 20.0  # seconds within which something happens at once, on a busy machine too
 
 

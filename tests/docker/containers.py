@@ -22,14 +22,6 @@ from tests.harness.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "DockerEngine",
-    "DockerNode",
-    "DockerNodes",
-    "RedisServer",
-    "WorkerContainer",
-]
-
 ROOT = Path(__file__).parents[2]
 REDIS = "redis:latest"
 _TIMEOUT = 60  # seconds for one request to the engine

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.docker.containers import DockerEngine, RedisServer
     from tests.harness.stage import Stage
 
-__all__ = ["DockerDeployment", "DockerSite"]
-
 
 class DockerDeployment(Deployment):
     """Workers in containers. A host names a worker, because pids repeat there."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = ["PATIENCE", "Reader", "blocks_of", "until_said"]
-
 PATIENCE = 60.0  # seconds
 
 

@@ -13,8 +13,6 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Shown", "assert_shown", "commands_shown"]
-
 ROOT = Path(__file__).parents[2]
 _VARYING = (
     (r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID"),

@@ -21,8 +21,6 @@ from tests.harness.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ROOT", "Browser", "Site", "browser_lacks", "open_browser", "open_site"]
-
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds in which a page must show the expected text
 _STARTS_WITHIN, _ENDS_WITHIN = 90.0, 30.0

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["running_rabbitmq"]
-
 
 @contextlib.contextmanager
 def running_rabbitmq(folder: Path) -> Iterator[RabbitMQ]:

@@ -7,8 +7,6 @@ import os
 import subprocess
 from pathlib import Path
 
-__all__ = ["ClockError", "faketime_environment"]
-
 
 class ClockError(Exception):
     """The library is not installed, or does not work with this server."""

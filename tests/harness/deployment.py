@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from tests.harness.lock_nodes import LockNodes
 
-__all__ = ["Deploy", "Deployment", "Site"]
-
 Deploy: TypeAlias = "Callable[..., Deployment]"  # starts workers for one test
 
 _TESTS = Path(__file__).parents[1]

@@ -12,8 +12,6 @@ from rich.pretty import pretty_repr
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["locals_with"]
-
 _TESTS = Path(__file__).parents[1]
 _DEPTH = 4
 

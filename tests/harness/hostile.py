@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-__all__ = ["VALUES", "values"]
-
 TOKEN = f"{'f' * 32}.{'0' * 16}"
 NUMBERS = ["9" * 5000, "inf", "-inf", "nan", "1e20", "1e400", "-1", "0", "", "٣", "x"]
 LINES = [

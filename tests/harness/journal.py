@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HOST", "Journal"]
-
 HOST = socket.gethostname()  # pids repeat between containers
 
 

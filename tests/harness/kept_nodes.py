@@ -13,8 +13,6 @@ from celery_redlock.errors import RedlockError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["KeptNodes"]
-
 _MAX_TTL = 60.0  # seconds; the usual one of `DevNodes`
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNode
 
-__all__ = ["LockNodes", "lock_nodes"]
-
 PREFIX = "redlock:lock:"
 CLAIM = "redlock:claim:"
 COOLDOWN = "redlock:cooldown:"

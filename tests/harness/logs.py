@@ -14,8 +14,6 @@ from tests.harness.processes import LocalProcess
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["log_marks", "pytest_runtest_makereport"]
-
 _MARKS = pytest.StashKey[dict[str, int]]()
 
 

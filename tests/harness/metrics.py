@@ -8,8 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness.waiting import until
 
-__all__ = ["PORT", "Scraped"]
-
 PORT = "PROJECT_METRICS_PORT"  # the variable with the port of a process
 
 

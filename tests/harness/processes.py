@@ -17,15 +17,6 @@ from celery_redlock.devnodes import DevNode, ServerOptions
 from celery_redlock.devnodes.processes import Beat, Process, Worker
 from tests.harness.waiting import until
 
-__all__ = [
-    "LocalBeat",
-    "LocalProcess",
-    "LocalWorker",
-    "RedisServer",
-    "descendants",
-    "is_alive",
-]
-
 _ENDING = {signals.SIGTERM, signals.SIGQUIT, signals.SIGINT}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["handle_ignored_signals"]
-
 _SENT_BY_TESTS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 

@@ -11,8 +11,6 @@ import celery_redlock
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["finding_codes", "log_events", "source_nodes", "texts_in"]
-
 
 def source_nodes() -> Iterator[ast.AST]:
     """Yield all syntax nodes of the package."""

@@ -20,8 +20,6 @@ from tests.harness.journal import HOST, Journal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Run", "Stage"]
-
 _runs = itertools.count()
 
 

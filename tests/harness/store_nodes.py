@@ -31,15 +31,6 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind", bound=PostgreSQL)
 
-__all__ = [
-    "STORE",
-    "Front",
-    "StoreNodes",
-    "postgresql",
-    "pytest_collection_modifyitems",
-    "store_servers",
-]
-
 STORE = os.environ.get("REDLOCK_TEST_STORE", "")
 
 

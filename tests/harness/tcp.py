@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNode
 
-__all__ = ["Proxy", "ScriptedServer", "proxies"]
-
 _HOST = "127.0.0.1"
 _SOON = 10.0  # seconds
 

@@ -11,8 +11,6 @@ from unittest import mock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["threads_started_here"]
-
 
 @contextlib.contextmanager
 def threads_started_here() -> Iterator[list[Any]]:

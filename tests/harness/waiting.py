@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["until"]
-
 
 def until(event: Callable[[], T], seconds: float = 60.0, *, what: str = "") -> T:
     """Poll an event until its value is true, and return this value.

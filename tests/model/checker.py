@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-__all__ = ["Report", "explore"]
-
 State = TypeVar("State")
 
 

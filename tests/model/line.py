@@ -30,8 +30,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ENDS", "Bounds", "Line", "Rules", "State"]
-
 ENDS = (  # of a call that waits, other than its run
     *("skipped", "failed", "revoked", "expired", "unknown", "killed", "not sent"),
 )

@@ -62,18 +62,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
 
-__all__ = [
-    "NONE",
-    "Bounds",
-    "Membership",
-    "Phase",
-    "Plan",
-    "Rules",
-    "Server",
-    "State",
-    "with_item",
-]
-
 Ids = tuple[int, ...]
 Steps = "Iterator[tuple[str, State]]"
 Item = TypeVar("Item")

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from tests.model.membership import State
 
-__all__ = ["Reconfiguration"]
-
 
 class Reconfiguration(Membership):
     """The steps of the state machine, with those of operators who reconfigure."""

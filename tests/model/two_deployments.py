@@ -33,8 +33,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Phase", "Rules", "State", "TwoDeployments"]
-
 FREE = -1
 _MOST_GRANTS = 4  # of a history
 

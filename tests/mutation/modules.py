@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MODULES", "ROOT", "Module"]
-
 ROOT = Path(__file__).parents[2]
 _CORE = "tests/unit/lock"
 _SIMULATION = (

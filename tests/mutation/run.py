@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from tests.mutation.modules import Module
 
-__all__ = ["FIGURES", "code_of", "fingerprint", "function_of", "judge", "main"]
-
 FIGURES = Path(__file__).with_name("figures.json")
 _FAST = "--fast"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

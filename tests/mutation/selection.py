@@ -19,8 +19,6 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ["WITH_SERVERS", "limited"]
-
 WITH_SERVERS = "REDLOCK_MUTATION_WITH_SERVERS"  # in the environment, if they may
 _CPU_SECONDS = 10.0  # three times what the longest of the fast tests takes
 _SERVERS = {"redis_server", "server", "shared_nodes", "start_nodes", "servers"}

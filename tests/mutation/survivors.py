@@ -13,8 +13,6 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LIST", "Change", "Survivor", "explained", "functions_of", "listed"]
-
 LIST = Path(__file__).with_name("survivors.yaml")
 
 

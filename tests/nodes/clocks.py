@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.devnodes import DevNodes
 
-__all__ = ["Clocks", "clock_environment"]
-
 
 def clock_environment(binary: str) -> dict[str, str]:
     """Return the environment in which a server's wall clock can be stepped.

@@ -23,13 +23,6 @@ import pytest
 from celery_redlock import SingletonTask, singleton_task
 from celery_redlock.devnodes import DevNodes
 
-__all__ = [
-    "OwnKey",
-    "pytest_addoption",
-    "pytest_collection_finish",
-    "pytest_load_initial_conftests",
-]
-
 CONFIG = "integration-tests-config.json"  # Celery's tests add it to their settings
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tests.partitions.site import Site
 
-__all__ = ["STEP", "STEP_TAKES", "Faults"]
-
 STEP = "step"  # the event in the journal
 STEP_TAKES = 0.5  # seconds within which a node surely reads its stepped clock
 _MEAN_PAUSE = 0.8  # seconds between two faults

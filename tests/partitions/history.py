@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from tests.harness.journal import Journal
 
-__all__ = ["OPERATION", "Hold", "Operation", "Recorder", "operations", "write_jepsen"]
-
 OPERATION = "operation"  # the event in the journal
 _NS = 1_000_000_000
 

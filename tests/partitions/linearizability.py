@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tests.partitions.history import Hold
 
-__all__ = ["failure_of_mutex", "failure_of_register"]
-
 _MODEL = Path(__file__).with_name("linearizability.pml")
 _DEPTH = 2_000_000
 _FREE, _HELD = 0, 1  # the values of a lock; 0 is also that of an empty register

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Network", "missing_program", "reason_against"]
-
 _PROGRAMS = ("ip", "nft", "tc")
 _PREFIX = "redlock-partitions"
 _BRIDGE = "bridge"

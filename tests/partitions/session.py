@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.harness.journal import Journal
 
-__all__ = ["HISTORY", "Outcome", "partitions"]
-
 HISTORY = "history.jsonl"
 _PATIENCE = 30.0  # seconds in which each key is locked again after the faults
 

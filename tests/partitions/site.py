@@ -19,8 +19,6 @@ from tests.partitions.network import Network
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["KEYS", "NODES", "STORE", "TTL", "WORKERS", "Site"]
-
 TTL, MAX_TTL = 2.0, 3.0  # seconds: shorter than the pauses
 KEYS = [f"key-{number}" for number in range(3)]
 NODES = [f"node-{number}" for number in range(5)]

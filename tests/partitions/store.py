@@ -21,8 +21,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "PORT", "READY", "Connection"]
-
 PORT = 7000
 READY = "store is ready"
 FILE = "store.json"

@@ -38,8 +38,6 @@ from tests.partitions.worker import FENCED, UNFENCED
 if TYPE_CHECKING:
     from tests.partitions.history import Hold, Operation
 
-__all__ = ["Verdicts"]
-
 _NEEDED = 3  # nodes that granted, of five: with fewer, others are a majority
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.lease import Lease
 
-__all__ = ["FENCED", "READY", "UNFENCED", "Settings"]
-
 READY = "worker is ready"
 FENCED, UNFENCED = "fenced", "unfenced"
 _EPOCH = 20.0  # seconds until the lists get other names, so that they stay short

@@ -11,8 +11,6 @@ from celery import Celery
 
 from tests.harness.journal import Journal
 
-__all__ = ["SERVERS", "new_app", "note", "notes"]
-
 SERVERS = "PROJECT_SERVERS"
 
 

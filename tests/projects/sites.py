@@ -19,8 +19,6 @@ from tests.harness.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Answer", "answers", "ask", "statuses", "uvicorns"]
-
 ROOT = Path(__file__).parents[2]
 CLIENTS = 10  # at once
 

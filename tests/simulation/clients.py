@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tests.simulation.plan import ClientPlan, Operation, Plan
     from tests.simulation.world import World
 
-__all__ = ["Client", "Task", "new_broadcast", "new_redlock"]
-
 PREFIX = "redlock"
 _LOOKS = 3  # at whether the lock was lost, while a body runs
 

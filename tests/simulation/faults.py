@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from tests.simulation.server import Server
     from tests.simulation.world import World
 
-__all__ = ["Faults"]
-
 _LOADING = 0.1  # seconds
 _FULL_AFTER = 0.3  # seconds; scripts look at the policy once in a second only
 _SCRIPTS = {script.name: script for script in ALL_SCRIPTS}

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tests.simulation.plan import Plan
     from tests.simulation.recorder import Recorder
 
-__all__ = ["Outcome", "play"]
-
 _STEADY = Conditions(0.0002, 0.001)
 
 # Seconds.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tests.simulation.plan import ClientPlan, Operation, Plan
 
-__all__ = ["minimised"]
-
 _MOST_TRIES = 600
 
 

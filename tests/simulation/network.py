@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from tests.simulation.server import Server
     from tests.simulation.world import Process, Thread
 
-__all__ = [
-    "Conditions",
-    "Connection",
-    "Network",
-    "Path",
-    "Selector",
-    "SimConnection",
-    "Waker",
-]
-
 _NEVER = float("inf")
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from celery_redlock.members.restart_guard import NodeMembership
     from celery_redlock.members.view import View
 
-__all__ = ["ObservedGuard"]
-
 
 class ObservedGuard(RestartGuard):
     """A guard that reports each founding and each admission without some node."""

@@ -10,8 +10,6 @@ from celery_redlock.locks.lease import Lease, LeaseState
 if TYPE_CHECKING:
     from tests.simulation.world import Process
 
-__all__ = ["Grant", "ObservedLease"]
-
 
 @dataclass(slots=True)
 class Grant:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tests.simulation.plan import Plan
     from tests.simulation.world import Process
 
-__all__ = ["run_command"]
-
 _LOOKS = 20  # for a moment in which no lock lives, for which an operator waits
 _BETWEEN_LOOKS = 0.05  # seconds
 _PATIENCE = 2.0  # seconds for which reconfigure tries a step again

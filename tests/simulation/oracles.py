@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from tests.simulation.server import Server
     from tests.simulation.world import Process, Thread, World
 
-__all__ = ["Finding", "Oracle", "WakeupOracle"]
-
 _TOLERANCE = 0.001  # seconds: timers count in floating point
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.wire.url import NodeAddress
 
-__all__ = ["simulated_core"]
-
 
 class Lock:
     """A lock between the threads of one process; waiters get it in order."""

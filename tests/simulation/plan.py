@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from celery_redlock.locks.limits import Limits
     from tests.simulation.network import Conditions
 
-__all__ = ["ClientPlan", "Fault", "NodePlan", "Operation", "Plan", "Settings"]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -21,8 +21,6 @@ from tests.simulation.plan import (
     Settings,
 )
 
-__all__ = ["APART", "KEYS", "PERMITS", "plan_of"]
-
 KEYS = ("a", "k1065")  # they share a stripe
 APART = ("a", "b")  # they do not
 LARGEST_DRIFT = 0.00499  # the core assumes less than 1 % between two clocks

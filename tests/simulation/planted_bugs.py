@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from celery_redlock.wire.requests import ScriptRequest
     from celery_redlock.wire.steps import Steps
 
-__all__ = ["MEMBERSHIP_BUGS", "MISSED_BUGS", "PLANTED_BUGS", "PlantedBug"]
-
 _Patches = list[tuple[Any, str, Any]]
 _Right = Callable[[list[bytes], list[bytes]], Any]
 

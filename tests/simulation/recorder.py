@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tests.simulation.server import Server
     from tests.simulation.world import Process
 
-__all__ = ["Recorder"]
-
 _US = 1_000_000
 _LONGEST = (
     1_000_000_000  # µs, after which everything has ended; an int of Spin has 31 bits

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.simulation.oracles import Oracle
     from tests.simulation.world import World
 
-__all__ = ["Server", "ServerClock"]
-
 _META = Keys("redlock").meta.encode()
 _BY_SHA = {script.sha.encode(): script for script in ALL_SCRIPTS}
 _BY_SOURCE = {script.source.encode(): script for script in ALL_SCRIPTS}

@@ -26,8 +26,6 @@ from tests.simulation.planner import plan_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Tally", "campaign", "failure_report", "play_seeds"]
-
 _ROUND = 5_000  # histories between two lines of the summary
 _BATCH = 250  # histories of one process at a time
 

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 
     from tests.simulation.oracles import Oracle
 
-__all__ = [
-    "Clock",
-    "Interrupted",
-    "Killed",
-    "Process",
-    "Thread",
-    "World",
-    "current_thread",
-]
-
 EPOCH = 1_800_000_000.0  # seconds since 1970 when a history begins
 
 

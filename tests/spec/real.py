@@ -43,8 +43,6 @@ from celery_redlock.scripts import ALL_SCRIPTS, GRANTED
 from spec.trace import Trace, refusal_of
 from tests.simulation.recorder import Recorder
 
-__all__ = ["Recording", "record"]
-
 _HOST = "127.0.0.1"
 _NODES, _CLIENTS = 3, 4
 _MAX_TTL = 1.0  # seconds; also the ttl

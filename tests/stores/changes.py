@@ -10,15 +10,6 @@ from tests.stores.commands import extend, release, script
 if TYPE_CHECKING:
     from celery_redlock.stores.connection import Store
 
-__all__ = [
-    "CHANGED",
-    "FAR",
-    "MEANWHILE",
-    "WITHOUT_VOTE",
-    "assert_noticed",
-    "change_meanwhile",
-]
-
 FAR = 9 * 10**15  # a fence above all times until 2255
 
 # A field of the state of a node: the change, and the reply to the grant after it.

@@ -13,8 +13,6 @@ from tests.harness.servers import PostgreSQL
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Primary", "Standby"]
-
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 
 

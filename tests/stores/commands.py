@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-__all__ = ["VIEW", "acquire", "extend", "once_before", "release", "script", "vote"]
-
 VIEW = b"format 4, max_ttl 120 s, restart guard on"
 SHA = {script.name: script.sha.encode() for script in ALL_SCRIPTS}
 

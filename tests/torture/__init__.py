@@ -37,18 +37,6 @@ from tests.harness.journal import Journal
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "CELLS",
-    "COUNTERS",
-    "EFFECTS",
-    "FOLDER",
-    "LONG",
-    "PLANT",
-    "SETS",
-    "SETTINGS",
-    "journal_in",
-]
-
 FOLDER = "TORTURE_FOLDER"  # the variable with the folder of the torture
 SETTINGS = "TORTURE_SETTINGS"  # the variable with the settings of the app
 PLANT = "TORTURE_PLANT"  # the variable with the bug that workers get, if any

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["BROKERS", "DurableRabbitMQ", "DurableRedis"]
-
 
 class DurableRedis(RedisServer):
     """A redis-server that writes each command to disk before it answers."""

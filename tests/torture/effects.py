@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session
 
-__all__ = ["DATABASE", "Database", "add_one", "engine_of_workers"]
-
 DATABASE = "TORTURE_DATABASE"  # the variable with its URL
 # A commit that was answered must be there after the server was killed.
 _DURABLE = {"synchronous_commit": "on"}

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from celery_redlock.devnodes.processes import Worker
     from tests.torture.site import Site
 
-__all__ = ["Faults"]
-
 _MEAN_PAUSE = 0.9  # seconds between two faults
 _TICK = 0.05
 _BUSY = 0.8  # the share of faults that hit a child with a running body

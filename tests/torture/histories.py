@@ -20,8 +20,6 @@ from celery_redlock.scripts.keys import keys_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Histories", "Run"]
-
 
 @dataclass
 class Run:

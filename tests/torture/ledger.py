@@ -18,8 +18,6 @@ from celery_redlock.contrib.sqlalchemy import Fenced, update_fenced
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Ledger"]
-
 _PATIENCE = 60.0  # seconds; a frozen process may have the database locked
 
 

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import sys
 
-__all__ = ["Report"]
-
 _EVIDENCE = 5  # lines for each verdict
 
 

@@ -20,8 +20,6 @@ from tests.torture.verdicts import Verdicts
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["torture"]
-
 _PATIENCE = 60.0  # seconds without progress
 _WHEN_IDLE = 5.0  # the same, if the broker has no message
 _FREE_WITHIN = 3 * MAX_TTL  # a ttl and a quarantine

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
     from tests.harness.tcp import Proxy
 
-__all__ = ["MAX_TTL", "TORTURED", "TTL", "WITH_STANDBY", "Site"]
-
 WITH_STANDBY = "postgresql-standby"
 TORTURED = (*STORES, WITH_STANDBY)  # stores
 TTL, MAX_TTL = 3.0, 4.0  # seconds: shorter than the pauses

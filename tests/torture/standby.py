@@ -11,8 +11,6 @@ from tests.stores.cluster import Primary, Standby
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["WithStandby"]
-
 
 class WithStandby(StoreNodes):
     """A primary and a standby that follows it: the store of a torture.

@@ -51,8 +51,6 @@ from celery import states
 if TYPE_CHECKING:
     from tests.torture.histories import Histories, Run
 
-__all__ = ["Verdicts"]
-
 # How each kind of job may end, besides by success.
 _LOST_ALLOWED = {
     "skip": {"LockLost", states.REVOKED},

@@ -8,8 +8,6 @@ from celery_redlock.locks.lease import Holder
 from celery_redlock.policies import Conflict, Loss, Outage, Retry
 from celery_redlock.settings import Settings
 
-__all__ = ["CONFLICT", "LOSS", "NODES", "OUTAGE", "delay", "settings"]
-
 NODES = ["redis://a", "redis://b:6380/1", "unix:///run/redis.sock"]
 CONFLICT = Conflict(key="k", task="proj.f", task_id="id", holder=Holder("base.attempt"))
 LOSS = Loss(key="k", task="proj.f", fence=7, ran=12.5)

@@ -9,9 +9,6 @@ from celery_redlock.election import Elector
 if TYPE_CHECKING:
     from celery_redlock.testing import FakeNodes
 
-
-__all__ = ["KEY", "TTL", "Candidate", "run"]
-
 TTL = 15.0
 KEY = "reindexer"
 

@@ -21,23 +21,6 @@ if TYPE_CHECKING:
     from celery_redlock.testing import FakeClock, FakeNodes
     from celery_redlock.wire.quorum import Ballot
 
-__all__ = [
-    "Site",
-    "Stepped",
-    "Told",
-    "args_of",
-    "asked",
-    "counters",
-    "forget",
-    "hold",
-    "holders",
-    "kinds",
-    "put",
-    "restart",
-    "ttls",
-    "voting",
-]
-
 TTL = 10.0  # seconds, of the fixture `redlock`
 VALIDITY = TTL - drift_of(TTL)
 QUARANTINE = 60.0 * 1.02 + 1.0  # seconds, with the default max_ttl

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
     from celery_redlock.locks.redlock import Redlock
 
-__all__ = [
-    "HOUR",
-    "JUST_NOW",
-    "KEY",
-    "LONG",
-    "Run",
-    "Worker",
-    "open_app",
-    "run_until_stopped",
-]
-
 HOUR = 3600.0
 JUST_NOW = 2.0  # seconds that a slow machine may take for a few lines
 LONG = 10.0  # seconds: longer than any step of these tests takes

@@ -14,14 +14,6 @@ from celery.signals import before_task_publish
 
 from tests.worker.project.body import stage
 
-__all__ = [
-    "KilledAndCutOffInChords",
-    "KilledAndLateInChords",
-    "KilledInChords",
-    "LateResults",
-    "LateRetries",
-]
-
 _LONGEST = 3.0  # seconds; a retry that may run has run by then
 _COPY_COMES_WITHIN = 30.0  # seconds
 

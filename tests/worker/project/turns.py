@@ -19,8 +19,6 @@ from celery_redlock.locks.watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TURNS", "turns_in"]
-
 TURNS = "project_turns"  # the setting that names the folder of the files
 
 

@@ -10,8 +10,6 @@ from tests.worker.project.body import hold
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["GONE", "register"]
-
 GONE = "gone"
 CLAIMED: dict[str, Any] = {"unique_while": "queued_or_running"}
 
