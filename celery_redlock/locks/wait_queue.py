@@ -185,7 +185,10 @@ class WaitQueue:
         self._free_looks += 1
         if self._choice is not None or self._free_looks > _FREE_LOOKS_AT_ONCE:
             pause = jittered(doubled(_GRACE, self._free_looks, _LONGEST_GRACE))
-            yield from self._listen(min(until, self._clock.monotonic() + pause))
+            until = min(until, self._clock.monotonic() + pause)
+            self._was_woken = yield from self._listen(until)
+            if self._was_woken:
+                self._free_looks = 0
 
     def _listen(self, until: float) -> Steps[bool]:
         """Listen until this instant, or until there is a reason to look.

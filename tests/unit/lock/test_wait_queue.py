@@ -285,6 +285,30 @@ def test_permit_that_came_free_is_left_to_the_waiter_that_is_woken(wait: Wait) -
     assert wait.pause(60) == pytest.approx(0.006)
 
 
+def test_waiter_that_was_woken_tries_soon_again(wait: Wait) -> None:
+    """It pauses for longer after each try for a free permit, until it is woken."""
+    wait.wait_for_permits()  # k##2 is free
+    for _ in range(6):  # other clients are quicker
+        wait.pause(60)
+    wait.wake_at(0.005, 0)
+    wait.wake_at(0.006, 1)
+    assert wait.pause(60) == pytest.approx(0.006)
+
+    assert 0.02 <= wait.pause(60) <= 0.04
+
+
+def test_waiter_that_was_woken_passes_its_wakeup_on_no_more(wait: Wait) -> None:
+    """It got the permit that it was woken for, also where looks found one free."""
+    wait.wait_for_permits()  # k##2 is free
+    wait.wake_at(0.005, 0)
+    wait.wake_at(0.006, 1)
+    wait.pause(60)
+
+    wait.queue.end(acquired=True)
+
+    assert {args[1] for args in args_of(wait.nodes, "leave_wait_queue")} == {""}
+
+
 @pytest.mark.parametrize("limits", [(), (Limit("a", 1), Limit("b", 1))])
 def test_wakeup_that_cannot_be_used_is_passed_on_after_a_look_that_saw_all_free(
     wait: Wait, limits: tuple[Limit, ...]
