@@ -172,6 +172,7 @@ class _Move:
             self._plan = self._planned(olds, news)
         else:
             self._before, self._plan = plan
+            self._refuse_if_done(self._plan, news)
         # A node opens when a majority has been closed for a whole wait, and not before.
         if not any(it.view and it.view.is_same_epoch(self._plan) for it in opened):
             self._prepare(self._lost(news))
@@ -194,6 +195,21 @@ class _Move:
                     f"Node {look.label} votes with the new settings in another "
                     f"deployment, {look.view.deployment}. Stop the clients that have "
                     f"the new settings already. {self._emptied()}"
+                )
+
+    def _refuse_if_done(self, plan: View, news: Sequence[NodeMembership]) -> None:
+        """Refuse a plan after which a majority of the future nodes founded an epoch."""
+        for look in news:
+            view = look.view
+            if (
+                (view and view.is_founded and self._is_new(view))
+                and view.deployment == plan.deployment
+                and view.order > plan.order
+            ):
+                self._refuse(
+                    f"This reconfiguration was done: {look.label} has come to epoch "
+                    f"{view.epoch} with the new settings. Wait until the nodes vote "
+                    "again (`redlock doctor`)"
                 )
 
     def _lost(self, news: Sequence[NodeMembership]) -> set[str]:
@@ -588,6 +604,7 @@ class _Move:
         plan = View.parse(text)
         if plan is None:  # `plans` has only those that can be read
             return
+        self._refuse_if_done(plan, news)
         lost = {x.label for x in news if plan.member(x.label).identity != x.identity}
         left = [view for view in (View.parse(look.left) for look in news) if view]
         if any(x.deployment == plan.deployment and x.order >= plan.order for x in left):

@@ -20,6 +20,7 @@ from celery_redlock.errors import (
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.operations.doctor import diagnose
 from celery_redlock.operations.reconfigure import reconfigure
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -507,6 +508,32 @@ def test_finished_reconfiguration_is_not_taken_back(
         reconfigure(old, new, abort=True)
 
     new.release(new.acquire(key))
+    old.close()
+    new.close()
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_reconfiguration_that_was_done_is_not_begun_again(
+    start_nodes: Callable[..., DevNodes], abort: bool
+) -> None:
+    """The future nodes have lost their memory since, and do not vote just now."""
+    nodes = start_nodes(6, initialize=False)
+    old, new = service(nodes.urls[:3]), service(nodes.urls[3:])
+    old.initialize()
+    reconfigure(old, new)
+
+    def lose_two() -> None:
+        for node in nodes.nodes[3:5]:
+            node.command("FLUSHALL")
+
+    lose_two()
+    until(lambda: not new.check().problems, what="the nodes found a new epoch")
+    lose_two()
+
+    with pytest.raises(RedlockError, match=r"was done.*epoch 3.*Nothing was changed"):
+        reconfigure(old, new, abort=abort)
+
+    until(lambda: not new.check().problems, what="the nodes vote again")
     old.close()
     new.close()
 
