@@ -119,6 +119,7 @@ class _History:
         self.later_processes: list[Process] = []
         self.operators: dict[str, Process] = {}
         self._aborted: set[int] = set()  # settings without clients
+        self._is_undone = False  # the last move
         self.faults_end_at = 0.0
 
     def _rng(self, name: str) -> Random:
@@ -292,8 +293,9 @@ class _History:
         def take_all() -> None:
             try:
                 number = self._settled(judge)
-                redlock = new_redlock(judge, self.plan, number)
-                for quorum in self._final_quorums(number):
+                quorums = () if number is None else self._final_quorums(number)
+                for quorum in quorums:
+                    redlock = new_redlock(judge, self.plan, number or 0)
                     for name in redlock.labels:
                         path = self.network.path_by_name(judge.name, name)
                         path.cut_until = 0.0 if name in quorum else float("inf")
@@ -338,12 +340,17 @@ class _History:
 
     # -- at the end --------------------------------------------------------------
 
-    def _settled(self, judge: Process) -> int:
+    def _settled(self, judge: Process) -> int | None:
         """Wait until all nodes of some settings vote, and return the settings.
 
         Nodes come back to the vote by themselves, unless operators have left a
         reconfiguration undone or a name leads to a server that was replaced. Then
         an operator does what the message says.
+
+        Returns:
+            None if that is left open: a move can neither be finished nor taken back,
+            after a name had led clients to two servers. The deployment rests on names
+            that do not.
         """
         problems = self._wait_for_votes(judge)
         for repair in (self._finish_reconfigurations, self._delete_memberships):
@@ -351,6 +358,9 @@ class _History:
                 repair(judge)
                 problems = self._wait_for_votes(judge)
         if isinstance(problems, list):
+            if self.oracle.led_apart and self._is_undone:
+                self.oracle.count("move that is left to operators")
+                return None
             self.oracle.find("node does not vote", "; ".join(problems))
             raise Killed
         return problems
@@ -380,14 +390,17 @@ class _History:
         for members of theirs, again and again.
         """
         self.oracle.count("reconfigurations finished at the end")
+        finished: set[int] = set()
         for move in self.plan.moves:
             old, new = (new_redlock(judge, self.plan, number) for number in move)
+            self._is_undone = True
             for is_abort in (False, True):
                 with contextlib.suppress(RedlockError):
                     reconfigure(old, new, abort=is_abort, patience=_FINAL_WAIT)
-                    if is_abort:
-                        self._aborted.add(move[1])
+                    (self._aborted if is_abort else finished).add(move[1])
+                    self._is_undone = False
                     break
+        self._aborted -= finished
 
     def _delete_memberships(self, judge: Process) -> None:
         """Delete redlock:meta on nodes that refuse the others, where it says so.

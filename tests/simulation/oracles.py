@@ -30,7 +30,9 @@ lock left behind            a lock outlives the last client by more than its ttl
                             permit for a start by more than its period besides
 waiter not woken            a lock is free while a client waits for it, for longer than
                             a wake-up takes, although nothing fails (`WakeupOracle`)
-node does not vote          a node is up for some quarantines, and does not vote
+node does not vote          a node is up for some quarantines, and does not vote (not
+                            checked where a move is stuck after a name led clients to
+                            two servers)
 lock unavailable            a lone client gets no lock although all nodes are up
 stuck                       a client does not end
 unexpected error            a client raises an error that is not its own
@@ -107,6 +109,7 @@ class Oracle:
         delayed_by: Seconds that keys may live longer, because clocks were set back.
         settings: All settings of the plan.
         opened_settings: Those to which some node has been moved.
+        led_apart: The names that have led some client to another server.
         clocks_agree: Whether the nodes' wall clocks agree and do not step.
     """
 
@@ -128,7 +131,7 @@ class Oracle:
     opened_settings: set[int] = field(default_factory=set)
     _rash: set[Process] = field(default_factory=set)  # whose init breaks its promise
     _lost: set[str] = field(default_factory=set)  # places without memory
-    _led: set[str] = field(default_factory=set)  # names that have led elsewhere
+    led_apart: set[str] = field(default_factory=set)
     _set_back: set[str] = field(default_factory=set)  # nodes by their clocks
     _begun: dict[str, float] = field(default_factory=dict)
     _given_up: set[str] = field(default_factory=set)  # tokens whose client released
@@ -174,7 +177,7 @@ class Oracle:
 
         That one does not know what happened meanwhile, and cannot know that.
         """
-        self._led.add(place)
+        self.led_apart.add(place)
         self._lose(place)
         if self.recorder:
             self.recorder.left_out = "names that lead to other servers"
@@ -191,7 +194,7 @@ class Oracle:
             if len(lost) >= quorum or none_knows:
                 self.count("too many lost their memory")
                 self.counters_kept = False
-                self.clocks_agree &= not (lost | split) & self._led
+                self.clocks_agree &= not (lost | split) & self.led_apart
 
     def synced(self, server: Server, *, with_floor: bool) -> None:
         """Observe a node that votes again."""
@@ -207,7 +210,7 @@ class Oracle:
         If a name leads to two servers, the silent one may live on for other clients.
         """
         self.count("taken for gone")
-        if self._led:
+        if self.led_apart:
             self.ttls_kept = self.counters_kept = False
 
     def init_begun(self, process: Process) -> None:
@@ -411,7 +414,7 @@ class Oracle:
 
         A node that has forgotten it votes again after a quarantine.
         """
-        if self.opened_settings or self._led:  # there are other nodes by now
+        if self.opened_settings or self.led_apart:  # there are other nodes by now
             return True
         granted = self._voters[token]
         waited = min(settings.max_ttl for settings in self.settings)
