@@ -7,12 +7,11 @@ copy does after its lock was lost. A database can: it refuses the late copy.
   with ``exactly_once_in``. `call_records` says what a record is, and deletes old ones.
 * `outbox` publishes messages if, and only if, such a transaction commits.
 * `fences` refuses a write whose fence is less than the stored one.
-* `stored` writes values into columns of records and messages. `drivers` asks database
-  drivers whether a transaction is open.
+* `stored` writes values into columns of records and messages.
 
 ``contrib.django`` and ``contrib.sqlalchemy`` store all this with their ORM.
 """
 
 from __future__ import annotations
 
-__all__ = ["call_records", "drivers", "exactly_once", "fences", "outbox", "stored"]
+__all__ = ["call_records", "exactly_once", "fences", "outbox", "stored"]

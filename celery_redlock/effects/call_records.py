@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AT_ONCE = 1000  # records that one transaction deletes
+_IDLE = 0  # libpq's word for a connection that is in no transaction
 
 
 class RecordTaken(Exception):  # noqa: N818  (an outcome; it leaves this package never)
@@ -140,6 +141,19 @@ def has_succeeded(call: Any, once: ExactlyOnce) -> bool:
         log.exception("The record of %s could not be read.", call)
         return True
     return found is not None and bool(found.state == states.SUCCESS)
+
+
+def is_in_transaction(raw: Any) -> bool:
+    """Tell whether the connection of a driver is in a transaction.
+
+    The drivers of SQLite and PostgreSQL can say so. For others the answer is yes.
+    """
+    if raw is None:
+        return False
+    if isinstance(inside := getattr(raw, "in_transaction", None), bool):
+        return inside
+    status = getattr(getattr(raw, "info", None), "transaction_status", None)
+    return status is None or bool(status != _IDLE)
 
 
 def delete_old_records(app: Celery) -> int:

@@ -58,7 +58,7 @@ from celery_redlock.app.autoretry import retry_as_configured
 from celery_redlock.basics.backoff import doubled
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.effects.call_records import CallRecord, now, record_id
-from celery_redlock.effects.stored import StoredValue
+from celery_redlock.effects.stored import loaded, stored
 from celery_redlock.errors import ConfigurationError, LeaseError, StaleFence
 from celery_redlock.scripts.keys import shown
 
@@ -300,8 +300,8 @@ class _OnceRun:
             extra=self._call.log_fields("recorded", fence=self._fence, record=found.id),
         )
         backend = self._call.task.backend
-        stored = StoredValue(found.result, found.content_type, found.content_encoding)
-        value = stored.load(backend.accept)
+        kind, encoding = found.content_type, found.content_encoding
+        value = loaded(found.result, kind, encoding, backend.accept)
         if found.state == states.SUCCESS:
             return value
         raise backend.exception_to_python(value)
@@ -320,7 +320,7 @@ class _OnceRun:
         if state == states.SUCCESS and not is_wanted:
             result = None  # Celery stores nothing, and a body may return anything
         encoded = backend.encode_result(result, state)
-        stored = StoredValue.of(encoded, backend.serializer)
+        text, kind, encoding = stored(encoded, backend.serializer)
         recorded_at = now()
         return CallRecord(
             id=self._id,
@@ -329,9 +329,9 @@ class _OnceRun:
             key=shown(call.key),
             fence=self._fence,
             state=state,
-            result=stored.text,
-            content_type=stored.content_type,
-            content_encoding=stored.content_encoding,
+            result=text,
+            content_type=kind,
+            content_encoding=encoding,
             recorded_at=recorded_at,
             keep_until=recorded_at + timedelta(seconds=self._once.keep),
         )

@@ -45,7 +45,7 @@ from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.basics.log_fields import log_fields
 from celery_redlock.basics.spelling import did_you_mean
 from celery_redlock.effects.call_records import now, register
-from celery_redlock.effects.stored import StoredValue
+from celery_redlock.effects.stored import loaded, stored
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -79,13 +79,17 @@ class OutboxMessage:
     Attributes:
         id: The id of the task that it starts.
         task: The name of the task.
-        body: Its args, kwargs and options, serialized.
+        body: Its args, kwargs and options, as ``effects.stored`` writes them.
+        content_type: The serializer of the body, as kombu knows it.
+        content_encoding: The encoding of the serialized body.
         written_at: When it was written, by the clock of its writer, in UTC.
     """
 
     id: str
     task: str
-    body: StoredValue
+    body: str
+    content_type: str
+    content_encoding: str
     written_at: datetime
 
 
@@ -248,10 +252,13 @@ class Outbox:
             serializer = serializer or task.serializer
         task_id = options.pop("task_id", None) or uuid()
         call = [args, kwargs, _with_fixed_times(options)]
+        body, kind, encoding = stored(call, serializer or app.conf.task_serializer)
         message = OutboxMessage(
             id=task_id,
             task=str(name),
-            body=StoredValue.of(call, serializer or app.conf.task_serializer),
+            body=body,
+            content_type=kind,
+            content_encoding=encoding,
             written_at=now(),
         )
         self._store.write(message, session, self._publish_committed)
@@ -434,7 +441,8 @@ def _publish(app: Celery, message: OutboxMessage) -> Exception | None:
     accept = prepare_accept_content(app.conf.accept_content)  # type: ignore[no-untyped-call]
     task = app.tasks.get(message.task)
     try:
-        args, kwargs, options = message.body.load(accept)
+        kind, encoding = message.content_type, message.content_encoding
+        args, kwargs, options = loaded(message.body, kind, encoding, accept)
         options["task_id"] = message.id
         with confirmed(app) as sure:
             if task is None:

@@ -125,15 +125,7 @@ def reconfigure(  # noqa: PLR0913  (keyword-only, one line each in the docstring
 
 
 class _Move:
-    """One move in progress.
-
-    Args:
-        old: The nodes of which a majority is closed.
-        new: The nodes that vote in the end. All of them must be up.
-        gone: See `reconfigure`.
-        on_step: See `reconfigure`.
-        patience: See `reconfigure`.
-    """
+    """One move in progress; its arguments are those of `reconfigure`."""
 
     def __init__(
         self,

@@ -27,9 +27,8 @@ Read the files in the order of a call's life::
   lock: it is skipped, fails, waits, is republished, or runs without the lock. `ends`
   has the ways in which a copy of a call ends without a run.
 * `interrupt` raises an error in a running body from outside.
-* `refusal` is the exception in which a refused call ends. `tracer` lets it pass
-  Celery's tracer at no more than the cost of a run, with `trace_info`, which only a
-  worker imports.
+* `tracer` lets the exception of a refused call pass Celery's tracer at no more than the
+  cost of a run, with `trace_info`, which only a worker imports.
 
 Beside this path:
 

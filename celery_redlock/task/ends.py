@@ -15,6 +15,7 @@ republished    The same call is sent again, without ``Task.retry``: that turns a
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from datetime import datetime, timezone
 from logging import DEBUG, INFO
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds
 _STORED_WITHIN, _LOOK_EVERY = 5.0, 0.05  # seconds after the release of the lock
 _COUNT_AGAIN, _LONGEST_COUNT = 5.0, 300.0  # seconds
+
+_refusal: ContextVar[BaseException | None] = ContextVar(
+    "celery_redlock_refusal", default=None
+)
 
 
 class Republished(Retry):  # type: ignore[misc]
@@ -79,6 +84,19 @@ class Pauses:
             extra=call.log_fields("republish-failed"),
         )
         self._interrupter.time_limited(lambda: SYSTEM_CLOCK.sleep(pause))
+
+
+def end_refused(error: BaseException) -> BaseException:
+    """Return the exception of a refused call, without traceback and context."""
+    error = error.with_traceback(None)
+    error.__context__ = None
+    _refusal.set(error)
+    return error
+
+
+def was_refused(error: object) -> bool:
+    """Tell whether a call has just ended in this exception, before its body began."""
+    return error is not None and error is _refusal.get()
 
 
 # -- revoked, dropped ---------------------------------------------------------------

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from celery_redlock.locks.lease import Holder
     from celery_redlock.locks.redlock import Redlock
     from celery_redlock.options.lock_options import ResolvedOptions
+    from celery_redlock.wire.quorum import Ballot
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +117,11 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     outage = None
     if running is None:
         if seen.ballot.answered < redlock.quorum or in_use is None:
-            timeout = redlock.timing.node_timeout
-            outage = unreachable(
-                key, seen.ballot, node_timeout=timeout, config=redlock.guard.config
-            )
+            outage = _outage(redlock, key, seen.ballot)
         elif redlock.guard.enabled:
-            outage = _outage_of_votes(redlock, key)
+            votes = redlock.guard.votes(brings_back=redlock.asks_for_votes)
+            if votes.granted < redlock.quorum:  # although they answer
+                outage = _outage(redlock, key, votes)
     call = {"task": task.name, "args": args, "kwargs": kwargs}
     full = next((_FullLimit(key, one) for one in in_use or () if one.is_full), None)
     # In the order in which a publisher's nodes look.
@@ -142,17 +142,10 @@ def explain(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explan
     )
 
 
-def _outage_of_votes(redlock: Redlock, key: str) -> QuorumUnreachable | None:
-    """Return the outage if too few nodes vote, although they answer."""
-    ballot = redlock.guard.votes(brings_back=redlock.asks_for_votes)
-    if ballot.granted >= redlock.quorum:
-        return None
-    return unreachable(
-        key,
-        ballot,
-        node_timeout=redlock.timing.node_timeout,
-        config=redlock.guard.config,
-    )
+def _outage(redlock: Redlock, key: str, ballot: Ballot) -> QuorumUnreachable:
+    """Return the error of a call for which too few nodes have answered or vote."""
+    timeout, config = redlock.timing.node_timeout, redlock.guard.config
+    return unreachable(key, ballot, node_timeout=timeout, config=config)
 
 
 def _published(

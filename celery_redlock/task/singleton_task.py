@@ -54,12 +54,12 @@ from celery_redlock.options.lock_options import LockOptions
 from celery_redlock.task.announcement import send_announced
 from celery_redlock.task.awaitables import refuse_async, refuse_batches
 from celery_redlock.task.call import Call
+from celery_redlock.task.ends import end_refused
 from celery_redlock.task.execution import Execution, State, TaskLock, running
 from celery_redlock.task.header import attach, clean
 from celery_redlock.task.message import as_received, key_to_publish
 from celery_redlock.task.numbering import send_in_order
 from celery_redlock.task.publishing import called_with, publish, with_conflict
-from celery_redlock.task.refusal import end_refused
 from celery_redlock.task.tracer import RefusalTracer
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.trace import TraceInfo
 
-from celery_redlock.task.ends import Republished
-from celery_redlock.task.refusal import was_refused
+from celery_redlock.task.ends import Republished, was_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

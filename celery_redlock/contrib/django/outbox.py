@@ -7,6 +7,7 @@ this alias, and published by ``transaction.on_commit``.
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ from django.db.models import F, Min, Q
 from celery_redlock.contrib.django.records import DjangoRecords, as_moment
 from celery_redlock.effects.call_records import now
 from celery_redlock.effects.outbox import OutboxMessage
-from celery_redlock.effects.stored import StoredValue
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+
+_FIELDS = [field.name for field in fields(OutboxMessage)]
 
 
 class DjangoMessages:
@@ -48,14 +50,8 @@ class DjangoMessages:
                 "this Django database, so it takes no session. Leave it out."
             )
         self._refuse_other_transaction()
-        self._rows().create(
-            id=message.id,
-            task=message.task,
-            body=message.body.text,
-            content_type=message.body.content_type,
-            content_encoding=message.body.content_encoding,
-            written_at=as_moment(message.written_at),
-        )
+        values = asdict(message)
+        self._rows().create(**{**values, "written_at": as_moment(message.written_at)})
         ids = self._written_before(then)
         ids.append(message.id)
         transaction.on_commit(_AfterCommit(then, ids), using=self._alias)
@@ -107,7 +103,7 @@ class DjangoMessages:
             if not features.has_select_for_update:
                 # SQLite: begin with a write, as in `records`.
                 self._rows().filter(pk="").update(task=F("task"))
-            found = [_message(row) for row in rows[:most]]
+            found = [_message(row) for row in rows.values(*_FIELDS)[:most]]
             taken = self._rows().filter(pk__in=[message.id for message in found])
             taken.update(taken_until=as_moment(until))
         return found
@@ -151,10 +147,6 @@ class _AfterCommit:
             self.then(ids)
 
 
-def _message(row: Any) -> OutboxMessage:
-    return OutboxMessage(
-        id=row.id,
-        task=row.task,
-        body=StoredValue(row.body, row.content_type, row.content_encoding),
-        written_at=row.written_at.replace(tzinfo=timezone.utc),
-    )
+def _message(row: dict[str, Any]) -> OutboxMessage:
+    written_at = row["written_at"].replace(tzinfo=timezone.utc)
+    return OutboxMessage(**{**row, "written_at": written_at})

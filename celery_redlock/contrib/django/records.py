@@ -27,8 +27,11 @@ from django.db import (
 from django.db.models import F
 
 from celery_redlock.basics.spelling import did_you_mean
-from celery_redlock.effects.call_records import CallRecord, RecordTaken
-from celery_redlock.effects.drivers import is_in_transaction
+from celery_redlock.effects.call_records import (
+    CallRecord,
+    RecordTaken,
+    is_in_transaction,
+)
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ In the body of a task with ``exactly_once_in`` the session is that of the call.
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,6 @@ from sqlalchemy.schema import BLANK_SCHEMA
 from celery_redlock.contrib.sqlalchemy.records import SqlAlchemyRecords, open_session
 from celery_redlock.effects.call_records import now
 from celery_redlock.effects.outbox import OutboxMessage
-from celery_redlock.effects.stored import StoredValue
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def outbox_table(metadata: MetaData) -> Table:
 
 
 _TABLE = outbox_table(MetaData())
-_IN_ORDER = select(_TABLE).order_by(_TABLE.c.written_at, _TABLE.c.id)
+_COLUMNS = [_TABLE.c[field.name] for field in fields(OutboxMessage)]
+_IN_ORDER = select(*_COLUMNS).order_by(_TABLE.c.written_at, _TABLE.c.id)
 
 
 class SqlAlchemyMessages:
@@ -108,17 +109,7 @@ class SqlAlchemyMessages:
                 "message>. Only in the body of a task with exactly_once_in it may be "
                 "left out."
             )
-        session.execute(
-            insert(_TABLE),
-            {
-                "id": message.id,
-                "task": message.task,
-                "body": message.body.text,
-                "content_type": message.body.content_type,
-                "content_encoding": message.body.content_encoding,
-                "written_at": message.written_at,
-            },
-        )
+        session.execute(insert(_TABLE), asdict(message))
         session.info.setdefault(_WRITTEN, {}).setdefault(then, []).append(message.id)
 
     def take(
@@ -173,12 +164,7 @@ class SqlAlchemyMessages:
 
 
 def _message(row: Any) -> OutboxMessage:
-    return OutboxMessage(
-        id=row.id,
-        task=row.task,
-        body=StoredValue(row.body, row.content_type, row.content_encoding),
-        written_at=_in_utc(row.written_at),
-    )
+    return OutboxMessage(**{**row._asdict(), "written_at": _in_utc(row.written_at)})
 
 
 def _in_utc(moment: datetime) -> datetime:

@@ -45,8 +45,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.schema import BLANK_SCHEMA
 
-from celery_redlock.effects.call_records import CallRecord, RecordTaken
-from celery_redlock.effects.drivers import is_in_transaction
+from celery_redlock.effects.call_records import (
+    CallRecord,
+    RecordTaken,
+    is_in_transaction,
+)
 from celery_redlock.errors import ConfigurationError
 
 if TYPE_CHECKING:
