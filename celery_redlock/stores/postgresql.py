@@ -3,7 +3,7 @@
 ::
 
     the scripts run here, on what the connection assumes
-    lock what they need; if it is as assumed, write; else read           1 round trip
+    lock what they need; if it is as assumed, write                      1 round trip
 
     BEGIN; lock what the scripts need; read the clock; read the rows     1st round trip
     the scripts run here
@@ -42,7 +42,6 @@ renewal.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import os
 import socket
@@ -68,6 +67,7 @@ from celery_redlock.stores.postgresql_statements import (
     cells_of,
     change,
     changed,
+    hash_of,
     listen_name,
     lock,
     read,
@@ -95,7 +95,8 @@ _SESSION = (
     "set_config('plan_cache_mode', 'force_generic_plan', false), "
     "set_config('enable_seqscan', 'off', false), "
     "set_config('enable_hashjoin', 'off', false), "
-    "set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false)"
+    "set_config('enable_mergejoin', 'off', false), set_config('jit', 'off', false), "
+    "set_config('enable_bitmapscan', 'off', false)"
 )
 _FACTS = (
     "SELECT current_setting('server_version'), pg_is_in_recovery(), "
@@ -316,9 +317,9 @@ class PostgreSQL:
     ) -> Waits[list[Any] | None]:
         """Run on what is assumed, and write that if it is so: one round trip.
 
-        If it is not so, the server returns what is there instead. If the scripts change
-        nothing there, that is their reply: another client holds the lock. Else return
-        None: nothing counts.
+        If it is not so, and a lock is asked for, the server returns what is there
+        instead. If the scripts change nothing there, that is their reply: another
+        client holds the lock. Else return None: nothing counts.
         """
         assumption = self._memory.assume(needs, self._identifier)
         if assumption is None:
@@ -333,11 +334,11 @@ class PostgreSQL:
         changes = assumption.keys.changes
         if not assumption.is_writable(needs):
             return None
-        steps = [_lock(needs)]
-        if needs.may_be_late:
-            steps.append(Statement("commit late"))
         so = assumption.as_sent(self._memory.place, self._process)
-        steps.append(change(so, changes, extends=self._memory.extends(changes)))
+        steps = [
+            _lock(needs),
+            change(so, changes, extends=self._memory.extends(changes)),
+        ]
         sent_at = SYSTEM_CLOCK.monotonic()
         try:
             *_, result = yield from self._statements.carry_out(steps)
@@ -351,13 +352,15 @@ class PostgreSQL:
             yield from self._sweep()
             is_whole = done.rows >= len(changes.wiped or changes.written)
             return replies if is_whole else None  # not if an operator deletes rows
-        self._memory.read(needs, done.cells)
         return self._run_read(commands, needs, done)
 
     def _run_read(
         self, commands: Sequence[Command], needs: Needs, found: Changed
     ) -> list[Any] | None:
-        """Run on the cells that were found; return None if that changes something."""
+        """Run on the cells that were read; return None if that changes something."""
+        if found.cells is None:
+            return None
+        self._memory.read(needs, found.cells)
         if not needs.rare.isdisjoint(cell.name for cell in found.cells):
             return None  # of these, only the heads are known
         keys = StoreKeyspace(
@@ -392,10 +395,8 @@ class PostgreSQL:
         if not keys.changes and not keys.is_changed:
             yield from self._statements.carry_out([Statement("rollback")])
             return replies
-        steps = write(keys.changes)
-        if needs.may_be_late:
-            steps.insert(0, Statement("commit late"))
-        yield from self._statements.carry_out([*steps, Statement("commit")])
+        steps = [*write(keys.changes), Statement("commit")]
+        yield from self._statements.carry_out(steps)
         self._memory.wrote(keys.changes, needs)
         yield from self._sweep()
         return replies
@@ -419,8 +420,9 @@ class PostgreSQL:
         sent_at = SYSTEM_CLOCK.monotonic()
         results = yield from self._statements.carry_out([*steps, *loads])
         now, *rows = results[len(results) - len(loads) - 1 :]
-        now_us, place = int(now.get_value(0, 0) or 0), now.get_value(0, 1) or b""
-        self._told(now_us, place, int(now.get_value(0, 2) or 0), sent_at)
+        time, place, process = [now.get_value(0, at) or b"" for at in range(3)]
+        now_us = int.from_bytes(time, "big")
+        self._told(now_us, place, int.from_bytes(process, "big"), sent_at)
         keys = StoreKeyspace(
             self,
             run_id=self._identifier + place,
@@ -456,7 +458,7 @@ class PostgreSQL:
         self._swept_at = now
         # Its error must not hide what the commit has done.
         with contextlib.suppress(psycopg.Error):
-            steps = [Statement("sweep", (b"%d" % _SWEPT,))]
+            steps = [Statement("sweep", (_SWEPT.to_bytes(4, "big"),))]
             yield from self._statements.carry_out(steps)
 
     # -- for the keyspace and the commands: blocking, while a script runs --------------
@@ -717,22 +719,11 @@ def _kind(connection: Any) -> str:
 
 def _lock(needs: Needs) -> Statement:
     """Lock what the scripts need until the end of the transaction."""
-    numbers = {_hash(name): True for name in needs.shared}
-    numbers |= {_hash(name): False for name in needs.exclusive}
-    return lock(numbers)
-
-
-def _hash(name: bytes) -> int:
-    """Return the number of the advisory lock of a name; 64 bits, with a sign.
-
-    The same as ``('x' || md5(name))::bit(64)::bigint`` in SQL.
-    """
-    digest = hashlib.md5(name, usedforsecurity=False).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    return lock(needs.shared, needs.exclusive, commits_late=needs.may_be_late)
 
 
 def _listener(channel: bytes) -> int:
-    return _hash(channel) & 0x7FFFFFFF
+    return hash_of(channel) & 0x7FFFFFFF
 
 
 def _unreachable(error: psycopg.Error) -> str:

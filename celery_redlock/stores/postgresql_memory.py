@@ -3,12 +3,14 @@
 ::
 
     memory ──► the scripts run here ──► lock; compare what is assumed, and write
-                                               │ else: return the rows
+                                               │ else: write nothing
 
 An assumption is checked by what the rows *say*, and not by a version of them. What a
 script replies and changes follows from what it reads. So it does not matter whether a
 row was another one meanwhile, or came back from a backup. The comparison and the
-changes are one statement, under the locks that the general way takes.
+changes are one statement, under the locks that the general way takes. Where a new value
+would be written, as by a grant, it returns the rows that are there instead: they are
+enough for a refusal.
 
 ==============  ======================================================================
 Assumed         Compared
@@ -36,16 +38,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from celery_redlock.basics.clock import SYSTEM_CLOCK
 from celery_redlock.stores.compare_and_swap import NotRemembered, Remembered
 from celery_redlock.stores.keyspace import HEAD, STRING, Cell, StoreKeyspace
-from celery_redlock.stores.postgresql_statements import Assumed
+from celery_redlock.stores.postgresql_statements import Assumed, assumed
 from celery_redlock.stores.server_clock import ServerClock, ServerTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from celery_redlock.stores.keyspace import Changes
     from celery_redlock.stores.needs import Needs
 
-    _Said: TypeAlias = tuple[bytes, bytes, str | None, bytes | None]
+    _Said: TypeAlias = Sequence[bytes]
     _Part: TypeAlias = tuple[bytes, frozenset[bytes]]
 
 __all__ = ["AssumedKeyspace", "Assumption", "Memory"]
@@ -96,7 +98,7 @@ class Assumption(NamedTuple):
 
     Attributes:
         keys: The keyspace on which they run.
-        cells: Name, field, kind and value of each cell; None: there is no such cell.
+        cells: Each as `assumed` returns it.
         below: Cells that are absent, or a number that is lower than this.
     """
 
@@ -170,26 +172,26 @@ class Memory:
         if needs.names - needs.own - needs.rare:
             return None
         cells: list[Cell] = []
-        assumed: list[_Said] = []
+        said: list[_Said] = []
         for name in needs.names:
             if value := self.locks.get(name):
                 cells.append(Cell(name, HEAD, STRING, value, None, None))
-                assumed.append((name, HEAD, STRING, value))
+                said.append(assumed(name, HEAD, STRING, value))
             else:
-                assumed.append((name, HEAD, None, None))
+                said.append(assumed(name, HEAD, None, None))
         for part in _states_in(needs):
             state = self._states.get(part) or self._state(*part)
             if state is None:
                 return None
             cells += state.cells
-            assumed += state.assumed
+            said += state.assumed
         time = self._clock.read(SYSTEM_CLOCK.monotonic())
         is_exact = time.latest_us - time.earliest_us < _MOST_LATE_US
         keys = AssumedKeyspace(
             run_id=run_id + self.place, now_us=time.earliest_us if is_exact else None
         )
         keys.enter(needs.names, cells, needs.fields)
-        return Assumption(keys, assumed, {})
+        return Assumption(keys, said, {})
 
     def read(self, needs: Needs, cells: Iterable[Cell]) -> None:
         """Remember the cells that were read, all that are needed."""
@@ -213,8 +215,10 @@ class Memory:
         if not self._fields.get(places[0]) or not self._fields.keys() >= set(places):
             return None
         cells = [cell for place in places if (cell := self._fields[place])]
-        said: list[_Said] = [(*cell[:3], cell.value) for cell in cells]
-        said += [(*place, None, None) for place in places if not self._fields[place]]
+        said = [assumed(*cell[:3], cell.value) for cell in cells]
+        said += [
+            assumed(*place, None, None) for place in places if not self._fields[place]
+        ]
         return self._states.setdefault((name, fields), _State(cells, said))
 
     def told(self, now_us: int, place: bytes, sent_at: float) -> None:

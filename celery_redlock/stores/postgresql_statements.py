@@ -3,17 +3,23 @@
 The server parses each statement once for a connection, and libpq's pipeline mode sends
 all statements of a round trip together. That takes a third of the time that their text
 takes. Source: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
+
+Values are sent and returned in the server's own, binary form, which neither side must
+read as text: numbers in network order, and an array as a header and its elements, each
+after its length. Source: the functions ``array_recv``, ``int8send`` and ``float8send``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import struct
+from functools import lru_cache
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import Error, OperationalError, errors
-from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.pq import ConnStatus, ExecStatus, Format
 
 from celery_redlock.stores.keyspace import Cell
 from celery_redlock.stores.postgresql_table import TABLE
@@ -32,9 +38,12 @@ __all__ = [
     "Changed",
     "Statement",
     "Statements",
+    "assumed",
     "cells_of",
     "change",
     "changed",
+    "hash_of",
+    "integer",
     "listen_name",
     "lock",
     "read",
@@ -86,10 +95,14 @@ _IF_SO = (
     "ELSE (octet_length(cell.value), cell.value) >= (octet_length(below), below) END"
     ")), done AS ("
 )
-# Whether it is so, how many rows were changed, and if it is not so, the cells.
-_OR_READ = (
-    " RETURNING 1) SELECT us, place, process, EXISTS (SELECT FROM so), "  # noqa: S608
-    "(SELECT count(*) FROM done), "
+# Whether it is so, and how many rows were changed.
+_TOLD = (
+    "SELECT us, place, process, EXISTS (SELECT FROM so), (SELECT count(*) FROM done)"
+)
+_TELL = f" RETURNING 1) {_TOLD} FROM now"
+# If it is not so, also the cells: what takes a lock is often refused.
+_TELL_AND_READ = (
+    f" RETURNING 1) {_TOLD}, "  # noqa: S608
     "NULL::bytea, NULL::bytea, NULL::text, NULL::bytea, NULL::bigint FROM now "
     "UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, "
     "name, field, cell.kind, cell.value, cell.expires_at "
@@ -97,31 +110,36 @@ _OR_READ = (
     f"CROSS JOIN {_found('kind, value, expires_at')} AS cell "
     "WHERE NOT EXISTS (SELECT FROM so)"
 )
+# In the order of the array: the numbers are sorted, so that no two transactions
+# wait for each other.
+_LOCK = (
+    "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) "
+    "ELSE pg_advisory_xact_lock(number) END "
+    "FROM unnest($1::bigint[], $2::bool[]) AS each (number, is_shared)"
+)
 _TEXTS = {
     "begin": "BEGIN",
-    "commit late": "SELECT set_config('synchronous_commit', 'off', true)",
     "commit": "COMMIT",
     "rollback": "ROLLBACK",
-    # In the order of the array: the numbers are sorted, so that no two transactions
-    # wait for each other.
-    "lock": "SELECT CASE WHEN is_shared THEN pg_advisory_xact_lock_shared(number) "
-    "ELSE pg_advisory_xact_lock(number) END "
-    "FROM unnest($1::bigint[], $2::bool[]) AS each (number, is_shared)",
+    "lock": _LOCK,
+    # In a transaction whose commit does not wait for the disk.
+    "lock and commit late": f"{_LOCK} WHERE "
+    "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'",
     "now": _NOW,
     "read": f"{_READ}name = ANY($1::bytea[])",
     "read fields": f"{_READ}name = $1::bytea AND field = ANY($2::bytea[])",
     "wipe if": f"{_IF_SO}DELETE FROM {TABLE} WHERE name = ANY($10::bytea[]) "  # noqa: S608
-    f"AND EXISTS (SELECT FROM so){_OR_READ}",
+    f"AND EXISTS (SELECT FROM so){_TELL}",
     "extend if": f"{_IF_SO}UPDATE {TABLE} AS lock SET expires_at = found.ends "  # noqa: S608
     "FROM (SELECT cell.at, so.ms + each.ttl_ms AS ends FROM so, "
     "unnest($10::bytea[], $11::bytea[], $12::bigint[]) AS each (name, field, ttl_ms) "
     f"CROSS JOIN {_found('ctid AS at')} AS cell) AS found "
-    f"WHERE lock.ctid = found.at{_OR_READ}",
+    f"WHERE lock.ctid = found.at{_TELL}",
     "write if": f"{_IF_SO}INSERT INTO {TABLE} ({_COLUMNS}) "  # noqa: S608
     "SELECT name, field, kind, value, score, so.ms + ttl_ms FROM so, "
     "unnest($10::bytea[], $11::bytea[], $12::text[], $13::bytea[], $14::float8[], "
     "$15::bigint[]) AS each (name, field, kind, value, score, ttl_ms) "
-    f"{_REPLACE}{_OR_READ}",
+    f"{_REPLACE}{_TELL_AND_READ}",
     "wipe": f"DELETE FROM {TABLE} WHERE name = ANY($1::bytea[])",  # noqa: S608
     "remove": f"DELETE FROM {TABLE} AS old USING "  # noqa: S608
     "unnest($1::bytea[], $2::bytea[]) AS each (name, field) "
@@ -136,6 +154,9 @@ _TEXTS = {
     "AND pg_try_advisory_xact_lock(('x' || md5(name))::bit(64)::bigint) "
     "LIMIT $1::int FOR UPDATE SKIP LOCKED)",
 }
+_BOOL, _BYTEA, _INT8, _TEXT, _FLOAT8 = 16, 17, 20, 25, 701  # oids of types
+_HEADER, _DOUBLE = struct.Struct("!5i"), struct.Struct("!d")
+_NULL = b"\xff\xff\xff\xff"  # the length of no value
 _NAMES = {
     name: f"redlock_{number}".encode() for number, name in enumerate(sorted(_TEXTS))
 }
@@ -146,7 +167,7 @@ class Statement(NamedTuple):
 
     Attributes:
         statement: Its name in this module.
-        values: Its parameters, as text.
+        values: Its parameters, in binary form.
     """
 
     statement: str
@@ -186,68 +207,92 @@ class Statements:
         """
         self._pg.enter_pipeline_mode()
         for statement, values in steps:
-            self._pg.send_query_prepared(_NAMES[statement], values)
+            formats = [Format.BINARY] * len(values)
+            self._pg.send_query_prepared(
+                _NAMES[statement], values, formats, Format.BINARY
+            )
         return (yield from self._results())
 
     def _results(self) -> Waits[list[PGresult]]:
-        found, failed = [], None
+        results: list[PGresult] = []
+        lost: Error | None = None
         try:
-            yield from self._flushed()
-            while result := (yield from self._next()):
-                if result.status == ExecStatus.TUPLES_OK:
-                    found.append(result)
-                elif result.status == ExecStatus.FATAL_ERROR:
-                    failed = failed or result
-        except Error:
-            if not failed:  # else the server told why it closes the connection
-                raise
+            yield from self._collect(results)
+        except Error as error:
+            lost = error
         finally:
             with contextlib.suppress(Error):
                 self._pg.exit_pipeline_mode()
-        if failed:
-            raise errors.error_from_result(failed, "utf-8")
-        return found
+        for result in results:  # also if the server told why it closes the connection
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise errors.error_from_result(result, "utf-8")
+        if lost:
+            raise lost
+        return [one for one in results if one.status == ExecStatus.TUPLES_OK]
 
-    def _flushed(self) -> Waits[None]:
-        """Send what is left, and mark the end of the round trip."""
-        self._pg.pipeline_sync()
-        while self._pg.flush():
-            yield EVENT_READ | EVENT_WRITE
-            self._pg.consume_input()
-
-    def _next(self) -> Waits[PGresult | None]:
-        """Return the next result; None at the end of the round trip."""
+    def _collect(self, results: list[PGresult]) -> Waits[None]:
+        """Send what is left, and add the results of the round trip."""
         pg = self._pg
+        pg.pipeline_sync()
+        while pg.flush():
+            yield EVENT_READ | EVENT_WRITE
+            pg.consume_input()
         while True:
             while pg.is_busy():
                 yield EVENT_READ
                 pg.consume_input()
-            result = pg.get_result()
-            if result is not None:
-                is_end = result.status == ExecStatus.PIPELINE_SYNC
-                return None if is_end else result
-            if pg.status != ConnStatus.OK:  # else it is between two results
+            if result := pg.get_result():
+                if result.status == ExecStatus.PIPELINE_SYNC:
+                    return
+                results.append(result)
+            elif pg.status != ConnStatus.OK:  # else it is between two results
                 raise OperationalError("the connection is lost")
 
 
 # -- steps -----------------------------------------------------------------------------
 
 
-def lock(numbers: dict[int, bool]) -> Statement:
-    """Take advisory locks until the end of the transaction: number -> is it shared."""
+def lock(
+    shared: Iterable[bytes], exclusive: Iterable[bytes], *, commits_late: bool
+) -> Statement:
+    """Lock names until the end of the transaction.
+
+    Args:
+        shared: What others may lock so meanwhile.
+        exclusive: What no other transaction may lock.
+        commits_late: Whether the commit need not wait for the disk: a crash may take
+            the transaction back.
+    """
+    numbers = dict.fromkeys(map(hash_of, shared), b"\x01")
+    numbers |= dict.fromkeys(map(hash_of, exclusive), b"\x00")
     order = sorted(numbers)
-    shared = ["t" if numbers[number] else "f" for number in order]
-    return Statement("lock", (_array(order), _array(shared)))
+    return Statement(
+        "lock and commit late" if commits_late else "lock",
+        (
+            _array(_INT8, map(integer, order)),
+            _array(_BOOL, [numbers[number] for number in order]),
+        ),
+    )
+
+
+@lru_cache(maxsize=4096)
+def hash_of(name: bytes) -> int:
+    """Return the number of the advisory lock of a name; 64 bits, with a sign.
+
+    The same as ``('x' || md5(name))::bit(64)::bigint`` in SQL.
+    """
+    digest = hashlib.md5(name, usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def read(names: Iterable[bytes]) -> Statement:
     """Read all rows of keys."""
-    return Statement("read", (_bytes_array(names),))
+    return Statement("read", (_array(_BYTEA, names),))
 
 
 def read_fields(name: bytes, fields: Iterable[bytes]) -> Statement:
     """Read some rows of a key."""
-    return Statement("read fields", (_bytea(name), _bytes_array(fields)))
+    return Statement("read fields", (name, _array(_BYTEA, fields)))
 
 
 class Assumed(NamedTuple):
@@ -258,7 +303,7 @@ class Assumed(NamedTuple):
         process: The process of the server.
         earliest_us: The server's clock shows this or later.
         latest_us: It shows this or earlier.
-        cells: Name, field, kind and value of cells; None: there is no such cell.
+        cells: Each as `assumed` has returned it.
         below: Cells that are absent, or a number that is lower than this.
     """
 
@@ -266,36 +311,47 @@ class Assumed(NamedTuple):
     process: int
     earliest_us: int
     latest_us: int
-    cells: Sequence[tuple[bytes, bytes, str | None, bytes | None]]
+    cells: Sequence[Sequence[bytes]]
     below: Mapping[tuple[bytes, bytes], bytes]
 
 
-def change(assumed: Assumed, changes: Changes, *, extends: bool) -> Statement:
-    """Write changes if all is as assumed; else return the cells in question.
+def assumed(
+    name: bytes, field: bytes, kind: str | None, value: bytes | None
+) -> Sequence[bytes]:
+    """Return a cell as `Assumed` has it; of kind None: there is no such cell."""
+    known = None if kind is None else kind.encode()
+    return [*map(_element, (name, field, known, value, None))]
+
+
+def change(so: Assumed, changes: Changes, *, extends: bool) -> Statement:
+    """Write changes if all is as assumed; else none.
+
+    If one of them writes a new value, the cells in question are returned then.
 
     Args:
-        assumed: What must be so.
+        so: What must be as assumed.
         changes: Either only deletes keys, or only writes. The ends of cells are in ms
             from now.
         extends: Whether nothing but the ends of locks is written.
     """
-    names, fields, kinds, values = zip(*assumed.cells, strict=True)
-    more = [*assumed.below]
-    rest = [None] * len(more)
+    below = [
+        [*map(_element, (*place, None, None, number))]
+        for place, number in so.below.items()
+    ]
+    columns = zip(*so.cells, *below, strict=True)
+    types = _BYTEA, _BYTEA, _TEXT, _BYTEA, _BYTEA
     given = (
-        *(assumed.place, b"%d" % assumed.process),
-        *(b"%d" % assumed.earliest_us, b"%d" % assumed.latest_us),
-        _bytes_array([*names, *(name for name, _ in more)]),
-        _bytes_array([*fields, *(field for _, field in more)]),
-        *(_array([*kinds, *rest]), _bytes_array([*values, *rest])),
-        _bytes_array([*[None] * len(names), *assumed.below.values()]),
+        *(so.place, so.process.to_bytes(4, "big")),
+        *(integer(so.earliest_us), integer(so.latest_us)),
+        *map(_elements, types, columns),
     )
     if changes.wiped:
-        return Statement("wipe if", (*given, _bytes_array(changes.wiped)))
+        return Statement("wipe if", (*given, _array(_BYTEA, changes.wiped)))
     if extends:
-        places = map(_bytes_array, zip(*changes.written, strict=True))
-        ends = _array(cell.expires_at_ms for cell in changes.written.values())
-        return Statement("extend if", (*given, *places, ends))
+        names, fields = zip(*changes.written, strict=True)
+        ends = [_optional(cell.expires_at_ms) for cell in changes.written.values()]
+        more = _array(_BYTEA, names), _array(_BYTEA, fields), _array(_INT8, ends)
+        return Statement("extend if", (*given, *more))
     return Statement("write if", (*given, *_columns(changes)))
 
 
@@ -303,10 +359,11 @@ def write(changes: Changes) -> list[Statement]:
     """Write changes, and send the messages when the transaction ends."""
     steps = []
     if changes.wiped:
-        steps.append(Statement("wipe", (_bytes_array(changes.wiped),)))
+        steps.append(Statement("wipe", (_array(_BYTEA, changes.wiped),)))
     if changes.removed:
-        places = [*zip(*changes.removed, strict=True)]
-        steps.append(Statement("remove", [*map(_bytes_array, places)]))
+        names, fields = zip(*changes.removed, strict=True)
+        places = _array(_BYTEA, names), _array(_BYTEA, fields)
+        steps.append(Statement("remove", places))
     if changes.written:
         steps.append(Statement("write", _columns(changes)))
     steps += [
@@ -321,8 +378,11 @@ def _columns(changes: Changes) -> Sequence[bytes]:
         *changes.written.values(), strict=True
     )
     return (
-        *(_bytes_array(names), _bytes_array(fields), _array(kinds)),
-        *(_bytes_array(values), _array(scores), _array(ends)),
+        *(_array(_BYTEA, names), _array(_BYTEA, fields)),
+        _array(_TEXT, [kind.encode() for kind in kinds]),
+        _array(_BYTEA, values),
+        _array(_FLOAT8, [None if one is None else _DOUBLE.pack(one) for one in scores]),
+        _array(_INT8, map(_optional, ends)),
     )
 
 
@@ -335,7 +395,8 @@ class Changed(NamedTuple):
         process: Its process.
         is_so: Whether all was as assumed.
         rows: How many rows it has changed.
-        cells: If not, the cells that were in question, without scores.
+        cells: If not, the cells that were in question, without scores; None: they were
+            not read.
     """
 
     now_us: int
@@ -343,7 +404,7 @@ class Changed(NamedTuple):
     process: int
     is_so: bool
     rows: int
-    cells: list[Cell]
+    cells: list[Cell] | None
 
 
 def changed(result: PGresult) -> Changed:
@@ -352,30 +413,39 @@ def changed(result: PGresult) -> Changed:
     now, place, process, is_so, rows = [get(0, at) or b"" for at in range(5)]
     cells = [
         Cell(
-            _from_bytea(get(row, 5)) or b"",
-            _from_bytea(get(row, 6)) or b"",
+            get(row, 5) or b"",
+            get(row, 6) or b"",
             (get(row, 7) or b"").decode(),
-            _from_bytea(get(row, 8)),
+            get(row, 8),
             None,
-            None if (ends := get(row, 9)) is None else int(ends),
+            _number(get(row, 9)),
         )
         for row in range(1, result.ntuples)
     ]
-    return Changed(int(now), place, int(process), is_so == b"t", int(rows), cells)
+    has_read = result.nfields > 5  # noqa: PLR2004
+    from_bytes = int.from_bytes
+    return Changed(
+        from_bytes(now, "big"),
+        place,
+        from_bytes(process, "big"),
+        is_so == b"\x01",
+        from_bytes(rows, "big"),
+        cells if has_read else None,
+    )
 
 
 def cells_of(result: PGresult) -> Iterator[Cell]:
     """Yield the cells of a result."""
     get = result.get_value
     for row in range(result.ntuples):
-        score, ends = get(row, 4), get(row, 5)
+        score = get(row, 4)
         yield Cell(
-            _from_bytea(get(row, 0)) or b"",
-            _from_bytea(get(row, 1)) or b"",
+            get(row, 0) or b"",
+            get(row, 1) or b"",
             (get(row, 2) or b"").decode(),
-            _from_bytea(get(row, 3)),
-            None if score is None else float(score),
-            None if ends is None else int(ends),
+            get(row, 3),
+            None if score is None else _DOUBLE.unpack(score)[0],
+            _number(get(row, 5)),
         )
 
 
@@ -384,23 +454,31 @@ def listen_name(channel: bytes) -> str:
     return f"redlock_{hashlib.md5(channel, usedforsecurity=False).hexdigest()}"
 
 
-# -- values as text --------------------------------------------------------------------
+# -- values in binary form ------------------------------------------------------------
 
 
-def _bytea(data: bytes) -> bytes:
-    return b"\\x" + data.hex().encode()
+def integer(number: int) -> bytes:
+    """Return a bigint."""
+    return number.to_bytes(8, "big", signed=True)
 
 
-def _from_bytea(text: bytes | None) -> bytes | None:
-    return None if text is None else bytes.fromhex(text[2:].decode())
+def _optional(number: int | None) -> bytes | None:
+    return None if number is None else integer(number)
 
 
-def _bytes_array(datas: Iterable[bytes | None]) -> bytes:
-    texts = ["NULL" if one is None else f'"\\\\x{one.hex()}"' for one in datas]
-    return f"{{{','.join(texts)}}}".encode()
+def _number(data: bytes | None) -> int | None:
+    return None if data is None else int.from_bytes(data, "big", signed=True)
 
 
-def _array(values: Iterable[object]) -> bytes:
-    """Return an array of values that need no quotes, or have them."""
-    texts = ["NULL" if one is None else str(one) for one in values]
-    return f"{{{','.join(texts)}}}".encode()
+def _array(kind: int, values: Iterable[bytes | None]) -> bytes:
+    """Return an array of values of the type with this oid."""
+    return _elements(kind, [*map(_element, values)])
+
+
+def _elements(kind: int, elements: Sequence[bytes]) -> bytes:
+    """Return an array of one dimension, which may have NULLs, counted from 1."""
+    return _HEADER.pack(1, 1, kind, len(elements), 1) + b"".join(elements)
+
+
+def _element(value: bytes | None) -> bytes:
+    return _NULL if value is None else len(value).to_bytes(4, "big") + value

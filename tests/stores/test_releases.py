@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from celery_redlock.line.cancel_requests import ask_to_end
 from celery_redlock.locks.redlock import Redlock
@@ -140,8 +141,9 @@ def test_grant_after_a_release_waits_for_the_disk(
     carry_out = Statements.carry_out
 
     def seen(self: Statements, steps: Sequence[Statement]) -> Waits[list[PGresult]]:
-        setting = self._pg.exec_(b"SHOW synchronous_commit")
-        shown.append(setting.get_value(0, 0))
+        if self._pg.transaction_status == TransactionStatus.IDLE:
+            setting = self._pg.exec_(b"SHOW synchronous_commit")
+            shown.append(setting.get_value(0, 0))
         return carry_out(self, steps)
 
     monkeypatch.setattr(Statements, "carry_out", seen)
