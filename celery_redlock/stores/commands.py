@@ -63,7 +63,7 @@ def add_needs(needs: Needs, command: Command) -> bool:
     elif verb in _WRITES:
         needs.names.update(words[:1])
         needs.exclusive.update(words[:1])
-        needs.is_read = False
+        needs.is_read = needs.may_be_late = False
     elif verb == b"PUBLISH":
         needs.is_read = False
     else:

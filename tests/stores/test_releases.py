@@ -14,7 +14,7 @@ from celery_redlock.line.cancel_requests import ask_to_end
 from celery_redlock.locks.redlock import Redlock
 from celery_redlock.stores import postgresql_memory
 from celery_redlock.stores.postgresql import PostgreSQL as Store
-from celery_redlock.stores.postgresql_statements import Statements
+from celery_redlock.stores.postgresql_statements import Statement, Statements, lock
 from tests.harness.servers import PostgreSQL
 from tests.harness.store_nodes import postgresql
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
     from celery_redlock.stores.connection import Waits
-    from celery_redlock.stores.postgresql_statements import Statement
 
 LONG = 40.0  # seconds: longer than the test
 
@@ -131,6 +130,57 @@ def test_lock_with_a_request_to_end_is_released(
     assert redlock.release(lease) == 1
 
     assert value_of(connection, key) is None
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_commit_of_a_release_does_not_wait_for_the_disk(
+    redlock: Redlock,
+    rival: Redlock,
+    key: str,
+    trips: list[list[str]],
+    *,
+    is_known: bool,
+) -> None:
+    """The commit of a grant does. Any connection can release the lock so."""
+    redlock.release(redlock.acquire(key, LONG))
+    trips.clear()
+    lease = redlock.acquire(key, LONG)
+    assert not any("lock and commit late" in steps for steps in trips)
+    trips.clear()
+
+    assert (redlock if is_known else rival).release(lease) == 1
+
+    assert any("lock and commit late" in steps for steps in trips)
+
+
+def test_plain_write_waits_for_the_disk(
+    postgresql_store: str, key: str, trips: list[list[str]]
+) -> None:
+    """Only a script says that a crash may take its changes back."""
+    with closing(Store(postgresql_store, 5.0)) as store:
+        store.run([[b"SET", key.encode(), b"value", b"PX", b"1000"]])
+
+    assert [step for step in trips[-1] if step == "commit"] == ["commit"]
+    assert not any("lock and commit late" in steps for steps in trips)
+
+
+@pytest.mark.parametrize(("commits_late", "setting"), [(True, b"off"), (False, b"on")])
+def test_wait_for_the_disk_is_switched_off_for_one_transaction(
+    postgresql_store: str, key: str, *, commits_late: bool, setting: bytes
+) -> None:
+    """By the statement that locks names, and until the transaction ends."""
+    with closing(Store(postgresql_store, 5.0)) as store:
+        statements, finish = store._statements, store._connection.finish  # noqa: SLF001
+
+        def shown() -> bytes | None:
+            found = statements._pg.exec_(b"SHOW synchronous_commit")  # noqa: SLF001
+            return found.get_value(0, 0)
+
+        locks = lock([], [key.encode()], commits_late=commits_late)
+        finish(statements.carry_out([Statement("begin"), locks]))
+        assert shown() == setting
+        finish(statements.carry_out([Statement("rollback")]))
+        assert shown() == b"on"
 
 
 def test_grant_after_a_release_waits_for_the_disk(
