@@ -10,8 +10,6 @@ from celery_redlock.basics.text import width_of
 from celery_redlock.locks.limits import Limit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.cli.project import Project, Running
 
 
@@ -84,14 +82,13 @@ def test_top_draws_on_a_screen_of_its_own(project: Project) -> None:
     assert "3 of 3 nodes vote" in shown
 
 
-def test_top_works_without_rich(project: Project, tmp_path: Path) -> None:
-    """Rich is optional: without it, ``top`` prints plain text."""
-    (tmp_path / "rich.py").write_text("raise ImportError('there is no rich')")
-
+def test_top_draws_each_frame_over_the_one_before(project: Project) -> None:
+    """It clears no screen, so nothing flickers; a line is not wrapped."""
     shown = project.on_a_terminal("top", "--every", "0.1", until="votes")
 
-    assert "3 of 3 nodes vote" in shown
-    assert "Traceback" not in shown
+    assert "\x1b[?7l" in shown
+    assert "\x1b[H" in shown
+    assert "\x1b[2J" not in shown
 
 
 @pytest.mark.parametrize("every", ["-1", "nan", "1e9"])

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 DONE, WARNING, USAGE, ERROR = range(4)
 _NO_APP = "default"  # the name of Celery's own app, which is used without -A
 _MAX_SHARE = 0.2  # of the time, for making frames
+# A screen of its own on a terminal, without a cursor, where long lines are cut off.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_TO_TOP, _END_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class Failure(click.ClickException):
@@ -81,9 +84,8 @@ class Session:
     ) -> None:
         """Show new results again and again, as ``tell`` does. Returns after Ctrl-C.
 
-        On a terminal with rich, frames replace each other on a screen of their own
-        without flicker. Without rich, the screen is cleared for each. Elsewhere, and
-        with ``--json``, they are printed one after the other.
+        On a terminal, frames replace each other on a screen of their own. Elsewhere,
+        and with ``--json``, they are printed one after the other.
 
         Args:
             look: Returns the arguments of ``tell``. Lines that do not fit are cut off.
@@ -136,26 +138,18 @@ def _screen(*, plain: bool) -> Iterator[Callable[[Sequence[str]], None]]:
     if plain or not sys.stdout.isatty():
         yield lambda lines: click.echo("\n".join(lines))
         return
+    click.echo(_ENTER, nl=False, color=True)
     try:
-        from rich.live import Live  # noqa: PLC0415  (an extra, and slow to import)
-        from rich.text import Text  # noqa: PLC0415
-    except ImportError:
-        yield _clear_and_print
-        return
-    with Live(screen=True, auto_refresh=False) as live:
-        yield lambda lines: live.update(
-            Text.from_ansi("\n".join(_cut(lines)), no_wrap=True, overflow="crop"),
-            refresh=True,
-        )
+        yield _draw
+    finally:
+        click.echo(_LEAVE, nl=False, color=True)
 
 
-def _clear_and_print(lines: Sequence[str]) -> None:
-    click.clear()
-    click.echo("\n".join(_cut(lines)))
-
-
-def _cut(lines: Sequence[str]) -> Sequence[str]:
-    return lines[: shutil.get_terminal_size().lines - 1]
+def _draw(lines: Sequence[str]) -> None:
+    """Draw a frame over the one before; what does not fit is cut off."""
+    shown = lines[: shutil.get_terminal_size().lines - 1]
+    text = "".join(f"{line}{_END_OF_LINE}\n" for line in shown)
+    click.echo(f"{_TO_TOP}{text}{_REST}", nl=False, color=True)
 
 
 class Command(CeleryCommand):
