@@ -66,7 +66,7 @@ def _mask_conf(source: Any, **_: object) -> None:
             source[name] = mask_url(nodes)
 
 
-def _when_modules_are_imported(sender: Any, **_: object) -> None:
+def _when_modules_are_imported(sender: Celery, **_: object) -> None:
     mask(sender)
 
 

@@ -28,7 +28,7 @@ class Observer:
     def listen(self, signal: Any, receiver: Callable[..., None]) -> None:
         """Connect a receiver to this signal, for the signals of the app."""
 
-        def receive(sender: Any = None, **named: Any) -> None:
+        def receive(sender: object = None, **named: Any) -> None:
             if app_itself(getattr(sender, "app", None)) is self.app:
                 receiver(sender=sender, **named)
 

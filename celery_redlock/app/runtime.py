@@ -188,7 +188,7 @@ class SignalDispatcher(OfOneProcess):
         self._queue = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def dispatch(self, *, signal: Signal, sender: Any, **named: Any) -> None:
+    def dispatch(self, *, signal: Signal, sender: object, **named: Any) -> None:
         """Send a signal soon. Without receivers it costs nothing."""
         if not signal.receivers:
             return
@@ -218,7 +218,7 @@ class SignalDispatcher(OfOneProcess):
             signal.send(sender=sender, **named)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a setting as it was written; see ``app.masking``."""
     value = getattr(value, "nodes", value)
     return list(value) if isinstance(value, tuple) else value

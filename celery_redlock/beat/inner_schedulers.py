@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _ENTRY_POINTS = "celery.beat_schedulers"
 
 
-def scheduler_class(wanted: Any, usual: Any, *, wrapper: type) -> Any:
+def scheduler_class(wanted: object, usual: object, *, wrapper: type) -> Any:
     """Return the class of the scheduler to wrap, as the settings name it.
 
     Args:
@@ -66,7 +66,7 @@ def scheduler_class(wanted: Any, usual: Any, *, wrapper: type) -> Any:
     )
 
 
-def _class(setting: str, wanted: Any) -> Any:
+def _class(setting: str, wanted: object) -> Any:
     """Return the object that a setting names."""
     names = dict(load_extension_class_names(_ENTRY_POINTS))
     try:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -175,7 +175,7 @@ class _Child:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _forward(self, number: int, _: Any) -> None:
+    def _forward(self, number: int, _: object) -> None:
         if self._process is None:  # it waits for the lock
             sys.exit(SIGNAL + number)
         from_terminal = signal.Signals(number).name in _BY_TERMINAL

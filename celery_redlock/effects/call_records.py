@@ -143,7 +143,7 @@ def has_succeeded(call: Any, once: ExactlyOnce) -> bool:
     return found is not None and bool(found.state == states.SUCCESS)
 
 
-def is_in_transaction(raw: Any) -> bool:
+def is_in_transaction(raw: object) -> bool:
     """Tell whether the connection of a driver is in a transaction.
 
     The drivers of SQLite and PostgreSQL can say so. For others the answer is yes.

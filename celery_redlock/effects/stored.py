@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _BINARY = ("binary", "ascii-8bit")
 
 
-def stored(value: Any, serializer: str | None) -> tuple[str, str, str]:
+def stored(value: object, serializer: str | None) -> tuple[str, str, str]:
     """Serialize a value.
 
     Returns:

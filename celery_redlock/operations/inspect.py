@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from celery_redlock.basics.resp import DOES_NOT_KNOW
 from celery_redlock.basics.text import fields_of, number_in
@@ -433,5 +433,5 @@ def _sample(
     return tuple(foreign), tuple(holders)
 
 
-def _text(data: Any) -> str:
+def _text(data: object) -> str:
     return data.decode(errors="replace") if isinstance(data, bytes) else str(data)

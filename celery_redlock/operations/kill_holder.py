@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.basics.clock import SYSTEM_CLOCK
+from celery_redlock.operations.words import plural
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -78,11 +79,10 @@ def _worker_of(app: Celery, holder: Holder) -> str:
     for worker, tasks in found.items():
         if _is_active(tasks, holder):
             return str(worker)
-    answered = f"{len(found)} worker{'' if len(found) == 1 else 's'} answered"
     raise HolderLives(
         f"{holder} was not killed: no worker says that it runs this task "
-        f"({answered}). If you know that its process is gone, release the lock "
-        "without --kill."
+        f"({plural(len(found), 'worker')} answered). If you know that its process "
+        "is gone, release the lock without --kill."
     )
 
 

@@ -142,7 +142,7 @@ class ExactlyOnce:
         )
 
 
-def _open_records(database: Any) -> Any:
+def _open_records(database: object) -> Any:
     name = _DJANGO if isinstance(database, str) else _SQLALCHEMY
     try:
         records = symbol_by_name(name)(database)  # type: ignore[no-untyped-call]

@@ -191,7 +191,7 @@ def _is_near(name: str, known: tuple[str, ...]) -> bool:
 
 def _filled(
     option: policies.PolicyOption[Any, Any],
-    value: Any,
+    value: object,
     options: LockOptions,
     check: Callable[[Any], None] | None = None,
 ) -> Any:
@@ -203,7 +203,7 @@ def _filled(
     if check is None:
         return lambda situation: policy(situation).fill(situation, options)
 
-    def checked(situation: Any) -> Any:
+    def checked(situation: object) -> Any:
         decision = policy(situation)
         check(type(decision))
         return decision.fill(situation, options)

@@ -236,7 +236,7 @@ class PolicyOptions(UniqueOptions):
         return [kind for kind in possible if not kind.registers]
 
 
-def default_policy(given: Any, limits: LimitOptions) -> Any:
+def default_policy(given: object, limits: LimitOptions) -> Any:
     """Return the ``on_conflict`` of a task as it was given, or by default."""
     default = "retry" if limits.is_limited else "skip"
     if isinstance(given, Mapping) and given and limits.is_limited:

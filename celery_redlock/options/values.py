@@ -26,18 +26,18 @@ def naming(what: str) -> Iterator[None]:
         raise ConfigurationError(f"{what}: {error}") from error.__cause__
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: object) -> None:
     """Check that a value is True or False."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} is {value!r}; it must be True or False.")
 
 
-def seconds_or_zero(name: str, value: Any) -> float:
+def seconds_or_zero(name: str, value: object) -> float:
     """Return a duration in seconds, which may be 0."""
     is_zero = value in (0, timedelta(0)) and not isinstance(value, bool)
     return 0.0 if is_zero else seconds_of(name, value)
 
 
-def seconds_if_given(name: str, value: Any) -> float | None:
+def seconds_if_given(name: str, value: object) -> float | None:
     """Return a duration in seconds, or None."""
     return None if value is None else seconds_of(name, value)

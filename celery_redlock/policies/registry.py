@@ -134,14 +134,14 @@ ON_BACKEND_ERROR: PolicyOption[Outage, OutageDecision] = PolicyOption(
 )
 
 
-def _at_stage(on_conflict: Any, stage: str) -> Any:
+def _at_stage(on_conflict: object, stage: str) -> Any:
     """Return the part of an ``on_conflict`` for ``"publish"`` or ``"execute"``."""
     if isinstance(on_conflict, Mapping):
         return on_conflict.get(stage, "skip")
     return on_conflict
 
 
-def given_at(on_conflict: Any, stage: str) -> type[Decision] | None:
+def given_at(on_conflict: object, stage: str) -> type[Decision] | None:
     """Return the decision class that an ``on_conflict`` names at a stage.
 
     It is ``None`` for a callable. A word or a decision that only a worker can perform
@@ -180,7 +180,7 @@ def publish_policy(on_conflict: object) -> Policy[Conflict, PublishDecision]:
     return answer
 
 
-def label_of(on_conflict: Any, stage: str) -> str:
+def label_of(on_conflict: object, stage: str) -> str:
     """Return the policy at a stage in a word; all callables are ``"callable"``."""
     value = _at_stage(on_conflict, stage)
     if isinstance(value, Decision):

@@ -46,7 +46,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 PLAIN = (type(None), bool, int, float, str, bytes, list, dict, tuple)
 
 
-def is_lazy(returned: Any) -> bool:
+def is_lazy(returned: object) -> bool:
     """Tell whether a body has returned work that is not done yet."""
     return (
         inspect.isawaitable(returned)
@@ -91,7 +91,7 @@ def refuse_async(name: str, body: Callable[..., Any], bases: tuple[type, ...]) -
     )
 
 
-def refuse_awaitable(name: str, returned: Any) -> NoReturn:
+def refuse_awaitable(name: str, returned: object) -> NoReturn:
     """Refuse what a body has returned under its lock: its work is not done.
 
     Raises:

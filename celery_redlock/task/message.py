@@ -118,7 +118,7 @@ def _are_same(body: Any, arguments: tuple[Any, Mapping[str, Any]]) -> bool:
     )
 
 
-def _is(one: Any, other: Any) -> bool:
+def _is(one: object, other: object) -> bool:
     return one is other
 
 

@@ -395,7 +395,7 @@ def _seconds_to_wait(task: Task, options: Mapping[str, Any], claim_ttl: float) -
     return seconds if expires is None else max(_LEAST, min(seconds, expires))
 
 
-def seconds_until(task: Task, when: Any) -> float | None:
+def seconds_until(task: Task, when: object) -> float | None:
     """Return the seconds until an instant as Celery takes it: a number is seconds."""
     if when is None or isinstance(when, (int, float)):
         return when

@@ -40,12 +40,12 @@ class RefusalInfo(TraceInfo):  # type: ignore[misc]
         if was_refused(retval):
             retval.__traceback__ = _TRACEBACK
 
-    def handle_ignore(self, task: Task, req: Any, **named: Any) -> None:
+    def handle_ignore(self, task: Task, req: object, **named: Any) -> None:
         """Log nothing more about a refusal: the policy was logged."""
         if not was_refused(self.retval):
             super().handle_ignore(task, req, **named)
 
-    def handle_retry(self, task: Task, req: Any, **named: Any) -> Any:
+    def handle_retry(self, task: Task, req: object, **named: Any) -> Any:
         """Store no RETRY for a republished call, whose next copy may have ended.
 
         It was stored before the call was published again.
@@ -54,7 +54,7 @@ class RefusalInfo(TraceInfo):  # type: ignore[misc]
             named["store_errors"] = False
         return self._without_copy(super().handle_retry(task, req, **named))
 
-    def handle_failure(self, task: Task, req: Any, **named: Any) -> Any:
+    def handle_failure(self, task: Task, req: object, **named: Any) -> Any:
         """Send no copy of the traceback to the main process; its text is enough."""
         return self._without_copy(super().handle_failure(task, req, **named))
 

@@ -109,7 +109,7 @@ class SignalRecorder:
             signal.disconnect(receiver)
 
     def _receiver(self, name: str) -> Any:
-        def record(sender: Any, **named: Any) -> None:
+        def record(sender: object, **named: Any) -> None:
             named.pop("signal", None)
             with self._changed:
                 self._seen.append(Signalled(name, sender, named))

@@ -49,5 +49,5 @@ def document(head: Html, body: Html) -> Html:
     return Html(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')
 
 
-def _escaped(part: Any) -> str:
+def _escaped(part: object) -> str:
     return part if isinstance(part, Html) else html.escape(str(part))

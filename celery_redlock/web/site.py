@@ -654,7 +654,7 @@ def _card(title: str, *inside: Any) -> Html:
     return tag("section", tag("h2", title), *inside, class_="card")
 
 
-def _note(text: Any, level: str) -> Html | None:
+def _note(text: object, level: str) -> Html | None:
     return tag("p", text, class_=f"note {level}", role="status") if text else None
 
 

@@ -63,11 +63,11 @@ class HeldLockAdmin(admin.ModelAdmin):
 
     # -- permissions -----------------------------------------------------------------
 
-    def has_view_permission(self, request: HttpRequest, _obj: Any = None) -> bool:
+    def has_view_permission(self, request: HttpRequest, _obj: object = None) -> bool:
         """Return whether the user is staff: all staff users may look."""
         return bool(request.user.is_active and request.user.is_staff)
 
-    def has_add_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+    def has_add_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
         """Return False: tasks take locks, which have nothing to edit."""
         return False
 
@@ -195,7 +195,7 @@ class _ReadOnly(admin.ModelAdmin):
         """Return False: tasks write rows."""
         return False
 
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
+    def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
         """Return False: only tasks write rows."""
         return False
 

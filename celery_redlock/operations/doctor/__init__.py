@@ -34,7 +34,7 @@ from celery_redlock.operations.doctor.rule import (
     worst_of,
 )
 from celery_redlock.operations.inspect import inspect_nodes
-from celery_redlock.operations.words import with_app
+from celery_redlock.operations.words import plural, with_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,7 +136,7 @@ def counted(findings: Iterable[Finding]) -> str:
     """Return how many findings there are of each severity: "1 error, 2 notes"."""
     numbers = Counter(finding.severity for finding in findings)
     return ", ".join(
-        f"{numbers[severity]} {severity.word}{'s' * (numbers[severity] != 1)}"
+        plural(numbers[severity], severity.word)
         for severity in reversed(Severity)
         if numbers[severity]
     )

@@ -18,6 +18,7 @@ from celery_redlock.operations.doctor.rule import (
     rule,
 )
 from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,7 @@ def replication(report: NodeReport, _: Case) -> Iterator[Problem]:
         yield Problem(
             "replicas",
             NOTE,
-            f"has {replicas} replica{'s' * (replicas > 1)}",
+            f"has {plural(replicas, 'replica')}",
             "It needs none: a promoted replica does not know all locks of its master, "
             "and is kept out of the vote for one max_ttl.",
         )

@@ -14,6 +14,7 @@ from celery_redlock.operations.doctor.rule import (
     node_rule,
 )
 from celery_redlock.operations.inspect import NodeState
+from celery_redlock.operations.words import plural
 from celery_redlock.stores.connection import GRANT
 
 if TYPE_CHECKING:
@@ -125,6 +126,6 @@ def asynchronous_standbys(report: NodeReport, case: Case) -> Iterator[Problem]:
         yield Problem(
             "async-standbys",
             NOTE,
-            f"has {count} standby{'s' * (count > 1)} that it does not wait for",
+            f"has {plural(count, 'standby')} that it does not wait for",
             _PROMOTED.format(case.redlock.timing.quarantine),
         )
