@@ -18,7 +18,13 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.ink import painted
-from celery_redlock.cli.output.session import DONE, ERROR, Command, Interval, Session
+from celery_redlock.cli.output.session import (
+    DONE,
+    ERROR,
+    Command,
+    Session,
+    every_option,
+)
 from celery_redlock.operations.inspect import other_settings
 from celery_redlock.operations.scan import Scan, SeenHolder, scan
 from celery_redlock.operations.words import plural, unknown_text
@@ -33,13 +39,7 @@ if TYPE_CHECKING:
     "--all", "everything", is_flag=True, help="Also list keys without a majority."
 )
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option(
-    "--every",
-    type=Interval(),
-    default=2.0,
-    show_default=True,
-    help="Seconds between refreshes.",
-)
+@every_option
 @click.pass_obj
 def ls(
     session: Session, *, pattern: str, everything: bool, watch: bool, every: float

@@ -21,7 +21,7 @@ from celery_redlock.cli.output.format import (
     table,
 )
 from celery_redlock.cli.output.ink import painted
-from celery_redlock.cli.output.session import Command, Interval, Session
+from celery_redlock.cli.output.session import Command, Session, every_option
 from celery_redlock.operations.inspect import NodeState, other_settings, votes_of
 from celery_redlock.operations.scan import Scan, scan
 from celery_redlock.operations.words import age_of, plural, votes_text
@@ -44,13 +44,7 @@ _FOOT = 3  # lines below the locks
 
 
 @click.command(cls=Command, short_help="Watch nodes, locks and rates.")
-@click.option(
-    "--every",
-    type=Interval(),
-    default=2.0,
-    show_default=True,
-    help="Seconds between refreshes.",
-)
+@every_option
 @click.pass_obj
 def top(session: Session, *, every: float) -> None:
     """Watch the nodes and the locks, the oldest first, until Ctrl-C.

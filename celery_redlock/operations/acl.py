@@ -36,6 +36,30 @@ OUR_KEYS = "~"
 """Listed among denied commands: the keys under our prefix."""
 
 _MS = 1000
+# Commands about a key that has a text, and their further words. Most of them expect
+# another type, and change nothing.
+_ON_A_TEXT: dict[str, tuple[object, ...]] = {
+    "hdel": ("field",),
+    "hget": ("field",),
+    "hgetall": (),
+    "hmget": ("field",),
+    "hstrlen": ("field",),
+    "hset": ("field", "value"),
+    "zadd": (0, "member"),
+    "zcard": (),
+    "zrangebyscore": (0, 0),
+    "zpopmin": (),
+    "zrank": ("member",),
+    "zrem": ("member",),
+    "zremrangebyscore": (0, 0),
+    "zrevrange": (0, 0),
+    "zscore": ("member",),
+    "get": (),
+    "mget": (),
+    "pttl": (),
+    "pexpire": (_MS,),
+    "del": (),  # last: it ends the text
+}
 # Until Redis 7.0, and since 7.2.
 _NO_KEYS = re.compile(r"o permissions to access (one of the keys|a key)")
 
@@ -80,33 +104,13 @@ def try_commands(
     unique = secrets.token_hex(8)
     key, channel = f"{prefix}:doctor:{unique}", f"{prefix}:wake:doctor:{unique}"
     trials: dict[str, Sequence[Any]] = {
-        # These expect another type than the text in the key, and change nothing.
-        "hdel": ("HDEL", key, "field"),
-        "hget": ("HGET", key, "field"),
-        "hgetall": ("HGETALL", key),
-        "hmget": ("HMGET", key, "field"),
-        "hstrlen": ("HSTRLEN", key, "field"),
-        "hset": ("HSET", key, "field", "value"),
-        "get": ("GET", key),
-        "mget": ("MGET", key),
-        "pttl": ("PTTL", key),
-        "pexpire": ("PEXPIRE", key, _MS),
-        "del": ("DEL", key),
+        **{name: (name.upper(), key, *words) for name, words in _ON_A_TEXT.items()},
         "eval": ("EVAL", "return 1", 0),
         "evalsha": ("EVALSHA", INSPECT.sha, 1, key),
         "script|load": ("SCRIPT", "LOAD", "return 1"),
         "info": ("INFO", "server"),
         "scan": ("SCAN", 0, "COUNT", 1),
         "time": ("TIME",),
-        "zadd": ("ZADD", key, 0, "member"),
-        "zcard": ("ZCARD", key),
-        "zrangebyscore": ("ZRANGEBYSCORE", key, 0, 0),
-        "zpopmin": ("ZPOPMIN", key),
-        "zrank": ("ZRANK", key, "member"),
-        "zrem": ("ZREM", key, "member"),
-        "zremrangebyscore": ("ZREMRANGEBYSCORE", key, 0, 0),
-        "zrevrange": ("ZREVRANGE", key, 0, 0),
-        "zscore": ("ZSCORE", key, "member"),
         "publish": ("PUBLISH", channel, ""),
         # Last: a connection that has subscribed accepts no other commands.
         "subscribe": ("SUBSCRIBE", channel),

@@ -133,6 +133,15 @@ class Interval(click.FloatRange):
         return seconds
 
 
+every_option = click.option(
+    "--every",
+    type=Interval(),
+    default=2.0,
+    show_default=True,
+    help="Seconds between refreshes.",
+)
+
+
 @contextlib.contextmanager
 def _screen(*, plain: bool) -> Iterator[Callable[[Sequence[str]], None]]:
     if plain or not sys.stdout.isatty():
