@@ -8,6 +8,7 @@ and announcements believe the message and not the call: `watched` keeps it.
 
 from __future__ import annotations
 
+import operator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -112,14 +113,10 @@ def _are_same(body: Any, arguments: tuple[Any, Mapping[str, Any]]) -> bool:
     args, kwargs = arguments
     return (
         len(body[0]) == len(args)
-        and all(map(_is, body[0], args))
+        and all(map(operator.is_, body[0], args))
         and body[1].keys() == kwargs.keys()
         and all(body[1][name] is kwargs[name] for name in kwargs)
     )
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def as_received(

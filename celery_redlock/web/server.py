@@ -75,7 +75,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(eq=False)
-class _Request:
+class _Connection:
     """A connection with its request, as far as that has come.
 
     Attributes:
@@ -143,7 +143,7 @@ class LockServer(ThreadingMixIn, WSGIServer):
         self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE - _MOST_CHECKS)
         self._check_slots = threading.BoundedSemaphore(_MOST_CHECKS)
         self._selector = selectors.DefaultSelector()
-        self._incoming: dict[socket.socket, _Request] = {}  # the oldest first
+        self._incoming: dict[socket.socket, _Connection] = {}  # the oldest first
         self._stopping, self._stopped = threading.Event(), threading.Event()
         self._stopped.set()
         super().__init__((host, port), _Handler)
@@ -206,14 +206,14 @@ class LockServer(ThreadingMixIn, WSGIServer):
             oldest.refuse(408)
         sock.settimeout(0)
         until = SYSTEM_CLOCK.monotonic() + _READ_WITHIN
-        self._incoming[sock] = _Request(sock, address, until)
+        self._incoming[sock] = _Connection(sock, address, until)
         self._selector.register(sock, selectors.EVENT_READ)
 
-    def _leave(self, request: _Request) -> None:
+    def _leave(self, request: _Connection) -> None:
         self._selector.unregister(request.sock)
         del self._incoming[request.sock]
 
-    def _read(self, request: _Request) -> None:
+    def _read(self, request: _Connection) -> None:
         try:
             data = request.sock.recv(1 << 16)
         except BlockingIOError:
@@ -265,7 +265,7 @@ class LockServer(ThreadingMixIn, WSGIServer):
         finally:
             self._slots_of(request).release()
 
-    def _slots_of(self, request: _Request) -> threading.BoundedSemaphore:
+    def _slots_of(self, request: _Connection) -> threading.BoundedSemaphore:
         return self._check_slots if _CHECK.match(request.data) else self._slots
 
     def shutdown_request(self, request: Any) -> None:
@@ -281,7 +281,7 @@ class LockServer(ThreadingMixIn, WSGIServer):
             log.error("A request of %s failed.", client_address[0], exc_info=error)
 
 
-class _Response(io.BufferedIOBase):
+class _DeadlineFile(io.BufferedIOBase):
     """A file that sends all that is written to it, and has one deadline for all."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -308,7 +308,7 @@ class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
         request: Any = self.request
         self.connection = request.sock
-        self.rfile, self.wfile = io.BytesIO(request.data), _Response(request.sock)
+        self.rfile, self.wfile = io.BytesIO(request.data), _DeadlineFile(request.sock)
         self._began_at = SYSTEM_CLOCK.monotonic()
 
     def handle(self) -> None:
