@@ -53,7 +53,8 @@ class Needs:
         shared: What others may read meanwhile, and not change.
         names: The keys to load.
         fields: The hashes of which a part is loaded: name -> fields.
-        stripes: Those of these fields that are stripes.
+        states: Those of these fields that decide whether a node votes.
+        stripes: The others, which are stripes.
         large: Sorted sets that are better not loaded, and the members in question. A
             store that can count them itself loads their heads and these members.
         own: Keys of which the caller is or becomes the holder: others rarely change
@@ -67,6 +68,7 @@ class Needs:
     shared: set[bytes] = field(default_factory=set)
     names: set[bytes] = field(default_factory=set)
     fields: dict[bytes, set[bytes]] = field(default_factory=dict)
+    states: dict[bytes, frozenset[bytes]] = field(default_factory=dict)
     stripes: dict[bytes, set[bytes]] = field(default_factory=dict)
     large: dict[bytes, set[bytes]] = field(default_factory=dict)
     own: set[bytes] = field(default_factory=set)
@@ -92,6 +94,8 @@ class Needs:
             name = keys[i]
             fields = self.fields.setdefault(name, set())
             fields |= state
+            known = self.states.get(name, state)
+            self.states[name] = state if known is state else known | state
             if has_stripes:
                 stripes = args[plan.stripes : plan.stripes + plan.locks]
                 fields.update(stripes)
@@ -116,7 +120,7 @@ class _Table(NamedTuple):
     of_each: list[set[str]]
     single: list[set[str]]
     stripes: int
-    state: set[bytes]
+    state: frozenset[bytes]
 
     def each(self, count: int) -> list[set[str]]:
         """Return what the script does with each of so many KEYS."""
@@ -141,7 +145,7 @@ class _Plan(NamedTuple):
     large: list[int]
     own: list[int]
     rare: list[int]
-    parts: list[tuple[int, set[bytes], bool]]
+    parts: list[tuple[int, frozenset[bytes], bool]]
     stripes: int
     locks: int
     is_read: bool
@@ -161,7 +165,7 @@ def _table_of(script: str) -> _Table:
         [use for use, _ in found[:first]],
         [use for use, _ in found[first:]],
         int(stripes[1]) - 1 if stripes else 0,
-        {name.encode() for name in fields},
+        frozenset(name.encode() for name in fields),
     )
 
 
@@ -181,7 +185,7 @@ def _plan_of(script: str, count: int) -> _Plan:
         own=[i for i, use in whole if "own" in use],
         rare=[i for i, use in whole if "rare" in use],
         parts=[
-            (i, table.state if "vote" in use else set(), "stripes" in use)
+            (i, table.state if "vote" in use else frozenset(), "stripes" in use)
             for i, use in loaded
             if use & _PARTS
         ],

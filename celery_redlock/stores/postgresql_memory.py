@@ -179,7 +179,7 @@ class Memory:
                 said.append(assumed(name, HEAD, STRING, value))
             else:
                 said.append(assumed(name, HEAD, None, None))
-        for part in _states_in(needs):
+        for part in needs.states.items():
             state = self._states.get(part) or self._state(*part)
             if state is None:
                 return None
@@ -202,7 +202,7 @@ class Memory:
             cell = found.get((name, HEAD))
             if cell is None or cell.value != self.locks[name]:
                 del self.locks[name]
-        for name, fields in _states_in(needs):
+        for name, fields in needs.states.items():
             for place in _places(name, fields):
                 cell = found.get(place)
                 if place not in self._fields or cell != self._fields[place]:
@@ -248,12 +248,3 @@ class Memory:
 def _places(name: bytes, fields: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     """Return name and field of the cells: the head, then these fields."""
     return [(name, HEAD), *((name, b"." + field) for field in fields)]
-
-
-def _states_in(needs: Needs) -> list[_Part]:
-    """Return the fields that are needed and are no counters."""
-    stripes = needs.stripes
-    return [
-        (name, frozenset(fields.difference(stripes.get(name, ()))))
-        for name, fields in needs.fields.items()
-    ]
